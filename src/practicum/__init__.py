@@ -1,0 +1,1 @@
+"""On-policy distillation of language models: one loop, every method a configuration."""

@@ -1,0 +1,103 @@
+"""The error tree: one class for each kind of failure a user can meet, each with its documented exit code.
+
+    PracticumError                 1
+    ├── RecipeError          2   a recipe or a command line that cannot be right
+    │   └── CapabilityError  2   a recipe that asks a teacher or backend for what it cannot give
+    ├── DataError            3   prompts and task files
+    ├── ModelError           4   weights and architectures
+    │   └── VocabularyError  4   tokenizers that do not belong together
+    ├── TeacherError         5   a teacher that cannot be reached or answers nonsense
+    ├── CheckpointError      6   a checkpoint that is missing, damaged or from another run
+    ├── NumericError         7   losses and gradients that stopped being numbers
+    ├── ResourceError        8   disk, memory, locks
+    ├── VerifierError        9   a verifier that hangs or breaks
+    ├── AlarmError          10   a monitor that stopped the run
+    └── Interrupted    130/143   a signal; the state has been saved
+
+The text of an error is one line: what is wrong, where (field, row, step or path), why, and what to write instead.
+"""
+
+from collections.abc import Sequence
+
+
+class PracticumError(Exception):
+    """Base of every error meant for a user; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class RecipeError(PracticumError, ValueError):
+    """A recipe or command line that cannot be right; `problems` holds every problem found, one line each."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class CapabilityError(RecipeError):
+    """A recipe that asks a teacher or a backend for something it cannot give."""
+
+
+class DataError(PracticumError, ValueError):
+    """Prompts or task files that cannot be used."""
+
+    exit_code = 3
+
+
+class ModelError(PracticumError, ValueError):
+    """Weights, architectures or model folders that cannot be used."""
+
+    exit_code = 4
+
+
+class VocabularyError(ModelError):
+    """Two tokenizers that do not belong together."""
+
+
+class TeacherError(PracticumError, RuntimeError):
+    """A teacher that cannot be reached or whose answer cannot be right."""
+
+    exit_code = 5
+
+
+class CheckpointError(PracticumError, RuntimeError):
+    """A checkpoint that is missing, damaged or belongs to another run."""
+
+    exit_code = 6
+
+
+class NumericError(PracticumError, ArithmeticError):
+    """A loss or gradient that stopped being a number, too often to go on."""
+
+    exit_code = 7
+
+
+class ResourceError(PracticumError, OSError):
+    """Disk, memory or locks."""
+
+    exit_code = 8
+
+    def __str__(self) -> str:
+        return " ".join(str(part) for part in self.args)
+
+
+class VerifierError(PracticumError, RuntimeError):
+    """A verifier that hangs or breaks."""
+
+    exit_code = 9
+
+
+class AlarmError(PracticumError, RuntimeError):
+    """A monitor asked the run to stop."""
+
+    exit_code = 10
+
+
+class Interrupted(PracticumError):
+    """A signal stopped the run after its state was saved; the exit code is 128 + the signal's number."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        self.exit_code = 128 + signal_number
+        super().__init__(message)

@@ -1,0 +1,139 @@
+"""The nouns. Every value that flows through a step is a frozen dataclass; every tensor carries its shape.
+
+Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidden width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+StopReason = Literal["stop", "length"]
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation, for example `Message("user", "What is 8 times 7?")`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question as text: what a task yields, before any tokenizer has seen it.
+
+    `privileged` holds the fields that only a teacher may see (a solution, a hint, a document);
+    `domain` and `teacher` are labels for reporting and for routing.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    answer: str | None = None
+    domain: str | None = None
+    teacher: str | None = None
+    privileged: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One completion to draw: the prompt's tokens and the seed of its own random stream."""
+
+    prompt_tokens: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One drawn completion. The stop token, where there is one, is its last token.
+
+    `sampling_logprobs` are under the distribution that was sampled from (after temperature, top-k and top-p);
+    `policy_logprobs` are under the model's own, untempered distribution.
+    """
+
+    tokens: Int[Tensor, " T"]
+    sampling_logprobs: Float[Tensor, " T"]
+    policy_logprobs: Float[Tensor, " T"]
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One completion of one prompt, token for token as it was sampled; it is never tokenised again.
+
+    `loss_mask` is True where the student chose the token. `sample` numbers the completions of one prompt within a
+    step, so (prompt.id, sample) names the rollout and prompt.id names its group.
+    """
+
+    prompt: Prompt
+    prompt_tokens: tuple[int, ...]
+    tokens: Int[Tensor, " T"]
+    loss_mask: Bool[Tensor, " T"]
+    sampling_logprobs: Float[Tensor, " T"]
+    policy_logprobs: Float[Tensor, " T"]
+    policy_version: int
+    stop_reason: StopReason
+    text: str
+    sample: int = 0
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last linear map of a language model: hidden states in, logits out, cut to the `vocab_size` real tokens.
+
+    Rows of `weight` past `vocab_size` are padding of the embedding matrix and never get probability.
+    """
+
+    weight: Float[Tensor, "V D"]
+    vocab_size: int
+    bias: Float[Tensor, " V"] | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Log-probabilities of the real tokens, in float32 whatever the weights' dtype."""
+        rows = self.weight[: self.vocab_size]
+        bias = None if self.bias is None else self.bias[: self.vocab_size]
+        logits = torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias).float() * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return torch.log_softmax(logits, dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherSignal:
+    """What a teacher says about one rollout, at each of its T tokens.
+
+    A local teacher answers with `hidden` and its `head`, from which every other form can be computed; a remote one
+    answers with `logprobs` of the sampled tokens and, where it can, with its own top candidates.
+    """
+
+    logprobs: Float[Tensor, " T"] | None = None
+    topk_ids: Int[Tensor, "T K"] | None = None
+    topk_logprobs: Float[Tensor, "T K"] | None = None
+    hidden: Float[Tensor, "T D"] | None = None
+    head: Head | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """What crosses the boundary to a training client: a rollout and what its teacher said."""
+
+    rollout: Rollout
+    signal: TeacherSignal
