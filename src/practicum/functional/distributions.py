@@ -1,0 +1,130 @@
+"""Distributions over the vocabulary, as log-probabilities: reshaped, pooled, and cut to a few candidates."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from practicum.functional.precision import IMPOSSIBLE, finite, precise
+
+SUPPORTS = ("student", "teacher", "union", "intersection")
+"""Whose top-k tokens are the candidates."""
+
+TAILS = ("bucket", "renorm", "drop", "sampled")
+"""What becomes of the mass outside the candidates."""
+
+SMALLEST_TAIL = 1e-7
+"""Tail masses below this are rounding errors of float32 and are taken to be this."""
+
+
+def entropy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
+    """Shannon entropy in nats."""
+    logprobs = finite(logprobs)
+    return -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+def temper(logprobs: Float[Tensor, "*s V"], temperature: float) -> Float[Tensor, "*s V"]:
+    """The distribution at another temperature, `softmax(logprobs / temperature)` (arXiv 1503.02531)."""
+    if temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    return torch.log_softmax(precise(logprobs) / temperature, dim=-1)
+
+
+def log_linear(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Tensor, "*s V"]:
+    """The renormalised geometric combination `log_softmax(sum_i c_i * log p_i)`.
+
+    One formula for the targets of Veto (arXiv 2601.07155), TAID (2501.16937) and AlignDistil (2503.02832), and for the
+    geometric pool of several teachers. A part with coefficient 0 has no say; a token that any other part holds
+    impossible is impossible. Detach the student's part before passing it.
+    """
+    if not parts:
+        raise ValueError("log_linear needs at least one part")
+    total = torch.zeros_like(precise(parts[0][1]))
+    impossible = torch.zeros_like(total, dtype=torch.bool)
+    for coefficient, logprobs in parts:
+        if coefficient != 0.0:
+            total = total + coefficient * finite(logprobs)
+            impossible = impossible | torch.isneginf(logprobs)
+    return torch.log_softmax(total.masked_fill(impossible, -math.inf), dim=-1)
+
+
+def mixture(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Tensor, "*s V"]:
+    """The arithmetic combination `log(sum_i w_i * p_i)`, with weights that sum to 1 (GKD, arXiv 2306.13649, eq. 1)."""
+    weights = [weight for weight, _ in parts]
+    if min(weights, default=-1.0) < 0 or not math.isclose(sum(weights), 1.0, abs_tol=1e-6):
+        raise ValueError(f"mixture weights must be non-negative and sum to 1, got {weights}")
+    used = [(weight, logprobs) for weight, logprobs in parts if weight > 0]
+    stacked = torch.stack([math.log(weight) + finite(logprobs) for weight, logprobs in used])
+    impossible = torch.stack([torch.isneginf(logprobs) for _, logprobs in used]).all(dim=0)
+    return torch.logsumexp(stacked, dim=0).masked_fill(impossible, -math.inf)
+
+
+def candidates(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], k: int, support: str
+) -> tuple[Int[Tensor, "*s K"], Bool[Tensor, "*s K"]]:
+    """The ids of the candidates at each position, with a mask of those that count.
+
+    `student` and `teacher` give K = k, `union` gives K = 2k where the teacher's ids that repeat the student's do not
+    count, and `intersection` gives the student's k of which only those among the teacher's k count. A k above the size
+    of the vocabulary is the size of the vocabulary.
+    """
+    if support not in SUPPORTS:
+        raise ValueError(f"no support named {support!r}; known: {', '.join(SUPPORTS)}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    k = min(k, student.shape[-1])
+    if support in ("student", "teacher"):
+        ids = (student if support == "student" else teacher).topk(k, dim=-1).indices
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    student_ids, teacher_ids = student.topk(k, dim=-1).indices, teacher.topk(k, dim=-1).indices
+    same = student_ids.unsqueeze(-1) == teacher_ids.unsqueeze(-2)
+    if support == "intersection":
+        return student_ids, same.any(dim=-1)
+    fresh = ~same.any(dim=-2)
+    return torch.cat([student_ids, teacher_ids], dim=-1), torch.cat([torch.ones_like(fresh), fresh], dim=-1)
+
+
+def restrict(
+    logprobs: Float[Tensor, "*s V"], ids: Int[Tensor, "*s K"], valid: Bool[Tensor, "*s K"], tail: str
+) -> Float[Tensor, "*s C"]:
+    """A distribution cut to its valid candidates; see `restrict_candidates` for what becomes of the rest."""
+    chosen = logprobs.gather(-1, ids.long().masked_fill(~valid, 0))
+    return restrict_candidates(chosen, valid, tail, vocabulary=logprobs.shape[-1])
+
+
+def restrict_candidates(
+    candidate_logprobs: Float[Tensor, "*s K"], valid: Bool[Tensor, "*s K"], tail: str, vocabulary: int | None = None
+) -> Float[Tensor, "*s C"]:
+    """The same cut, where only the candidates' log-probabilities are known. Invalid candidates are -inf throughout.
+
+    - bucket: one more entry, C = K + 1, holds the log of all other mass. It is at least `log(SMALLEST_TAIL)`, or -inf
+      where the candidates are known to be the whole `vocabulary`. A divergence of buckets never exceeds that of the
+      whole distributions (data processing).
+    - renorm: the candidates are renormalised to mass 1.
+    - drop, sampled: the candidates as they are, a sub-distribution; `sampled` announces that the caller estimates the
+      tail from the sampled token.
+    """
+    if tail not in TAILS:
+        raise ValueError(f"no tail named {tail!r}; known: {', '.join(TAILS)}")
+    # Sums run over finite stand-ins, for logsumexp of -inf alone has a NaN gradient.
+    chosen = finite(candidate_logprobs).masked_fill(~valid, IMPOSSIBLE)
+    impossible = ~valid | torch.isneginf(candidate_logprobs)
+    if tail == "renorm":
+        return torch.log_softmax(chosen, dim=-1).masked_fill(impossible, -math.inf)
+    head = chosen.masked_fill(impossible, -math.inf)
+    if tail != "bucket":
+        return head
+    rest = _log_complement(torch.logsumexp(chosen, dim=-1))
+    if vocabulary is not None:
+        rest = rest.masked_fill(valid.sum(dim=-1) >= vocabulary, -math.inf)
+    return torch.cat([head, rest.unsqueeze(-1)], dim=-1)
+
+
+def _log_complement(log_mass: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """`log(1 - exp(log_mass))`, with the form that keeps its digits on either side of mass 1/2 (Maechler 2012)."""
+    log_mass = log_mass.clamp(max=math.log1p(-SMALLEST_TAIL))
+    large = torch.log(-torch.expm1(log_mass))
+    small = torch.log1p(-log_mass.clamp(max=-math.log(2.0)).exp())
+    return torch.where(log_mass > -math.log(2.0), large, small)

@@ -1,0 +1,124 @@
+"""What one sampled token says: estimators of the divergence, corrections of a stale sample, returns."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.functional.precision import precise
+from practicum.functional.sequence import reward_to_go
+
+
+def k1(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """`x = log S - log T`: an unbiased, signed estimate of KL(S || T) for tokens drawn from S.
+
+    Gradient as loss: zero in expectation. As detached reward `-k1`: that of reverse KL. (arXiv 2510.01555)
+    """
+    return precise(student_logprob) - precise(teacher_logprob)
+
+
+def k2(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """`x**2 / 2`: a biased estimate of KL(S || T).
+
+    Gradient as loss: that of reverse KL. As detached reward `-k2`: that of no named divergence. (arXiv 2510.01555)
+    """
+    return k1(student_logprob, teacher_logprob).square() / 2
+
+
+def k3(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """`exp(-x) - 1 + x`: an unbiased, non-negative estimate of KL(S || T), to be monitored rather than trained on.
+
+    Gradient as loss: that of forward KL. As detached reward `-k3`: reverse minus forward KL. (arXiv 2510.01555)
+    """
+    x = k1(student_logprob, teacher_logprob)
+    return torch.expm1(-x) + x
+
+
+def none(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """No correction: every factor is 1."""
+    return torch.ones_like(_log_ratio(log_ratio, advantage))
+
+
+def ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """The importance ratio learner / sampler of the token itself, which corrects the token but not its state."""
+    return _log_ratio(log_ratio, advantage).exp()
+
+
+def ratio_clip(
+    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], low: float = 0.2, high: float = 0.2
+) -> Float[Tensor, " T"]:
+    """The ratio, or 0 where the token has already moved past [1 - low, 1 + high] the way its advantage points.
+
+    This is the gradient of PPO's clipped objective (arXiv 1707.06347), which is one-sided.
+    """
+    value = ratio(log_ratio, advantage)
+    spent = ((advantage > 0) & (value > 1 + high)) | ((advantage < 0) & (value < 1 - low))
+    return value.masked_fill(spent, 0.0)
+
+
+def ratio_mask(
+    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], low: float = 0.5, high: float = 2.0
+) -> Float[Tensor, " T"]:
+    """The ratio where it lies in [low, high], else 0 (IcePop, arXiv 2510.18855)."""
+    value = ratio(log_ratio, advantage)
+    return value.masked_fill((value < low) | (value > high), 0.0)
+
+
+def ratio_truncate(
+    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], maximum: float = 2.0
+) -> Float[Tensor, " T"]:
+    """The ratio, at most `maximum` (V-trace, arXiv 1802.01561; SDPO, 2601.20802)."""
+    return ratio(log_ratio, advantage).clamp(max=maximum)
+
+
+def prefix_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """The product of the ratios of one sequence up to and including each token: exact, with exploding variance.
+
+    It is exact for a score function. A pathwise value at a state needs only the tokens before: divide by `ratio`.
+    """
+    return _log_ratio(log_ratio, advantage).cumsum(dim=-1).exp()
+
+
+def _log_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """The detached, precise log-ratio; `advantage` is named so that both lengths are checked."""
+    return precise(log_ratio.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """One off-policy correction: `function(log_ratio, advantage, **parameters)` gives each token's detached factor."""
+
+    name: str
+    function: Callable[..., Tensor]
+    summary: str
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    paper: str = ""
+
+
+CORRECTIONS: dict[str, Correction] = {
+    entry.name: entry
+    for entry in (
+        Correction("none", none, "every token counts as it is"),
+        Correction("ratio", ratio, "learner / sampler probability of the token"),
+        Correction("ratio_clip", ratio_clip, "PPO's one-sided clip", {"low": 0.2, "high": 0.2}, "1707.06347"),
+        Correction("ratio_mask", ratio_mask, "ratio inside a band, else 0", {"low": 0.5, "high": 2.0}, "2510.18855"),
+        Correction("ratio_truncate", ratio_truncate, "ratio up to a maximum", {"maximum": 2.0}, "1802.01561"),
+        Correction("prefix_ratio", prefix_ratio, "product of the ratios so far, exact for a score function"),
+    )
+}
+
+
+def score_function_returns(
+    advantage: Float[Tensor, " T"], gamma: float, baseline: Float[Tensor, " T"] | float | None = None
+) -> Float[Tensor, " T"]:
+    """The detached return of each token: its discounted advantage to go minus a baseline of its state.
+
+    With `gamma` 0 it is the advantage itself: the gradient of the divergence at each visited state, states held fixed.
+    With `gamma` 1 it is the gradient of the sequence-level reverse KL (MiniLLM, arXiv 2306.08543).
+    """
+    returns = reward_to_go(advantage.detach(), gamma)
+    if baseline is None:
+        return returns
+    return returns - (precise(baseline.detach()) if isinstance(baseline, Tensor) else baseline)

@@ -1,0 +1,60 @@
+"""Operations along the tokens of a sequence, and what each token of a batch counts."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.functional.precision import precise
+
+AGGREGATES = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
+"""The ways to turn per-token losses into one number."""
+
+
+def gather_logprobs(logprobs: Float[Tensor, "*s V"], ids: Int[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """The log-probability of one id at each position."""
+    return precise(logprobs.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1))
+
+
+def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T"]:
+    """The discounted sum of each value and those after it, `sum_{t' >= t} gamma**(t' - t) * v_t'`.
+
+    The power is relative to t, as in MiniLLM (arXiv 2306.08543) and unlike the absolute `gamma**t'`.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
+    total, step = precise(values), 1
+    # Doubling: after the round with `step`, each entry sums the next 2 * step values.
+    while gamma > 0.0 and step < len(values):
+        total = total + gamma**step * torch.nn.functional.pad(total[step:], (0, step))
+        step *= 2
+    return total
+
+
+def token_coefficients(lengths: Sequence[int], aggregate: str, norm: float | None = None) -> list[float]:
+    """The coefficient of each token of sequence i, so that `sum(coefficient * loss)` is the aggregate of the batch.
+
+    `lengths` are the numbers of supervised tokens of all sequences of the batch, wherever they are processed: the sum
+    is then the same for every split into micro-batches. B counts the sequences with at least one supervised token.
+
+    - token_mean: `1 / sum(lengths)`
+    - seq_mean_token_mean: `1 / (B * length)`
+    - seq_mean_token_sum: `1 / B`, the true sequence-level objective
+    - seq_mean_token_sum_norm: `1 / (B * norm)` with a constant `norm` (Dr. GRPO, arXiv 2503.20783)
+    """
+    if aggregate not in AGGREGATES:
+        raise ValueError(f"no aggregate named {aggregate!r}; known: {', '.join(AGGREGATES)}")
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"lengths must not be negative, got {list(lengths)}")
+    limit = norm or 0.0
+    if aggregate == "seq_mean_token_sum_norm" and limit <= 0:
+        raise ValueError(f"seq_mean_token_sum_norm needs a positive norm, for example the token limit; got {norm}")
+    total, sequences = sum(lengths), sum(length > 0 for length in lengths)
+    denominators = {
+        "token_mean": lambda length: total,
+        "seq_mean_token_mean": lambda length: sequences * length,
+        "seq_mean_token_sum": lambda length: sequences,
+        "seq_mean_token_sum_norm": lambda length: sequences * limit,
+    }
+    return [1.0 / denominators[aggregate](length) if length else 0.0 for length in lengths]
