@@ -1,0 +1,156 @@
+"""Finding a checkpoint: one counts only if every file has the size and the SHA-256 sum of its manifest.
+
+Sums, because tensors with a flipped bit load without a word.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from practicum.errors import CheckpointError
+from practicum.run_dir.files import parse_json
+from practicum.run_dir.folder import RunDir
+
+MANIFEST = "MANIFEST.json"
+# `step-N.old-K` is the earlier save of step N, which exists only between the two renames that replace it.
+_FOLDER = re.compile(r"step-(0|[1-9][0-9]{0,17})(\.old-[0-9]+)?")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_LARGEST_MANIFEST = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose files have been verified, for example `Checkpoint(Path(".../step-20"), 20, {...}, {...})`."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    versions: dict[str, Any]
+
+    def tensors(self, stem: str) -> dict[str, Tensor]:
+        """The tensors of one file, on the CPU."""
+        path = self.path / f"{stem}.safetensors"
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{path} cannot be loaded ({error}); resume again, which takes the newest checkpoint that verifies"
+            ) from error
+
+
+class Damage(Exception):
+    """Why a folder is no usable checkpoint."""
+
+
+def find_checkpoint(run_dir: RunDir) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that verifies, if the run has any, and a warning for each newer one that does not."""
+    reasons: list[tuple[Path, str]] = []
+    for step, path in step_folders(run_dir.checkpoints):
+        try:
+            checkpoint = _verify(path, step)
+        except Damage as damage:
+            reasons.append((path, str(damage)))
+        else:
+            return checkpoint, [f"checkpoint {path} is skipped: {reason}" for path, reason in reasons]
+    if reasons:
+        listed = "; ".join(f"{path.name}: {reason}" for path, reason in reasons)
+        raise CheckpointError(
+            f"no checkpoint in {run_dir.checkpoints} can be used ({listed}); restore one from a copy, or start again "
+            "with --out another folder"
+        )
+    return None, []
+
+
+def step_folders(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Everything named like a checkpoint, newest first."""
+    if not folder.is_dir():
+        return
+    matches = [(match, path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name))]
+    for match, path in sorted(matches, key=lambda pair: (int(pair[0][1]), pair[0][2] is None), reverse=True):
+        yield int(match[1]), path
+
+
+def check_manifest(path: Path, step: int) -> dict[str, str]:
+    """The SHA-256 sum of each file, after a check of all that can be checked without reading them."""
+    try:
+        sizes = _sizes(path)
+        if sizes.get(MANIFEST, 0) > _LARGEST_MANIFEST:
+            raise Damage(f"{MANIFEST} is too large to be one")
+        manifest = parse_json((path / MANIFEST).read_bytes())
+        saved, sums = manifest["step"], {name: str(entry["sha256"]) for name, entry in manifest["files"].items()}
+        expected = {name: int(entry["size"]) for name, entry in manifest["files"].items()}
+    except FileNotFoundError as error:
+        raise Damage(f"{MANIFEST} is missing") from error
+    except OSError as error:
+        raise Damage(f"cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damage(f"{MANIFEST} is not a manifest") from error
+    if saved != step:
+        raise Damage(f"{MANIFEST} is of step {saved}")
+    for name, size in expected.items():
+        if FILE_NAME.fullmatch(name) is None or name not in sizes:
+            raise Damage(f"{name!a} is missing")
+        if sizes[name] != size:
+            raise Damage(f"{name} has {sizes[name]} bytes, {MANIFEST} says {size}")
+    return sums
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """The size of each file in a checkpoint, which may hold nothing but plain files."""
+    if path.is_symlink():
+        raise Damage("it is a symbolic link")
+    sizes = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise Damage(f"{entry.name!a} is a symbolic link")
+            if not entry.is_file():
+                raise Damage(f"{entry.name!a} is not a plain file")
+            sizes[entry.name] = entry.stat().st_size
+    return sizes
+
+
+def _verify(path: Path, step: int) -> Checkpoint:
+    """Read every file of a checkpoint once and compare it with the manifest."""
+    sums = check_manifest(path, step)
+    for name, expected in sums.items():
+        try:
+            if sha256(path / name) != expected:
+                raise Damage(f"{name} does not match its SHA-256 sum")
+            if name.endswith(".safetensors"):
+                with safe_open(path / name, framework="pt"):
+                    pass
+        except OSError as error:
+            raise Damage(f"{name} cannot be read: {error.strerror}") from error
+        except SafetensorError as error:
+            raise Damage(f"{name} is not a safetensors file ({error})") from error
+    state, versions = (_read_object(path, name, sums) for name in ("state.json", "versions.json"))
+    if state.get("step") != step:
+        raise Damage(f"state.json is of step {state.get('step')}")
+    return Checkpoint(path, step, state, versions)
+
+
+def _read_object(path: Path, name: str, sums: Mapping[str, str]) -> dict[str, Any]:
+    if name not in sums:
+        raise Damage(f"{name} is not in {MANIFEST}")
+    try:
+        value = parse_json((path / name).read_bytes())
+    except (OSError, ValueError) as error:
+        raise Damage(f"{name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise Damage(f"{name} is not a JSON object")
+    return value
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 sum of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,179 @@
+"""`RunDir`: where the files of one run are, and the lock that lets one process write them."""
+
+import fcntl
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from practicum.errors import RecipeError, ResourceError
+from practicum.run_dir.files import encode_json, parse_json, remove_debris, resource_error
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+_RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGNORECASE)
+
+
+class RunDir:
+    """The folder of one run, made by `RunDir.create` or found by `RunDir.open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._new = False
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> "RunDir":
+        """Make the folder of a new run; one that already holds a run is refused."""
+        _check_name(name)
+        run_dir = cls(root / name)
+        for path in (root, run_dir.path, run_dir.checkpoints):
+            _check_folder(path)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            run_dir.path.mkdir(exist_ok=True)
+            run_dir.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise resource_error(f"{run_dir.path} cannot be made", error) from error
+        if run_dir.path.resolve().parent != root.resolve():
+            raise RecipeError(f"{run_dir.path} leads out of {root}; give the run another name")
+        run_dir._refuse_existing_run()
+        run_dir._new = True
+        return run_dir
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """Find the folder of an existing run."""
+        run_dir = cls(path)
+        for folder in (run_dir.path, run_dir.checkpoints):
+            _check_folder(folder)
+        if not run_dir.recipe_json.is_file():
+            missing = "recipe.json is missing" if run_dir.path.is_dir() else "there is no such folder"
+            raise RecipeError(f"{path} holds no run: {missing}; name the folder of a run, for example runs/NAME")
+        return run_dir
+
+    @property
+    def recipe_json(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.json"
+
+    @property
+    def metrics_jsonl(self) -> Path:
+        """One row a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts_jsonl(self) -> Path:
+        """What the student wrote."""
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def rejected_jsonl(self) -> Path:
+        """What was not trained on, and why."""
+        return self.path / "rejected.jsonl"
+
+    @property
+    def summary_json(self) -> Path:
+        """What the run came to."""
+        return self.path / "summary.json"
+
+    @property
+    def report_html(self) -> Path:
+        """The report for people."""
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of `step-N` folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def models(self) -> Path:
+        """Where trained models are written."""
+        return self.path / "models"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that writes this run.
+
+        The kernel holds the lock (flock on `run.lock`) and lets go of it when the process ends, however it ends. The
+        file stays: removing a locked file would let a third process lock a new one beside it.
+        """
+        path = self.path / "run.lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise resource_error(f"{path} cannot be opened", error) from error
+        try:
+            self._acquire(descriptor)
+            if self._new:
+                self._refuse_existing_run()
+                self._new = False
+            remove_debris(self.path)
+            try:
+                yield
+            finally:
+                os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int) -> None:
+        """Take the lock and sign it, or say who holds it."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResourceError(
+                f"{self.path} is in use by {_holder(descriptor)}; wait until it ends, or write --out another folder"
+            ) from None
+        signature = {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": _boot_id()}
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, encode_json(signature).encode(), 0)
+        except OSError as error:
+            raise resource_error(f"{self.path / 'run.lock'} cannot be written", error) from error
+
+    def _refuse_existing_run(self) -> None:
+        """A new run must not mix its rows and checkpoints with those of an old one."""
+        rows = self.metrics_jsonl.exists() and self.metrics_jsonl.stat().st_size > 0
+        if rows or any(self.checkpoints.glob("step-*")):
+            raise RecipeError(f"{self.path} already holds a run; write --resume to continue it or --out another folder")
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that could leave the root, hide, read as an option, or mean a device on another system."""
+    if _NAME.fullmatch(name) is None or _RESERVED.fullmatch(name) is not None:
+        shown = ascii(name if len(name) <= 40 else name[:40] + "...")
+        raise RecipeError(
+            f"run name {shown} cannot be a folder's name; use 1 to 80 of A-Z a-z 0-9 . _ - with no dot or dash first, "
+            "and no device name such as CON"
+        )
+
+
+def _check_folder(path: Path) -> None:
+    """Refuse a link, whose target is not ours to write, or a file."""
+    if path.is_symlink():
+        raise RecipeError(f"{path} is a symbolic link; name the folder that it points to")
+    if path.exists() and not path.is_dir():
+        raise RecipeError(f"{path} is a file where a run needs a folder; write --out another folder")
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock. The holder signs right after it locks, so an empty file is read again a little later."""
+    for _ in range(20):
+        text = os.pread(descriptor, 4096, 0)
+        if text:
+            try:
+                signature = parse_json(text)
+                return f"process {signature['pid']} on {signature['host']}"
+            except (ValueError, TypeError, KeyError):
+                break
+        time.sleep(0.01)
+    return "another process"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

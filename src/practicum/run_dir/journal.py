@@ -1,0 +1,123 @@
+"""Append-only files of JSON rows that survive crashes and full disks."""
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from practicum.errors import CheckpointError
+from practicum.run_dir.files import encode_json, parse_json, resource_error
+
+
+class Journal:
+    """One JSON object a line, handed to the system a whole line at a time.
+
+    Opening an existing file cuts the line that a crash tore. When a row cannot be written, an `essential` journal
+    raises ResourceError; any other drops the row and counts it in `dropped`, because losing a log is no reason to lose
+    the training. Either way no half row stays. Non-ASCII text is escaped, so the file is safe to print anywhere.
+    """
+
+    def __init__(self, path: Path, *, essential: bool) -> None:
+        self.path = path
+        self.essential = essential
+        self.dropped = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._descriptor = os.open(path, flags, 0o666)
+            self._size = _whole_size(self._descriptor)
+            os.ftruncate(self._descriptor, self._size)
+        except OSError as error:
+            raise resource_error(f"{path} cannot be opened", error) from error
+
+    def append(self, row: Mapping[str, object]) -> None:
+        """Add one row. Its numbers must be finite: see `json_number`."""
+        line = (encode_json(dict(row)) + "\n").encode("ascii")
+        try:
+            _write_all(self._descriptor, line)
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._size)
+            if self.essential:
+                raise resource_error(f"{self.path} cannot take another row", error) from error
+            self.dropped += 1
+            return
+        self._size += len(line)
+
+    def truncate_after(self, step: int) -> int:
+        """Cut the file at the first row of a later step; the number of rows cut.
+
+        Rows after the last checkpoint are about work that a resumed run does again. Cutting them makes the file of the
+        resumed run equal to that of an uninterrupted one, byte for byte.
+        """
+        cut = 0
+        size = self._size
+        for offset, row in _rows(self.path):
+            if cut or row.get("step", step) > step:
+                size = size if cut else offset
+                cut += 1
+        os.ftruncate(self._descriptor, size)
+        self._size = size
+        self.sync()
+        return cut
+
+    def sync(self) -> None:
+        """Wait until every row is on the disk, so that a checkpoint never outlives the rows before it."""
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise resource_error(f"{self.path} cannot be synced", error) from error
+
+    def close(self) -> None:
+        """Let go of the file; closing twice is allowed."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a journal, oldest first; a torn last line is left out."""
+    for _, row in _rows(path):
+        yield row
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each whole row with the offset of its first byte."""
+    offset = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            row = _parse_row(line)
+            if row is None:
+                raise CheckpointError(f"{path} line {number} is not a JSON object; remove the line and try again")
+            yield offset, row
+            offset += len(line)
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _whole_size(descriptor: int) -> int:
+    """The size without the torn rows at the end: a line without an end, or one that a power cut filled with zeros."""
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return 0
+    with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as text:
+        end = text.rfind(b"\n") + 1
+        while end > 0:
+            start = text.rfind(b"\n", 0, end - 1) + 1
+            if _parse_row(text[start:end]) is not None:
+                break
+            end = start
+    return end
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,177 @@
+"""Saving a checkpoint: all of it or none of it, and nothing old goes before the new one is in place.
+
+A checkpoint is written into `step-N.tmp-PID`, every file synced, the manifest last, and then renamed to `step-N`. A
+process killed at any moment leaves either the old set of checkpoints or the new one.
+"""
+
+import errno
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from practicum.errors import ResourceError
+from practicum.faults import fault
+from practicum.run_dir.checkpoints import FILE_NAME, MANIFEST, Damage, check_manifest, sha256, step_folders
+from practicum.run_dir.differences import current_versions
+from practicum.run_dir.files import discard, encode_json, remove_debris, resource_error, sync, write_synced
+from practicum.run_dir.folder import RunDir
+
+_MIB = 2**20
+# What a manifest, a file system's blocks and the headers of tensors may take beyond the tensors themselves.
+_SPARE = 64 * 2**10
+_SPARE_PER_TENSOR = 512
+
+
+def save_checkpoint(
+    run_dir: RunDir,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, object],
+    *,
+    keep: int = 2,
+) -> Path:
+    """Save `tensors` (file stem to named tensors) and `state` as `step-N`, then keep the `keep` newest checkpoints.
+
+    Nothing old is touched before the new checkpoint is in place. Two by default: one to resume from and one to fall
+    back to when the disk damages the first.
+    """
+    assert keep >= 1, f"keep is {keep}, but a run keeps at least the checkpoint it just wrote"
+    assert state.get("step", step) == step, f"step is {step}, the state says {state.get('step')}"
+    texts = {
+        "state.json": encode_json({**state, "step": step}) + "\n",
+        "versions.json": encode_json(current_versions(), indent=2) + "\n",
+    }
+    folder = run_dir.checkpoints
+    temporary = folder / f"step-{step}.tmp-{os.getpid()}"
+    final = folder / f"step-{step}"
+    needed = _bytes_needed(tensors, texts)
+    try:
+        if folder.is_symlink():
+            raise ResourceError(f"{folder} became a symbolic link; put the folder back and resume")
+        remove_debris(folder)
+        if shutil.disk_usage(folder).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _write(temporary, step, tensors, texts)
+        fault("save.before_rename")
+        _put_in_place(temporary, final)
+        _retain(folder, final, step, keep)
+    except ResourceError:
+        raise
+    except OSError as error:
+        raise _save_error(step, needed, folder, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def _write(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> None:
+    """Write every file of a checkpoint into a new folder, the manifest last."""
+    folder.mkdir()
+    # safetensors writes files that only their owner can read; a folder shows what the umask asks for.
+    mode = folder.stat().st_mode & 0o666
+    names = []
+    for stem, named in tensors.items():
+        assert FILE_NAME.fullmatch(stem), f"{stem!r} cannot be a file's name"
+        path = folder / f"{stem}.safetensors"
+        _save_tensors(named, path)
+        path.chmod(mode)
+        sync(path)
+        names.append(path.name)
+    fault("save.after_tensors")
+    for name, text in texts.items():
+        write_synced(folder / name, text)
+        names.append(name)
+    files = {name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names}
+    write_synced(folder / MANIFEST, encode_json({"step": step, "files": files}, indent=2) + "\n")
+    sync(folder)
+
+
+def _save_tensors(named: Mapping[str, Tensor], path: Path) -> None:
+    """Write one safetensors file; a full disk is an OSError here as everywhere else."""
+    try:
+        save_file(_separate(named), path)
+    except SafetensorError as error:
+        code = re.search(r"os error ([0-9]+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+
+
+def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as the format wants them: contiguous, and tied ones (embedding and head) written twice."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in named.items():
+        data = tensor.detach().contiguous()
+        storage = data.untyped_storage().data_ptr()
+        separate[name] = data.clone() if storage in seen else data
+        seen.add(storage)
+    return separate
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Rename the finished folder; an earlier save of the same step steps aside and is found there until then."""
+    aside = None
+    if os.path.lexists(final):
+        names = (final.with_name(f"{final.name}.old-{number}") for number in itertools.count())
+        aside = next(name for name in names if not os.path.lexists(name))
+        os.rename(final, aside)
+    os.rename(temporary, final)
+    fault("save.after_rename")
+    sync(final.parent)
+    if aside is not None:
+        discard(aside)
+
+
+def _retain(folder: Path, newest: Path, step: int, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints up to `step`.
+
+    A later step belongs to a history that this run left when it resumed from an earlier one, and a folder without its
+    manifest or with files of a wrong size can never be resumed from, so neither takes a place. Links stay untouched.
+    """
+    try:
+        check_manifest(newest, step)
+    except Damage as damage:
+        raise ResourceError(
+            f"checkpoint {newest} is damaged right after it was written ({damage}), older ones are kept; "
+            "check the disk and resume"
+        ) from damage
+    kept = 1
+    for other, path in list(step_folders(folder)):
+        if path == newest or path.is_symlink() or not path.is_dir():
+            continue
+        if other < step and kept < keep and _is_whole(path, other):
+            kept += 1
+        else:
+            discard(path)
+
+
+def _is_whole(path: Path, step: int) -> bool:
+    try:
+        check_manifest(path, step)
+    except Damage:
+        return False
+    return True
+
+
+def _bytes_needed(tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> int:
+    every = [tensor for named in tensors.values() for tensor in named.values()]
+    data = sum(tensor.numel() * tensor.element_size() + _SPARE_PER_TENSOR for tensor in every)
+    return data + sum(map(len, texts.values())) + _SPARE
+
+
+def _save_error(step: int, needed: int, folder: Path, error: OSError) -> ResourceError:
+    """What stopped the save, with the bytes needed and free where space is the reason."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return resource_error(f"checkpoint of step {step} cannot be saved in {folder}", error)
+    free = shutil.disk_usage(folder).free
+    return resource_error(
+        f"checkpoint of step {step} needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {folder}", error
+    )
