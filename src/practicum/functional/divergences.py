@@ -63,7 +63,7 @@ class Divergence:
     - pointwise: a candidate's contribution depends on that candidate only, so that sampled tokens suffice
     - f_divergence: it is E_S[f(r)] for a convex f, so that merging candidates never raises it
     - exact_gradient: no factor is held constant, so that autograd gives the gradient of the value
-    - floor_is_zero: the value is zero at equality
+    - zero_at_equality: the value is zero at equality
     """
 
     name: str
@@ -74,7 +74,7 @@ class Divergence:
     pointwise: bool = True
     f_divergence: bool = True
     exact_gradient: bool = True
-    floor_is_zero: bool = True
+    zero_at_equality: bool = True
 
     def resolve(self, parameter: float | None) -> float:
         """The parameter to use: the given one if it is allowed, else the default (0 where there is none)."""
@@ -252,7 +252,7 @@ DIVERGENCES: dict[str, Divergence] = {
         Divergence("tvd", _tvd, None, "2310.08461", "total variation: 1 - speculative acceptance"),
         Divergence("adaptive_kl", _adaptive_kl, None, "2404.02657", "mixed_kl, w by head gap", False, False, False),
         Divergence("density_power", _density_power, POWER, "2606.17199", "bounded Bregman", f_divergence=False),
-        Divergence("ce", _ce, None, "1503.02531", "forward KL + H(T)", f_divergence=False, floor_is_zero=False),
+        Divergence("ce", _ce, None, "1503.02531", "forward KL + H(T)", f_divergence=False, zero_at_equality=False),
         Divergence("mse", _mse, None, "2105.08919", "squared gap of centred log-probabilities", False, False),
     )
 }

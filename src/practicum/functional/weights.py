@@ -34,7 +34,9 @@ def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 def entropy_top(statistics: TokenStatistics, fraction: float = 0.2, of: str = "student") -> Float[Tensor, " T"]:
     """The `fraction` of tokens at which the student (or teacher) is least certain (arXiv 2506.01939)."""
-    return _top(_mask(statistics), _statistic("entropy_top", statistics, f"{of}_entropy", ENTROPIES), fraction)
+    if of not in ("student", "teacher"):
+        raise ValueError(f"entropy_top: of must be student or teacher, got {of!r}")
+    return _top(_mask(statistics), _statistic("entropy_top", statistics, f"{of}_entropy"), fraction)
 
 
 def divergence_top(statistics: TokenStatistics, fraction: float = 0.5) -> Float[Tensor, " T"]:
@@ -70,8 +72,8 @@ def threshold(statistics: TokenStatistics, above: float = 0.0, of: str = "teache
     return _mask(statistics) * (_statistic("threshold", statistics, of, MEASURES) > above)
 
 
-ENTROPIES = ("student_entropy", "teacher_entropy")
-MEASURES = (*ENTROPIES, "divergence", "logprobs", "teacher_logprobs")
+MEASURES = ("student_entropy", "teacher_entropy", "divergence", "logprobs", "teacher_logprobs")
+"""The statistics that `threshold` can compare."""
 
 
 def _mask(statistics: TokenStatistics) -> Tensor:

@@ -1,0 +1,132 @@
+"""Laws of token weights, for every entry of the table."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from practicum import functional as F
+from practicum.functional.weights import soft_or_score
+
+EVERY = pytest.mark.parametrize("weight", list(F.WEIGHTS.values()), ids=lambda entry: entry.name)
+
+
+def statistics(seed=0, length=12, boolean=True, **fields):
+    generator = torch.Generator().manual_seed(seed)
+
+    def positive():
+        return torch.rand(length, generator=generator).requires_grad_()
+
+    mask = torch.rand(length, generator=generator) < 0.7
+    return F.TokenStatistics(
+        **{
+            "student_entropy": positive(),
+            "teacher_entropy": positive(),
+            "divergence": positive(),
+            "logprobs": -positive(),
+            "teacher_logprobs": -positive(),
+            "positions": torch.arange(length),
+            "loss_mask": mask if boolean else mask.float(),
+            **fields,
+        }
+    )
+
+
+@EVERY
+@given(st.integers(0, 10**6), st.integers(0, 20), st.booleans())
+def test_laws(weight, seed, length, boolean):
+    given_statistics = statistics(seed, length, boolean)
+    mask = given_statistics.loss_mask.float()
+    values = weight.function(given_statistics, **weight.defaults)
+    assert values.shape == mask.shape
+    assert values.dtype == torch.float32
+    assert values.isfinite().all()
+    assert (values >= 0).all()
+    assert (values[mask == 0] == 0).all()
+    assert not values.requires_grad
+    assert torch.equal(weight.function(given_statistics, **{**weight.defaults, **weight.identity}), mask)
+
+
+@pytest.mark.parametrize("name", ["entropy_top", "divergence_top", "soft_or"])
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 0.5, 0.9]))
+def test_fractions_keep_their_count_of_the_highest(name, seed, fraction):
+    given_statistics = statistics(seed, 30)
+    mask = given_statistics.loss_mask
+    kept = F.WEIGHTS[name].function(given_statistics, fraction=fraction) > 0
+    assert int(kept.sum()) == math.ceil(fraction * int(mask.sum()) - 1e-9)
+    score = {
+        "entropy_top": given_statistics.student_entropy,
+        "divergence_top": given_statistics.divergence,
+        "soft_or": soft_or_score(given_statistics),
+    }[name]
+    if kept.any() and (mask & ~kept).any():
+        assert score[kept].min() >= score[mask & ~kept].max()
+
+
+@given(st.integers(0, 10**6))
+def test_soft_or_score_is_a_probability_like_or(seed):
+    score = soft_or_score(statistics(seed, 20))
+    assert (score >= 0).all()
+    assert (score <= 1).all()
+    nothing = torch.zeros(3)
+    flat = F.TokenStatistics(student_entropy=nothing, divergence=nothing, loss_mask=torch.ones(3))
+    assert soft_or_score(flat).tolist() == [0.0] * 3
+
+
+def test_by_hand():
+    given_statistics = F.TokenStatistics(
+        student_entropy=torch.tensor([1.0, 0.0, 0.5, 9.0]),
+        teacher_entropy=torch.tensor([0.0, 1.0, 0.5, 9.0]),
+        divergence=torch.tensor([0.0, 4.0, 1.0, 9.0]),
+        positions=torch.tensor([0, 1, 0, 1]),
+        loss_mask=torch.tensor([True, True, True, False]),
+    )
+
+    def kept(name, **parameters):
+        return F.WEIGHTS[name].function(given_statistics, **parameters).tolist()
+
+    assert kept("all") == [1.0, 1.0, 1.0, 0.0]
+    assert kept("entropy_top", fraction=0.3) == [1.0, 0.0, 0.0, 0.0]
+    assert kept("entropy_top", fraction=0.3, of="teacher") == [0.0, 1.0, 0.0, 0.0]
+    assert kept("divergence_top", fraction=0.5) == [0.0, 1.0, 1.0, 0.0]
+    assert soft_or_score(given_statistics).tolist() == [1.0, 1.0, 0.625, 0.0]
+    assert kept("soft_or", fraction=0.6) == [1.0, 1.0, 0.0, 0.0]
+    assert kept("prefix", length=1) == [1.0, 0.0, 1.0, 0.0]
+    assert kept("threshold", above=0.2) == [0.0, 1.0, 1.0, 0.0]
+    assert kept("threshold", above=0.5, of="divergence") == [0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "text"),
+    [
+        ("entropy_top", {"fraction": 0.0}, r"fraction must be in \(0, 1\], got 0\.0"),
+        ("divergence_top", {"fraction": 1.2}, r"got 1\.2"),
+        (
+            "entropy_top",
+            {"of": "judge"},
+            "entropy_top: of must be student or teacher, got 'judge'",
+        ),
+        ("threshold", {"of": "mood"}, "threshold: no statistic named 'mood'"),
+        ("prefix", {"length": -1}, "prefix: length must not be negative, got -1"),
+    ],
+)
+def test_parameters_are_checked(name, parameters, text):
+    with pytest.raises(ValueError, match=text):
+        F.WEIGHTS[name].function(statistics(), **parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("entropy_top", "student_entropy"),
+        ("divergence_top", "divergence"),
+        ("soft_or", "divergence"),
+        ("prefix", "positions"),
+        ("threshold", "teacher_entropy"),
+    ],
+)
+def test_a_missing_statistic_is_named(name, missing):
+    with pytest.raises(ValueError, match=f"{name} needs {missing}, which"):
+        F.WEIGHTS[name].function(statistics(**{missing: None}))
