@@ -137,3 +137,20 @@ class Datum:
 
     rollout: Rollout
     signal: TeacherSignal
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutputs:
+    """What the logit side found at each token of one rollout; NaN where a token was not learned from."""
+
+    logprobs: Float[Tensor, " T"]
+    teacher_logprobs: Float[Tensor, " T"]
+    divergence: Float[Tensor, " T"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """The outcome of `forward_backward`: means over all tokens, and one record a datum, in order."""
+
+    metrics: Metrics
+    outputs: list[TokenOutputs]

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What a run says about itself."""

@@ -94,7 +94,7 @@ def check_manifest(path: Path, step: int) -> dict[str, str]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damage(f"{MANIFEST} is not a manifest") from error
     if saved != step:
-        raise Damage(f"{MANIFEST} is of step {saved}")
+        raise Damage(f"{MANIFEST} is of step {saved!a:.40}")
     for name, size in expected.items():
         if FILE_NAME.fullmatch(name) is None or name not in sizes:
             raise Damage(f"{name!a} is missing")
@@ -131,10 +131,10 @@ def _verify(path: Path, step: int) -> Checkpoint:
         except OSError as error:
             raise Damage(f"{name} cannot be read: {error.strerror}") from error
         except SafetensorError as error:
-            raise Damage(f"{name} is not a safetensors file ({error})") from error
+            raise Damage(f"{name} is not a safetensors file ({str(error)!a:.200})") from error
     state, versions = (_read_object(path, name, sums) for name in ("state.json", "versions.json"))
     if state.get("step") != step:
-        raise Damage(f"state.json is of step {state.get('step')}")
+        raise Damage(f"state.json is of step {state.get('step')!a:.40}")
     return Checkpoint(path, step, state, versions)
 
 

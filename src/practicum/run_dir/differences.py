@@ -42,7 +42,7 @@ def _differences(field: str, saved: object, now: object) -> Iterator[tuple[str, 
     """Every leaf that differs, with its dotted name; lists of one length are compared item by item."""
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         for key in [*saved, *(key for key in now if key not in saved)]:
-            name = f"{field}.{key}" if field else str(key)
+            name = f"{field}.{_show(key)}" if field else _show(key)
             yield from _differences(name, saved.get(key, _ABSENT), now.get(key, _ABSENT))
     elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         for index, (before, after) in enumerate(zip(saved, now, strict=True)):

@@ -1,1 +1,8 @@
-"""TODO."""
+"""Between text and tokens: chat templates, stop sets, vocabularies, and text that is safe to show."""
+
+from practicum.text.from_scratch import character_tokenizer
+from practicum.text.renderer import Renderer, stop_ids
+from practicum.text.safe import printable
+from practicum.text.vocabulary import check_same_vocabulary, stop_mismatch
+
+__all__ = ["Renderer", "character_tokenizer", "check_same_vocabulary", "printable", "stop_ids", "stop_mismatch"]

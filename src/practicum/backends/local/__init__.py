@@ -1,1 +1,20 @@
-"""TODO."""
+"""The local backend: any causal language model of transformers, in this process, on a CPU or one GPU."""
+
+from practicum.backends.local.export import export
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
+
+__all__ = [
+    "LanguageModel",
+    "LoadedModel",
+    "LocalSampler",
+    "LocalTrainer",
+    "TrainerLimits",
+    "export",
+    "load",
+    "load_student",
+    "make_scratch_model",
+]

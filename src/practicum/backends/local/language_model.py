@@ -1,0 +1,110 @@
+"""A causal language model cut in two: a body that gives hidden states, and the head that reads them."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from practicum.errors import ModelError
+from practicum.types import Head
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """Any `AutoModelForCausalLM`; `vocab_size` counts the tokenizer's tokens, not the rows of the embedding."""
+
+    model: PreTrainedModel
+    vocab_size: int
+    autocast: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence the model was made for."""
+        return int(self.model.config.get_text_config().max_position_embeddings)
+
+    @property
+    def sliding(self) -> bool:
+        """Whether some layers see a window only, in which case padding inside a sequence would shorten it."""
+        return bool(self.new_cache().is_sliding and any(self.new_cache().is_sliding))
+
+    def new_cache(self) -> DynamicCache:
+        """An empty key-value cache."""
+        return DynamicCache(config=self.model.config)
+
+    def body(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        attention_mask: Bool[Tensor, "B M"],
+        cache: DynamicCache | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """The last hidden states; `attention_mask` also covers what is in the cache (M = cached + L)."""
+        positions = (attention_mask.long().cumsum(dim=-1) - 1).clamp_min(0)[:, -input_ids.shape[1] :]
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            output = self.model.base_model(
+                input_ids=input_ids,
+                attention_mask=attention_mask.long(),
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+        return output.last_hidden_state
+
+    def head(self) -> Head:
+        """The head over the live weights; its gradient reaches them."""
+        layer = self.model.get_output_embeddings()
+        config = self.model.config.get_text_config().to_dict()
+        scale = config.get("logit_scale") or 1.0 / (config.get("logits_scaling") or 1.0)
+        return Head(
+            weight=layer.weight,
+            vocab_size=self.vocab_size,
+            bias=layer.bias,
+            scale=float(scale),
+            softcap=config.get("final_logit_softcapping"),
+        )
+
+    @torch.no_grad()
+    def check_split(self) -> None:
+        """ModelError unless body and head together give the model's own log-probabilities."""
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocab_size
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            whole = self.model(input_ids=ids, attention_mask=mask.long()).logits.float()
+        if not torch.isfinite(whole).all():
+            raise ModelError(
+                f"{self.model.name_or_path}: the model's logits are not finite on a short probe, so its weights hold NaN or "
+                "infinite values; download or convert them again"
+            )
+        split = self.head().logprobs(self.body(ids, mask))
+        difference = (split - torch.log_softmax(whole[..., : self.vocab_size], dim=-1)).abs().max().item()
+        tolerance = 1e-3 if self.model.dtype == torch.float32 and not self.autocast else 0.2
+        if difference > tolerance:
+            raise ModelError(
+                f"{self.model.name_or_path}: {type(self.model).__name__} changes its logits after the head in a way that is "
+                f"not known here (log-probabilities differ by {difference:.2g}); use another architecture"
+            )
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that learn, by name."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    @contextlib.contextmanager
+    def weights(self, overlay: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within the block the named parameters have the overlay's values; the live ones come back after it."""
+        parameters = dict(self.model.named_parameters())
+        live = {name: parameters[name].data for name in overlay}
+        try:
+            for name, value in overlay.items():
+                parameters[name].data = value
+            yield
+        finally:
+            for name, value in live.items():
+                parameters[name].data = value

@@ -1,0 +1,214 @@
+"""From what a recipe says about a model to a language model with its tokenizer, refusing what cannot be trusted.
+
+Only safetensors are read and no code from a model folder runs, unless the recipe says so.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from practicum.backends.local.convert import PACKAGED, packaged_model
+from practicum.backends.local.language_model import LanguageModel
+from practicum.errors import ModelError, ResourceError
+from practicum.model_config import ModelConfig, Scratch, StudentConfig
+from practicum.text import Renderer, stop_ids
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for use: its two halves, its renderer, and the place its weights came from."""
+
+    language_model: LanguageModel
+    renderer: Renderer
+    source: str
+
+
+def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
+    """Load a model for sampling and scoring; nothing of it learns.
+
+    Raises ModelError with what is wrong with the folder. `scratch_folder` is where a from-scratch model was made.
+    """
+    source = locate(config, scratch_folder)
+    tokenizer = _tokenizer(source, config)
+    model = _weights(source, config)
+    device = torch.device("cuda" if _wants_cuda(config) else "cpu")
+    model.requires_grad_(False)
+    model.eval()
+    model.to(device)  # type: ignore[arg-type]
+    vocabulary = len(tokenizer)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if vocabulary > rows:
+        raise ModelError(
+            f"{source}: the tokenizer has {vocabulary} tokens but the embedding has {rows} rows; "
+            "use the tokenizer that belongs to these weights"
+        )
+    language_model = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
+    language_model.check_split()
+    stops = stop_ids(tokenizer, _generation_eos(source, model)) | _named_tokens(tokenizer, config.stop, source)
+    renderer = Renderer(
+        tokenizer, system=config.system, template=config.template, thinking=config.thinking, stop_ids=stops
+    )
+    return LoadedModel(language_model, renderer, source)
+
+
+def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:
+    """Load a model that learns: all of it, its last layers, or adapters seeded by `seed`."""
+    loaded = load(config, scratch_folder)
+    model = loaded.language_model.model
+    layers = model.config.get_text_config().num_hidden_layers
+    count = config.trainable_layers or layers
+    if count > layers:
+        raise ModelError(f"student.trainable_layers is {count}, but {loaded.source} has {layers} layers")
+    if config.lora is not None:
+        _add_adapters(model, config, seed, list(range(layers - count, layers)))
+    elif config.trainable_layers is None:
+        model.requires_grad_(True)
+    else:
+        for layer in _layers(model)[layers - count :]:
+            layer.requires_grad_(True)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return loaded
+
+
+def locate(config: ModelConfig, scratch_folder: Path | None) -> str:
+    """The folder or hub name that the weights are read from; packaged models are converted on first use."""
+    if isinstance(config.model, Scratch):
+        assert scratch_folder is not None, "a from-scratch model is made before it is loaded"
+        return str(scratch_folder)
+    if config.model in PACKAGED:
+        return str(packaged_model(config.model))
+    folder = Path(config.model).expanduser()
+    if folder.is_dir():
+        _check_folder(folder, config)
+        return str(folder)
+    if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
+        raise ModelError(
+            f"no model {config.model!r}: it is not a folder, not a hub name such as 'Qwen/Qwen3-0.6B', and not one of the "
+            f"packaged models ({', '.join(PACKAGED)})"
+        )
+    return config.model
+
+
+def _check_folder(folder: Path, config: ModelConfig) -> None:
+    settings = folder / "config.json"
+    if not settings.is_file():
+        raise ModelError(
+            f"{folder}: no config.json, so this is not a model folder; point to one that save_pretrained wrote"
+        )
+    try:
+        described = json.loads(settings.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{settings}: not JSON ({error}); copy the file again") from error
+    if "auto_map" in described and not config.trust_remote_code:
+        files = ", ".join(sorted({str(name).split(".")[0] + ".py" for name in described["auto_map"].values()}))
+        raise ModelError(
+            f"{folder}: the model brings its own code ({files}), which is not run; read it, then write trust_remote_code: true"
+        )
+    if not list(folder.glob("*.safetensors")):
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        found = f"only pickle weights ({', '.join(pickles)}), which can run code when read" if pickles else "no weights"
+        raise ModelError(f"{folder}: {found}; convert them to safetensors with save_pretrained")
+    _check_shards(folder)
+
+
+def _check_shards(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    missing = sorted(name for name in needed if not (folder / name).is_file())
+    if missing:
+        raise ModelError(
+            f"{folder}: {len(missing)} of {len(needed)} weight files are missing ({missing[0]}); copy them too"
+        )
+
+
+def _tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{source}: no tokenizer could be loaded ({_first_line(error)})") from error
+
+
+def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if "DefaultCPUAllocator" in str(error) or isinstance(error, MemoryError):
+            raise ResourceError(f"{source}: the weights do not fit in memory ({_first_line(error)})") from error
+        raise ModelError(f"{source}: the weights could not be loaded ({_first_line(error)})") from error
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(str(key) for key in report["mismatched_keys"])
+    if missing or mismatched:
+        raise ModelError(
+            f"{source}: {len(missing)} weights are missing and {len(mismatched)} have another shape than config.json says "
+            f"(first: {(missing + mismatched)[0]}); the files do not belong together"
+        )
+    return model
+
+
+def _wants_cuda(config: ModelConfig) -> bool:
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ModelError("device is 'cuda', but no CUDA device is available; write device: auto or cpu")
+    return available and config.device != "cpu"
+
+
+def _generation_eos(source: str, model: PreTrainedModel) -> int | list[int] | None:
+    try:
+        eos = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:
+        eos = None
+    return eos if eos is not None else model.config.get_text_config().eos_token_id
+
+
+def _named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str) -> frozenset[int]:
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    for name in names:
+        if name not in vocabulary:
+            raise ModelError(f"{source}: stop token {name!r} is not in the vocabulary; write a token, not a text")
+    return frozenset(vocabulary[name] for name in names)
+
+
+def _layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    return model.base_model.layers  # type: ignore[return-value]
+
+
+def _add_adapters(model: PreTrainedModel, config: StudentConfig, seed: int, layers: list[int]) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    assert config.lora is not None
+    linear = {
+        name.rsplit(".", 1)[-1]
+        for name, module in _layers(model).named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    settings = LoraConfig(
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,  # type: ignore[arg-type]
+        target_modules=sorted(linear),
+        layers_to_transform=layers,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(settings, model)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,79 @@
+"""From-scratch models: a small architecture with random weights, optionally taught the task's answers first."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from practicum.backends.local.sampler import _padded
+from practicum.model_config import Pretrain, Scratch
+from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.types import Prompt
+
+MAX_POSITIONS = 512
+
+
+def make_scratch_model(folder: Path, config: Scratch, alphabet: str, prompts: Sequence[Prompt]) -> None:
+    """Write a model folder: seeded random weights, a character tokenizer, pretrained on the prompts' answers if asked."""
+    tokenizer = character_tokenizer(alphabet)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model = AutoModelForCausalLM.from_config(_architecture(config, len(tokenizer), tokenizer.eos_token_id))
+        renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
+        if config.pretrain.steps:
+            _pretrain(model, renderer, config.pretrain, prompts, config.seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _architecture(config: Scratch, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
+    rows = max(vocabulary, config.padded_vocabulary or 0)
+    kind = {"llama": "llama", "qwen3": "qwen3", "gemma3": "gemma3_text"}[config.architecture]
+    extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if config.architecture == "gemma3" else {}
+    return AutoConfig.for_model(
+        kind,
+        vocab_size=rows,
+        hidden_size=config.hidden_size,
+        intermediate_size=4 * config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=max(config.heads // 2, 1),
+        head_dim=config.hidden_size // config.heads,
+        max_position_embeddings=MAX_POSITIONS,
+        attention_dropout=config.dropout,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=0,
+        **extra,
+    )
+
+
+def _pretrain(
+    model: PreTrainedModel, renderer: Renderer, settings: Pretrain, prompts: Sequence[Prompt], seed: int
+) -> None:
+    """Cross-entropy on the answers (the stop token included), prompts drawn at random."""
+    stop = min(renderer.stop_ids)
+    pairs = [
+        (renderer.render(prompt.messages), [*renderer.encode(prompt.answer or ""), stop])
+        for prompt in prompts
+        if prompt.answer is not None
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)
+    generator = torch.Generator().manual_seed(seed)
+    model.train()
+    for step in range(settings.steps):
+        chosen = [pairs[index] for index in torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()]
+        ids, mask = _padded([(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device)
+        labels = torch.full_like(ids, -100)
+        for row, (prompt, answer) in enumerate(chosen):
+            labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
+        logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * (1 - step / settings.steps)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()

@@ -1,0 +1,330 @@
+"""The training client: gradients of an objective over a local model, chunk by chunk.
+
+The gradient of the logit side is formed chunk by chunk of tokens as soon as the chunk's log-probabilities exist, so that
+the [T, V] matrices of student and teacher are never held at once; then the body's graph is walked once a micro-batch.
+Every token's share of the loss is fixed by the whole batch before the first micro-batch, so the split changes nothing
+but rounding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum import functional as F
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.sampler import LocalSampler, _padded
+from practicum.backends.local.self_teacher import LocalSelfTeacher
+from practicum.errors import ResourceError
+from practicum.functional.chunked import chunks
+from practicum.objective import Objective, TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
+from practicum.ports import AdamParams, SelfRule
+from practicum.types import Datum, ForwardResult, Head, Metrics, TokenOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLimits:
+    """How much is held at once: padded tokens of a micro-batch, tokens of a chunk of the logit side."""
+
+    micro_batch_tokens: int = 4096
+    chunk_tokens: int = 128
+    sampling_batch: int = 64
+
+
+class _Records:
+    """What a step reports: sums over tokens, and three numbers at every token of the whole batch."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.sums: dict[str, float] = {}
+        self.broken: list[int] = []
+        self.logprobs, self.teacher_logprobs, self.divergence = torch.full((3, tokens), torch.nan)
+
+    def add(self, name: str, values: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + values.double().sum().item()
+
+    def place(self, index: Tensor, values: TermValues) -> None:
+        self.logprobs[index] = values.logprobs
+        for name in ("teacher_logprobs", "divergence"):
+            column = getattr(values, name)
+            if column is not None:
+                getattr(self, name)[index] = column
+
+    def outputs(self, data: Sequence[Datum]) -> list[TokenOutputs]:
+        """The three numbers by rollout, NaN at tokens that were not learned from."""
+        columns = torch.stack([self.logprobs, self.teacher_logprobs, self.divergence])
+        results, start = [], 0
+        for datum in data:
+            mask = datum.rollout.loss_mask
+            whole = torch.full((3, len(mask)), torch.nan)
+            count = int(mask.sum())
+            whole[:, mask] = columns[:, start : start + count]
+            start += count
+            results.append(TokenOutputs(*whole))
+        return results
+
+
+class LocalTrainer:
+    """Trains a local model; see `practicum.ports.TrainingClient`."""
+
+    def __init__(self, language_model: LanguageModel, limits: TrainerLimits | None = None) -> None:
+        self.language_model = language_model
+        self.limits = limits or TrainerLimits()
+        self._parameters = language_model.trainable()
+        self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
+
+    def refuses(self, objective: Objective) -> str | None:
+        """Every objective can be trained here."""
+        return None
+
+    def sampling_client(self) -> LocalSampler:
+        """Samples from the live weights."""
+        return LocalSampler(self.language_model, None, self.limits.sampling_batch, self.limits.chunk_tokens)
+
+    def self_teacher(self, rule: SelfRule) -> LocalSelfTeacher:
+        """The student's own weights as a teacher, starting from what they are now."""
+        return LocalSelfTeacher(self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens)
+
+    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+        """The gradient of the objective over all of `data`; a micro-batch that does not fit in memory is halved.
+
+        Raises ResourceError when not even one sequence fits.
+        """
+        halvings = 0
+        while True:
+            torch.manual_seed(seed)
+            try:
+                result = self._forward_backward(data, objective)
+                return ForwardResult({**result.metrics, "halvings": float(halvings)}, result.outputs)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+                self._halve(data, error)
+                halvings += 1
+
+    def optim_step(self, params: AdamParams) -> Metrics:
+        """One step of AdamW on the clipped gradient; a gradient that is not finite moves nothing and says so."""
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients).item() if gradients else 0.0
+        finite = norm < float("inf")
+        if finite and gradients:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), params.max_grad_norm, torch.tensor(norm))
+            for group in self._optimizer.param_groups:
+                group.update(
+                    lr=params.learning_rate, betas=params.betas, eps=params.epsilon, weight_decay=params.weight_decay
+                )
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": norm, "skipped": float(not finite), "learning_rate": params.learning_rate}
+
+    def save_state(self) -> dict[str, dict[str, Tensor]]:
+        """The trainable weights under `student` and the moments of AdamW under `optimizer`."""
+        moments = {
+            f"{name}/{key}": value.detach()
+            for name, parameter in self._parameters.items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+        }
+        return {"student": {name: value.detach() for name, value in self._parameters.items()}, "optimizer": moments}
+
+    def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore weights and moments in place."""
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(tensors["student"][name])
+        for key, value in tensors["optimizer"].items():
+            name, moment = key.rsplit("/", 1)
+            parameter = self._parameters[name]
+            device = parameter.device if moment != "step" else value.device
+            self._optimizer.state[parameter][moment] = value.clone().to(device)
+
+    def _forward_backward(self, data: Sequence[Datum], objective: Objective) -> ForwardResult:
+        batch = token_batch(data, objective)
+        records = _Records(len(batch.tokens))
+        micro_batches = _micro_batches(data, self.limits.micro_batch_tokens)
+        coefficients = (
+            self._whole_coefficients(data, objective, batch, micro_batches) if objective.needs_sequences else None
+        )
+        self.language_model.model.train()
+        for rows in micro_batches:
+            self._micro_batch(_Micro(data, rows, batch), objective, coefficients, records)
+        metrics = {"tokens": float(records.tokens)}
+        if records.broken:
+            self._optimizer.zero_grad(set_to_none=True)
+            return ForwardResult(metrics | {"nonfinite": float(len(set(records.broken)))}, records.outputs(data))
+        means = {name: value / records.tokens for name, value in records.sums.items()}
+        return ForwardResult(metrics | means, records.outputs(data))
+
+    def _micro_batch(
+        self, micro: "_Micro", objective: Objective, coefficients: list[Tensor] | None, records: _Records
+    ) -> None:
+        hidden = self._hidden(micro)
+        head = self.language_model.head()
+        gradients = []
+        for part in chunks(len(micro.index), self.limits.chunk_tokens):
+            piece = hidden[part].detach().requires_grad_()
+            tokens = micro.batch[micro.index[part]]
+            values = _logit_side(head, piece, micro.teacher(part), tokens, objective)
+            detached = [value.detached() for value in values]
+            shares = (
+                [token_side(term, value, tokens) for term, value in zip(objective.losses, detached, strict=True)]
+                if coefficients is None
+                else [whole[micro.index[part]] for whole in coefficients]
+            )
+            loss = torch.stack(
+                [
+                    (share.to(value.value.device) * value.value).sum()
+                    for share, value in zip(shares, values, strict=True)
+                ]
+            ).sum()
+            if not torch.isfinite(loss):
+                records.broken += tokens.rows[~torch.isfinite(detached[0].value)].tolist() or tokens.rows.tolist()
+                return
+            loss.backward()
+            gradients.append(piece.grad)
+            _measure(records, detached, tokens)
+            records.place(micro.index[part], detached[0])
+        if hidden.requires_grad:
+            hidden.backward(torch.cat(gradients))
+
+    @torch.no_grad()
+    def _whole_coefficients(
+        self, data: Sequence[Datum], objective: Objective, batch: TokenBatch, micro_batches: Sequence[list[int]]
+    ) -> list[Tensor]:
+        """The coefficients of all tokens, for terms in which a token's depends on other tokens: a pass without gradient."""
+        self.language_model.model.eval()
+        head = self.language_model.head()
+        pieces: list[list[TermValues]] = []
+        order = []
+        for rows in micro_batches:
+            micro = _Micro(data, rows, batch)
+            hidden = self._hidden(micro)
+            order.append(micro.index)
+            for part in chunks(len(micro.index), self.limits.chunk_tokens):
+                tokens = batch[micro.index[part]]
+                pieces.append(_logit_side(head, hidden[part], micro.teacher(part), tokens, objective))
+        back = torch.cat(order).argsort()
+        merged = [
+            TermValues.concatenate([piece[index].detached() for piece in pieces])[back]
+            for index in range(len(objective.losses))
+        ]
+        return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
+
+    def _hidden(self, micro: "_Micro") -> Float[Tensor, "T D"]:
+        """The student's hidden states that predict the micro-batch's supervised tokens, end to end."""
+        rollouts = [micro.data[row].rollout for row in micro.rows]
+        sequences = [(*rollout.prompt_tokens, *rollout.tokens.tolist()) for rollout in rollouts]
+        ids, mask = _padded(sequences, side="right", device=self.language_model.device)
+        hidden = self.language_model.body(ids, mask)
+        wanted = torch.zeros_like(mask)
+        for row, rollout in enumerate(rollouts):
+            first = len(rollout.prompt_tokens) - 1
+            wanted[row, first : first + len(rollout.tokens)] = rollout.loss_mask.to(mask.device)
+        return hidden[wanted]
+
+    def _halve(self, data: Sequence[Datum], error: RuntimeError) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        longest = max(_length(datum) for datum in data)
+        if self.limits.micro_batch_tokens <= longest and self.limits.chunk_tokens <= 1:
+            raise ResourceError(
+                f"one sequence of {longest} tokens does not fit in memory ({_first_line(error)}); shorten "
+                "rollout.max_new_tokens, train fewer layers or use lora"
+            ) from error
+        self.limits = TrainerLimits(
+            max(self.limits.micro_batch_tokens // 2, 1),
+            max(self.limits.chunk_tokens // 2, 1),
+            self.limits.sampling_batch,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Micro:
+    """Some rollouts of a batch whose teachers share one head, and where their tokens are in the whole batch."""
+
+    data: Sequence[Datum]
+    rows: list[int]
+    batch: TokenBatch
+
+    @property
+    def index(self) -> Tensor:
+        """The places of this micro-batch's tokens in the whole batch, in the order of `rows`."""
+        return torch.cat([(self.batch.rows == row).nonzero()[:, 0] for row in self.rows])
+
+    def teacher(self, part: slice) -> TeacherTokens:
+        """What the teacher said about a part of this micro-batch's tokens."""
+        signals = [self.data[row].signal for row in self.rows]
+        masks = [self.data[row].rollout.loss_mask for row in self.rows]
+
+        def gathered(tensors: Sequence[Tensor | None]) -> Tensor | None:
+            if tensors[0] is None:
+                return None
+            pairs = zip(tensors, masks, strict=True)
+            return torch.cat([tensor[mask.to(tensor.device)] for tensor, mask in pairs if tensor is not None])[part]
+
+        hidden = gathered([signal.hidden for signal in signals])
+        head = signals[0].head
+        with torch.no_grad():
+            full = None if hidden is None or head is None else head.logprobs(hidden)
+        return TeacherTokens(
+            full=full,
+            topk_ids=gathered([signal.topk_ids for signal in signals]),
+            topk_logprobs=gathered([signal.topk_logprobs for signal in signals]),
+            logprobs=gathered([signal.logprobs for signal in signals]),
+        )
+
+
+def _logit_side(
+    head: Head, hidden: Tensor, teacher: TeacherTokens, tokens: TokenBatch, objective: Objective
+) -> list[TermValues]:
+    student = head.logprobs(hidden)
+    return logit_side(student, teacher.to(student.device), tokens.tokens.to(student.device), objective)
+
+
+def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch) -> None:
+    """Add what every step reports: the terms' values, the divergence to the teacher, entropies, sampler mismatch."""
+    first = values[0]
+    for number, value in enumerate(values):
+        name = "loss" if len(values) == 1 else f"loss_{number}"
+        measure = value.divergence
+        if measure is None and value.teacher_logprobs is not None:
+            measure = F.k1(value.logprobs, value.teacher_logprobs)
+        if measure is not None:
+            records.add(name, measure)
+    if first.reverse_kl is not None:
+        records.add("reverse_kl", first.reverse_kl)
+    records.add("student_entropy", first.student_entropy)
+    if first.teacher_entropy is not None:
+        records.add("teacher_entropy", first.teacher_entropy)
+    records.add("sampler_mismatch", (first.logprobs - tokens.policy_logprobs).abs())
+
+
+def _micro_batches(data: Sequence[Datum], limit: int) -> list[list[int]]:
+    """Rows of like length and like teacher head, each list at most `limit` tokens with its padding (one row at least)."""
+    heads: dict[int, list[int]] = {}
+    for row, datum in enumerate(data):
+        if not datum.rollout.loss_mask.any():
+            continue
+        heads.setdefault(0 if datum.signal.head is None else datum.signal.head.weight.data_ptr(), []).append(row)
+    batches: list[list[int]] = []
+    for rows in heads.values():
+        current: list[int] = []
+        for row in sorted(rows, key=lambda row: _length(data[row])):
+            if current and _length(data[row]) * (len(current) + 1) > limit:
+                batches.append(current)
+                current = []
+            current.append(row)
+        batches.append(current)
+    return batches
+
+
+def _length(datum: Datum) -> int:
+    return len(datum.rollout.prompt_tokens) + len(datum.rollout.tokens)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,101 @@
+"""What is done with a student after its run: evaluate it, talk to it, hand it on."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from practicum.assembly import assemble_run, build_task, evaluation_settings
+from practicum.backends.local import LoadedModel, LocalSampler, export, load
+from practicum.errors import DataError, RecipeError
+from practicum.evaluation import evaluate
+from practicum.model_config import ModelConfig
+from practicum.randomness import seed_of
+from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
+from practicum.run import open_run, open_student, teacher_tensors
+from practicum.run_dir import find_checkpoint
+from practicum.text import printable
+from practicum.types import Message, SampleRequest, SamplingParams
+
+
+def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """The evaluation of a run's student, or of a model on a recipe's held-out prompts."""
+    if _is_run(target):
+        return _evaluate_run(Path(target), overrides)
+    if recipe is None:
+        raise RecipeError(f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE")
+    settings = load_recipe(recipe, overrides)
+    model = load(ModelConfig(model=target))
+    task = build_task(settings, None)
+    wanted = evaluation_settings(settings, task, model)
+    if wanted is None:
+        raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
+    return evaluate(LocalSampler(model.language_model), model.renderer, task, None, wanted).summary()
+
+
+def chat_with(target: str, temperature: float, max_new_tokens: int, system: str | None) -> None:
+    """Read questions from standard input and print the answers; each question stands alone."""
+    student = _open(target, system)
+    params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
+    sampler = LocalSampler(student.language_model)
+    for turn in range(sys.maxsize):
+        question = _question()
+        if not question:
+            return
+        tokens = student.renderer.render([Message("user", question)])
+        room = student.language_model.context_length - max_new_tokens
+        if len(tokens) > room:
+            print(f"(that is {len(tokens)} tokens; at most {room} leave room for an answer)")
+            continue
+        sample = sampler.sample([SampleRequest(tokens, seed_of(0, "chat", turn))], params)[0]
+        cut = " ..." if sample.stop_reason == "length" else ""
+        print(printable(student.renderer.decode(sample.tokens.tolist())) + cut, flush=True)
+
+
+def export_run(run_folder: Path, folder: Path) -> Path:
+    """The run's student as a model folder, adapters merged; RecipeError where the folder is taken."""
+    if folder.exists():
+        raise RecipeError(f"{folder} exists already; name a folder that does not")
+    _, _, student = open_student(run_folder)
+    export(student, folder)
+    return folder
+
+
+def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    home, recipe = open_run(path)
+    recipe = _overridden(recipe, overrides)
+    built = assemble_run(recipe, home.models, None, lambda text: None)
+    checkpoint, _ = find_checkpoint(home)
+    if checkpoint is not None:
+        built.trainer.load_state({"student": checkpoint.tensors("student"), "optimizer": {}})
+        built.parts.teacher.load_state(teacher_tensors(checkpoint))
+    if built.evaluation is None:
+        raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
+    parts = built.parts
+    result = evaluate(parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation)
+    return {"step": 0 if checkpoint is None else checkpoint.step, **result.summary()}
+
+
+def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    from practicum.recipe import override
+
+    data = resolved(recipe)
+    for text in overrides:
+        override(data, text)
+    return parse_recipe(data, "the run's recipe")
+
+
+def _open(target: str, system: str | None) -> LoadedModel:
+    if _is_run(target):
+        return open_student(Path(target))[2]
+    return load(ModelConfig(model=target, system=system))
+
+
+def _is_run(target: str) -> bool:
+    return (Path(target) / "recipe.json").is_file()
+
+
+def _question() -> str:
+    if sys.stdin.isatty():
+        print("> ", end="", flush=True)
+    return sys.stdin.readline().strip()

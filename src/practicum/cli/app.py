@@ -1,0 +1,178 @@
+"""The commands. Each imports what it needs when it is called, so that help is instant."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from practicum.errors import PracticumError
+
+app = typer.Typer(
+    name="practicum",
+    help="On-policy distillation of language models.\n\nExample: practicum run quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="a YAML file, or a packaged recipe such as quickstart")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example train.steps=4")]
+RunOrModel = Annotated[str, typer.Argument(metavar="RUN|MODEL", help="a run folder, a model folder or a model name")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object a line, for machines")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+
+
+@app.command(epilog="Example: practicum run quickstart train.steps=4 --out runs")
+def run(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="the folder in which the run folder is made")] = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest good checkpoint")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train: evaluate, distil, evaluate again; the run folder holds everything."""
+    with _errors(debug):
+        from practicum.run import run as run_recipe
+        from practicum.tracking import open_console
+
+        with closing(open_console(as_json=as_json)) as console:
+            run_recipe(recipe, overrides or [], out=out, resume=resume, console=console)
+
+
+@app.command(epilog="Example: practicum check my.yaml")
+def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Every mistake of a recipe at once, before anything loads."""
+    with _errors(debug):
+        from practicum.recipe import load_recipe
+
+        load_recipe(recipe, overrides or [])
+        print(f"{recipe}: no mistakes found")
+
+
+@app.command(epilog="Example: practicum show quickstart objective.divergence='jsd(0.3)'")
+def show(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
+    """The recipe with every default filled in."""
+    with _errors(debug):
+        import json
+
+        import yaml
+
+        from practicum.recipe import load_recipe, resolved
+
+        data = resolved(load_recipe(recipe, overrides or []))
+        print(json.dumps(data) if as_json else yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="\n")
+
+
+@app.command(epilog="Example: practicum ls divergences")
+def ls(
+    room: Annotated[
+        str, typer.Argument(help="recipes, divergences, teachers, tasks, backends, weights, corrections")
+    ] = "recipes",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What there is to choose from."""
+    with _errors(debug):
+        from practicum.cli.listing import listing
+
+        _print_rows(listing(room), as_json)
+
+
+@app.command("eval", epilog="Example: practicum eval runs/quickstart evaluation.prompts=121")
+def evaluate(
+    target: RunOrModel,
+    overrides: Overrides = None,
+    recipe: Annotated[str | None, typer.Option(help="the recipe whose task to use, for a model")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Held-out accuracy with its interval, length, truncation, entropy and the divergence to the teacher."""
+    with _errors(debug):
+        from practicum.cli.after import evaluate_target
+
+        _print_summary(evaluate_target(target, recipe, overrides or []), as_json)
+
+
+@app.command(epilog="Example: practicum chat runs/quickstart")
+def chat(
+    target: RunOrModel,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    system: Annotated[str | None, typer.Option(help="a system turn, for a model")] = None,
+    debug: Debug = False,
+) -> None:
+    """Talk to a student; an empty line or Ctrl-D ends it."""
+    with _errors(debug):
+        from practicum.cli.after import chat_with
+
+        chat_with(target, temperature, max_new_tokens, system)
+
+
+@app.command(epilog="Example: practicum export runs/quickstart my-model")
+def export(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    debug: Debug = False,
+) -> None:
+    """Write a model folder that transformers, vLLM and llama.cpp's converter load."""
+    with _errors(debug):
+        from practicum.cli.after import export_run
+
+        print(f"wrote {export_run(run_folder, folder)}")
+
+
+def main() -> None:
+    """Run the command line; every error for a user is one line on stderr and its documented exit code."""
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
+    app()
+
+
+@contextmanager
+def _errors(debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except PracticumError as error:
+        if debug:
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        print(f"error: {lines[0]}", *lines[1:], sep="\n  ", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
+def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        import json
+
+        for row in rows:
+            print(json.dumps(row))
+        return
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        print(f"{row['name']:<{width}}  {row['summary']}".rstrip())
+
+
+def _print_summary(summary: dict[str, object], as_json: bool) -> None:
+    import json
+
+    print(
+        json.dumps(summary) if as_json else "\n".join(f"{name:16} {_plain(value)}" for name, value in summary.items())
+    )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict) and {"mean", "low", "high"} <= set(value):
+        return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,56 @@
+"""`practicum ls`: the names a recipe can use, each with one line."""
+
+import ast
+from pathlib import Path
+
+import practicum
+from practicum.errors import RecipeError
+from practicum.objective.calls import did_you_mean
+
+FOLDERS = ("teachers", "tasks", "backends")
+TABLES = ("divergences", "weights", "corrections")
+
+
+def listing(room: str) -> list[dict[str, str]]:
+    """The names of a room with their summaries; RecipeError for a room there is not."""
+    if room == "recipes":
+        return _recipes()
+    if room in FOLDERS:
+        return _modules(room)
+    if room in TABLES:
+        return _table(room)
+    raise RecipeError(f"nothing to list under {room!r}; {did_you_mean(room, ('recipes', *FOLDERS, *TABLES))}")
+
+
+def _recipes() -> list[dict[str, str]]:
+    from practicum.recipe import packaged_recipes, read_yaml, recipe_names
+
+    folder = packaged_recipes()
+    return [
+        {"name": name, "summary": str(read_yaml(folder / f"{name}.yaml").get("about", ""))} for name in recipe_names()
+    ]
+
+
+def _modules(room: str) -> list[dict[str, str]]:
+    """Names and first docstring lines, read without importing anything."""
+    folder = Path(practicum.__file__).parent / room
+    files = [path for path in sorted(folder.iterdir()) if not path.name.startswith("_")]
+    files = [path / "__init__.py" if path.is_dir() else path for path in files]
+    return [
+        {"name": path.stem if path.stem != "__init__" else path.parent.name, "summary": _first_line(path)}
+        for path in files
+        if path.suffix == ".py" and path.is_file()
+    ]
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def _table(room: str) -> list[dict[str, str]]:
+    from practicum.functional.divergences import DIVERGENCES
+    from practicum.functional.estimators import CORRECTIONS
+    from practicum.functional.weights import WEIGHTS
+
+    table = {"divergences": DIVERGENCES, "weights": WEIGHTS, "corrections": CORRECTIONS}[room]
+    return [{"name": name, "summary": entry.summary} for name, entry in table.items()]

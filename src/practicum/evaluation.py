@@ -1,0 +1,214 @@
+"""How good the student is on held-out prompts, and how far from its teacher, with intervals."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum import functional as F
+from practicum.functional.chunked import chunks
+from practicum.objective import Full, Sampled
+from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher, TeacherRequest
+from practicum.randomness import seed_of
+from practicum.rollouts import Batch, rewarded, sample_rollouts
+from practicum.text import Renderer
+from practicum.types import Prompt, Rollout, SamplingParams, TeacherSignal
+
+RESAMPLES = 2000
+CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """Which prompts, how many completions of each, and how they are sampled."""
+
+    prompts: Sequence[Prompt]
+    samples: int
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One held-out prompt with what was expected and what was said."""
+
+    prompt: str
+    question: str
+    expected: str | None
+    text: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The result on every prompt; `scores` is each prompt's mean reward (empty where the task has no answers)."""
+
+    answers: list[Answered]
+    scores: list[float]
+    accuracy: Interval | None
+    length: float
+    truncated: float
+    student_entropy: float | None
+    reverse_kl: float | None
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers for `summary.json`, without the answers themselves."""
+        numbers = asdict(self)
+        del numbers["answers"], numbers["scores"]
+        return {"prompts": len({answer.prompt for answer in self.answers}), "completions": len(self.answers), **numbers}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "Evaluation":
+        """Read back what `dataclasses.asdict` gave."""
+        accuracy = None if saved["accuracy"] is None else Interval(**saved["accuracy"])
+        answers = [Answered(**answer) for answer in saved["answers"]]
+        return cls(**{**saved, "accuracy": accuracy, "answers": answers})
+
+
+def evaluate(
+    client: SamplingClient, renderer: Renderer, task: Task, teacher: Teacher | None, settings: EvaluationSettings
+) -> Evaluation:
+    """Sample, verify, and compare with the teacher on the states the student visits."""
+    batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    rollouts = rewarded(sample_rollouts(batch, client, renderer, settings.sampling), task)
+    entropy, divergence = (None, None) if teacher is None else _distance(client, teacher, rollouts)
+    return _evaluation(rollouts, entropy, divergence, settings.seed)
+
+
+def evaluate_teacher(
+    teacher: Teacher, renderer: Renderer, task: Task, settings: EvaluationSettings
+) -> Evaluation | None:
+    """The teacher's own answers in its own context, or None where it cannot generate."""
+    requests = [
+        TeacherRequest(prompt, seed_of(settings.seed, "teacher", prompt.id, number))
+        for prompt in settings.prompts
+        for number in range(settings.samples)
+    ]
+    samples = teacher.sample(requests, settings.sampling)
+    if samples is None:
+        return None
+    rollouts = [
+        Rollout(
+            prompt=request.prompt,
+            prompt_tokens=(),
+            tokens=sample.tokens,
+            loss_mask=torch.ones_like(sample.tokens, dtype=torch.bool),
+            sampling_logprobs=sample.sampling_logprobs,
+            policy_logprobs=sample.policy_logprobs,
+            policy_version=0,
+            stop_reason=sample.stop_reason,
+            text=renderer.decode(sample.tokens.tolist()),
+        )
+        for request, sample in zip(requests, samples, strict=True)
+    ]
+    return _evaluation(rewarded(rollouts, task), None, None, settings.seed)
+
+
+def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
+    """The paired difference of accuracy, with an interval by bootstrap over prompts."""
+    if not before.scores or not after.scores:
+        return None
+    differences = torch.tensor(after.scores, dtype=torch.float64) - torch.tensor(before.scores, dtype=torch.float64)
+    return bootstrap(differences, seed)
+
+
+def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
+    """The mean with the 2.5 and 97.5 percentiles of its resampled means."""
+    generator = torch.Generator().manual_seed(seed_of(seed, "bootstrap"))
+    picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    means = values[picks].mean(dim=1)
+    low, high = means.quantile(0.025).item(), means.quantile(0.975).item()
+    return Interval(values.mean().item(), low, high)
+
+
+def wilson(successes: float, count: int) -> Interval:
+    """The interval of a proportion (Wilson 1927), which stays inside [0, 1] and is honest near its ends."""
+    z, mean = 1.959964, successes / count
+    centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
+    spread = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
+    return Interval(mean, max(centre - spread, 0.0), min(centre + spread, 1.0))
+
+
+def _evaluation(rollouts: list[Rollout], entropy: float | None, divergence: float | None, seed: int) -> Evaluation:
+    by_prompt: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            by_prompt.setdefault(rollout.prompt.id, []).append(rollout.reward)
+    scores = [sum(rewards) / len(rewards) for rewards in by_prompt.values()]
+    count = len(rollouts)
+    return Evaluation(
+        answers=[
+            Answered(
+                rollout.prompt.id,
+                rollout.prompt.messages[-1].content,
+                rollout.prompt.answer,
+                rollout.text,
+                rollout.reward,
+            )
+            for rollout in rollouts
+        ],
+        scores=scores,
+        accuracy=_accuracy(scores, [len(rewards) for rewards in by_prompt.values()], seed),
+        length=sum(len(rollout.tokens) for rollout in rollouts) / count,
+        truncated=sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
+        student_entropy=entropy,
+        reverse_kl=divergence,
+    )
+
+
+def _accuracy(scores: Sequence[float], samples: Sequence[int], seed: int) -> Interval | None:
+    """Wilson's interval for one yes-or-no answer a prompt, else a bootstrap over prompts."""
+    if not scores:
+        return None
+    if max(samples) == 1 and set(scores) <= {0.0, 1.0}:
+        return wilson(sum(scores), len(scores))
+    return bootstrap(torch.tensor(scores, dtype=torch.float64), seed)
+
+
+@torch.no_grad()
+def _distance(
+    client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout]
+) -> tuple[float | None, float | None]:
+    """Mean student entropy and reverse KL a token; by the sampled tokens alone where the teacher gives no more."""
+    requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
+    signal = Full() if full else Sampled()
+    mine, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
+    sums, entropies, count = 0.0, 0.0, 0
+    for own, other in zip(mine, theirs, strict=True):
+        divergence, entropy = _whole(own, other) if full else _by_samples(own, other)
+        sums += divergence.double().sum().item()
+        entropies += entropy.double().sum().item()
+        count += len(divergence)
+    return entropies / count, sums / count
+
+
+def _whole(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor, Tensor]:
+    assert own.hidden is not None and own.head is not None and other.hidden is not None and other.head is not None
+    divergences, entropies = [], []
+    for part in chunks(len(own.hidden), CHUNK):
+        student = own.head.logprobs(own.hidden[part])
+        divergences.append(F.reverse_kl(student, other.head.logprobs(other.hidden[part])))
+        entropies.append(F.entropy(student))
+    return torch.cat(divergences), torch.cat(entropies)
+
+
+def _by_samples(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor, Tensor]:
+    assert own.logprobs is not None and other.logprobs is not None
+    return F.k1(own.logprobs, other.logprobs), -own.logprobs

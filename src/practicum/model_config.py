@@ -1,0 +1,57 @@
+"""What a recipe says about a model: where its weights come from and how its prompts are written."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Pretrain(BaseModel):
+    """Supervised training of a from-scratch model on the task's own answers, before anything else happens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    steps: int = Field(default=200, ge=0)
+    batch: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=3e-3, gt=0)
+
+
+class Scratch(BaseModel):
+    """A small randomly initialised model with a character tokenizer, made when the run starts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    architecture: Literal["llama", "qwen3", "gemma3"] = "llama"
+    hidden_size: int = Field(default=64, ge=8, multiple_of=8)
+    layers: int = Field(default=2, ge=1)
+    heads: int = Field(default=4, ge=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="attention dropout, in training only")
+    padded_vocabulary: int | None = Field(default=None, description="rows of the embedding, padding included")
+    seed: int = 0
+    pretrain: Pretrain = Pretrain(steps=0)
+
+
+class ModelConfig(BaseModel):
+    """A model: a folder, a hub name, a packaged name such as `smollm2-135m-instruct`, or `scratch` settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    model: str | Scratch = Field(description="folder, hub name, packaged name, or from-scratch settings")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    template: str | None = Field(default=None, description="a chat template (Jinja) instead of the model's own")
+    system: str | None = Field(default=None, description="a system turn put before every prompt")
+    thinking: bool | None = Field(default=None, description="the template's thinking switch, where it has one")
+    stop: tuple[str, ...] = Field(default=(), description="tokens that end an answer besides the model's own")
+    trust_remote_code: bool = Field(default=False, description="run Python code that the model folder brings along")
+
+
+class Lora(BaseModel):
+    """Low-rank adapters (2106.09685) on every linear layer but the head."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+
+
+class StudentConfig(ModelConfig):
+    """The model that learns: which of its weights move."""
+
+    lora: Lora | None = Field(default=None, description="train adapters instead of the weights themselves")
+    trainable_layers: int | None = Field(default=None, ge=1, description="train only the last N layers; none: all")

@@ -1,0 +1,285 @@
+"""The objective as data: a list of terms, each a choice on the mathematical axes, and one aggregate.
+
+Every choice is written as a name or a call, `jsd(0.3)`, and reads back from its own text.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
+
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.estimators import CORRECTIONS
+from practicum.functional.sequence import AGGREGATES
+from practicum.functional.weights import WEIGHTS
+from practicum.objective.calls import bind, did_you_mean, format_call, parse_call
+
+Arguments = dict[str, int | float | str]
+
+
+class Call(BaseModel):
+    """A choice that is written as a call; `type` is its name and the other fields its parameters, in order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_serializer(mode="plain")
+    def _as_text(self) -> str:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return format_call(fields.pop("type"), {name: value for name, value in fields.items() if value is not None})
+
+
+class Full(Call):
+    """Every log-probability of the teacher: exact, and no dearer than one token when both heads are local."""
+
+    type: Literal["full"] = "full"
+
+
+class Sampled(Call):
+    """One teacher log-probability a token, that of the token the student sampled."""
+
+    type: Literal["sampled"] = "sampled"
+
+
+class TopK(Call):
+    """K candidates a token, chosen by `support`; what becomes of the other mass is `tail`'s choice."""
+
+    type: Literal["topk"] = "topk"
+    k: int = Field(default=64, ge=1)
+    support: Literal["student", "teacher", "union", "intersection"] = "student"
+    tail: Literal["bucket", "renorm", "drop", "sampled"] = "bucket"
+
+
+class TeacherTarget(Call):
+    """The teacher's distribution, at a temperature (1: as it is)."""
+
+    type: Literal["teacher"] = "teacher"
+    temperature: float = Field(default=1.0, gt=0)
+
+
+class LogLinear(Call):
+    """`softmax(teacher * log T + student * log S)`, the student's part detached (Veto 2601.07155, TAID 2501.16937)."""
+
+    type: Literal["log_linear"] = "log_linear"
+    teacher: float = 1.0
+    student: float = 0.0
+
+
+class Mixture(Call):
+    """`teacher * T + (1 - teacher) * S` in probability, the student's part detached."""
+
+    type: Literal["mixture"] = "mixture"
+    teacher: float = Field(default=1.0, gt=0, le=1)
+
+
+class Pathwise(Call):
+    """Differentiate the divergence itself at every visited state (GKD 2306.13649)."""
+
+    type: Literal["pathwise"] = "pathwise"
+
+
+class ScoreFunction(Call):
+    """Policy gradient with the advantage of the sampled token; `gamma` 1 is the sequence-level gradient.
+
+    `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean return of the other
+    completions of the prompt.
+    """
+
+    type: Literal["score_function"] = "score_function"
+    gamma: float = Field(default=0.0, ge=0, le=1)
+    baseline: Literal["none", "kl", "group_mean"] = "none"
+
+
+class K2Surrogate(Call):
+    """Back-propagate half the squared log-ratio of the sampled token: exactly the reverse-KL gradient."""
+
+    type: Literal["k2_surrogate"] = "k2_surrogate"
+
+
+class Choice(BaseModel):
+    """An entry of one of the tables of `practicum.functional`, with its arguments, defaults filled in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    arguments: Arguments = {}
+
+    @model_serializer(mode="plain")
+    def _as_text(self) -> str:
+        return format_call(self.name, self.arguments)
+
+
+def _reader(kind: str, *classes: type[Call]) -> BeforeValidator:
+    by_name = {cls.model_fields["type"].default: cls for cls in classes}
+
+    def read(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            _known(kind, str(value.get("type", "")), by_name)
+        if not isinstance(value, str):
+            return value
+        name = parse_call(value)[0]
+        fields = [field for field in _known(kind, name, by_name).model_fields if field != "type"]
+        return {"type": name, **bind(kind, value, fields)}
+
+    return BeforeValidator(read)
+
+
+def _chooser(kind: str, table: Mapping[str, Arguments]) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            name = parse_call(value)[0]
+            given = bind(kind, value, list(_known(kind, name, table)))
+        elif isinstance(value, Mapping) and "type" in value:
+            name = str(value["type"])
+            given = {key: argument for key, argument in value.items() if key != "type"}
+            for key in given:
+                if key not in _known(kind, name, table):
+                    raise ValueError(f"{kind} {name!r} has no parameter {key!r}; {did_you_mean(key, table[name])}")
+        else:
+            return value
+        return {"name": name, "arguments": {**_known(kind, name, table), **given}}
+
+    return BeforeValidator(read)
+
+
+def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
+    if name not in table:
+        raise ValueError(f"no {kind} named {name!r}; {did_you_mean(name, table)}")
+    return table[name]
+
+
+_DIVERGENCES: dict[str, Arguments] = {
+    name: {} if entry.parameter is None else {entry.parameter.name: entry.parameter.default}
+    for name, entry in DIVERGENCES.items()
+}
+_CORRECTIONS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in CORRECTIONS.items()}
+_WEIGHTS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in WEIGHTS.items()}
+
+Signal = Annotated[Full | Sampled | TopK, _reader("signal", Full, Sampled, TopK), Field(discriminator="type")]
+Target = Annotated[
+    TeacherTarget | LogLinear | Mixture,
+    _reader("target", TeacherTarget, LogLinear, Mixture),
+    Field(discriminator="type"),
+]
+Estimator = Annotated[
+    Pathwise | ScoreFunction | K2Surrogate,
+    _reader("estimator", Pathwise, ScoreFunction, K2Surrogate),
+    Field(discriminator="type"),
+]
+DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES)]
+CorrectionChoice = Annotated[Choice, _chooser("correction", _CORRECTIONS)]
+WeightChoice = Annotated[Choice, _chooser("weight", _WEIGHTS)]
+
+
+class Term(BaseModel):
+    """One term of the loss: which rollouts, what the teacher says, how disagreement becomes a gradient."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    signal: Signal = Full()
+    target: Target = TeacherTarget()
+    divergence: DivergenceChoice = Choice(name="reverse_kl")
+    estimator: Estimator | None = Field(
+        default=None, description="pathwise for topk and full signals, score_function for sampled ones"
+    )
+    correction: CorrectionChoice = Choice(name="none")
+    advantage_logprob: Literal["learner", "sampler"] = "learner"
+    weights: WeightChoice = Choice(name="all")
+    filter: Literal["all", "correct", "incorrect"] = "all"
+    coefficient: float = 1.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Term":
+        entry = DIVERGENCES[self.divergence.name]
+        entry.resolve(self.parameter)
+        if isinstance(self.signal, Sampled) and isinstance(self.gradient, Pathwise):
+            raise ValueError(
+                "estimator 'pathwise' needs more than one token's log-probability; with signal 'sampled' "
+                "write estimator: score_function"
+            )
+        if not entry.pointwise and not isinstance(self.gradient, Pathwise):
+            raise ValueError(
+                f"divergence {self.divergence.name!r} has no sampled-token form; use signal full with estimator "
+                "pathwise, or a divergence that has one, such as reverse_kl or jsd(0.5)"
+            )
+        if isinstance(self.gradient, K2Surrogate) and self.divergence.name != "reverse_kl":
+            raise ValueError(
+                "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: reverse_kl"
+            )
+        self._target_consistent()
+        return self
+
+    def _target_consistent(self) -> None:
+        plain = isinstance(self.target, TeacherTarget) and self.target.temperature == 1.0
+        if plain or isinstance(self.signal, Full):
+            return
+        if (
+            isinstance(self.signal, Sampled)
+            and self.divergence.name == "reverse_kl"
+            and self.target.type == "log_linear"
+        ):
+            return  # the normaliser is a constant of the state, so it drops out of the expected gradient
+        raise ValueError(
+            f"target {self.target.type!r} must be renormalised over the whole vocabulary; write signal: full"
+        )
+
+    @property
+    def parameter(self) -> float | None:
+        """The divergence's parameter, where it has one."""
+        return next((float(value) for value in self.divergence.arguments.values()), None)
+
+    @property
+    def gradient(self) -> Pathwise | ScoreFunction | K2Surrogate:
+        """The estimator, with its default filled in: pathwise wherever there are candidates to differentiate."""
+        if self.estimator is not None:
+            return self.estimator
+        return ScoreFunction() if isinstance(self.signal, Sampled) else Pathwise()
+
+    @property
+    def needs_sequences(self) -> bool:
+        """Whether a token's coefficient depends on other tokens, so that the losses need a first pass without gradient."""
+        gradient = self.gradient
+        sequence = isinstance(gradient, ScoreFunction) and (gradient.gamma > 0 or gradient.baseline == "group_mean")
+        return (
+            sequence
+            or self.correction.name == "prefix_ratio"
+            or self.weights.name not in ("all", "prefix", "threshold")
+        )
+
+
+class Objective(BaseModel):
+    """The whole loss: terms that are summed, and the aggregate that turns tokens into one number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    losses: tuple[Term, ...] = Field(default=(Term(),), min_length=1)
+    aggregate: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
+        "token_mean"
+    )
+    aggregate_norm: float | None = Field(default=None, gt=0, description="L of seq_mean_token_sum_norm")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_term_needs_no_list(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "losses" in value:
+            return value
+        whole = {key: value[key] for key in ("aggregate", "aggregate_norm") if key in value}
+        return {"losses": [{key: field for key, field in value.items() if key not in whole}], **whole}
+
+    @model_validator(mode="after")
+    def _norm_given(self) -> "Objective":
+        if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm is None:
+            raise ValueError("aggregate 'seq_mean_token_sum_norm' needs aggregate_norm, for example the token limit")
+        return self
+
+    @property
+    def signal(self) -> Full | Sampled | TopK:
+        """The richest signal any term asks for: what the teacher has to give."""
+        order = {"sampled": 0, "topk": 1, "full": 2}
+        return max((term.signal for term in self.losses), key=lambda signal: order[signal.type])
+
+    @property
+    def needs_sequences(self) -> bool:
+        """Whether any term needs the first pass without gradient."""
+        return any(term.needs_sequences for term in self.losses)
+
+
+assert set(AGGREGATES) == set(Objective.model_fields["aggregate"].annotation.__args__)  # type: ignore[union-attr]

@@ -1,0 +1,51 @@
+"""A name is a file: `{type: privileged}` under `teacher` is `practicum.teachers.privileged`, and its `Config` says what else.
+
+Dropping a file into one of the folders is all it takes to add a teacher, a task or a backend; a dotted name loads one
+from another package.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny
+
+from practicum.objective.calls import did_you_mean
+
+
+def names(room: str) -> list[str]:
+    """The plug-ins of a room, such as `teachers`, in alphabetical order."""
+    package = importlib.import_module(f"practicum.{room}")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+
+
+def module_of(room: str, name: str) -> Any:
+    """The module behind a plug-in's name; ValueError with the nearest known name."""
+    if "." in name:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(f"no module {name!r} to load as one of the {room} ({error})") from error
+    if name not in names(room):
+        raise ValueError(f"no {room.rstrip('s')} named {name!r}; {did_you_mean(name, names(room))}")
+    return importlib.import_module(f"practicum.{room}.{name}")
+
+
+def Plugin(room: str) -> Any:
+    """The type of a recipe field that holds a plug-in's settings: the `Config` of the module its `type` names."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return value
+        if isinstance(value, str):
+            value = {"type": value}
+        if not isinstance(value, Mapping) or "type" not in value:
+            raise ValueError(f"write a mapping with a `type`, one of: {', '.join(names(room))}")
+        config = module_of(room, str(value["type"])).Config
+        fields = dict(value)
+        if "." in str(value["type"]):
+            fields["type"] = config.model_fields["type"].default
+        return config.model_validate(fields)
+
+    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(read)]

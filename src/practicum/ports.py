@@ -1,0 +1,201 @@
+"""The protocols of the boundary: what a backend, a teacher and a task must be able to do.
+
+A step is seven calls over these (see `practicum.loop.train_step`). The four verbs of a backend, `sample`, `score`,
+`forward_backward` and `optim_step`, are those of the Tinker API, so the same loop drives a laptop and a service.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from practicum.objective import Objective, Signal
+from practicum.text import Renderer
+from practicum.types import (
+    Datum,
+    ForwardResult,
+    Metrics,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    TeacherSignal,
+)
+
+SignalName = Literal["sampled", "topk", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a scorer can answer: the signals, the supports of a top-k signal and the largest k (None: any)."""
+
+    signals: frozenset[SignalName]
+    supports: frozenset[str] = frozenset({"student", "teacher", "union", "intersection"})
+    largest_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`."""
+
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """One optimizer step: the learning rate of this step and the constants of AdamW (Loshchilov & Hutter 2019)."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+@runtime_checkable
+class SamplingClient(Protocol):
+    """Draws completions and scores given ones, under weights that do not change while it is used."""
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        """One completion a request, each from its own random stream, whatever the batching."""
+        ...
+
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        """What this model says about each request's tokens, in the form the signal needs or a richer one."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What `score` can answer."""
+        ...
+
+
+@runtime_checkable
+class TrainingClient(Protocol):
+    """Holds the student: accumulates gradients of an objective, steps the optimizer, saves and restores."""
+
+    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+        """The gradient of the objective, normalised over all of `data` however it is split; dropout is seeded by `seed`."""
+        ...
+
+    def optim_step(self, params: AdamParams) -> Metrics:
+        """Clip and apply the accumulated gradient, then forget it; a non-finite gradient is skipped and reported."""
+        ...
+
+    def sampling_client(self) -> SamplingClient:
+        """A client that samples from the current weights."""
+        ...
+
+    def self_teacher(self, rule: "SelfRule") -> "SelfTeacher":
+        """The student's own weights as a scorer, updated by `rule`."""
+        ...
+
+    def save_state(self) -> dict[str, dict[str, Tensor]]:
+        """Every tensor a resume needs, by file stem and name."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore what `save_state` gave."""
+        ...
+
+    def refuses(self, objective: Objective) -> str | None:
+        """Why this backend cannot train the objective, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelfRule:
+    """How the weights of a self-teacher follow the student's.
+
+    `live`: always the current ones. `frozen`: those of the start. `ema`: after each step
+    `teacher = (1 - rate) * teacher + rate * student`. `periodic`: copied every `period` steps.
+    """
+
+    weights: Literal["live", "frozen", "ema", "periodic"]
+    rate: float = 0.05
+    period: int = 50
+
+
+@runtime_checkable
+class SelfTeacher(SamplingClient, Protocol):
+    """A scorer that holds its own copy of the student's trainable weights."""
+
+    def after_step(self, step: int) -> None:
+        """Follow the student by the rule; called once after each optimizer step."""
+        ...
+
+    def save_state(self) -> dict[str, Tensor]:
+        """The tensors a resume cannot recompute (empty for `live` and `frozen`)."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `save_state` gave."""
+        ...
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """Scores rollouts, token for token."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Which signals this teacher can give."""
+        ...
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """One signal a rollout, in order."""
+        ...
+
+    def sample(self, requests: "Sequence[TeacherRequest]", params: SamplingParams) -> list[Sample] | None:
+        """The teacher's own answers in its own context, or None where it cannot generate."""
+        ...
+
+    def after_step(self, step: int) -> None:
+        """Called once after each optimizer step of the student."""
+        ...
+
+    def save_state(self) -> dict[str, Tensor]:
+        """The tensors a resume cannot recompute."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `save_state` gave."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherRequest:
+    """A prompt for the teacher to answer itself, with the seed of its random stream."""
+
+    prompt: Prompt
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherContext:
+    """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers."""
+
+    student: TrainingClient
+    renderer: Renderer
+    load_model: Callable[[Any], tuple[SamplingClient, Renderer]]
+    build: Callable[["TeacherContext", Any], Teacher]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of prompts with its verifier; it knows text only."""
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """The prompts to train on, in a fixed order."""
+        ...
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """The prompts to evaluate on; none of them is a training prompt."""
+        ...
+
+    def reward(self, prompt: Prompt, completion: str) -> float | None:
+        """How right the completion is, 0 to 1, or None where the prompt has no answer."""
+        ...

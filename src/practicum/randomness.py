@@ -1,0 +1,12 @@
+"""Seeds that are names: every random stream belongs to (seed, step, prompt, sample), never to an order of arrival."""
+
+import hashlib
+
+
+def seed_of(*parts: int | str) -> int:
+    """A 63-bit seed that depends on every part and on their order.
+
+    Example: `seed_of(0, "rollout", step, prompt.id, sample)`.
+    """
+    digest = hashlib.sha256("\x1f".join(f"{type(part).__name__}:{part}" for part in parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,390 @@
+"""A run from its recipe to its report: evaluate, train, checkpoint, evaluate again, write everything down.
+
+`metrics.jsonl`, `rollouts.jsonl` and `summary.json` hold nothing that depends on the clock, so a run that was killed and
+resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`.
+"""
+
+import json
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+from practicum import run_dir as folders
+from practicum.assembly import Assembled, assemble_run
+from practicum.backends.local import LoadedModel, load_student
+from practicum.diagnosis.report import write_report
+from practicum.errors import CheckpointError, Interrupted, RecipeError
+from practicum.evaluation import Evaluation, Interval, evaluate, evaluate_teacher, gain
+from practicum.loop import StepResult, train
+from practicum.model_config import Scratch
+from practicum.randomness import seed_of
+from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
+from practicum.run_dir import Checkpoint, Journal, RunDir
+from practicum.text import printable
+from practicum.tracking import Console, Quiet
+from practicum.types import Metrics, Rollout, TokenOutputs
+
+NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
+"""Fields of a recipe that may change between a run and its resume without changing what is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Where a run is and what it says about itself; `summary` is the content of summary.json."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+
+def run(
+    recipe: Recipe | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path = "runs",
+    resume: bool = False,
+    console: Console | None = None,
+) -> RunResult:
+    """Run a recipe in a folder of `out` named after it; with `resume`, go on from its newest good checkpoint.
+
+    Raises a PracticumError with its documented exit code; what was computed until then is in the run folder.
+    """
+    console = console or Quiet()
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
+    with home.lock(), _signals() as stop:
+        return _Run(home, recipe, console, stop).go(resume)
+
+
+def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
+    """An existing run folder and its recipe."""
+    home = RunDir.open(Path(path))
+    return home, parse_recipe(json.loads(home.recipe_json.read_text(encoding="utf-8"))["recipe"], str(home.recipe_json))
+
+
+def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
+    """The student of a run with the weights of its newest good checkpoint."""
+    home, recipe = open_run(path)
+    checkpoint, _ = folders.find_checkpoint(home)
+    if checkpoint is None:
+        raise CheckpointError(f"{path}: no checkpoint yet; resume the run, or give a model folder instead")
+    scratch = home.models / "student" if isinstance(recipe.student.model, Scratch) else None
+    student = load_student(recipe.student, seed_of(recipe.seed, "student"), scratch)
+    for name, value in checkpoint.tensors("student").items():
+        student.language_model.trainable()[name].data.copy_(value)
+    return home, recipe, student
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Callable[[], int | None]) -> None:
+        self.home = home
+        self.recipe = recipe
+        self.console = console
+        self.stop = stop
+        self.started = monotonic()
+        self.timings = home.path / "timings.jsonl"
+
+    def go(self, resume: bool) -> RunResult:
+        """All of it, in order."""
+        if resume and self.home.summary_json.is_file():
+            self._refuse_changes()
+            self.console.event(f"nothing to do: {self.home.path} is finished; see its summary.json")
+            return RunResult(self.home.path, json.loads(self.home.summary_json.read_text(encoding="utf-8")))
+        if resume:
+            self._refuse_changes()
+        built = assemble_run(self.recipe, self.home.models, self.home.rejected_jsonl, self.console.event)
+        self._write_recipe(built)
+        self._report_too_long(built)
+        checkpoint = self._restore(built, resume)
+        before, teacher = self._before(built)
+        first = 1 if checkpoint is None else checkpoint.step + 1
+        self._train(built, first)
+        after = self._evaluate(built, "after training")
+        summary = self._summary(before, teacher, after)
+        folders.write_json(self.home.summary_json, summary)
+        write_report(self.home.path)
+        self._show(before, teacher, after, summary)
+        return RunResult(self.home.path, summary)
+
+    def _refuse_changes(self) -> None:
+        """RecipeError where the recipe is not the one the run was started with, field by field."""
+        saved = json.loads(self.home.recipe_json.read_text(encoding="utf-8"))["recipe"]
+        differences = [
+            line
+            for line in folders.recipe_differences(saved, resolved(self.recipe))
+            if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED))
+        ]
+        if differences:
+            raise RecipeError(
+                [f"{self.home.path}: the recipe changed since the run began; start a new run, or undo:", *differences]
+            )
+
+    def _write_recipe(self, built: Assembled) -> None:
+        """Write the resolved recipe and what the run depends on, or compare them with what stands there."""
+        if self.home.recipe_json.is_file():
+            saved = json.loads(self.home.recipe_json.read_text(encoding="utf-8"))["identity"]
+            changed = sorted(name for name in saved if saved[name] != built.identity.get(name))
+            if changed:
+                raise RecipeError(
+                    f"{self.home.path}: the {' and '.join(changed)} of this run changed since it began; a run only resumes on "
+                    "the same weights and prompts, so start a new run"
+                )
+        folders.write_json(self.home.recipe_json, {"recipe": resolved(self.recipe), "identity": built.identity})
+
+    def _report_too_long(self, built: Assembled) -> None:
+        if built.too_long:
+            count, total = len(built.too_long), len(built.too_long) + len(built.parts.prompts)
+            self.console.event(
+                f"{count} of {total} prompts left out: longer than prompt_tokens ({self.recipe.prompt_tokens}) or no room to answer"
+            )
+
+    def _restore(self, built: Assembled, resume: bool) -> Checkpoint | None:
+        """Load the newest good checkpoint and cut the journals back to it."""
+        checkpoint, warnings = folders.find_checkpoint(self.home) if resume else (None, [])
+        for warning in warnings:
+            self.console.event(f"warning: {warning}")
+        step = 0 if checkpoint is None else checkpoint.step
+        for path in (self.home.metrics_jsonl, self.home.rollouts_jsonl, self.timings):
+            with closing(Journal(path, essential=True)) as journal:
+                journal.truncate_after(step)
+        if checkpoint is None:
+            return None
+        for line in folders.compare_versions(checkpoint.versions, folders.current_versions()):
+            self.console.event(f"warning: {line}; bit-exact resume is not promised")
+        built.trainer.load_state(
+            {"student": checkpoint.tensors("student"), "optimizer": checkpoint.tensors("optimizer")}
+        )
+        built.parts.teacher.load_state(teacher_tensors(checkpoint))
+        self.console.event(f"resumed after step {step}")
+        return checkpoint
+
+    def _before(self, built: Assembled) -> tuple[Evaluation | None, Evaluation | None]:
+        """The evaluations before training; a resumed run measures them again on the untrained weights it saved."""
+        path = self.home.path / "before.json"
+        if path.is_file():
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            student, teacher = (
+                None if saved[who] is None else Evaluation.from_json(saved[who]) for who in ("student", "teacher")
+            )
+            return student, teacher
+        before = self._evaluate(built, "before training")
+        teacher = None
+        if before is not None and built.evaluation is not None and self.recipe.evaluation.teacher:
+            self.console.event("evaluating the teacher in its own context")
+            teacher = evaluate_teacher(built.parts.teacher, built.student.renderer, built.parts.task, built.evaluation)
+        folders.write_json(path, {"student": _json(before), "teacher": _json(teacher)})
+        return before, teacher
+
+    def _evaluate(self, built: Assembled, when: str) -> Evaluation | None:
+        if built.evaluation is None:
+            return None
+        self.console.event(f"evaluating {len(built.evaluation.prompts)} held-out prompts {when}")
+        parts = built.parts
+        return evaluate(parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation)
+
+    def _train(self, built: Assembled, first: int) -> None:
+        steps = self.recipe.train.steps
+        every = self.recipe.train.checkpoint_every
+        self.console.begin(steps, first)
+        with _Journals(self.home, self.timings) as journals:
+            for result in train(first, steps, built.parts, built.settings):
+                journals.write(result)
+                self.console.step(result.step, _with_speed(result.metrics), _shown_sample(result.rollouts))
+                number = self.stop()
+                if result.step == steps or number is not None or (every is not None and result.step % every == 0):
+                    journals.sync()
+                    self._checkpoint(built, result.step)
+                if number is not None and result.step < steps:
+                    raise Interrupted(
+                        number,
+                        f"stopped by {signal.Signals(number).name} after step {result.step} of {steps}; the state is saved, "
+                        "go on with --resume",
+                    )
+        for line in journals.losses():
+            self.console.event(f"warning: {line}")
+
+    def _checkpoint(self, built: Assembled, step: int) -> None:
+        tensors = built.trainer.save_state()
+        teacher = built.parts.teacher.save_state()
+        if teacher:
+            tensors["teacher"] = teacher
+        folders.save_checkpoint(self.home, step, tensors, {"step": step}, keep=self.recipe.train.keep_checkpoints)
+
+    def _summary(
+        self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
+    ) -> dict[str, Any]:
+        rows = list(folders.read_rows(self.home.metrics_jsonl))
+        won = None if before is None or after is None else gain(before, after, self.recipe.seed)
+        return {
+            "name": self.recipe.name,
+            "seed": self.recipe.seed,
+            "steps": self.recipe.train.steps,
+            "rollouts": int(sum(row["rollouts"] for row in rows)),
+            "tokens": int(sum(row["tokens"] for row in rows)),
+            "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),
+            "before": None if before is None else before.summary(),
+            "teacher": None if teacher is None else teacher.summary(),
+            "after": None if after is None else after.summary(),
+            "gain": None if won is None else asdict(won),
+            "samples": _side_by_side(before, after),
+        }
+
+    def _show(
+        self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None, summary: dict[str, Any]
+    ) -> None:
+        if summary["samples"]:
+            rows = [
+                [printable(str(sample[key])) for key in ("prompt", "before", "after")]
+                for sample in summary["samples"][:6]
+            ]
+            self.console.table("held-out prompts, before and after", ["prompt", "before", "after"], rows)
+        if before is not None and after is not None:
+            self.console.table(
+                "held-out evaluation", ["", "before", "after", "teacher"], _comparison(before, after, teacher)
+            )
+        won = summary["gain"]
+        shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
+        seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
+        self.console.finish(
+            {**shown, "time": seconds, "run folder": str(self.home.path), "report": "report.html in it"}
+        )
+
+
+class _Journals:
+    """The three journals of a run, written together."""
+
+    def __init__(self, home: RunDir, timings: Path) -> None:
+        self._metrics = Journal(home.metrics_jsonl, essential=True)
+        self._rollouts = Journal(home.rollouts_jsonl, essential=False)
+        self._timings = Journal(timings, essential=False)
+
+    def __enter__(self) -> "_Journals":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for journal in (self._metrics, self._rollouts, self._timings):
+            journal.close()
+
+    def write(self, result: StepResult) -> None:
+        """One row of metrics, one of timings, and one a rollout."""
+        seconds = {name: value for name, value in result.metrics.items() if name.startswith("seconds_")}
+        numbers = {name: folders.json_number(value) for name, value in result.metrics.items() if name not in seconds}
+        self._metrics.append({"step": result.step, **numbers})
+        self._timings.append({"step": result.step, **seconds})
+        for rollout, output in zip(result.rollouts, result.outputs, strict=True):
+            self._rollouts.append(_rollout_row(result.step, rollout, output))
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk, so that no checkpoint outlives them."""
+        for journal in (self._metrics, self._rollouts, self._timings):
+            journal.sync()
+
+    def losses(self) -> list[str]:
+        """What could not be written, one line a journal."""
+        journals = [journal for journal in (self._rollouts, self._timings) if journal.dropped]
+        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in journals]
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], int | None]]:
+    """Within the block the first SIGINT or SIGTERM is noted and the second SIGINT stops at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+
+    def note(number: int, frame: object) -> None:
+        if received and number == signal.SIGINT:
+            raise Interrupted(number, "stopped at once; the newest checkpoint is untouched, go on with --resume")
+        received.append(number)
+
+    earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _with_speed(metrics: Metrics) -> Metrics:
+    """The metrics with the tokens a second of the whole step, for showing."""
+    seconds = sum(value for name, value in metrics.items() if name.startswith("seconds_"))
+    return metrics | {"tokens_per_second": metrics["tokens"] / max(seconds, 1e-9)}
+
+
+def teacher_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The teacher's own tensors, where it has any."""
+    return checkpoint.tensors("teacher") if (checkpoint.path / "teacher.safetensors").is_file() else {}
+
+
+def _rollout_row(step: int, rollout: Rollout, output: TokenOutputs) -> dict[str, Any]:
+    """One line of rollouts.jsonl; with its `teacher_logprobs` the file is a tape for the scripted teacher."""
+    return {
+        "step": step,
+        "prompt": rollout.prompt.id,
+        "sample": rollout.sample,
+        "text": rollout.text,
+        "reward": rollout.reward,
+        "stop_reason": rollout.stop_reason,
+        "prompt_tokens": list(rollout.prompt_tokens),
+        "tokens": rollout.tokens.tolist(),
+        "sampling_logprobs": _rounded(rollout.sampling_logprobs),
+        "teacher_logprobs": _rounded(output.teacher_logprobs),
+        "divergence": _rounded(output.divergence),
+    }
+
+
+def _rounded(values: Tensor) -> list[float | None]:
+    """Six digits each, which is what float32 holds; None where a token has no number."""
+    return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _shown_sample(rollouts: Sequence[Rollout]) -> tuple[str, str]:
+    return printable(rollouts[0].prompt.messages[-1].content), printable(rollouts[0].text)
+
+
+def _side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[dict[str, Any]]:
+    if before is None or after is None:
+        return []
+    return [
+        {
+            "prompt": old.question,
+            "answer": old.expected,
+            "before": old.text,
+            "after": new.text,
+            "reward_before": old.reward,
+            "reward_after": new.reward,
+        }
+        for old, new in zip(before.answers, after.answers, strict=True)
+    ]
+
+
+def _json(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    return None if evaluation is None else asdict(evaluation)
+
+
+def _comparison(before: Evaluation, after: Evaluation, teacher: Evaluation | None) -> list[list[str]]:
+    columns = [before, after, teacher]
+
+    def cells(name: str, show: Callable[[Evaluation], str]) -> list[str]:
+        return [name, *("" if column is None else show(column) for column in columns)]
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    return [
+        cells("accuracy", lambda column: "" if column.accuracy is None else str(column.accuracy)),
+        cells("reverse KL to teacher / token", lambda column: number(column.reverse_kl, 3)),
+        cells("entropy / token", lambda column: number(column.student_entropy, 3)),
+        cells("tokens / answer", lambda column: number(column.length, 1)),
+        cells("cut off", lambda column: f"{column.truncated:.0%}"),
+    ]
