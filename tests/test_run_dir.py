@@ -218,6 +218,16 @@ def test_a_second_holder_is_told_who_the_first_is(run_dir: RunDir) -> None:
         pass
 
 
+def test_a_run_that_began_and_ended_between_create_and_lock_is_not_written_over(tmp_path: Path) -> None:
+    first, second = RunDir.create(tmp_path, "same"), RunDir.create(tmp_path, "same")
+    with first.lock():
+        first.metrics_jsonl.write_text('{"step": 1}\n')
+    with pytest.raises(RecipeError, match="same already holds a run"), second.lock():
+        pass
+    with first.lock():
+        pass
+
+
 def test_kill_9_lets_go_of_the_lock_and_the_next_holder_cleans_up(run_dir: RunDir, child: Child) -> None:
     code = """
         import os, signal
