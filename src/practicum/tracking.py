@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 # Metrics worth a place on the progress line, with their labels; those that a run does not have are left out.
-SHOWN = {"kl": "KL", "loss": "loss", "reward": "reward", "length": "length", "tokens_per_second": "tok/s"}
+SHOWN = {"reverse_kl": "KL", "loss": "loss", "reward": "reward", "length": "length", "tokens_per_second": "tok/s"}
 _SAMPLE_WIDTH = 160
 
 

@@ -38,7 +38,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train: evaluate, distil, evaluate again; the run folder holds everything."""
+    """Train: evaluate, distil, evaluate again."""
     with _errors(debug):
         from practicum.run import run as run_recipe
         from practicum.tracking import open_console
@@ -94,7 +94,7 @@ def evaluate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Held-out accuracy with its interval, length, truncation, entropy and the divergence to the teacher."""
+    """Held-out accuracy, and how far from the teacher."""
     with _errors(debug):
         from practicum.cli.after import evaluate_target
 
@@ -122,7 +122,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     debug: Debug = False,
 ) -> None:
-    """Write a model folder that transformers, vLLM and llama.cpp's converter load."""
+    """Write a model folder for other engines."""
     with _errors(debug):
         from practicum.cli.after import export_run
 

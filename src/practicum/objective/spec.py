@@ -6,7 +6,7 @@ Every choice is written as a name or a call, `jsd(0.3)`, and reads back from its
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
@@ -69,6 +69,12 @@ class Mixture(Call):
 
     type: Literal["mixture"] = "mixture"
     teacher: float = Field(default=1.0, gt=0, le=1)
+
+
+class Auto(Call):
+    """Pathwise wherever there are candidates to differentiate, score_function for sampled signals."""
+
+    type: Literal["auto"] = "auto"
 
 
 class Pathwise(Call):
@@ -146,6 +152,12 @@ def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     return table[name]
 
 
+def _in_range(choice: Choice) -> Choice:
+    """The divergence, if its parameter is in the family's range."""
+    DIVERGENCES[choice.name].resolve(next((float(value) for value in choice.arguments.values()), None))
+    return choice
+
+
 _DIVERGENCES: dict[str, Arguments] = {
     name: {} if entry.parameter is None else {entry.parameter.name: entry.parameter.default}
     for name, entry in DIVERGENCES.items()
@@ -160,11 +172,11 @@ Target = Annotated[
     Field(discriminator="type"),
 ]
 Estimator = Annotated[
-    Pathwise | ScoreFunction | K2Surrogate,
-    _reader("estimator", Pathwise, ScoreFunction, K2Surrogate),
+    Auto | Pathwise | ScoreFunction | K2Surrogate,
+    _reader("estimator", Auto, Pathwise, ScoreFunction, K2Surrogate),
     Field(discriminator="type"),
 ]
-DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES)]
+DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES), AfterValidator(_in_range)]
 CorrectionChoice = Annotated[Choice, _chooser("correction", _CORRECTIONS)]
 WeightChoice = Annotated[Choice, _chooser("weight", _WEIGHTS)]
 
@@ -177,9 +189,7 @@ class Term(BaseModel):
     signal: Signal = Full()
     target: Target = TeacherTarget()
     divergence: DivergenceChoice = Choice(name="reverse_kl")
-    estimator: Estimator | None = Field(
-        default=None, description="pathwise for topk and full signals, score_function for sampled ones"
-    )
+    estimator: Estimator = Auto()
     correction: CorrectionChoice = Choice(name="none")
     advantage_logprob: Literal["learner", "sampler"] = "learner"
     weights: WeightChoice = Choice(name="all")
@@ -189,7 +199,6 @@ class Term(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> "Term":
         entry = DIVERGENCES[self.divergence.name]
-        entry.resolve(self.parameter)
         if isinstance(self.signal, Sampled) and isinstance(self.gradient, Pathwise):
             raise ValueError(
                 "estimator 'pathwise' needs more than one token's log-probability; with signal 'sampled' "
@@ -228,8 +237,8 @@ class Term(BaseModel):
 
     @property
     def gradient(self) -> Pathwise | ScoreFunction | K2Surrogate:
-        """The estimator, with its default filled in: pathwise wherever there are candidates to differentiate."""
-        if self.estimator is not None:
+        """The estimator, with `auto` decided."""
+        if not isinstance(self.estimator, Auto):
             return self.estimator
         return ScoreFunction() if isinstance(self.signal, Sampled) else Pathwise()
 
@@ -250,7 +259,7 @@ class Objective(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    losses: tuple[Term, ...] = Field(default=(Term(),), min_length=1)
+    losses: tuple[Term, ...] = (Term(),)
     aggregate: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
         "token_mean"
     )
@@ -265,7 +274,9 @@ class Objective(BaseModel):
         return {"losses": [{key: field for key, field in value.items() if key not in whole}], **whole}
 
     @model_validator(mode="after")
-    def _norm_given(self) -> "Objective":
+    def _complete(self) -> "Objective":
+        if not self.losses:
+            raise ValueError("losses is empty; leave it out for the default, or write at least one term")
         if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm is None:
             raise ValueError("aggregate 'seq_mean_token_sum_norm' needs aggregate_norm, for example the token limit")
         return self

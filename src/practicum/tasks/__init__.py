@@ -1,1 +1,5 @@
-"""TODO."""
+"""One file a source of prompts with its verifier; the file's name is the recipe's key."""
+
+from practicum.tasks._context import TaskContext
+
+__all__ = ["TaskContext"]

@@ -59,6 +59,9 @@ def _convert(source: Path, folder: Path) -> None:
     except ImportError as error:
         raise ModelError("reading a GGUF file needs the package gguf; run: pip install 'practicum[demo]'") from error
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))

@@ -19,6 +19,8 @@ from practicum.errors import ModelError, ResourceError
 from practicum.model_config import ModelConfig, Scratch, StudentConfig
 from practicum.text import Renderer, stop_ids
 
+transformers_logging.disable_progress_bar()
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -139,7 +141,6 @@ def _tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
