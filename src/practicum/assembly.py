@@ -48,14 +48,14 @@ def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Calla
     """Build all parts. `models` holds from-scratch models; `rejected` takes the rows that could not be used."""
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
-    task = build_task(recipe, rejected)
+    task = build_task(recipe, rejected, say)
     say(f"student: {_described(recipe.student)}")
     student = load_student(
         recipe.student, seed_of(recipe.seed, "student"), scratch_folder(recipe, recipe.student, "student", models, task)
     )
     limits = TrainerLimits(recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch)
     trainer = LocalTrainer(student.language_model, limits)
-    teacher = _build_teacher(recipe, student, trainer, models, task, say)
+    teacher, sources = _build_teacher(recipe, student, trainer, models, task, say)
     prompts, too_long = fitting(task.train_prompts(), student, recipe)
     if not prompts:
         raise DataError(
@@ -76,14 +76,18 @@ def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Calla
         evaluation=evaluation_settings(recipe, task, student),
         student=student,
         trainer=trainer,
-        identity={"student": fingerprint(student.source), "prompts": _digest([prompt.id for prompt in prompts])},
+        identity={
+            "student": fingerprint(student.source),
+            "teacher": _digest([fingerprint(source) for source in sources]),
+            "prompts": _digest([_content(prompt) for prompt in prompts]),
+        },
         too_long=too_long,
     )
 
 
-def build_task(recipe: Recipe, rejected: Path | None) -> Task:
+def build_task(recipe: Recipe, rejected: Path | None, say: Callable[[str], None]) -> Task:
     """The task of a recipe; relative paths start at the recipe's folder."""
-    context = TaskContext(seed=recipe.seed, base_dir=Path(recipe.base_dir), rejected_path=rejected)
+    context = TaskContext(seed=recipe.seed, base_dir=Path(recipe.base_dir), rejected_path=rejected, say=say)
     return module_of("tasks", recipe.task.type).build(recipe.task, context)
 
 
@@ -139,10 +143,14 @@ def fingerprint(source: str) -> str:
 
 def _build_teacher(
     recipe: Recipe, student: LoadedModel, trainer: LocalTrainer, models: Path, task: Task, say: Callable[[str], None]
-) -> Teacher:
+) -> tuple[Teacher, list[str]]:
+    """The teacher, and where the weights of its models were read from."""
+    sources: list[str] = []
+
     def load_model(config: ModelConfig) -> tuple[SamplingClient, Renderer]:
         say(f"teacher: {_described(config)}")
         loaded = load(config, scratch_folder(recipe, config, "teacher", models, task))
+        sources.append(loaded.source)
         check_same_vocabulary(student.renderer.tokenizer, loaded.renderer.tokenizer)
         mismatch = stop_mismatch(student.renderer, loaded.renderer)
         if mismatch:
@@ -153,7 +161,7 @@ def _build_teacher(
     def build(context: TeacherContext, config: Any) -> Teacher:
         return module_of("teachers", config.type).build(config, context)
 
-    return build(TeacherContext(trainer, student.renderer, load_model, build), recipe.teacher)
+    return build(TeacherContext(trainer, student.renderer, load_model, build), recipe.teacher), sources
 
 
 def _described(config: ModelConfig) -> str:
@@ -162,6 +170,12 @@ def _described(config: ModelConfig) -> str:
 
 def _letters(prompt: Prompt) -> str:
     return "".join(message.content for message in prompt.messages) + (prompt.answer or "")
+
+
+def _content(prompt: Prompt) -> list[Any]:
+    """What of a prompt the training depends on, as JSON data."""
+    turns = [[message.role, message.content] for message in prompt.messages]
+    return [prompt.id, turns, prompt.answer, dict(prompt.privileged)]
 
 
 def _digest(value: object) -> str:

@@ -26,7 +26,7 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
         raise RecipeError(f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE")
     settings = load_recipe(recipe, overrides)
     model = load(ModelConfig(model=target))
-    task = build_task(settings, None)
+    task = build_task(settings, None, print)
     wanted = evaluation_settings(settings, task, model)
     if wanted is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")

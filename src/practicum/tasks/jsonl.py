@@ -56,15 +56,17 @@ def build(config: Config, context: TaskContext) -> Task:
     if context.rejected_path is not None:
         context.rejected_path.unlink(missing_ok=True)
     train = _read(context.base_dir / config.path, config, context)
-    if isinstance(config.heldout, float):
+    if isinstance(config.heldout, Path):
+        held = _read(context.base_dir / config.heldout, config, context)
+    else:
         share = config.heldout
         held = [prompt for prompt in train if seed_of(context.seed, "heldout", prompt.id) < share * 2**63]
         chosen = {prompt.id for prompt in held}
         train = [prompt for prompt in train if prompt.id not in chosen]
-    else:
-        held = _read(context.base_dir / config.heldout, config, context)
     questions: set[tuple[Message, ...]] = {prompt.messages for prompt in held}
     rest = [prompt for prompt in train if prompt.messages not in questions]
+    if len(rest) < len(train):
+        context.say(f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out")
     if not rest:
         raise DataError(f"{context.base_dir / config.path}: every training row is also held out; hold out fewer")
     return Jsonl(rest, held, config.verifier)

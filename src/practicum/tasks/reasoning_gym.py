@@ -69,7 +69,11 @@ class ReasoningGym:
 
 def build(config: Config, context: TaskContext) -> Task:
     """Generate the prompts; DataError where the package, the generator or its settings are not there."""
-    return ReasoningGym(config, context.seed)
+    task = ReasoningGym(config, context.seed)
+    left_out = config.train_size - len(task.train_prompts())
+    if left_out:
+        context.say(f"{left_out} of {config.train_size} generated training prompts left out: repeated or held out")
+    return task
 
 
 def _items(config: Config, seed: int, size: int) -> list[dict[str, Any]]:
