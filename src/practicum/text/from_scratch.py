@@ -3,6 +3,8 @@
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from practicum.errors import ModelError
+
 CONTROL = ("<pad>", "<s>", "</s>", "<user>", "<assistant>", "<system>", "<unk>")
 
 TEMPLATE = (
@@ -13,9 +15,15 @@ TEMPLATE = (
 
 
 def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token a character of the alphabet, after seven control tokens; `</s>` ends an answer."""
+    """One token a character of the alphabet, after seven control tokens; `</s>` ends an answer.
+
+    Example: with the alphabet "ab" the conversation `user: ab` is `<user>`, `a`, `b`, `<assistant>`.
+    """
+    if not alphabet:
+        raise ModelError("a character tokenizer needs an alphabet of one character or more; the alphabet is empty")
     vocabulary = {token: number for number, token in enumerate([*CONTROL, *dict.fromkeys(alphabet)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    # A dot does not match a line break, so the class of everything stands in its place.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(

@@ -2,23 +2,27 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from practicum.errors import ModelError
+from practicum.errors import DataError, ModelError
+from practicum.text.control import broken, control_pattern, free_mark
 from practicum.types import Message
 
-_SENTINEL = "\ue000{}\ue001"
+_ADVICE = "write one in the recipe as `template:`, for example \"{{ messages[-1]['content'] }}\" for a base model"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Renderer:
-    """Writes prompts as one model reads them. Text of users never becomes a control token.
+    """Writes prompts as one model reads them; text of users never becomes a control token.
 
-    `system` is a turn put before prompts that bring none; `template` replaces the tokenizer's own chat template;
-    `thinking` sets the template's `enable_thinking`.
+    `system` is the system turn of prompts that bring none: None leaves it to the template, which may write one of its
+    own, and "" means no system turn at all. `template` replaces the tokenizer's chat template; `thinking` sets the
+    template's `enable_thinking`.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -29,68 +33,127 @@ class Renderer:
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt's tokens, up to where the answer begins."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        if self.system is not None and all(turn["role"] != "system" for turn in turns):
-            turns.insert(0, {"role": "system", "content": self.system})
-        control = self._control_tokens()
-        if control is None or not any(control.search(turn["content"]) for turn in turns):
-            return tuple(self.tokenizer.encode(self._templated(turns), add_special_tokens=False))
-        return self._piecewise(turns)
+        turns = self._with_system(messages)
+        control = self._control
+        if control is None or not any(control.search(turn.content) for turn in turns):
+            return tuple(self._ids(self._text(turns)))
+        mark = free_mark(self._template, *(turn.content for turn in turns))
+        text = self._text([replace(turn, content=broken(turn.content, control, mark)) for turn in turns])
+        # Each side of a mark is encoded alone, so no control token of a user's survives whole.
+        return tuple(number for piece in text.split(mark) for number in self._ids(piece))
 
     def encode(self, text: str) -> list[int]:
         """Plain text as tokens; control tokens in it are read as text."""
-        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        control = self._control
+        if control is None or not control.search(text):
+            return self._ids(text)
+        mark = free_mark(text)
+        return [number for piece in broken(text, control, mark).split(mark) for number in self._ids(piece)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of an answer, without its stop token and other control tokens."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """The text of an answer, without the stop and other control tokens at its end."""
+        end = len(tokens)
+        while end and tokens[end - 1] in self._silent:
+            end -= 1
+        return str(self.tokenizer.decode(list(tokens[:end]), clean_up_tokenization_spaces=False))
 
-    def _templated(self, turns: Sequence[dict[str, str]]) -> str:
-        template = self.template if self.template is not None else self.tokenizer.chat_template
-        if template is None:
-            raise ModelError(
-                f"{self.tokenizer.name_or_path}: the model has no chat template; write one in the recipe as `template:`, for "
-                "example \"{{ messages[-1]['content'] }}\" for a base model"
-            )
-        switches = {} if self.thinking is None else {"enable_thinking": self.thinking}
+    def _ids(self, text: str) -> list[int]:
+        # The template writes the beginning-of-text token; the tokenizer must not add a second one.
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        for message in messages:
+            if not message.role.isidentifier():
+                raise DataError(f"a message has the role {message.role!r}; write user, assistant or system")
+        turns = list(messages)
+        if self.system and all(turn.role != "system" for turn in turns):
+            turns.insert(0, Message("system", self.system))
+        return turns
+
+    def _text(self, turns: Sequence[Message]) -> str:
+        text = self._templated(turns)
+        if self.system == "" and all(turn.role != "system" for turn in turns):
+            return self._without_default(text)
+        return text
+
+    def _without_default(self, text: str) -> str:
+        """The text without the system turn that the template writes when a conversation has none."""
+        before, after = self._system_turn
+        if not before or not after or not text.startswith(before):
+            return text
+        _, found, rest = text[len(before) :].partition(after)
+        if not found:
+            return text
+        # Some templates open the text, and not its first turn, with a token: it stays. Where the token opens every
+        # turn, as in ChatML read with `<|im_start|>` for it, the next turn brings its own.
+        bos = self.tokenizer.bos_token
+        opens = isinstance(bos, str) and before.startswith(bos) and not rest.startswith(bos)
+        return f"{bos}{rest}" if opens else rest
+
+    @cached_property
+    def _system_turn(self) -> tuple[str, str]:
+        """What the template writes before and after the content of a lone system turn; empty where it takes none."""
+        mark = free_mark(self._template)
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(turns), chat_template=template, tokenize=False, add_generation_prompt=True, **switches
-                )
+            text = self._templated([Message("system", mark)], generation=False)
+        except ModelError:
+            # A template that refuses a lone system turn has no system turn of its own to take away.
+            return "", ""
+        before, _, after = text.partition(mark)
+        return before, after
+
+    def _templated(self, turns: Sequence[Message], *, generation: bool = True) -> str:
+        switches: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [{"role": turn.role, "content": turn.content} for turn in turns],
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=generation,
+                **switches,
             )
         except jinja2.TemplateError as error:
+            roles = ", ".join(turn.role for turn in turns)
             raise ModelError(
-                f"{self.tokenizer.name_or_path}: the chat template refuses these messages ({error})"
+                f"{self._name}: the chat template refuses messages of the roles {roles} ({error}); "
+                "change the prompts or write another `template:` in the recipe"
             ) from error
+        return str(text)
 
-    def _piecewise(self, turns: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Template pieces with control tokens, contents without: the contents never meet the tokenizer's parser."""
-        marks = [_SENTINEL.format(number) for number in range(len(turns))]
-        marked = [{**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True)]
-        contents = {mark: turn["content"] for mark, turn in zip(marks, turns, strict=True)}
-        ids: list[int] = []
-        for piece in re.split("(\ue000[0-9]+\ue001)", self._templated(marked)):
-            encoded = (
-                self.encode(contents[piece])
-                if piece in contents
-                else self.tokenizer.encode(piece, add_special_tokens=False)
-            )
-            ids += encoded
-        return tuple(ids)
+    @cached_property
+    def _template(self) -> str:
+        if self.template is None and self.tokenizer.chat_template is None:
+            raise ModelError(f"{self._name}: the model has no chat template; {_ADVICE}")
+        try:
+            return self.tokenizer.get_chat_template(self.template)
+        except ValueError as error:
+            raise ModelError(f"{self._name}: none of the model's chat templates is the default; {_ADVICE}") from error
 
-    def _control_tokens(self) -> re.Pattern[str] | None:
-        names = [str(token) for token in self.tokenizer.get_added_vocab()]
-        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+    @cached_property
+    def _control(self) -> re.Pattern[str] | None:
+        return control_pattern(self.tokenizer, self._template)
+
+    @cached_property
+    def _silent(self) -> frozenset[int]:
+        added = self.tokenizer.added_tokens_decoder
+        return self.stop_ids | {number for number, token in added.items() if token.special}
+
+    @property
+    def _name(self) -> str:
+        return self.tokenizer.name_or_path or "the tokenizer"
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, generation_eos: int | list[int] | None) -> frozenset[int]:
-    """Every token that ends an answer: the tokenizer's and the generation settings'; ModelError where there is none."""
+    """Every token that ends an answer: the tokenizer's and the generation settings'; ModelError where there is none.
+
+    The padding token is a stop token where it is also an end token: masks come from lengths, never from token ids.
+    """
     eos = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or [])
     own = tokenizer.eos_token_id
-    stops = frozenset([*eos, *([own] if isinstance(own, int) else [])])
+    stops = frozenset(eos + ([own] if isinstance(own, int) else []))
     if not stops:
         raise ModelError(
-            f"{tokenizer.name_or_path}: no end-of-sequence token is known; name one in the recipe as `stop: [...]`"
+            f"{tokenizer.name_or_path or 'the tokenizer'}: no end-of-sequence token is known, so no answer would end; "
+            "name one in the recipe as `stop: [...]`"
         )
     return stops

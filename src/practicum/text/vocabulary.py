@@ -1,11 +1,13 @@
 """Whether two models speak the same tokens."""
 
+from collections.abc import Mapping
+
 from transformers import PreTrainedTokenizerBase
 
 from practicum.errors import VocabularyError
 from practicum.text.renderer import Renderer
 
-SHOWN = 3
+_SHOWN = 3
 
 
 def check_same_vocabulary(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> int:
@@ -16,14 +18,9 @@ def check_same_vocabulary(student: PreTrainedTokenizerBase, teacher: PreTrainedT
     mine, theirs = student.get_vocab(), teacher.get_vocab()
     if mine == theirs:
         return len(mine)
-    by_id = {number: token for token, number in mine.items()}
-    other = {number: token for token, number in theirs.items()}
-    differing = [number for number in sorted(by_id.keys() | other.keys()) if by_id.get(number) != other.get(number)]
-    examples = "; ".join(f"id {n}: {by_id.get(n)!r} against {other.get(n)!r}" for n in differing[:SHOWN])
-    kind = "permuted: the same size, but other tokens at" if len(mine) == len(theirs) else "another: they differ at"
     raise VocabularyError(
-        f"the teacher's vocabulary is {kind} {len(differing)} ids (student {len(mine)} tokens, teacher {len(theirs)}; {examples}); "
-        "losses on token probabilities need one vocabulary, so take a teacher of the student's family"
+        f"{_difference(mine, theirs)}; losses on token probabilities need one vocabulary, "
+        "so take a teacher of the student's family"
     )
 
 
@@ -31,11 +28,36 @@ def stop_mismatch(student: Renderer, teacher: Renderer) -> str | None:
     """A sentence where the two models end their answers differently, else None."""
     if student.stop_ids == teacher.stop_ids:
         return None
-    names = [
-        ", ".join(str(side.tokenizer.convert_ids_to_tokens(number)) for number in sorted(side.stop_ids))
-        for side in (student, teacher)
-    ]
     return (
-        f"the student stops with {names[0]}, the teacher with {names[1]}; the teacher will find the student's stop token "
-        "improbable and teach it never to stop; set `stop` or `template` so that both end answers alike"
+        f"the student stops at {_named(student)}, the teacher at {_named(teacher)}; the teacher may find the student's "
+        "stop token improbable and teach it never to stop; set `stop` or `template` so that both end answers alike"
+    )
+
+
+def _difference(mine: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    students = {number: token for token, number in mine.items()}
+    teachers = {number: token for token, number in theirs.items()}
+    ids = sorted(students.keys() | teachers.keys())
+    differing = [number for number in ids if students.get(number) != teachers.get(number)]
+    examples = "; ".join(
+        f"id {number} is {_token(students, number)} for the student and {_token(teachers, number)} for the teacher"
+        for number in differing[:_SHOWN]
+    )
+    sizes = f"student {len(mine)} tokens, teacher {len(theirs)}"
+    if mine.keys() == theirs.keys():
+        return f"the teacher's vocabulary is permuted: the same tokens, {len(differing)} under other ids ({examples})"
+    if mine.items() <= theirs.items() or theirs.items() <= mine.items():
+        return f"the two vocabularies agree except that one of them has {len(differing)} more ({sizes}; {examples})"
+    return f"the teacher has another vocabulary: {len(differing)} of {len(ids)} ids differ ({sizes}; {examples})"
+
+
+def _token(vocabulary: Mapping[int, str], number: int) -> str:
+    return ascii(vocabulary[number]) if number in vocabulary else "no token"
+
+
+def _named(renderer: Renderer) -> str:
+    tokens = renderer.tokenizer.convert_ids_to_tokens(sorted(renderer.stop_ids))
+    return (
+        ", ".join(f"{token} ({number})" for token, number in zip(tokens, sorted(renderer.stop_ids), strict=True))
+        or "no token"
     )
