@@ -1,1 +1,42 @@
-"""On-policy distillation of language models: one loop, every method a configuration."""
+"""On-policy distillation of language models: one loop, every method a configuration.
+
+Three depths, from the outside in:
+
+    practicum.run("recipes/quickstart.yaml")                       a recipe
+    practicum.distill(student=..., teacher=..., task=..., ...)     its sections as arguments
+    practicum.loop.train_step(step, parts, settings)               the seven calls of one step
+
+and `practicum.functional`, the mathematics on its own.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from practicum import functional
+    from practicum.errors import PracticumError
+    from practicum.recipe import Recipe, load_recipe
+    from practicum.run import RunResult, distill, run
+
+__version__ = "0.1.0"
+
+__all__ = ["PracticumError", "Recipe", "RunResult", "distill", "functional", "load_recipe", "run"]
+
+_HOMES = {
+    "PracticumError": "practicum.errors",
+    "Recipe": "practicum.recipe",
+    "RunResult": "practicum.run",
+    "distill": "practicum.run",
+    "load_recipe": "practicum.recipe",
+    "run": "practicum.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `import practicum` stays instant."""
+    import importlib
+
+    if name == "functional":
+        return importlib.import_module("practicum.functional")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'practicum' has no attribute {name!r}")

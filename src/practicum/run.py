@@ -8,7 +8,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from practicum.errors import CheckpointError, Interrupted, RecipeError
 from practicum.evaluation import Evaluation, Interval, evaluate, evaluate_teacher, gain
 from practicum.loop import StepResult, train
 from practicum.model_config import Scratch
+from practicum.objective import Objective
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
 from practicum.run_dir import Checkpoint, Journal, RunDir
@@ -34,6 +35,10 @@ from practicum.types import Metrics, Rollout, TokenOutputs
 
 NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
 """Fields of a recipe that may change between a run and its resume without changing what is computed."""
+
+
+Section = Mapping[str, Any]
+"""A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,43 @@ def run(
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
     with home.lock(), _signals() as stop:
         return _Run(home, recipe, console, stop).go(resume)
+
+
+def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
+    *,
+    student: Section,
+    teacher: Section,
+    task: Section,
+    objective: Section | Objective | None = None,
+    rollout: Section | None = None,
+    optimizer: Section | None = None,
+    train: Section,
+    evaluation: Section | None = None,
+    name: str = "distill",
+    seed: int = 0,
+    out: str | Path = "runs",
+    resume: bool = False,
+    console: Console | None = None,
+) -> RunResult:
+    """Run a recipe given as its sections, each as it stands in YAML; what is left out has the recipe's default.
+
+    Example: `distill(student={"model": "Qwen/Qwen3-0.6B"}, teacher={"type": "model", "model": "Qwen/Qwen3-8B"},
+    task={"type": "jsonl", "path": "prompts.jsonl"}, objective={"divergence": "jsd(0.3)"}, train={"steps": 100})`.
+    Raises RecipeError with every problem found.
+    """
+    sections = {
+        "student": student,
+        "teacher": teacher,
+        "task": task,
+        "objective": objective.model_dump() if isinstance(objective, Objective) else objective,
+        "rollout": rollout,
+        "optimizer": optimizer,
+        "train": train,
+        "evaluation": evaluation,
+    }
+    given = {key: section for key, section in sections.items() if section is not None}
+    recipe = parse_recipe({"name": name, "seed": seed, **given}, "distill")
+    return run(recipe, out=out, resume=resume, console=console)
 
 
 def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
