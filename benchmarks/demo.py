@@ -5,18 +5,43 @@ python -m benchmarks.demo [--seeds 0 1 2]
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from benchmarks.measuring import report, spread
+from practicum import functional as F
+from practicum.assembly import build_task
+from practicum.backends.local import LoadedModel, LocalSampler, load
 from practicum.evaluation import bootstrap
+from practicum.model_config import ModelConfig
+from practicum.objective import Full
+from practicum.ports import ScoreRequest
+from practicum.recipe import load_recipe
+from practicum.run import open_student
+from practicum.types import Message, SampleRequest, SamplingParams
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "quickstart.yaml"
+UNRELATED = (
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "What is 13 plus 4?",
+    "Name three colours.",
+    "Who wrote Hamlet?",
+    "What do bees make?",
+    "Give me a synonym for happy.",
+    "How many days are in a week?",
+    "What is the opposite of cold?",
+    "Tell me about cats in one sentence.",
+    "Which planet is closest to the sun?",
+    "What is photosynthesis?",
+)
 PHASES = ("sample", "score", "update")
 
 
@@ -27,6 +52,7 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     with tempfile.TemporaryDirectory() as folder:
         runs = [_run(Path(folder), seed) for seed in seeds]
+        honesty = _honesty([Path(folder) / f"seed-{seed}" for seed in seeds])
     gains = torch.tensor([gain for run in runs for gain in run["gains"]], dtype=torch.float64)
     pooled = bootstrap(gains, seed=0)
     report(
@@ -40,6 +66,7 @@ def main() -> None:
         reverse_kl_before=[run["kl"][0] for run in runs],
         reverse_kl_after=[run["kl"][1] for run in runs],
         step_share={phase: spread([run["share"][phase] for run in runs]) for phase in PHASES},
+        **honesty,
     )
 
 
@@ -73,6 +100,45 @@ def _run(folder: Path, seed: int) -> dict:
         "gains": [sample["reward_after"] - sample["reward_before"] for sample in summary["samples"]],
         "share": _share(home / "timings.jsonl"),
     }
+
+
+def _honesty(homes: list[Path]) -> dict:
+    """What the untrained student could already do, and how the trained ones answer unrelated questions."""
+    recipe = load_recipe(RECIPE)
+    base = load(ModelConfig.model_validate(recipe.student.model_dump(include=set(ModelConfig.model_fields))))
+    heldout = build_task(recipe, None, print).heldout_prompts()
+    long = _answers(base, [prompt.messages[-1].content for prompt in heldout], 64)
+    right = [prompt.answer in re.findall(r"[0-9]+", text) for prompt, (text, _) in zip(heldout, long, strict=True)]
+    before = _answers(base, UNRELATED, 24)
+    unrelated = []
+    for home in homes:
+        student = open_student(home)[2]
+        after = _answers(student, UNRELATED, 24)
+        same = sum(old[0] == new[0] for old, new in zip(before, after, strict=True))
+        unrelated.append({"same": same, "of": len(UNRELATED), "reverse_kl": round(_drift(student, base, after), 4)})
+    return {"anywhere_in_64": round(sum(right) / len(right), 4), "unrelated": unrelated}
+
+
+def _answers(model: LoadedModel, questions: Sequence[str], new_tokens: int) -> list[tuple[str, ScoreRequest]]:
+    """Greedy answers with what it takes to score them."""
+    requests = [SampleRequest(model.renderer.render([Message("user", question)]), 0) for question in questions]
+    params = SamplingParams(new_tokens, 0.0, stop_ids=model.renderer.stop_ids)
+    samples = LocalSampler(model.language_model).sample(requests, params)
+    return [
+        (
+            model.renderer.decode(sample.tokens.tolist()),
+            ScoreRequest(request.prompt_tokens, tuple(sample.tokens.tolist())),
+        )
+        for request, sample in zip(requests, samples, strict=True)
+    ]
+
+
+def _drift(student: LoadedModel, base: LoadedModel, answers: Sequence[tuple[str, ScoreRequest]]) -> float:
+    """Mean reverse KL a token from the trained student to the untrained one."""
+    requests = [request for _, request in answers]
+    pairs = zip(*(LocalSampler(side.language_model).score(requests, Full()) for side in (student, base)), strict=True)
+    values = [F.reverse_kl(*(signal.head.logprobs(signal.hidden) for signal in pair)) for pair in pairs]
+    return torch.cat(values).mean().item()
 
 
 def _share(path: Path) -> dict[str, float]:

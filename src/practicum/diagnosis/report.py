@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from practicum.run_dir import write_text
 from practicum.text import printable
 
-WIDTH, HEIGHT, MARGIN = 560, 180, 44
+WIDTH, HEIGHT, MARGIN = 380, 150, 44
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #d5dae3; --paper: #ffffff; --accent: #2f6fde;
@@ -43,7 +44,7 @@ def write_report(run: Path) -> Path:
     recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["recipe"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     path = run / "report.html"
-    path.write_text(_page(summary, recipe, rows), encoding="utf-8")
+    write_text(path, _page(summary, recipe, rows))
     return path
 
 
@@ -119,7 +120,7 @@ def _mark(reward: float | None) -> str:
 
 
 def _chart(rows: Sequence[dict[str, Any]], name: str, caption: str) -> str:
-    points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    points = [(float(row["step"]), float(row[name])) for row in rows if row.get(name) is not None]
     if not points:
         return ""
     first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
@@ -132,15 +133,15 @@ def _chart(rows: Sequence[dict[str, Any]], name: str, caption: str) -> str:
     places = [place(*point) for point in points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = "".join(
-        f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>step {step}: {value:.4g}</title></circle>'
+        f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>step {step:.0f}: {value:.4g}</title></circle>'
         for (x, y), (step, value) in zip(places, points, strict=True)
     )
     return (
         f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(caption)}">'
         f'<line class="axis" x1="{MARGIN}" y1="{HEIGHT - 24}" x2="{WIDTH - MARGIN}" y2="{HEIGHT - 24}"/>'
         f'<text x="4" y="28">{top:.3g}</text><text x="4" y="{HEIGHT - 20}">0</text>'
-        f'<text x="{MARGIN}" y="{HEIGHT - 6}">step {first}</text>'
-        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 6}" text-anchor="end">{points[-1][0]}</text>'
+        f'<text x="{MARGIN}" y="{HEIGHT - 6}">step {first:.0f}</text>'
+        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 6}" text-anchor="end">{points[-1][0]:.0f}</text>'
         f'<polyline class="curve" points="{line}"/>{dots}</svg><figcaption>{html.escape(caption)}</figcaption></figure>'
     )
 

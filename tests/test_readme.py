@@ -1,0 +1,32 @@
+"""The README's Python runs as it stands, and its recipe is one."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from practicum.recipe import parse_recipe
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=["run", "distill", "train_step", "functional"])
+def test_python_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, str(README), "exec"), {})
+
+
+def test_recipe_is_valid() -> None:
+    (recipe,) = blocks("yaml")
+    assert parse_recipe(yaml.safe_load(recipe), "README").teacher.model == "Qwen/Qwen3-8B"
+
+
+def test_relative_links_exist() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (README.parent / link).exists()] == []
