@@ -29,6 +29,8 @@ def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
             continue
         key, equals, value = part.partition("=")
         if equals:
+            if key.strip() in keywords:
+                raise ValueError(f"{text!r} gives {key.strip()!r} twice")
             keywords[key.strip()] = _scalar(value)
         elif keywords:
             raise ValueError(f"{text!r} has a positional argument after a named one")

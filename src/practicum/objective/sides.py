@@ -6,7 +6,7 @@ those statistics into one detached coefficient a token. The loss is the sum of t
 micro-batches can be added up in any order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -66,7 +66,7 @@ class TeacherTokens:
 
     def to(self, device: torch.device) -> "TeacherTokens":
         """The same on another device."""
-        return TeacherTokens(*(None if tensor is None else tensor.to(device) for tensor in _tensors(self)))
+        return TeacherTokens(*_each(self, lambda tensor: tensor.to(device)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +86,29 @@ class TermValues:
 
     def __getitem__(self, index: Int[Tensor, " t"]) -> "TermValues":
         """The same at some of its tokens."""
-        return TermValues(*(None if tensor is None else tensor[index] for tensor in _tensors(self)))
+        return TermValues(*_each(self, lambda tensor: tensor[index]))
 
     def detached(self) -> "TermValues":
         """The same on the CPU and without a graph, for the token side."""
-        return TermValues(*(None if tensor is None else tensor.detach().cpu() for tensor in _tensors(self)))
+        return TermValues(*_each(self, lambda tensor: tensor.detach().cpu()))
 
     @staticmethod
     def concatenate(parts: "Sequence[TermValues]") -> "TermValues":
-        """Chunks put end to end."""
+        """Chunks put end to end; a statistic that one of them lacks is nobody's."""
         columns = zip(*(_tensors(part) for part in parts), strict=True)
-        return TermValues(*(None if column[0] is None else torch.cat(column) for column in columns))
+        return TermValues(*(_joined(column) for column in columns))
 
 
 def _tensors(values: "TeacherTokens | TermValues") -> list[Any]:
     return [getattr(values, field.name) for field in fields(values)]
+
+
+def _each(values: "TeacherTokens | TermValues", function: Callable[[Tensor], Tensor]) -> list[Any]:
+    return [None if tensor is None else function(tensor) for tensor in _tensors(values)]
+
+
+def _joined(column: Sequence[Any]) -> Any:
+    return None if any(tensor is None for tensor in column) else torch.cat(tuple(column))
 
 
 def token_batch(data: Sequence[Datum], objective: Objective) -> TokenBatch:
@@ -133,22 +141,21 @@ def logit_side(
     with torch.no_grad():
         student_entropy = F.entropy(student)
         teacher_entropy = None if teacher.full is None else F.entropy(teacher.full)
+    divergences = [_divergence(term, student, teacher, tokens) for term in objective.losses]
+    reverse_kl = _yardstick(objective, student, teacher, logprobs, divergences)
     values = []
-    for term in objective.losses:
-        teacher_logprobs = _teacher_logprobs(term, student, teacher, tokens)
-        divergence = _divergence(term, student, teacher, tokens)
-        pathwise = isinstance(term.gradient, Pathwise)
-        value = divergence if pathwise else logprobs
+    for term, divergence in zip(objective.losses, divergences, strict=True):
+        value = divergence if isinstance(term.gradient, Pathwise) else logprobs
         assert value is not None, "the capability check lets no pathwise term through without candidates"
         values.append(
             TermValues(
                 value=value,
                 logprobs=logprobs.detach(),
-                teacher_logprobs=teacher_logprobs,
+                teacher_logprobs=_teacher_logprobs(term, student, teacher, tokens),
                 divergence=None if divergence is None else divergence.detach(),
                 student_entropy=student_entropy,
                 teacher_entropy=teacher_entropy,
-                reverse_kl=_yardstick(term, student, teacher, teacher_logprobs, logprobs, divergence),
+                reverse_kl=reverse_kl,
             )
         )
     return values
@@ -156,18 +163,20 @@ def logit_side(
 
 @torch.no_grad()
 def _yardstick(
-    term: Term,
+    objective: Objective,
     student: Tensor,
     teacher: TeacherTokens,
-    teacher_logprobs: Tensor | None,
     logprobs: Tensor,
-    value: Tensor | None,
+    divergences: Sequence[Tensor | None],
 ) -> Tensor | None:
     """Reverse KL to the teacher itself: exact where its distribution is known, else by the sampled token (k1)."""
     if teacher.full is None:
-        return None if teacher_logprobs is None else F.k1(logprobs, teacher_logprobs)
-    own = isinstance(term.signal, Full) and term.divergence.name == "reverse_kl" and term.target == TeacherTarget()
-    return value if own and value is not None else F.reverse_kl(student, teacher.full)
+        return None if teacher.logprobs is None else F.k1(logprobs, teacher.logprobs)
+    for term, divergence in zip(objective.losses, divergences, strict=True):
+        plain = isinstance(term.signal, Full) and term.target == TeacherTarget()
+        if plain and term.divergence.name == "reverse_kl" and divergence is not None:
+            return divergence.detach()
+    return F.reverse_kl(student, teacher.full)
 
 
 @torch.no_grad()
@@ -210,7 +219,8 @@ def _teacher_logprobs(term: Term, student: Tensor, teacher: TeacherTokens, token
 
 
 def _divergence(term: Term, student: Tensor, teacher: TeacherTokens, tokens: Tensor) -> Tensor | None:
-    """The differentiable divergence at each position, or None where the signal is one token only."""
+    """The divergence at each position, differentiable where it is the loss; None where the signal is one token only."""
+    student = student if isinstance(term.gradient, Pathwise) else student.detach()
     divergence = DIVERGENCES[term.divergence.name]
     if isinstance(term.signal, Full) and teacher.full is not None:
         return divergence.value(student, _target(term, student, teacher.full), term.parameter)
@@ -272,16 +282,16 @@ def _returns(gradient: ScoreFunction, advantage: Tensor, values: TermValues, bat
 def _others_mean(returns: Tensor, batch: TokenBatch) -> Tensor:
     """For each token the mean return of the *other* completions of its prompt (0 where there are none)."""
     count = len(batch.groups)
-    sums = torch.zeros(count).index_add_(0, batch.rows, returns)
-    sizes = torch.zeros(count).index_add_(0, batch.rows, torch.ones_like(returns))
+    sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)
+    sizes = returns.new_zeros(count).index_add_(0, batch.rows, torch.ones_like(returns))
     names = {name: index for index, name in enumerate(dict.fromkeys(batch.groups))}
     group = torch.tensor([names[name] for name in batch.groups])
-    other_sums = torch.zeros(len(names)).index_add_(0, group, sums)[group] - sums
-    other_sizes = torch.zeros(len(names)).index_add_(0, group, sizes)[group] - sizes
+    other_sums = returns.new_zeros(len(names)).index_add_(0, group, sums)[group] - sums
+    other_sizes = returns.new_zeros(len(names)).index_add_(0, group, sizes)[group] - sizes
     return (other_sums / other_sizes.clamp_min(1.0))[batch.rows]
 
 
-def _by_row(batch: TokenBatch, values: Tensor, function) -> Tensor:  # type: ignore[no-untyped-def]
+def _by_row(batch: TokenBatch, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     lengths = torch.bincount(batch.rows, minlength=len(batch.groups)).tolist()
     return torch.cat([function(row) for row in values.split(lengths)])
 

@@ -6,12 +6,13 @@ Every choice is written as a name or a call, `jsd(0.3)`, and reads back from its
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.sequence import AGGREGATES
-from practicum.functional.weights import WEIGHTS
+from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.calls import bind, did_you_mean, format_call, parse_call
 
 Arguments = dict[str, int | float | str]
@@ -20,7 +21,7 @@ Arguments = dict[str, int | float | str]
 class Call(BaseModel):
     """A choice that is written as a call; `type` is its name and the other fields its parameters, in order."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_serializer(mode="plain")
     def _as_text(self) -> str:
@@ -133,17 +134,30 @@ def _chooser(kind: str, table: Mapping[str, Arguments]) -> BeforeValidator:
         if isinstance(value, str):
             name = parse_call(value)[0]
             given = bind(kind, value, list(_known(kind, name, table)))
+        elif isinstance(value, Choice):
+            name, given = value.name, value.arguments
         elif isinstance(value, Mapping) and "type" in value:
             name = str(value["type"])
             given = {key: argument for key, argument in value.items() if key != "type"}
-            for key in given:
-                if key not in _known(kind, name, table):
-                    raise ValueError(f"{kind} {name!r} has no parameter {key!r}; {did_you_mean(key, table[name])}")
         else:
-            return value
-        return {"name": name, "arguments": {**_known(kind, name, table), **given}}
+            raise ValueError(f"a {kind} is written as a name or a call, not as {value!r}; known: {', '.join(table)}")
+        defaults = _known(kind, name, table)
+        where = f"{kind} {name!r}"
+        checked = {key: _argument(where, key, argument, defaults) for key, argument in given.items()}
+        return {"name": name, "arguments": {**defaults, **checked}}
 
     return BeforeValidator(read)
+
+
+def _argument(where: str, key: str, argument: Any, defaults: Arguments) -> int | float | str:
+    """The argument in the type of the parameter's default; ValueError where there is no such parameter or type."""
+    if key not in defaults:
+        raise ValueError(f"{where} has no parameter {key!r}; {did_you_mean(key, defaults)}")
+    kinds = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
+    kind, fits = kinds[type(defaults[key])]
+    if not isinstance(argument, fits) or isinstance(argument, bool) or argument != argument:
+        raise ValueError(f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}")
+    return float(argument) if kind == "a number" else argument
 
 
 def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
@@ -155,6 +169,22 @@ def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
 def _in_range(choice: Choice) -> Choice:
     """The divergence, if its parameter is in the family's range."""
     DIVERGENCES[choice.name].resolve(next((float(value) for value in choice.arguments.values()), None))
+    return choice
+
+
+def _usable(choice: Choice) -> Choice:
+    """The weight, if its function takes its arguments; seen by calling it on one token."""
+    one = torch.ones(1)
+    statistics = TokenStatistics(
+        loss_mask=one,
+        student_entropy=one,
+        teacher_entropy=one,
+        divergence=one,
+        logprobs=one,
+        teacher_logprobs=one,
+        positions=one.long(),
+    )
+    WEIGHTS[choice.name].function(statistics, **choice.arguments)
     return choice
 
 
@@ -178,13 +208,13 @@ Estimator = Annotated[
 ]
 DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES), AfterValidator(_in_range)]
 CorrectionChoice = Annotated[Choice, _chooser("correction", _CORRECTIONS)]
-WeightChoice = Annotated[Choice, _chooser("weight", _WEIGHTS)]
+WeightChoice = Annotated[Choice, _chooser("weight", _WEIGHTS), AfterValidator(_usable)]
 
 
 class Term(BaseModel):
     """One term of the loss: which rollouts, what the teacher says, how disagreement becomes a gradient."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     signal: Signal = Full()
     target: Target = TeacherTarget()
@@ -213,6 +243,8 @@ class Term(BaseModel):
             raise ValueError(
                 "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: reverse_kl"
             )
+        if isinstance(self.signal, Sampled) and self.baseline == "kl":
+            raise ValueError("baseline 'kl' needs signal full or topk, not 'sampled'")
         self._target_consistent()
         return self
 
@@ -241,6 +273,11 @@ class Term(BaseModel):
         if not isinstance(self.estimator, Auto):
             return self.estimator
         return ScoreFunction() if isinstance(self.signal, Sampled) else Pathwise()
+
+    @property
+    def baseline(self) -> str:
+        """The baseline of a score function, `none` for the other estimators."""
+        return self.gradient.baseline if isinstance(self.gradient, ScoreFunction) else "none"
 
     @property
     def needs_sequences(self) -> bool:
@@ -279,13 +316,25 @@ class Objective(BaseModel):
             raise ValueError("losses is empty; leave it out for the default, or write at least one term")
         if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm is None:
             raise ValueError("aggregate 'seq_mean_token_sum_norm' needs aggregate_norm, for example the token limit")
+        if self.aggregate != "seq_mean_token_sum_norm" and self.aggregate_norm is not None:
+            raise ValueError(
+                f"aggregate_norm divides under aggregate 'seq_mean_token_sum_norm' only, not under {self.aggregate!r}; "
+                "leave it out or change the aggregate"
+            )
+        for term in self.losses:
+            if isinstance(self.signal, Sampled) and term.weights.arguments.get("of") in ("teacher", "teacher_entropy"):
+                raise ValueError(
+                    f"weights {term.weights.name!r} needs the teacher's entropy, which signal 'sampled' does not tell; "
+                    "write signal: full, or weights of another statistic"
+                )
         return self
 
     @property
     def signal(self) -> Full | Sampled | TopK:
         """The richest signal any term asks for: what the teacher has to give."""
-        order = {"sampled": 0, "topk": 1, "full": 2}
-        return max((term.signal for term in self.losses), key=lambda signal: order[signal.type])
+        order = ("sampled", "topk", "full")
+        signals = [term.signal for term in self.losses]
+        return max(signals, key=lambda signal: (order.index(signal.type), signal.k if isinstance(signal, TopK) else 0))
 
     @property
     def needs_sequences(self) -> bool:

@@ -1,0 +1,258 @@
+"""Both sides of every kind of objective against a slow twin, and what holds of any objective."""
+
+import pytest
+import torch
+
+from practicum.functional.divergences import DIVERGENCES
+from practicum.objective import Objective, TeacherTokens, TermValues, logit_side, token_batch, token_side
+from practicum.types import Datum, Prompt, Rollout, TeacherSignal
+
+from .slow_twin import slow_loss
+
+VOCABULARY = 11
+
+
+def rollout(group: str, mask: list[bool], reward: float | None, seed: int) -> Rollout:
+    generator = torch.Generator().manual_seed(seed)
+    count = len(mask)
+    sampling = -3 * torch.rand(count, generator=generator, dtype=torch.float64)
+    return Rollout(
+        prompt=Prompt(id=group, messages=()),
+        prompt_tokens=(1, 2),
+        tokens=torch.randint(VOCABULARY, (count,), generator=generator),
+        loss_mask=torch.tensor(mask, dtype=torch.bool),
+        sampling_logprobs=sampling,
+        policy_logprobs=sampling,
+        policy_version=0,
+        stop_reason="stop",
+        text="",
+        reward=reward,
+    )
+
+
+def batch() -> list[Datum]:
+    """Two groups and a loner; holes inside, an empty mask, rewards right, wrong, partial and absent."""
+    rollouts = [
+        rollout("a", [True, False, True, True], 1.0, 1),
+        rollout("a", [True], 0.0, 2),
+        rollout("b", [False, False], 1.0, 3),
+        rollout("b", [True, True, True, True, False], None, 4),
+        rollout("a", [False, True, True], 0.5, 5),
+        rollout("c", [True, True], 1.0, 6),
+    ]
+    return [Datum(rollout, TeacherSignal()) for rollout in rollouts]
+
+
+def logits(seed: int) -> torch.Tensor:
+    count = sum(int(datum.rollout.loss_mask.sum()) for datum in batch())
+    return 2 * torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def loss_of(objective: Objective, student: torch.Tensor, teacher: TeacherTokens) -> torch.Tensor:
+    tokens = token_batch(batch(), objective)
+    values = logit_side(torch.log_softmax(student, dim=-1), teacher, tokens.tokens, objective)
+    shares = [token_side(term, value.detached(), tokens) for term, value in zip(objective.losses, values, strict=True)]
+    return sum(((share * value.value).sum() for share, value in zip(shares, values, strict=True)), torch.zeros(()))
+
+
+def loss_and_gradient(function, student: torch.Tensor):
+    student = student.clone().requires_grad_()
+    loss = function(student)
+    return loss.detach(), torch.autograd.grad(loss, student)[0]
+
+
+def whole(teacher: torch.Tensor) -> TeacherTokens:
+    return TeacherTokens(full=torch.log_softmax(teacher, dim=-1))
+
+
+PATHWISE = [{"divergence": divergence} for divergence in ("reverse_kl", "forward_kl", "jsd(0.3)")] + [
+    {"divergence": f"skew_{direction}_kl(0.2)"} for direction in ("forward", "reverse")
+]
+TARGETS = [{"target": target} for target in ("teacher(2)", "log_linear(0.7, 0.3)", "mixture(0.6)")]
+TOPK = [
+    {"signal": f"topk(4, {support}, {tail})", "divergence": divergence}
+    for support in ("student", "teacher", "union", "intersection")
+    for tail in ("bucket", "renorm", "drop", "sampled")
+    for divergence in ("reverse_kl", "jsd(0.3)")
+    if not (tail == "sampled" and divergence != "reverse_kl") and not (support == "intersection" and tail == "renorm")
+]
+SCORE = [
+    {"signal": signal, "estimator": f"score_function({gamma}, {baseline})"}
+    for gamma in (0, 0.5, 1)
+    for baseline in ("none", "kl", "group_mean")
+    for signal in (["full"] if baseline == "kl" else ["full", "sampled"])
+] + [
+    {"signal": "sampled", "divergence": "forward_kl"},
+    {"signal": "sampled", "advantage_logprob": "sampler"},
+    {"signal": "full", "estimator": "k2_surrogate"},
+    {"signal": "topk(3)", "estimator": "score_function(0, kl)"},
+]
+CORRECTIONS = [
+    {"signal": signal, "correction": correction}
+    for correction in (
+        "none",
+        "ratio",
+        "ratio_clip(0.3, 0.1)",
+        "ratio_mask(0.1, 8)",
+        "ratio_truncate(1.1)",
+        "prefix_ratio",
+    )
+    for signal in ("full", "sampled")
+]
+WEIGHTS = [
+    {"weights": weights}
+    for weights in (
+        "all",
+        "prefix(2)",
+        "threshold(1.2)",
+        "threshold(0.5, of=divergence)",
+        "threshold(-2, of=logprobs)",
+        "threshold(-2, of=teacher_logprobs)",
+        "entropy_top(0.3)",
+        "entropy_top(0.3, of=teacher)",
+        "divergence_top(0.4)",
+        "soft_or(0.4)",
+    )
+]
+REST = [{"filter": "correct"}, {"filter": "incorrect"}, {"coefficient": -0.5}]
+AGGREGATES = [
+    {"aggregate": "seq_mean_token_mean"},
+    {"aggregate": "seq_mean_token_sum", "signal": "sampled"},
+    {"aggregate": "seq_mean_token_sum_norm", "aggregate_norm": 7},
+]
+TWO = [
+    {
+        "losses": [
+            {"divergence": "jsd(0.3)", "filter": "correct", "weights": "prefix(3)"},
+            {"signal": "sampled", "estimator": "score_function(1)", "coefficient": 0.1, "correction": "ratio"},
+        ],
+        "aggregate": "seq_mean_token_mean",
+    }
+]
+ALL = [*PATHWISE, *TARGETS, *TOPK, *SCORE, *CORRECTIONS, *WEIGHTS, *REST, *AGGREGATES, *TWO]
+
+
+@pytest.mark.parametrize("choice", ALL, ids=str)
+def test_objective_equals_its_slow_twin(choice):
+    objective = Objective.model_validate(choice)
+    student, teacher = logits(1), logits(2)
+    loss, gradient = loss_and_gradient(lambda x: loss_of(objective, x, whole(teacher)), student)
+    slow, slow_gradient = loss_and_gradient(lambda x: slow_loss(x, teacher, batch(), objective), student)
+    torch.testing.assert_close(loss.double(), slow, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(gradient, slow_gradient, rtol=1e-6, atol=1e-9)
+    assert gradient.abs().max() > 0
+
+
+def test_k2_surrogate_has_the_gradient_of_half_the_squared_log_ratio():
+    objective = Objective.model_validate({"signal": "sampled", "estimator": "k2_surrogate"})
+    teacher, tokens = logits(2), token_batch(batch(), objective)
+    sampled = torch.log_softmax(teacher, dim=-1).gather(1, tokens.tokens[:, None])[:, 0]
+
+    def k2(x):
+        learner = torch.log_softmax(x, dim=-1).gather(1, tokens.tokens[:, None])[:, 0]
+        return (tokens.aggregate * (learner - sampled).square() / 2).sum()
+
+    _, gradient = loss_and_gradient(lambda x: loss_of(objective, x, TeacherTokens(logprobs=sampled)), logits(1))
+    torch.testing.assert_close(gradient, loss_and_gradient(k2, logits(1))[1], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("signal", ["full", "topk(4)", "topk(4, union, renorm)", "topk(4, teacher, drop)"])
+@pytest.mark.parametrize("name", [name for name in DIVERGENCES if name != "ce"])
+def test_no_loss_and_no_gradient_where_student_is_teacher(name, signal):
+    objective = Objective.model_validate({"divergence": name, "signal": signal})
+    loss, gradient = loss_and_gradient(lambda x: loss_of(objective, x, whole(logits(1))), logits(1))
+    assert abs(loss) < 1e-12
+    if not signal.endswith("drop)"):  # a sub-distribution can still gain by giving its candidates less mass
+        assert gradient.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("estimator", ["score_function", "score_function(1)", "score_function(0, kl)", "k2_surrogate"])
+def test_no_gradient_of_score_functions_where_student_is_teacher(estimator):
+    objective = Objective.model_validate({"estimator": estimator})
+    _, gradient = loss_and_gradient(lambda x: loss_of(objective, x, whole(logits(1))), logits(1))
+    assert gradient.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("tail", ["bucket", "renorm", "drop", "sampled"])
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd(0.3)"])
+def test_candidates_sent_by_a_teacher_equal_candidates_found_here(divergence, tail):
+    objective = Objective.model_validate({"signal": f"topk(4, teacher, {tail})", "divergence": divergence})
+    teacher = torch.log_softmax(logits(2), dim=-1)
+    tokens = token_batch(batch(), objective).tokens
+    best = teacher.topk(4, dim=-1)
+    sent = TeacherTokens(None, best.indices, best.values, teacher.gather(1, tokens[:, None])[:, 0])
+    here = loss_and_gradient(lambda x: loss_of(objective, x, TeacherTokens(full=teacher)), logits(1))
+    there = loss_and_gradient(lambda x: loss_of(objective, x, sent), logits(1))
+    torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-15)
+
+
+def test_candidates_marked_impossible_do_not_count():
+    objective = Objective.model_validate({"signal": "topk(4, teacher, renorm)"})
+    teacher = torch.log_softmax(logits(2), dim=-1)
+    best = teacher.topk(3, dim=-1)
+    more = TeacherTokens(
+        topk_ids=torch.nn.functional.pad(best.indices, (0, 2)),
+        topk_logprobs=torch.nn.functional.pad(best.values, (0, 2), value=-torch.inf),
+    )
+    fewer = TeacherTokens(topk_ids=best.indices, topk_logprobs=best.values)
+    torch.testing.assert_close(
+        loss_and_gradient(lambda x: loss_of(objective, x, more), logits(1)),
+        loss_and_gradient(lambda x: loss_of(objective, x, fewer), logits(1)),
+    )
+
+
+def test_a_sampled_log_linear_target_keeps_the_expected_gradient():
+    """Over all tokens the missing normaliser drops out: E_S[A grad log S] is the same with it and without."""
+    objective = Objective.model_validate({"signal": "sampled", "target": "log_linear(0.7, 0.3)"})
+    student, teacher = logits(1)[:1], logits(2)[:1]
+    everything = torch.arange(VOCABULARY)
+    logprobs = torch.log_softmax(student, dim=-1)
+    signal = torch.log_softmax(teacher, dim=-1)[0]
+
+    def expected(teacher_tokens):
+        values = logit_side(logprobs.expand(VOCABULARY, -1), teacher_tokens, everything, objective)[0]
+        advantage = values.teacher_logprobs - logprobs[0]
+        probabilities = logprobs[0].exp()
+        return probabilities * (advantage - (probabilities * advantage).sum())
+
+    full = TeacherTokens(full=signal.expand(VOCABULARY, -1))
+    torch.testing.assert_close(expected(TeacherTokens(logprobs=signal)), expected(full))
+
+
+def test_the_yardstick_is_reverse_kl_to_the_teacher_whatever_the_objective():
+    student, teacher = torch.log_softmax(logits(1), dim=-1), torch.log_softmax(logits(2), dim=-1)
+    exact = (student.exp() * (student - teacher)).sum(-1)
+    tokens = token_batch(batch(), Objective()).tokens
+    for choice in ALL:
+        for value in logit_side(student, TeacherTokens(full=teacher), tokens, Objective.model_validate(choice)):
+            torch.testing.assert_close(value.reverse_kl, exact)
+
+
+def test_the_yardstick_of_a_sampled_signal_is_against_the_teacher_and_not_the_target():
+    objective = Objective.model_validate({"signal": "sampled", "target": "log_linear(0.7, 0.3)"})
+    student = torch.log_softmax(logits(1), dim=-1)
+    tokens = token_batch(batch(), objective).tokens
+    sampled = torch.log_softmax(logits(2), dim=-1).gather(1, tokens[:, None])[:, 0]
+    (values,) = logit_side(student, TeacherTokens(logprobs=sampled), tokens, objective)
+    torch.testing.assert_close(values.reverse_kl, student.gather(1, tokens[:, None])[:, 0] - sampled)
+
+
+def test_an_impossible_token_of_the_teacher_gives_finite_numbers():
+    teacher = torch.log_softmax(logits(2), dim=-1).clone()
+    teacher[:, 3] = -torch.inf
+    for choice in [*PATHWISE, *TOPK, *SCORE]:
+        objective = Objective.model_validate(choice)
+        loss, gradient = loss_and_gradient(lambda x, o=objective: loss_of(o, x, TeacherTokens(full=teacher)), logits(1))
+        assert torch.isfinite(loss), choice
+        assert torch.isfinite(gradient).all(), choice
+
+
+def test_a_statistic_that_one_chunk_lacks_is_nobodys():
+    student = torch.log_softmax(logits(1), dim=-1)
+    objective = Objective.model_validate({"signal": "sampled"})
+    tokens = token_batch(batch(), objective).tokens
+    known = logit_side(student, TeacherTokens(full=student), tokens, objective)[0]
+    sampled = logit_side(student, TeacherTokens(logprobs=known.logprobs), tokens, objective)[0]
+    joined = TermValues.concatenate([known, sampled])
+    assert joined.teacher_entropy is None
+    torch.testing.assert_close(joined.logprobs, torch.cat([known.logprobs, known.logprobs]))

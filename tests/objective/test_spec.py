@@ -1,0 +1,185 @@
+"""An objective is data: it reads back from its own text, and one that cannot be right says why."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.estimators import CORRECTIONS
+from practicum.functional.sequence import AGGREGATES
+from practicum.functional.weights import WEIGHTS
+from practicum.objective import (
+    Full,
+    K2Surrogate,
+    LogLinear,
+    Mixture,
+    Objective,
+    Pathwise,
+    Sampled,
+    ScoreFunction,
+    TeacherTarget,
+    Term,
+    TopK,
+)
+
+
+def one(**choices) -> Term:
+    (term,) = Objective.model_validate(choices).losses
+    return term
+
+
+def test_one_term_needs_no_list():
+    short = Objective.model_validate({"divergence": "jsd(0.3)", "aggregate": "seq_mean_token_mean"})
+    long = Objective.model_validate({"losses": [{"divergence": "jsd(0.3)"}], "aggregate": "seq_mean_token_mean"})
+    assert short == long
+    assert Objective.model_validate({}) == Objective() == Objective.model_validate({"losses": [{}]})
+
+
+def test_the_default_is_pathwise_reverse_kl_to_the_whole_teacher():
+    term = Objective().losses[0]
+    assert (term.signal, term.target, term.divergence.name, term.gradient) == (
+        Full(),
+        TeacherTarget(),
+        "reverse_kl",
+        Pathwise(),
+    )
+    assert one(signal="sampled").gradient == ScoreFunction()
+
+
+CHOICES = [
+    *({"divergence": name} for name in DIVERGENCES),
+    *({"correction": name, "signal": "sampled"} for name in CORRECTIONS),
+    *({"weights": name} for name in WEIGHTS),
+    *({"aggregate": name, "aggregate_norm": 8 if name.endswith("norm") else None} for name in AGGREGATES),
+    *({"signal": signal} for signal in ("full", "sampled", "topk", "topk(3, union, renorm)", {"type": "topk", "k": 5})),
+    *({"target": target} for target in ("teacher(2)", "log_linear(0.5, 0.5)", "mixture(0.1)", "teacher")),
+    *({"estimator": estimator} for estimator in ("pathwise", "score_function(0.5, kl)", "k2_surrogate", "auto")),
+    {"weights": "threshold(above=-inf, of=divergence)"},
+    {"weights": {"type": "prefix", "length": 7}},
+    {"divergence": "jsd(1e-05)"},
+    {"losses": [{"filter": "correct"}, {"signal": "sampled", "coefficient": -0.1, "filter": "incorrect"}]},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_an_objective_reads_back_from_its_own_text(choice):
+    objective = Objective.model_validate(choice)
+    assert Objective.model_validate_json(objective.model_dump_json()) == objective
+    assert Objective.model_validate(objective.model_dump()) == objective
+    assert Objective.model_validate(objective) == objective
+
+
+def test_arguments_may_be_given_by_place_by_name_or_as_a_mapping():
+    expected = TopK(k=20, support="teacher", tail="drop")
+    for signal in ("topk(20, teacher, drop)", "topk(20, tail=drop, support=teacher)", expected):
+        assert one(signal=signal).signal == expected
+    assert one(signal={"type": "topk", "k": 20, "support": "teacher", "tail": "drop"}).signal == expected
+    assert one(divergence="jsd(0.3)") == one(divergence="jsd(beta=0.3)") == one(divergence={"type": "jsd", "beta": 0.3})
+    assert one(target="log_linear(0.7, 0.3)").target == LogLinear(teacher=0.7, student=0.3)
+    assert one(target="mixture(0.5)").target == Mixture(teacher=0.5)
+    assert one(estimator="k2_surrogate").gradient == K2Surrogate()
+
+
+def test_defaults_are_filled_in():
+    assert one(divergence="jsd").divergence.arguments == {"beta": 0.5}
+    assert one(weights="entropy_top(of=teacher)").weights.arguments == {"fraction": 0.2, "of": "teacher"}
+    assert one(correction="ratio_clip(high=0.3)").correction.arguments == {"low": 0.2, "high": 0.3}
+
+
+WRONG = [
+    ({"divergence": "revers_kl"}, r"no divergence named 'revers_kl'; did you mean 'reverse_kl'\? known: adaptive_kl"),
+    ({"divergence": "xyzzy"}, "no divergence named 'xyzzy'; known: adaptive_kl, alpha"),
+    ({"divergence": "jsd(bata=0.1)"}, r"has no parameter 'bata'; did you mean 'beta'\?"),
+    ({"divergence": {"type": "jsd", "bata": 0.1}}, r"divergence 'jsd' has no parameter 'bata'; did you mean 'beta'\?"),
+    ({"divergence": "jsd(1)"}, r"jsd: beta must be in \(0, 1\) \(weight of the teacher in the mixture\), got 1"),
+    ({"divergence": "jsd(nan)"}, "divergence 'jsd': beta must be a number, for example 0.5, got nan"),
+    ({"divergence": "jsd(half)"}, "divergence 'jsd': beta must be a number, for example 0.5, got 'half'"),
+    ({"divergence": "reverse_kl(1)"}, "divergence 'reverse_kl' takes no arguments, but 1 values were given"),
+    ({"divergence": 3}, "a divergence is written as a name or a call, not as 3; known: forward_kl"),
+    ({"divergence": {"name": "jsd"}}, "a divergence is written as a name or a call, not as {'name': 'jsd'}"),
+    ({"signal": "samples"}, r"no signal named 'samples'; did you mean 'sampled'\? known: full, sampled, topk"),
+    ({"signal": {"type": "top"}}, r"no signal named 'top'; did you mean 'topk'\?"),
+    ({"signal": "topk(suport=student)"}, r"signal 'topk' has no parameter 'suport'; did you mean 'support'\?"),
+    ({"signal": "topk(0)"}, "greater than or equal to 1"),
+    ({"signal": "topk(5, studnet)"}, "'student', 'teacher', 'union' or 'intersection'"),
+    ({"target": "techer"}, r"no target named 'techer'; did you mean 'teacher'\?"),
+    ({"target": "teacher(0)"}, "greater than 0"),
+    ({"target": "teacher(inf)"}, "finite number"),
+    ({"estimator": "path_wise"}, r"no estimator named 'path_wise'; did you mean 'pathwise'\?"),
+    ({"estimator": "score_function(2)"}, "less than or equal to 1"),
+    ({"correction": "ratio_clop"}, r"no correction named 'ratio_clop'; did you mean 'ratio_clip'\?"),
+    ({"correction": "ratio_clip(low=small)"}, "correction 'ratio_clip': low must be a number, for example 0.2"),
+    ({"weights": "entropy-top"}, "is not a name with arguments"),
+    ({"weights": "entropy_top(2)"}, r"fraction must be in \(0, 1\], got 2"),
+    ({"weights": "entropy_top(of=nobody)"}, "got 'nobody'|no statistic named 'nobody"),
+    ({"weights": "threshold(of=entropy)"}, "no statistic named 'entropy'|got 'entropy'"),
+    ({"weights": "prefix(1.5)"}, "weight 'prefix': length must be a whole number, for example 1024, got 1.5"),
+    ({"weights": {"type": "prefix", "length": True}}, "length must be a whole number"),
+    ({"weights": "threshold(nan)"}, "above must be a number"),
+    ({"coefficient": float("nan")}, "finite number"),
+    ({"losses": []}, "losses is empty; leave it out for the default, or write at least one term"),
+    ({"divergance": "jsd"}, "Extra inputs are not permitted"),
+    ({"aggregate": "seq_mean_token_sum_norm"}, "needs aggregate_norm, for example the token limit"),
+    ({"aggregate_norm": 5}, "divides under aggregate 'seq_mean_token_sum_norm' only, not under 'token_mean'"),
+    ({"aggregate": "seq_mean_token_sum_norm", "aggregate_norm": 0}, "greater than 0"),
+    ({"signal": "sampled", "estimator": "pathwise"}, "with signal 'sampled' write estimator: score_function"),
+    ({"signal": "sampled", "divergence": "mse"}, "divergence 'mse' has no sampled-token form; use signal full"),
+    ({"divergence": "adaptive_kl", "estimator": "score_function"}, "'adaptive_kl' has no sampled-token form"),
+    ({"divergence": "jsd", "estimator": "k2_surrogate"}, "is the gradient of reverse_kl only; write divergence"),
+    ({"signal": "topk", "target": "teacher(2)"}, "target 'teacher' must be renormalised .* write signal: full"),
+    ({"signal": "topk", "target": "log_linear(1, 1)"}, "target 'log_linear' must be renormalised"),
+    ({"signal": "sampled", "target": "mixture(0.5)"}, "target 'mixture' must be renormalised"),
+    ({"signal": "sampled", "target": "log_linear", "divergence": "forward_kl"}, "target 'log_linear' must be"),
+    ({"signal": "sampled", "estimator": "score_function(0, kl)"}, "baseline 'kl' needs signal full or topk"),
+    ({"signal": "sampled", "weights": "threshold"}, "weights 'threshold' needs the teacher's entropy"),
+    ({"signal": "sampled", "weights": "entropy_top(of=teacher)"}, "weights 'entropy_top' needs the teacher's entropy"),
+]
+
+
+@pytest.mark.parametrize(("choice", "message"), WRONG, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_right_is_refused_with_what_to_write(choice, message):
+    with pytest.raises(ValidationError, match=message):
+        Objective.model_validate(choice)
+
+
+def test_a_richer_term_lets_a_sampled_one_read_the_teachers_entropy():
+    losses = [{"signal": "full"}, {"signal": "sampled", "weights": "threshold"}]
+    assert Objective.model_validate({"losses": losses}).signal == Full()
+
+
+def test_the_signal_is_the_richest_that_a_term_asks_for():
+    terms = {"sampled": {"signal": "sampled"}, "topk": {"signal": "topk(3)"}, "full": {"signal": "full"}}
+
+    def signal(*names):
+        return Objective.model_validate({"losses": [terms[name] for name in names]}).signal
+
+    assert signal("sampled") == Sampled()
+    assert signal("sampled", "topk") == signal("topk", "sampled") == TopK(k=3)
+    assert signal("topk", "full", "sampled") == Full()
+    assert Objective.model_validate({"losses": [{"signal": "topk(3)"}, {"signal": "topk(9)"}]}).signal == TopK(k=9)
+
+
+def test_only_terms_with_a_view_of_other_tokens_need_sequences():
+    alone = [{}, {"weights": "prefix"}, {"weights": "threshold"}, {"signal": "sampled"}, {"correction": "ratio_clip"}]
+    together = [
+        {"signal": "sampled", "estimator": "score_function(0.5)"},
+        {"estimator": "score_function(0, group_mean)"},
+        {"correction": "prefix_ratio"},
+        {"weights": "entropy_top"},
+        {"weights": "divergence_top"},
+        {"weights": "soft_or"},
+    ]
+    assert [one(**choice).needs_sequences for choice in alone] == [False] * len(alone)
+    assert [one(**choice).needs_sequences for choice in together] == [True] * len(together)
+    assert Objective.model_validate({"losses": [alone[0], together[0]]}).needs_sequences
+
+
+def test_an_objective_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        Objective().aggregate = "token_mean"  # type: ignore[misc]
+
+
+def test_checking_an_objective_leaves_the_random_numbers_alone():
+    before = torch.get_rng_state()
+    Objective.model_validate({"weights": "entropy_top"})
+    assert torch.equal(before, torch.get_rng_state())
