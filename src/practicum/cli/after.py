@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.assembly import assemble_run, build_task, evaluation_settings
+from practicum.assembly import Assembled, assemble_run, build_task, evaluation_settings
 from practicum.backends.local import LoadedModel, LocalSampler, export, load
-from practicum.errors import DataError, RecipeError
+from practicum.errors import CheckpointError, DataError, RecipeError
 from practicum.evaluation import evaluate
 from practicum.model_config import ModelConfig
+from practicum.ports import TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
 from practicum.run import open_run, open_student, teacher_tensors
-from practicum.run_dir import find_checkpoint
+from practicum.run_dir import RunDir, find_checkpoint
 from practicum.text import printable
-from practicum.types import Message, SampleRequest, SamplingParams
+from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
 
 
 def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
@@ -33,11 +34,13 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     return evaluate(LocalSampler(model.language_model), model.renderer, task, None, wanted).summary()
 
 
-def chat_with(target: str, temperature: float, max_new_tokens: int, system: str | None) -> None:
+def chat_with(target: str, temperature: float, max_new_tokens: int, system: str | None, teacher: bool) -> None:
     """Read questions from standard input and print the answers; each question stands alone."""
-    student = _open(target, system)
+    if teacher and not _is_run(target):
+        raise RecipeError(f"{target} is not a run folder, so it has no teacher; leave --teacher out")
+    built = _restored(*open_run(Path(target))) if teacher else None
+    student = _open(target, system) if built is None else built.student
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
-    sampler = LocalSampler(student.language_model)
     for turn in range(sys.maxsize):
         question = _question()
         if not question:
@@ -47,9 +50,13 @@ def chat_with(target: str, temperature: float, max_new_tokens: int, system: str 
         if len(tokens) > room:
             print(f"(that is {len(tokens)} tokens; at most {room} leave room for an answer)")
             continue
-        sample = sampler.sample([SampleRequest(tokens, seed_of(0, "chat", turn))], params)[0]
-        cut = " ..." if sample.stop_reason == "length" else ""
-        print(printable(student.renderer.decode(sample.tokens.tolist())) + cut, flush=True)
+        seed = seed_of(0, "chat", turn)
+        sample = LocalSampler(student.language_model).sample([SampleRequest(tokens, seed)], params)[0]
+        print(("student: " if teacher else "") + _spoken(student, sample), flush=True)
+        if built is not None:
+            prompt = Prompt(f"chat-{turn}", (Message("user", question),))
+            answers = built.parts.teacher.sample([TeacherRequest(prompt, seed)], params)
+            print("teacher: " + ("(cannot answer)" if answers is None else _spoken(student, answers[0])), flush=True)
 
 
 def export_run(run_folder: Path, folder: Path) -> Path:
@@ -63,17 +70,24 @@ def export_run(run_folder: Path, folder: Path) -> Path:
 
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     home, recipe = open_run(path)
-    recipe = _overridden(recipe, overrides)
-    built = assemble_run(recipe, home.models, None, lambda text: None)
-    checkpoint, _ = find_checkpoint(home)
-    if checkpoint is not None:
-        built.trainer.load_state({"student": checkpoint.tensors("student"), "optimizer": {}})
-        built.parts.teacher.load_state(teacher_tensors(checkpoint))
+    built = _restored(home, _overridden(recipe, overrides))
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
-    result = evaluate(parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation)
-    return {"step": 0 if checkpoint is None else checkpoint.step, **result.summary()}
+    return evaluate(
+        parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation
+    ).summary()
+
+
+def _restored(home: RunDir, recipe: Recipe) -> Assembled:
+    """The parts of a run with the weights of its newest good checkpoint."""
+    built = assemble_run(recipe, home.models, None, lambda text: None)
+    checkpoint, _ = find_checkpoint(home)
+    if checkpoint is None:
+        raise CheckpointError(f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead")
+    built.trainer.load_state({"student": checkpoint.tensors("student"), "optimizer": {}})
+    built.parts.teacher.load_state(teacher_tensors(checkpoint))
+    return built
 
 
 def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -93,6 +107,11 @@ def _open(target: str, system: str | None) -> LoadedModel:
 
 def _is_run(target: str) -> bool:
     return (Path(target) / "recipe.json").is_file()
+
+
+def _spoken(student: LoadedModel, sample: Sample) -> str:
+    cut = " ..." if sample.stop_reason == "length" else ""
+    return printable(student.renderer.decode(sample.tokens.tolist())) + cut
 
 
 def _question() -> str:

@@ -107,13 +107,16 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     system: Annotated[str | None, typer.Option(help="a system turn, for a model")] = None,
+    teacher: Annotated[
+        bool, typer.Option("--teacher", help="for a run: let its teacher answer too, in its own context")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Talk to a student; an empty line or Ctrl-D ends it."""
+    """Talk to a student, and to its teacher beside it."""
     with _errors(debug):
         from practicum.cli.after import chat_with
 
-        chat_with(target, temperature, max_new_tokens, system)
+        chat_with(target, temperature, max_new_tokens, system, teacher)
 
 
 @app.command(epilog="Example: practicum export runs/quickstart my-model")
