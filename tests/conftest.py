@@ -1,8 +1,30 @@
 """Tests run on one thread and are the same every time."""
 
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("practicum", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile("practicum")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `student`, which knows nothing, and `teacher`, which has begun to learn to reverse strings."""
+    from toy import make_model
+
+    folder = tmp_path_factory.mktemp("models")
+    make_model(folder / "student", seed=1)
+    make_model(folder / "teacher", seed=2, pretrain=60)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of four steps with evaluations; tests read it and leave it as it is."""
+    from toy import toy_run
+
+    return toy_run(models, tmp_path_factory.mktemp("runs"), {"evaluation.prompts": 8}).folder

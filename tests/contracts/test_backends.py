@@ -1,0 +1,179 @@
+"""What every backend must do, asked of each folder found among the backends."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from toy import toy_recipe
+
+from practicum.assembly import Assembled, assemble_run
+from practicum.loop import assemble as paired
+from practicum.objective import Full, Objective, Sampled, Term, TopK
+from practicum.plugins import names
+from practicum.ports import AdamParams, SamplingClient, ScoreRequest, SelfRule, SelfTeacher, TrainingClient
+from practicum.rollouts import Batch, sample_rollouts
+from practicum.types import Datum, SampleRequest, SamplingParams
+
+Build = Callable[[], Assembled]
+
+
+def test_every_backend_on_disk_is_under_contract() -> None:
+    assert names("backends") == ["local"]
+
+
+@pytest.fixture
+def build(models: Path, tmp_path: Path) -> Build:
+    """Builds the same student and teacher anew each time."""
+    return lambda: assemble_run(toy_recipe(models), tmp_path, None, lambda text: None)
+
+
+def requests(built: Assembled, count: int = 5) -> list[SampleRequest]:
+    prompts = built.parts.prompts[:count]
+    return [SampleRequest(built.parts.renderer.render(prompt.messages), seed) for seed, prompt in enumerate(prompts)]
+
+
+def data(built: Assembled) -> list[Datum]:
+    client = built.trainer.sampling_client()
+    batch = Batch(built.parts.prompts[:5], 1, 0, 1)
+    rollouts = sample_rollouts(batch, client, built.parts.renderer, built.settings.sampling)
+    return paired(rollouts, built.parts.teacher.score(rollouts, Full()))
+
+
+def test_it_speaks_the_protocols(build: Build) -> None:
+    trainer = build().trainer
+    assert isinstance(trainer, TrainingClient)
+    assert isinstance(trainer.sampling_client(), SamplingClient)
+    assert isinstance(trainer.self_teacher(SelfRule("frozen")), SelfTeacher)
+
+
+def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build) -> None:
+    built = build()
+    client, params = built.trainer.sampling_client(), built.settings.sampling
+    together = client.sample(requests(built), params)
+    alone = [client.sample([request], params)[0] for request in requests(built)]
+    for one, other in zip(together, alone, strict=True):
+        assert one.tokens.equal(other.tokens)
+        torch.testing.assert_close(one.sampling_logprobs, other.sampling_logprobs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> None:
+    built = build()
+    params = built.settings.sampling
+    for sample in built.trainer.sampling_client().sample(requests(built, 40), params):
+        ended = sample.tokens[-1].item() in params.stop_ids
+        assert ended == (sample.stop_reason == "stop")
+        assert ended or len(sample.tokens) == params.max_new_tokens
+        assert not any(token in params.stop_ids for token in sample.tokens[:-1].tolist())
+
+
+def test_scores_of_own_samples_are_what_the_sampler_said(build: Build) -> None:
+    built = build()
+    client = built.trainer.sampling_client()
+    asked = requests(built)
+    samples = client.sample(asked, built.settings.sampling)
+    pairs = zip(asked, samples, strict=True)
+    scores = client.score(
+        [ScoreRequest(ask.prompt_tokens, tuple(got.tokens.tolist())) for ask, got in pairs], Sampled()
+    )
+    for sample, score in zip(samples, scores, strict=True):
+        assert score.logprobs is not None
+        torch.testing.assert_close(score.logprobs, sample.policy_logprobs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sample.sampling_logprobs, sample.policy_logprobs, rtol=1e-5, atol=1e-6)
+
+
+def test_greedy_answers_do_not_depend_on_the_seed(build: Build) -> None:
+    built = build()
+    params = SamplingParams(4, temperature=0.0, stop_ids=built.settings.sampling.stop_ids)
+    asked = requests(built)
+    client = built.trainer.sampling_client()
+    again = [SampleRequest(request.prompt_tokens, request.seed + 100) for request in asked]
+    for one, other in zip(client.sample(asked, params), client.sample(again, params), strict=True):
+        assert one.tokens.equal(other.tokens)
+
+
+def test_a_gradient_moves_the_weights_and_is_then_forgotten(build: Build) -> None:
+    built = build()
+    before = snapshot(built)
+    built.trainer.forward_backward(data(built), Objective(), seed=0)
+    assert same(before, snapshot(built)), "a gradient alone moves nothing"
+    assert built.trainer.optim_step(AdamParams(0.01))["skipped"] == 0.0
+    after = snapshot(built)
+    assert not same(before, after)
+    built.trainer.optim_step(AdamParams(0.01))
+    assert same(after, snapshot(built)), "a step without a new gradient moves nothing"
+
+
+def test_the_same_data_give_the_same_result(build: Build) -> None:
+    one, other = build(), build()
+    first = one.trainer.forward_backward(data(one), Objective(), seed=3)
+    second = other.trainer.forward_backward(data(other), Objective(), seed=3)
+    assert first.metrics == second.metrics
+    one.trainer.optim_step(AdamParams(0.01))
+    other.trainer.optim_step(AdamParams(0.01))
+    assert same(snapshot(one), snapshot(other))
+
+
+def test_there_is_one_record_a_datum_and_one_number_a_token(build: Build) -> None:
+    built = build()
+    batch = data(built)
+    result = built.trainer.forward_backward(batch, Objective(losses=(Term(signal=Full()),)), seed=0)
+    assert len(result.outputs) == len(batch)
+    for datum, output in zip(batch, result.outputs, strict=True):
+        assert len(output.logprobs) == len(output.divergence) == len(datum.rollout.tokens)
+        assert torch.isfinite(output.divergence).all() and (output.divergence >= -1e-6).all()
+
+
+def test_what_is_saved_and_loaded_goes_on_the_same(build: Build) -> None:
+    whole, resumed = build(), build()
+    step(whole)
+    state = {
+        stem: {key: value.clone() for key, value in named.items()} for stem, named in whole.trainer.save_state().items()
+    }
+    resumed.trainer.load_state(state)
+    step(whole)
+    step(resumed)
+    assert same(snapshot(whole), snapshot(resumed))
+
+
+@pytest.mark.parametrize(
+    "rule", [SelfRule("live"), SelfRule("frozen"), SelfRule("ema", 0.5), SelfRule("periodic", period=2)]
+)
+def test_the_self_teacher_follows_its_rule(build: Build, rule: SelfRule) -> None:
+    built = build()
+    teacher = built.trainer.self_teacher(rule)
+    asked = [ScoreRequest((8, 4), (7, 8, 2))]
+
+    def score() -> torch.Tensor:
+        logprobs = teacher.score(asked, Sampled())[0].logprobs
+        assert logprobs is not None
+        return logprobs
+
+    start = score()
+    step(built)
+    teacher.after_step(1)
+    moved_first = not score().equal(start)
+    step(built)
+    teacher.after_step(2)
+    moved_second = not score().equal(start)
+    expected = {"live": (True, True), "frozen": (False, False), "ema": (True, True), "periodic": (False, True)}
+    assert (moved_first, moved_second) == expected[rule.weights]
+
+
+def test_a_topk_answer_holds_k_candidates_or_richer(build: Build) -> None:
+    built = build()
+    (answer,) = built.trainer.sampling_client().score([ScoreRequest((8, 4), (7, 8, 2))], TopK(k=3, support="teacher"))
+    assert answer.head is not None or (answer.topk_ids is not None and answer.topk_ids.shape == (3, 3))
+
+
+def step(built: Assembled) -> None:
+    built.trainer.forward_backward(data(built), Objective(), seed=0)
+    built.trainer.optim_step(AdamParams(0.01))
+
+
+def snapshot(built: Assembled) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in built.trainer.save_state()["student"].items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(value.equal(other[name]) for name, value in one.items())

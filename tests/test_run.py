@@ -1,0 +1,270 @@
+"""A run is a function of its recipe: stopped anywhere and resumed, it leaves the bytes of one that was not stopped."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from toy import assert_same_run, curve, forked, make_model, rows, toy_recipe, toy_run
+
+from practicum.errors import CheckpointError, RecipeError, ResourceError
+from practicum.run import open_run, open_student, run
+
+STEPS = {"train.steps": 6, "train.checkpoint_every": 2, "train.prompts_per_step": 4}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "several completions, tempered, cut to a nucleus": {
+        "rollout.n": 3,
+        "rollout.temperature": 0.8,
+        "rollout.top_p": 0.9,
+        "rollout.top_k": 9,
+        "objective": {"signal": "sampled", "estimator": "score_function(gamma=1, baseline=group_mean)"},
+    },
+    "cosine after a warm-up, in micro-batches": {
+        "optimizer.schedule": "cosine",
+        "optimizer.warmup_steps": 3,
+        "optimizer.weight_decay": 0.1,
+        "train.micro_batch_tokens": 24,
+    },
+    "adapters": {"student.lora": {"rank": 4, "alpha": 8}, "optimizer.learning_rate": 0.02},
+    "last layer only": {"student.trainable_layers": 1},
+    "dropout under a following teacher": {
+        "student.model": {"hidden_size": 32, "layers": 1, "heads": 2, "dropout": 0.2, "seed": 1},
+        "teacher": {
+            "type": "privileged",
+            "teacher": {"type": "self", "weights": "ema", "rate": 0.3},
+            "reference": "{answer}",
+        },
+    },
+    "a teacher copied now and then": {
+        "student.lora": {"rank": 4, "alpha": 8},
+        "teacher": {
+            "type": "privileged",
+            "teacher": {"type": "self", "weights": "periodic", "period": 3},
+            "system": "ab",
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps in one go, with evaluations."""
+    return toy_run(models, tmp_path_factory.mktemp("whole"), STEPS | {"evaluation.prompts": 4}).folder
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_stopped_and_resumed_twice_is_uninterrupted(models: Path, tmp_path: Path, name: str) -> None:
+    changes = STEPS | VARIANTS[name]
+    whole = toy_run(models, tmp_path / "whole", changes).folder
+    out = tmp_path / "stopped"
+    assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
+    assert forked(lambda: toy_run(models, out, changes, resume=True), {"PRACTICUM_FAULT": "score:3"}) == 137
+    stopped = toy_run(models, out, changes, resume=True).folder
+    assert_same_run(whole, stopped)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "rollout:1",
+        "score:6",
+        "save.after_tensors:2",
+        "save.before_rename:1",
+        "save.after_rename:2",
+        "save.after_rename:3",
+    ],
+)
+def test_killed_at_any_point_the_resumed_run_is_the_same(
+    models: Path, uninterrupted: Path, tmp_path: Path, fault: str
+) -> None:
+    changes = STEPS | {"evaluation.prompts": 4}
+    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": fault}) == 137
+    cut = toy_run(models, tmp_path, changes, resume=True).folder
+    assert_same_run(uninterrupted, cut)
+    debris = [path.name for path in cut.rglob("*") if ".tmp" in path.name or path.name.startswith("trash-")]
+    assert debris == []
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_every_architecture_trains_and_resumes(models: Path, tmp_path: Path, architecture: str) -> None:
+    changes = {
+        "student.model": {"architecture": architecture, "hidden_size": 32, "layers": 2, "heads": 2, "seed": 3},
+        "train.steps": 3,
+        "train.checkpoint_every": 1,
+    }
+    whole = toy_run(models, tmp_path / "whole", changes).folder
+    assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "update:2"}) == 137
+    assert_same_run(whole, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
+
+
+def test_the_same_recipe_gives_the_same_bytes(models: Path, finished: Path, tmp_path: Path) -> None:
+    assert_same_run(finished, toy_run(models, tmp_path, {"evaluation.prompts": 8}).folder)
+
+
+def test_another_seed_gives_other_rollouts(models: Path, finished: Path, tmp_path: Path) -> None:
+    other = toy_run(models, tmp_path, {"evaluation.prompts": 8, "seed": 1}).folder
+    assert (other / "rollouts.jsonl").read_bytes() != (finished / "rollouts.jsonl").read_bytes()
+
+
+def test_how_much_is_held_at_once_changes_rounding_only(models: Path, finished: Path, tmp_path: Path) -> None:
+    limits = {"train.micro_batch_tokens": 10, "train.chunk_tokens": 3, "train.sampling_batch": 3}
+    small = toy_run(models, tmp_path, {"evaluation.prompts": 8, **limits}).folder
+    assert curve(small, "reverse_kl") == pytest.approx(curve(finished, "reverse_kl"), rel=1e-4)
+
+
+def test_a_run_folder_holds_one_row_a_step_and_one_a_rollout(finished: Path) -> None:
+    assert [row["step"] for row in rows(finished / "metrics.jsonl")] == [1, 2, 3, 4]
+    recorded = rows(finished / "rollouts.jsonl")
+    assert len(recorded) == 32
+    for row in recorded:
+        assert len(row["tokens"]) == len(row["teacher_logprobs"]) == len(row["sampling_logprobs"])
+        assert all(number <= 0 for number in row["teacher_logprobs"])
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["rollouts"] == 32 and summary["skipped_updates"] == 0
+    assert summary["tokens"] == sum(len(row["tokens"]) for row in recorded)
+    assert {path.name for path in (finished / "checkpoints").iterdir()} == {"step-2", "step-4"}
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(models: Path, finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "toy"
+    shutil.copytree(finished, copy)
+    stamps = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != "run.lock"}
+    console = Said()
+    result = toy_run(models, tmp_path, {"evaluation.prompts": 8}, resume=True, console=console)
+    assert any("nothing to do" in text for text in console.events)
+    assert result.summary == json.loads((copy / "summary.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_a_changed_recipe_is_not_resumed_and_every_change_is_named(models: Path, tmp_path: Path) -> None:
+    assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+    changes = {"optimizer.learning_rate": 0.5, "rollout.n": 2}
+    with pytest.raises(RecipeError, match="recipe changed") as caught:
+        toy_run(models, tmp_path, changes, resume=True)
+    text = str(caught.value)
+    assert "optimizer.learning_rate: 0.003 in the run, 0.5 now" in text and "rollout.n: 1 in the run, 2 now" in text
+
+
+def test_what_changes_nothing_may_change_on_resume(models: Path, tmp_path: Path) -> None:
+    whole = toy_run(models, tmp_path / "whole").folder
+    assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+    changes = {"train.keep_checkpoints": 5, "train.checkpoint_every": 1, "about": "other words"}
+    assert_same_run(whole, toy_run(models, tmp_path, changes, resume=True).folder)
+
+
+def test_other_weights_under_the_same_name_are_not_resumed(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    shutil.copytree(models, folder)
+    assert forked(lambda: toy_run(folder, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+    shutil.rmtree(folder / "student")
+    make_model(folder / "student", seed=9)
+    with pytest.raises(RecipeError, match="student of this run changed since it began"):
+        toy_run(folder, tmp_path, resume=True)
+
+
+def test_other_teacher_weights_under_the_same_name_are_not_resumed(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    shutil.copytree(models, folder)
+    assert forked(lambda: toy_run(folder, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+    shutil.rmtree(folder / "teacher")
+    make_model(folder / "teacher", seed=9)
+    with pytest.raises(RecipeError, match="teacher of this run changed since it began"):
+        toy_run(folder, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("place", ["nothing-there", "empty"])
+def test_resuming_what_is_no_run_is_a_clear_mistake(models: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((RecipeError, CheckpointError), match=place):
+        toy_run(models, tmp_path, {"name": place}, resume=True)
+
+
+def test_a_name_that_is_taken_is_refused(models: Path, finished: Path) -> None:
+    before = (finished / "metrics.jsonl").read_bytes()
+    with pytest.raises((RecipeError, ResourceError), match="resume"):
+        toy_run(models, finished.parent, {"evaluation.prompts": 8})
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_under_other_versions_warns_and_goes_on(models: Path, tmp_path: Path) -> None:
+    assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+    forge_versions(tmp_path / "toy" / "checkpoints" / "step-2", {"torch": "2.0.0", "threads": 96})
+    console = Said()
+    toy_run(models, tmp_path, resume=True, console=console)
+    text = "\n".join(console.events)
+    assert "torch was 2.0.0" in text and "threads was 96" in text and "not promised" in text
+
+
+def test_weights_of_one_step_with_the_optimizer_of_another_are_not_used(models: Path, tmp_path: Path) -> None:
+    assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:5"}) == 137
+    folder = tmp_path / "toy" / "checkpoints"
+    shutil.copy(folder / "step-2" / "optimizer.safetensors", folder / "step-4" / "optimizer.safetensors")
+    console = Said()
+    resumed = toy_run(models, tmp_path, STEPS, resume=True, console=console).folder
+    text = "\n".join(console.events)
+    assert "step-4 is skipped" in text and "optimizer.safetensors" in text and "resumed after step 2" in text
+    assert_same_run(toy_run(models, tmp_path / "whole", STEPS).folder, resumed)
+
+
+def test_a_run_that_keeps_no_good_checkpoint_says_which_are_damaged(models: Path, tmp_path: Path) -> None:
+    assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:3"}) == 137
+    (tmp_path / "toy" / "checkpoints" / "step-2" / "student.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"step-2.*student\.safetensors"):
+        toy_run(models, tmp_path, STEPS, resume=True)
+
+
+def test_the_student_of_a_run_has_the_weights_of_its_last_checkpoint(finished: Path) -> None:
+    _, _, student = open_student(finished)
+    saved = load_file(finished / "checkpoints" / "step-4" / "student.safetensors")
+    assert all(student.language_model.trainable()[name].equal(value) for name, value in saved.items())
+
+
+def test_a_run_knows_its_own_recipe(models: Path, finished: Path) -> None:
+    assert open_run(finished)[1] == toy_recipe(models, {"evaluation.prompts": 8})
+
+
+def test_a_recipe_can_be_given_as_a_file_with_overrides(models: Path, tmp_path: Path) -> None:
+    from toy import write_recipe
+
+    path = write_recipe(models, tmp_path / "mine.yaml", {"name": "mine"})
+    result = run(path, ["train.steps=1", "train.prompts_per_step=2"], out=tmp_path / "out")
+    assert result.folder == tmp_path / "out" / "mine" and result.summary["rollouts"] == 2
+
+
+class Said:
+    """A console that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, text: str) -> None:
+        self.events.append(text)
+
+    def begin(self, total_steps: int, first_step: int) -> None: ...
+
+    def step(self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None) -> None: ...
+
+    def table(self, title: str, columns: Any, rows: Any) -> None: ...
+
+    def finish(self, summary: Mapping[str, object]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def forge_versions(checkpoint: Path, changes: Mapping[str, Any]) -> None:
+    """Rewrite what a checkpoint says it was made with, its manifest included."""
+    import hashlib
+
+    path, manifest_path = checkpoint / "versions.json", checkpoint / "MANIFEST.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    manifest = json.loads(manifest_path.read_text())
+    manifest["files"]["versions.json"] = {
+        "size": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    manifest_path.write_text(json.dumps(manifest))

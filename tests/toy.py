@@ -1,0 +1,182 @@
+"""Tiny models and recipes for the upper tests: everything is made from scratch and learns within seconds."""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from practicum.backends.local import make_scratch_model
+from practicum.errors import PracticumError
+from practicum.model_config import Pretrain, Scratch
+from practicum.recipe import Recipe, parse_recipe
+from practicum.run import RunResult, run
+from practicum.tasks import TaskContext
+from practicum.tasks.reverse import Config, build
+from practicum.tracking import Console
+
+ALPHABET = "abcd"
+TASK = {"type": "reverse", "alphabet": ALPHABET, "shortest": 2, "longest": 3, "train_size": 48, "heldout_size": 8}
+
+
+def make_model(folder: Path, *, alphabet: str = ALPHABET, **settings: Any) -> Path:
+    """A from-scratch model folder; `pretrain` is a number of steps on the reversal of strings."""
+    steps = settings.pop("pretrain", 0)
+    scratch = Scratch(**{"hidden_size": 32, "layers": 1, "heads": 2, **settings, "pretrain": Pretrain(steps=steps)})
+    prompts = build(Config(**TASK), TaskContext(seed=0, base_dir=folder.parent)).train_prompts()
+    make_scratch_model(folder, scratch, alphabet, prompts)
+    return folder
+
+
+def toy_data(models: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The data of a recipe that runs in about a second; `changes` are dotted keys, for example `train.steps`."""
+    data: dict[str, Any] = {
+        "name": "toy",
+        "student": {"model": str(models / "student")},
+        "teacher": {"type": "model", "model": str(models / "teacher")},
+        "task": dict(TASK),
+        "rollout": {"n": 1, "max_new_tokens": 5},
+        "objective": {"signal": "full", "divergence": "reverse_kl"},
+        "optimizer": {"learning_rate": 0.003},
+        "train": {"steps": 4, "prompts_per_step": 8, "checkpoint_every": 2, "threads": 1},
+        "evaluation": {"prompts": 0},
+    }
+    for key, value in (changes or {}).items():
+        *parents, last = key.split(".")
+        place = data
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return data
+
+
+def toy_recipe(models: Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The same as a validated recipe."""
+    return parse_recipe(toy_data(models, changes), "toy")
+
+
+def toy_run(
+    models: Path,
+    out: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+) -> RunResult:
+    """Run the toy recipe in this process."""
+    return run(toy_recipe(models, changes), out=out, resume=resume, console=console)
+
+
+def write_recipe(models: Path, path: Path, changes: Mapping[str, Any] | None = None) -> Path:
+    """The toy recipe as a file; JSON is YAML."""
+    path.write_text(json.dumps(toy_data(models, changes)), encoding="utf-8")
+    return path
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def curve(folder: Path, name: str) -> list[float]:
+    """One metric over the steps of a run."""
+    return [row[name] for row in rows(folder / "metrics.jsonl")]
+
+
+def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = ("metrics.jsonl", "rollouts.jsonl")) -> None:
+    """Two run folders hold the same bytes: rows, summary, weights, optimizer and teacher."""
+    for name in (*journals, "summary.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    newest = max((one / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step-")))
+    files = sorted(path.name for path in newest.glob("*.safetensors"))
+    assert "student.safetensors" in files and "optimizer.safetensors" in files
+    for name in files:
+        mine, theirs = load_file(newest / name), load_file(other / "checkpoints" / newest.name / name)
+        assert mine.keys() == theirs.keys()
+        for key, value in mine.items():
+            assert value.equal(theirs[key]), f"{name}: {key}"
+
+
+def child(
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str | None = None,
+    before: Callable[[], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """`practicum WORDS` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "practicum", *words],
+        env=environment(env),
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=before,
+        check=False,
+    )
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment on one thread; an empty value takes a variable out."""
+    merged = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(changes or {})}
+    return {name: value for name, value in merged.items() if value}
+
+
+def forked(work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None) -> int:
+    """Do `work` in a fork of this process and give its exit status as a shell would: 137 where SIGKILL ended it."""
+    pid = start_fork(work, env, output)
+    return exit_status(os.waitpid(pid, 0)[1])
+
+
+def start_fork(work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None) -> int:
+    """Begin `work` in a fork, its two output streams in the file `output`; returns the fork's process id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 99
+    try:
+        os.environ.update(env or {})
+        descriptor = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        work()
+        status = 0
+    except PracticumError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = error.exit_code
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:  # a fork must never go on as the test session
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def exit_status(wait_status: int) -> int:
+    """128 + the signal, or the exit code."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return 128 - code if code < 0 else code
+
+
+def command(*words: str) -> Callable[[], None]:
+    """Work for a fork: the command line `practicum WORDS`."""
+
+    def work() -> None:
+        from practicum.cli import main
+
+        sys.argv = ["practicum", *words]
+        main()
+
+    return work
