@@ -1,0 +1,458 @@
+"""The documentation says what the code does: tables are generated, links lead somewhere, examples run.
+
+`python -m tests.test_docs` rewrites the generated parts. They stand between `<!-- generated: NAME -->` and
+`<!-- end of generated -->`. A yaml block names in its first line what it is: `# objective`, `# recipe`, or
+`# overrides` (of the recipe smoke/toy). A python block runs, unless its first line is `# file: FOLDER/NAME.py`, in which case
+it is written to that file for the blocks after it.
+"""
+
+import ast
+import importlib
+import pkgutil
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from practicum import errors, model_config, plugins, recipe
+from practicum.cli.app import app
+from practicum.functional import CORRECTIONS, DIVERGENCES, WEIGHTS
+from practicum.objective import Objective, Term, spec
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("**/*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+GENERATED = re.compile(r"(<!-- generated: ([A-Za-z_ ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+# Meanings of recipe keys that say nothing more than their name where they are defined.
+MEANINGS = {
+    "Recipe.name": "the run folder's name; without it, the recipe file's",
+    "Recipe.about": "one line for `practicum ls` and the report",
+    "Recipe.paper": "where the method is described",
+    "Recipe.seed": "every random stream of the run is named from it",
+    "Recipe.student": "the model that learns, below",
+    "Recipe.teacher": "who scores: see [teachers](teachers.md)",
+    "Recipe.task": "where prompts and rewards come from: see [tasks](tasks.md)",
+    "Recipe.rollout": "how completions are drawn, below",
+    "Recipe.objective": "the loss: see [objective](objective.md)",
+    "Recipe.optimizer": "AdamW, below",
+    "Recipe.train": "how long and how much at once, below",
+    "Recipe.evaluation": "what is measured before and after, below",
+    "RolloutConfig.source": "whose tokens are learned from",
+    "RolloutConfig.max_new_tokens": "the longest completion, stop token included",
+    "RolloutConfig.temperature": "of sampling only; the loss is always at temperature 1",
+    "RolloutConfig.top_p": "nucleus; 1 keeps every token",
+    "RolloutConfig.top_k": "the k likeliest tokens; 0 keeps every token",
+    "OptimizerConfig.learning_rate": "its highest value",
+    "OptimizerConfig.schedule": "its course after the warm-up; `linear` and `cosine` end near 0",
+    "OptimizerConfig.warmup_steps": "steps in which it rises from 0",
+    "OptimizerConfig.betas": "of AdamW",
+    "OptimizerConfig.weight_decay": "of AdamW",
+    "OptimizerConfig.max_grad_norm": "the gradient is scaled down to this norm",
+    "TrainConfig.steps": "optimizer steps",
+    "TrainConfig.prompts_per_step": "prompts; times `rollout.n` completions",
+    "TrainConfig.keep_checkpoints": "the newest so many stay",
+    "EvaluationConfig.samples": "completions of each held-out prompt",
+    "EvaluationConfig.temperature": "0 is greedy",
+    "Scratch.architecture": "which code of transformers",
+    "Scratch.hidden_size": "width",
+    "Scratch.layers": "depth",
+    "Scratch.heads": "attention heads; half as many key-value heads",
+    "Scratch.seed": "of the weights and of the pretraining batches",
+    "Scratch.pretrain": "supervised training first, below; `steps: 0` unless written",
+    "Pretrain.steps": "steps of AdamW",
+    "Pretrain.batch": "answers a step",
+    "Pretrain.learning_rate": "falls linearly to 0",
+    "ModelConfig.dtype": "of frozen weights and of matrix products; weights that learn are float32",
+    "ModelConfig.device": "`auto`: CUDA where there is any",
+    "Lora.rank": "of each adapter",
+    "Lora.alpha": "the adapter's output is scaled by alpha / rank",
+    "Objective.losses": "the terms, which are summed; one term needs no list",
+    "Objective.aggregate": "how tokens become one number",
+    "Term.signal": "how much of the teacher is asked for",
+    "Term.target": "what the student is compared with",
+    "Term.divergence": "how disagreement is measured: see [divergences](divergences.md)",
+    "Term.estimator": "how disagreement becomes a gradient",
+    "Term.correction": "of a sampler that is not the learner: see [estimators](estimators.md)",
+    "Term.advantage_logprob": "whose log-probability of the sampled token stands in the advantage",
+    "Term.weights": "how much each token counts: see [weights](weights.md)",
+    "Term.filter": "only rollouts with reward 1, or only those below it",
+    "Term.coefficient": "what the term is multiplied by",
+}
+
+
+def generated(name: str) -> str:
+    """The text that belongs between the markers of `name`."""
+    kind, _, which = name.partition(" ")
+    return GENERATORS[kind](which) if which else GENERATORS[kind]()
+
+
+def _divergences() -> str:
+    rows = [
+        [
+            f"[`{entry.name}`](#{entry.name})",
+            "" if entry.parameter is None else f"`{entry.parameter.name}` = {entry.parameter.default:g}",
+            "" if entry.parameter is None else entry.parameter.interval,
+            _yes(entry.pointwise),
+            _yes(entry.f_divergence),
+            _yes(entry.exact_gradient),
+            _yes(entry.zero_at_equality),
+            _arxiv(entry.paper),
+            entry.summary,
+        ]
+        for entry in DIVERGENCES.values()
+    ]
+    head = ["name", "parameter", "range", "sampled form", "f-divergence", "exact gradient", "0 at S = T", "paper", ""]
+    return _table(head, rows)
+
+
+def _weights() -> str:
+    rows = [[f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)] for e in WEIGHTS.values()]
+    return _table(["weight", "parameters", "what counts", "paper"], rows)
+
+
+def _corrections() -> str:
+    rows = [[f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)] for e in CORRECTIONS.values()]
+    return _table(["correction", "parameters", "each token's factor", "paper"], rows)
+
+
+def _calls(which: str) -> str:
+    """The choices of one axis, read from its union of classes."""
+    union = typing.get_args(getattr(spec, which))[0]
+    rows = [
+        [
+            f"`{cls.model_fields['type'].default}`",
+            _arguments({key: field.default for key, field in cls.model_fields.items() if key != "type"}),
+            _first_paragraph(cls.__doc__),
+        ]
+        for cls in typing.get_args(union)
+    ]
+    return _table([which.lower(), "parameters", "meaning"], rows)
+
+
+MODELS: dict[str, type[BaseModel]] = {
+    model.__name__: model
+    for model in (
+        recipe.Recipe,
+        recipe.RolloutConfig,
+        recipe.OptimizerConfig,
+        recipe.TrainConfig,
+        recipe.EvaluationConfig,
+        model_config.StudentConfig,
+        model_config.Scratch,
+        model_config.Pretrain,
+        model_config.Lora,
+        Objective,
+        Term,
+    )
+}
+
+
+def _keys(which: str) -> str:
+    return _key_table(MODELS[which])
+
+
+def _plugins(room: str) -> str:
+    """Every plug-in of a room with its summary and its keys."""
+    parts = []
+    for name in plugins.names(room):
+        module = plugins.module_of(room, name)
+        keys = {key for key in module.Config.model_fields if key != "type"}
+        parts.append(f"### {name}\n\n{_first_paragraph(module.__doc__)}\n")
+        parts.append(_key_table(module.Config) if keys else "No keys.\n")
+    return "\n".join(parts)
+
+
+def _key_table(model: type[BaseModel]) -> str:
+    rows = []
+    for key, field in model.model_fields.items():
+        if key == "type":
+            continue
+        meaning = field.description or _meaning(model, key)
+        rows.append([f"`{key}`", _type_name(field.annotation), _default(field), meaning])
+    return _table(["key", "type", "default", "meaning"], rows)
+
+
+def _meaning(model: type[BaseModel], key: str) -> str:
+    for base in model.__mro__:
+        if f"{base.__name__}.{key}" in MEANINGS and base.__module__.startswith("practicum"):
+            return MEANINGS[f"{base.__name__}.{key}"]
+    return ""
+
+
+def _exit_codes() -> str:
+    rows = [["0", "", "the command did what it says"]]
+    rows += [
+        [str(kind.exit_code), f"`{kind.__name__}`", _first_paragraph(kind.__doc__)]
+        for kind in sorted(_error_classes(), key=lambda kind: kind.exit_code)
+        if kind is not errors.Interrupted
+    ]
+    interrupted = _first_paragraph(errors.Interrupted.__doc__)
+    return _table(["code", "error", "meaning"], [*rows, ["130, 143", "`Interrupted`", interrupted]])
+
+
+def _error_classes() -> list[type[errors.PracticumError]]:
+    return [
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.PracticumError)
+    ]
+
+
+def _commands() -> str:
+    group = typer.main.get_command(app)
+    parts = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        places = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
+        rows = [
+            [
+                f"`{p.metavar or p.name}`" if p.param_type_name == "argument" else f"`{p.opts[0]}`",
+                getattr(p, "help", None) or "",
+                "" if p.default in (None, False) or callable(p.default) else f"`{p.default}`",
+            ]
+            for p in command.params
+            if p.name != "help"
+        ]
+        parts.append(f"## practicum {name}\n\n{command.help}\n\n```text\npracticum {' '.join([name, *places])}\n```\n")
+        parts.append(_table(["argument or option", "meaning", "default"], rows))
+        parts.append(f"{command.epilog.replace('Example: ', 'Example: `', 1)}`\n")
+    return "\n".join(parts)
+
+
+def _floors() -> str:
+    """The layers of the import linter, each room with the first line of its docstring."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = contracts["contracts"][0]["layers"]
+    rows = [
+        [str(len(layers) - place - 1), f"`{room}`", _first_line(room)]
+        for place, layer in enumerate(layers)
+        for room in re.findall(r"\w+", layer)
+    ]
+    return _table(["floor", "room", ""], rows)
+
+
+def _first_line(room: str) -> str:
+    folder = ROOT / "src" / "practicum" / room
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def _recipes() -> str:
+    folder = recipe.packaged_recipes()
+    rows = [[f"`{name}`", recipe.read_yaml(folder / f"{name}.yaml").get("about", "")] for name in recipe.recipe_names()]
+    return _table(["recipe", "about"], rows)
+
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "divergences": _divergences,
+    "weights": _weights,
+    "corrections": _corrections,
+    "axis": _calls,
+    "keys": _keys,
+    "plugins": _plugins,
+    "exit_codes": _exit_codes,
+    "commands": _commands,
+    "floors": _floors,
+    "recipes": _recipes,
+}
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    lines = [head, ["---"] * len(head), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _arxiv(paper: str) -> str:
+    return f"[{paper}](https://arxiv.org/abs/{paper})" if paper else ""
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}` = {value}" for key, value in arguments.items())
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+def _type_name(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type_name(arguments[0])
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in arguments if part is not type(None))
+    if origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "call" if annotation.__module__ == spec.__name__ and annotation is not Term else "mapping"
+    names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _default(field: Any) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    value = field.default
+    if value is None:
+        return "none"
+    if isinstance(value, spec.Call | spec.Choice):
+        return f"`{value.model_dump()}`"
+    if isinstance(value, BaseModel) or (isinstance(value, tuple) and value and isinstance(value[0], BaseModel)):
+        return "its defaults"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" if value != "" else "empty"
+
+
+def rewrite(text: str) -> str:
+    """A page with its generated parts as they should be."""
+    return GENERATED.sub(lambda match: match[1] + generated(match[2]) + match[3], text)
+
+
+def _blocks(language: str) -> Iterator[tuple[Path, int, str]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            if match[1] == language:
+                yield page, text.count("\n", 0, match.start()) + 1, match[2]
+
+
+def _case(page: Path, line: int) -> str:
+    return f"{page.relative_to(ROOT)}:{line}"
+
+
+YAML_BLOCKS = [pytest.param(text, id=_case(page, line)) for page, line, text in _blocks("yaml")]
+PYTHON_PAGES = sorted({page for page, _, _ in _blocks("python")})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_parts_are_what_the_code_says(page):
+    text = page.read_text(encoding="utf-8")
+    assert rewrite(text) == text, f"{page.name} is out of date; run: python -m tests.test_docs"
+
+
+def test_every_recipe_key_has_a_meaning():
+    empty = [
+        f"{model.__name__}.{key}"
+        for model in MODELS.values()
+        for key, field in model.model_fields.items()
+        if not (field.description or _meaning(model, key))
+    ]
+    assert not empty, f"give these a description= where they are defined: {empty}"
+
+
+def test_every_divergence_has_its_section():
+    headings = re.findall(r"^### (\w+)$", (DOCS / "divergences.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings == list(DIVERGENCES)
+
+
+def test_every_dependency_is_explained():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    }
+    names = {re.split(r"[^A-Za-z0-9_-]", name)[0] for name in wanted}
+    explained = re.findall(r"^\| `([\w-]+)`", (DOCS / "dependencies.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(explained) == names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in _links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in _anchors(file), f"{page.name} links to {target}"
+
+
+def test_every_page_is_reached_from_the_index():
+    reached, waiting = set(), [DOCS / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        waiting += [(page.parent / target.partition("#")[0]).resolve() for target in _links(page) if target[0] != "#"]
+    assert set(DOCS.glob("**/*.md")) <= reached
+
+
+def _links(page: Path) -> list[str]:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return [target for target in LINK.findall(text) if "://" not in target]
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("text", YAML_BLOCKS)
+def test_yaml_blocks_are_valid(text):
+    mark, data = text.partition("\n")[0], yaml.safe_load(text)
+    if mark == "# objective":
+        Objective.model_validate(data)
+    elif mark == "# recipe":
+        recipe.parse_recipe(data, "block")
+    else:
+        assert mark == "# overrides", f"a yaml block starts with # objective, # recipe or # overrides, not {mark!r}"
+        toy = recipe.read_yaml(recipe.find_recipe("smoke/toy"))
+        recipe.parse_recipe(_merged(toy, data), "block")
+
+
+def _merged(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        inside = isinstance(value, Mapping) and isinstance(merged.get(key), dict) and "type" not in value
+        merged[key] = _merged(merged[key], value) if inside and key != "objective" else value
+    return merged
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    space: dict[str, Any] = {"__name__": "example"}
+    for other, line, text in _blocks("python"):
+        if other != page:
+            continue
+        first = re.match(r"# file: (\w+)/(\w+\.py)\n", text)
+        if first:
+            (tmp_path / first[1]).mkdir(exist_ok=True)
+            (tmp_path / first[1] / first[2]).write_text(text, encoding="utf-8")
+            importlib.invalidate_caches()
+        else:
+            exec(compile(text, _case(page, line), "exec"), space)
+
+
+def test_every_module_of_the_plug_in_rooms_is_listed():
+    for room, page in (("teachers", "teachers.md"), ("tasks", "tasks.md")):
+        package = importlib.import_module(f"practicum.{room}")
+        text = (DOCS / page).read_text(encoding="utf-8")
+        for module in pkgutil.iter_modules(package.__path__):
+            assert module.name.startswith("_") or f"### {module.name}\n" in text
+
+
+if __name__ == "__main__":
+    for file in PAGES:
+        before = file.read_text(encoding="utf-8")
+        if rewrite(before) != before:
+            file.write_text(rewrite(before), encoding="utf-8")
+            print(f"rewrote {file.relative_to(ROOT)}")

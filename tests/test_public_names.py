@@ -1,0 +1,87 @@
+"""The public names are a decision: they are listed here, and each says in its docstring what it does."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from practicum import functional
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "practicum"
+
+FUNCTIONAL = [
+    "AGGREGATES",
+    "CORRECTIONS",
+    "DIVERGENCES",
+    "SUPPORTS",
+    "TAILS",
+    "TEACHER_FLOOR",
+    "WEIGHTS",
+    "Correction",
+    "Divergence",
+    "Parameter",
+    "TokenStatistics",
+    "Weight",
+    "adaptive_kl",
+    "add_reward",
+    "alpha",
+    "candidates",
+    "ce",
+    "chunks",
+    "clip",
+    "density_power",
+    "entropy",
+    "forward_kl",
+    "gather_logprobs",
+    "group_centre",
+    "jsd",
+    "jsd_normalized",
+    "k1",
+    "k2",
+    "k3",
+    "log_linear",
+    "mixed_kl",
+    "mixture",
+    "mse",
+    "restrict",
+    "restrict_candidates",
+    "reverse_kl",
+    "reward_to_go",
+    "score_function_returns",
+    "skew_forward_kl",
+    "skew_reverse_kl",
+    "temper",
+    "token_coefficients",
+    "tvd",
+]
+
+
+def test_the_names_of_functional_are_pinned():
+    assert functional.__all__ == FUNCTIONAL, "a public name came or went: decide, then change this list"
+
+
+def test_every_name_of_functional_is_there():
+    assert all(hasattr(functional, name) for name in functional.__all__)
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_public_thing_says_what_it_does(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    silent = [name for name, node in _public("", tree) if ast.get_docstring(node) is None]
+    assert ast.get_docstring(tree) is not None, f"{path.name} has no docstring"
+    assert not silent, f"{path.name}: no docstring: {', '.join(silent)}"
+
+
+def _public(prefix: str, node: ast.AST) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef]]:
+    """Public functions, classes and methods; a method without a body (`...`) of a small protocol may stand for itself."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+            if not _only_dots(child):
+                yield f"{prefix}{child.name}", child
+            if isinstance(child, ast.ClassDef):
+                yield from _public(f"{prefix}{child.name}.", child)
+
+
+def _only_dots(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and [ast.unparse(part) for part in node.body] == ["..."]
