@@ -14,6 +14,7 @@ from practicum.backends.local import (
     LocalSampler,
     LocalTrainer,
     TrainerLimits,
+    conversion_pending,
     load,
     load_student,
     make_scratch_model,
@@ -161,11 +162,16 @@ def _build_teacher(
     def build(context: TeacherContext, config: Any) -> Teacher:
         return module_of("teachers", config.type).build(config, context)
 
-    return build(TeacherContext(trainer, student.renderer, load_model, build), recipe.teacher), sources
+    return build(
+        TeacherContext(trainer, student.renderer, load_model, build, Path(recipe.base_dir)), recipe.teacher
+    ), sources
 
 
 def _described(config: ModelConfig) -> str:
-    return "made from scratch" if isinstance(config.model, Scratch) else config.model
+    if isinstance(config.model, Scratch):
+        return "made from scratch"
+    converting = " (converting it to safetensors, once: about 20 s)" if conversion_pending(config.model) else ""
+    return f"{config.model}{converting}"
 
 
 def _letters(prompt: Prompt) -> str:

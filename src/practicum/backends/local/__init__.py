@@ -1,5 +1,6 @@
 """The local backend: any causal language model of transformers, in this process, on a CPU or one GPU."""
 
+from practicum.backends.local.convert import conversion_pending
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
@@ -13,6 +14,7 @@ __all__ = [
     "LocalSampler",
     "LocalTrainer",
     "TrainerLimits",
+    "conversion_pending",
     "export",
     "load",
     "load_student",

@@ -26,8 +26,13 @@ PACKAGED: dict[str, Packaged] = {
 }
 
 
+def conversion_pending(name: str) -> bool:
+    """Whether loading this model will convert a packaged one first, which takes about 20 seconds once."""
+    return name in PACKAGED and not list((cache_folder() / "models").glob(f"{name}-*/config.json"))
+
+
 def packaged_model(name: str) -> Path:
-    """The safetensors folder of a packaged model; the first call converts it, in about 20 seconds."""
+    """The safetensors folder of a packaged model; the first call converts it."""
     packaged = PACKAGED[name]
     spec = importlib.util.find_spec(packaged.package)
     if spec is None or spec.origin is None:
