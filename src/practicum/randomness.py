@@ -1,6 +1,7 @@
 """Seeds that are names: every random stream belongs to (seed, step, prompt, sample), never to an order of arrival."""
 
 import hashlib
+import json
 
 
 def seed_of(*parts: int | str) -> int:
@@ -8,5 +9,5 @@ def seed_of(*parts: int | str) -> int:
 
     Example: `seed_of(0, "rollout", step, prompt.id, sample)`.
     """
-    digest = hashlib.sha256("\x1f".join(f"{type(part).__name__}:{part}" for part in parts).encode()).digest()
+    digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -61,6 +61,7 @@ class LanguageModel:
     def head(self) -> Head:
         """The head over the live weights; its gradient reaches them."""
         layer = self.model.get_output_embeddings()
+        assert isinstance(layer, torch.nn.Linear), "a causal language model ends in a linear head"
         config = self.model.config.get_text_config().to_dict()
         scale = config.get("logit_scale") or 1.0 / (config.get("logits_scaling") or 1.0)
         return Head(

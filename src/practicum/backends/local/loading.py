@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,23 +37,25 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
 
     Raises ModelError with what is wrong with the folder. `scratch_folder` is where a from-scratch model was made.
     """
+    device = torch.device("cuda" if _wants_cuda(config) else "cpu")
     source = locate(config, scratch_folder)
     tokenizer = _tokenizer(source, config)
     model = _weights(source, config)
-    device = torch.device("cuda" if _wants_cuda(config) else "cpu")
     model.requires_grad_(False)
     model.eval()
     model.to(device)  # type: ignore[arg-type]
-    vocabulary = len(tokenizer)
-    rows = model.get_input_embeddings().weight.shape[0]
+    vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
+    language_model = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
+    rows = len(language_model.head().weight)
     if vocabulary > rows:
         raise ModelError(
             f"{source}: the tokenizer has {vocabulary} tokens but the embedding has {rows} rows; "
             "use the tokenizer that belongs to these weights"
         )
-    language_model = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
+    _check_finite(model, source)
     language_model.check_split()
-    stops = stop_ids(tokenizer, _generation_eos(source, model)) | _named_tokens(tokenizer, config.stop, source)
+    named = _named_tokens(tokenizer, config.stop, source)
+    stops = stop_ids(tokenizer, [*_generation_eos(source, model), *named])
     renderer = Renderer(
         tokenizer, system=config.system, template=config.template, thinking=config.thinking, stop_ids=stops
     )
@@ -72,7 +75,7 @@ def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None =
     elif config.trainable_layers is None:
         model.requires_grad_(True)
     else:
-        for layer in _layers(model)[layers - count :]:
+        for layer in list(_layers(model))[layers - count :]:
             layer.requires_grad_(True)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -105,10 +108,7 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
         raise ModelError(
             f"{folder}: no config.json, so this is not a model folder; point to one that save_pretrained wrote"
         )
-    try:
-        described = json.loads(settings.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{settings}: not JSON ({error}); copy the file again") from error
+    described = _json(settings)
     if "auto_map" in described and not config.trust_remote_code:
         files = ", ".join(sorted({str(name).split(".")[0] + ".py" for name in described["auto_map"].values()}))
         raise ModelError(
@@ -121,11 +121,21 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
     _check_shards(folder)
 
 
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: not JSON ({error}); copy the file again") from error
+    if not isinstance(described, dict):
+        raise ModelError(f"{path}: not a mapping of names to values; copy the file again")
+    return described
+
+
 def _check_shards(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
-    needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    needed = set(_json(index).get("weight_map", {}).values())
     missing = sorted(name for name in needed if not (folder / name).is_file())
     if missing:
         raise ModelError(
@@ -143,7 +153,7 @@ def _tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
 def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
             use_safetensors=True,
@@ -154,6 +164,7 @@ def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
         if "DefaultCPUAllocator" in str(error) or isinstance(error, MemoryError):
             raise ResourceError(f"{source}: the weights do not fit in memory ({_first_line(error)})") from error
         raise ModelError(f"{source}: the weights could not be loaded ({_first_line(error)})") from error
+    model, report = loaded
     missing = sorted(report["missing_keys"])
     mismatched = sorted(str(key) for key in report["mismatched_keys"])
     if missing or mismatched:
@@ -164,6 +175,14 @@ def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
     return model
 
 
+def _check_finite(model: PreTrainedModel, source: str) -> None:
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise ModelError(
+                f"{source}: weight {name} holds NaN or infinite values; download or convert the model again"
+            )
+
+
 def _wants_cuda(config: ModelConfig) -> bool:
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
@@ -171,12 +190,13 @@ def _wants_cuda(config: ModelConfig) -> bool:
     return available and config.device != "cpu"
 
 
-def _generation_eos(source: str, model: PreTrainedModel) -> int | list[int] | None:
+def _generation_eos(source: str, model: PreTrainedModel) -> list[int]:
     try:
         eos = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:
         eos = None
-    return eos if eos is not None else model.config.get_text_config().eos_token_id
+    eos = eos if eos is not None else model.config.get_text_config().eos_token_id
+    return [eos] if isinstance(eos, int) else list(eos or [])
 
 
 def _named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str) -> frozenset[int]:
@@ -188,7 +208,11 @@ def _named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], so
 
 
 def _layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    return model.base_model.layers  # type: ignore[return-value]
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return module
+    raise ModelError(f"{model.name_or_path}: its {count} layers were not found, so it can only be trained as a whole")
 
 
 def _add_adapters(model: PreTrainedModel, config: StudentConfig, seed: int, layers: list[int]) -> None:

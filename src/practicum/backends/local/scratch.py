@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from practicum.backends.local.sampler import _padded
+from practicum.errors import DataError
 from practicum.model_config import Pretrain, Scratch
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.types import Prompt
@@ -17,10 +18,10 @@ MAX_POSITIONS = 512
 def make_scratch_model(folder: Path, config: Scratch, alphabet: str, prompts: Sequence[Prompt]) -> None:
     """Write a model folder: seeded random weights, a character tokenizer, pretrained on the prompts' answers if asked."""
     tokenizer = character_tokenizer(alphabet)
+    renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        model = AutoModelForCausalLM.from_config(_architecture(config, len(tokenizer), tokenizer.eos_token_id))
-        renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
+        model = AutoModelForCausalLM.from_config(_architecture(config, len(tokenizer), min(renderer.stop_ids)))
         if config.pretrain.steps:
             _pretrain(model, renderer, config.pretrain, prompts, config.seed)
     model.save_pretrained(folder)
@@ -60,6 +61,10 @@ def _pretrain(
         for prompt in prompts
         if prompt.answer is not None
     ]
+    if not pairs:
+        raise DataError(
+            "pretrain.steps is set, but no training prompt has an answer to learn; write pretrain: {steps: 0}"
+        )
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)
     generator = torch.Generator().manual_seed(seed)
     model.train()

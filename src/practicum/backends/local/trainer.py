@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler, _padded
 from practicum.backends.local.self_teacher import LocalSelfTeacher
-from practicum.errors import ResourceError
+from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import chunks
 from practicum.objective import Objective, TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.ports import AdamParams, SelfRule
-from practicum.types import Datum, ForwardResult, Head, Metrics, TokenOutputs
+from practicum.types import Datum, ForwardResult, Head, Metrics, Rollout, TeacherSignal, TokenOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,18 @@ class _Records:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self.sums: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
         self.broken: list[int] = []
         self.logprobs, self.teacher_logprobs, self.divergence = torch.full((3, tokens), torch.nan)
 
     def add(self, name: str, values: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + values.double().sum().item()
+        self._sums[name] = self._sums.get(name, 0.0) + values.double().sum().item()
+        self._counts[name] = self._counts.get(name, 0) + len(values)
+
+    def means(self) -> Metrics:
+        """The mean of each measure over the tokens at which it is known."""
+        return {name: value / self._counts[name] for name, value in self._sums.items()}
 
     def place(self, index: Tensor, values: TermValues) -> None:
         self.logprobs[index] = values.logprobs
@@ -92,17 +98,15 @@ class LocalTrainer:
 
         Raises ResourceError when not even one sequence fits.
         """
-        halvings = 0
-        while True:
-            torch.manual_seed(seed)
-            try:
-                result = self._forward_backward(data, objective)
-                return ForwardResult({**result.metrics, "halvings": float(halvings)}, result.outputs)
-            except RuntimeError as error:
-                if not _out_of_memory(error):
-                    raise
-                self._halve(data, error)
-                halvings += 1
+        earlier = {name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None}
+        self._optimizer.zero_grad(set_to_none=True)
+        device = self.language_model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            result = self._within_memory(data, objective, seed)
+        for name, gradient in earlier.items():
+            now = self._parameters[name].grad
+            self._parameters[name].grad = gradient if now is None else gradient + now
+        return result
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """One step of AdamW on the clipped gradient; a gradient that is not finite moves nothing and says so."""
@@ -120,7 +124,7 @@ class LocalTrainer:
         return {"grad_norm": norm, "skipped": float(not finite), "learning_rate": params.learning_rate}
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """The trainable weights under `student` and the moments of AdamW under `optimizer`."""
+        """The trainable weights under `student` and the moments of AdamW under `optimizer`: live views, not copies."""
         moments = {
             f"{name}/{key}": value.detach()
             for name, parameter in self._parameters.items()
@@ -129,15 +133,41 @@ class LocalTrainer:
         return {"student": {name: value.detach() for name, value in self._parameters.items()}, "optimizer": moments}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore weights and moments in place."""
+        """Restore weights and moments in place; CheckpointError where they are those of another model."""
+        self._check_state(tensors)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tensors["student"][name])
+        self._optimizer.state.clear()
         for key, value in tensors["optimizer"].items():
             name, moment = key.rsplit("/", 1)
             parameter = self._parameters[name]
-            device = parameter.device if moment != "step" else value.device
-            self._optimizer.state[parameter][moment] = value.clone().to(device)
+            self._optimizer.state[parameter][moment] = value.detach().clone().to(parameter.device)
+
+    def _check_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        own = {name: parameter.shape for name, parameter in self._parameters.items()}
+        saved = {name: value.shape for name, value in tensors["student"].items()}
+        moments = {key.rsplit("/", 1)[0] for key in tensors["optimizer"]}
+        differing = sorted({name for name, _ in own.items() ^ saved.items()} | (moments - own.keys()))
+        if differing:
+            raise CheckpointError(
+                f"the state does not fit the student: {len(differing)} weights differ in name or shape (first: "
+                f"{differing[0]}); resume with the model, lora and trainable_layers that the state was saved with"
+            )
+
+    def _within_memory(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+        """The gradient of this call alone, begun anew with half as much held at once until it fits."""
+        halvings = 0
+        while True:
+            torch.manual_seed(seed)
+            try:
+                result = self._forward_backward(data, objective)
+                return ForwardResult({**result.metrics, "halvings": float(halvings)}, result.outputs)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+                self._halve(data, error)
+                halvings += 1
 
     def _forward_backward(self, data: Sequence[Datum], objective: Objective) -> ForwardResult:
         batch = token_batch(data, objective)
@@ -148,13 +178,12 @@ class LocalTrainer:
         )
         self.language_model.model.train()
         for rows in micro_batches:
-            self._micro_batch(_Micro(data, rows, batch), objective, coefficients, records)
+            self._micro_batch(_gather(data, rows, batch), objective, coefficients, records)
         metrics = {"tokens": float(records.tokens)}
         if records.broken:
             self._optimizer.zero_grad(set_to_none=True)
             return ForwardResult(metrics | {"nonfinite": float(len(set(records.broken)))}, records.outputs(data))
-        means = {name: value / records.tokens for name, value in records.sums.items()}
-        return ForwardResult(metrics | means, records.outputs(data))
+        return ForwardResult(metrics | records.means(), records.outputs(data))
 
     def _micro_batch(
         self, micro: "_Micro", objective: Objective, coefficients: list[Tensor] | None, records: _Records
@@ -164,7 +193,7 @@ class LocalTrainer:
         gradients = []
         for part in chunks(len(micro.index), self.limits.chunk_tokens):
             piece = hidden[part].detach().requires_grad_()
-            tokens = micro.batch[micro.index[part]]
+            tokens = micro.tokens[part]
             values = _logit_side(head, piece, micro.teacher(part), tokens, objective)
             detached = [value.detached() for value in values]
             shares = (
@@ -198,27 +227,25 @@ class LocalTrainer:
         pieces: list[list[TermValues]] = []
         order = []
         for rows in micro_batches:
-            micro = _Micro(data, rows, batch)
+            micro = _gather(data, rows, batch)
             hidden = self._hidden(micro)
             order.append(micro.index)
             for part in chunks(len(micro.index), self.limits.chunk_tokens):
-                tokens = batch[micro.index[part]]
-                pieces.append(_logit_side(head, hidden[part], micro.teacher(part), tokens, objective))
+                values = _logit_side(head, hidden[part], micro.teacher(part), micro.tokens[part], objective)
+                pieces.append([value.detached() for value in values])
         back = torch.cat(order).argsort()
         merged = [
-            TermValues.concatenate([piece[index].detached() for piece in pieces])[back]
-            for index in range(len(objective.losses))
+            TermValues.concatenate([piece[index] for piece in pieces])[back] for index in range(len(objective.losses))
         ]
         return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
 
     def _hidden(self, micro: "_Micro") -> Float[Tensor, "T D"]:
         """The student's hidden states that predict the micro-batch's supervised tokens, end to end."""
-        rollouts = [micro.data[row].rollout for row in micro.rows]
-        sequences = [(*rollout.prompt_tokens, *rollout.tokens.tolist()) for rollout in rollouts]
+        sequences = [(*rollout.prompt_tokens, *rollout.tokens.tolist()) for rollout in micro.rollouts]
         ids, mask = _padded(sequences, side="right", device=self.language_model.device)
         hidden = self.language_model.body(ids, mask)
         wanted = torch.zeros_like(mask)
-        for row, rollout in enumerate(rollouts):
+        for row, rollout in enumerate(micro.rollouts):
             first = len(rollout.prompt_tokens) - 1
             wanted[row, first : first + len(rollout.tokens)] = rollout.loss_mask.to(mask.device)
         return hidden[wanted]
@@ -240,38 +267,48 @@ class LocalTrainer:
 
 @dataclass(frozen=True, slots=True)
 class _Micro:
-    """Some rollouts of a batch whose teachers share one head, and where their tokens are in the whole batch."""
+    """Some rollouts of a batch whose teachers answer alike, end to end: `index` is where their tokens are in the batch."""
 
-    data: Sequence[Datum]
-    rows: list[int]
-    batch: TokenBatch
-
-    @property
-    def index(self) -> Tensor:
-        """The places of this micro-batch's tokens in the whole batch, in the order of `rows`."""
-        return torch.cat([(self.batch.rows == row).nonzero()[:, 0] for row in self.rows])
+    rollouts: list[Rollout]
+    index: Int[Tensor, " T"]
+    tokens: TokenBatch
+    signal: TeacherSignal
 
     def teacher(self, part: slice) -> TeacherTokens:
-        """What the teacher said about a part of this micro-batch's tokens."""
-        signals = [self.data[row].signal for row in self.rows]
-        masks = [self.data[row].rollout.loss_mask for row in self.rows]
-
-        def gathered(tensors: Sequence[Tensor | None]) -> Tensor | None:
-            if tensors[0] is None:
-                return None
-            pairs = zip(tensors, masks, strict=True)
-            return torch.cat([tensor[mask.to(tensor.device)] for tensor, mask in pairs if tensor is not None])[part]
-
-        hidden = gathered([signal.hidden for signal in signals])
-        head = signals[0].head
-        with torch.no_grad():
-            full = None if hidden is None or head is None else head.logprobs(hidden)
+        """What the teacher said about a part of the tokens; its head reads that part's hidden states only."""
+        signal = self.signal
+        full = None
+        if signal.hidden is not None and signal.head is not None:
+            with torch.no_grad():
+                full = signal.head.logprobs(signal.hidden[part])
         return TeacherTokens(
-            full=full,
-            topk_ids=gathered([signal.topk_ids for signal in signals]),
-            topk_logprobs=gathered([signal.topk_logprobs for signal in signals]),
-            logprobs=gathered([signal.logprobs for signal in signals]),
+            full, *(_part(value, part) for value in (signal.topk_ids, signal.topk_logprobs, signal.logprobs))
         )
+
+
+def _part(tensor: Tensor | None, part: slice) -> Tensor | None:
+    return None if tensor is None else tensor[part]
+
+
+def _gather(data: Sequence[Datum], rows: list[int], batch: TokenBatch) -> _Micro:
+    """The supervised tokens of some rows, with what their teachers said of them."""
+    index = torch.cat([(batch.rows == row).nonzero()[:, 0] for row in rows])
+    rollouts = [data[row].rollout for row in rows]
+    signals = [data[row].signal for row in rows]
+
+    def column(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        pairs = zip(tensors, rollouts, strict=True)
+        kept = [tensor[rollout.loss_mask.to(tensor.device)] for tensor, rollout in pairs if tensor is not None]
+        return torch.cat(kept) if kept else None
+
+    signal = TeacherSignal(
+        logprobs=column([signal.logprobs for signal in signals]),
+        topk_ids=column([signal.topk_ids for signal in signals]),
+        topk_logprobs=column([signal.topk_logprobs for signal in signals]),
+        hidden=column([signal.hidden for signal in signals]),
+        head=signals[0].head,
+    )
+    return _Micro(rollouts, index, batch[index], signal)
 
 
 def _logit_side(
@@ -300,14 +337,13 @@ def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch
 
 
 def _micro_batches(data: Sequence[Datum], limit: int) -> list[list[int]]:
-    """Rows of like length and like teacher head, each list at most `limit` tokens with its padding (one row at least)."""
-    heads: dict[int, list[int]] = {}
+    """Rows of like length whose teachers answer alike, each list at most `limit` tokens with its padding, or one row."""
+    kinds: dict[tuple[object, ...], list[int]] = {}
     for row, datum in enumerate(data):
-        if not datum.rollout.loss_mask.any():
-            continue
-        heads.setdefault(0 if datum.signal.head is None else datum.signal.head.weight.data_ptr(), []).append(row)
+        if datum.rollout.loss_mask.any():
+            kinds.setdefault(_kind(datum.signal), []).append(row)
     batches: list[list[int]] = []
-    for rows in heads.values():
+    for rows in kinds.values():
         current: list[int] = []
         for row in sorted(rows, key=lambda row: _length(data[row])):
             if current and _length(data[row]) * (len(current) + 1) > limit:
@@ -316,6 +352,13 @@ def _micro_batches(data: Sequence[Datum], limit: int) -> list[list[int]]:
             current.append(row)
         batches.append(current)
     return batches
+
+
+def _kind(signal: TeacherSignal) -> tuple[object, ...]:
+    """What two signals must share to be put end to end: the head, the forms, and the number of candidates."""
+    head = None if signal.head is None else (signal.head.weight.data_ptr(), signal.head.vocab_size)
+    candidates = None if signal.topk_ids is None else signal.topk_ids.shape[-1]
+    return head, candidates, signal.hidden is None, signal.logprobs is None
 
 
 def _length(datum: Datum) -> int:

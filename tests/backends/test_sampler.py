@@ -1,0 +1,312 @@
+"""Sampling and scoring: exact log-probabilities, the same tokens in any company, the right frequencies."""
+
+import pytest
+import torch
+
+from practicum.backends.local import LocalSampler
+from practicum.backends.local.sampler import SHORTEST_SHARED_PREFIX, _inverse_cdf, _sampling_logprobs, _uniforms
+from practicum.objective import Full, Sampled, TopK
+from practicum.ports import ScoreRequest
+from practicum.types import SampleRequest, SamplingParams
+
+from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
+
+STOPS = frozenset({2, 17, 30, 41})
+EXACT = {"rtol": 1e-5, "atol": 2e-5}
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def model(request):
+    return tiny(request.param)
+
+
+def requests(count: int = 7, shared: int = 0) -> list[SampleRequest]:
+    """Prompts of unequal lengths, one of them twice, all beginning with `shared` common tokens."""
+    common = random_tokens(shared, 99)
+    prompts = [common + random_tokens(3 + 5 * number % 13, number) for number in range(count)]
+    prompts[-1] = prompts[0]
+    return [SampleRequest(prompt, seed=100 + number) for number, prompt in enumerate(prompts)]
+
+
+def logprobs_by_transformers(model, prompt, tokens):
+    with torch.no_grad():
+        logits = model.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, :, :VOCABULARY]
+    return torch.log_softmax(logits.double(), dim=-1)[len(prompt) - 1 : len(prompt) + len(tokens) - 1]
+
+
+def same(first, second):
+    return [sample.tokens.tolist() for sample in first] == [sample.tokens.tolist() for sample in second]
+
+
+@torch.no_grad()
+def test_body_and_head_are_the_model(model):
+    ids = torch.tensor([random_tokens(40, 1), random_tokens(40, 2)])
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    split = model.head().logprobs(model.body(ids, mask))
+    torch.testing.assert_close(split, torch.log_softmax(model.model(input_ids=ids).logits, dim=-1), **EXACT)
+    model.check_split()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padding_changes_no_hidden_state(model, side):
+    tokens = random_tokens(20, 1)
+    alone = model.body(torch.tensor([tokens]), torch.ones(1, 20, dtype=torch.bool))
+    blank = (5,) * 11
+    padded = (blank + tokens) if side == "left" else (tokens + blank)
+    mask = torch.tensor([[False] * 11 + [True] * 20 if side == "left" else [True] * 20 + [False] * 11])
+    batch = torch.tensor([padded, random_tokens(31, 2)])
+    hidden = model.body(batch, torch.cat([mask, torch.ones_like(mask)]))[:1]
+    torch.testing.assert_close(hidden[:, 11:] if side == "left" else hidden[:, :20], alone, **EXACT)
+
+
+def test_logprobs_of_a_sample_are_those_of_the_model(model):
+    params = SamplingParams(max_new_tokens=15, temperature=0.7, top_k=9, top_p=0.8, stop_ids=STOPS)
+    for request, sample in zip(requests(), LocalSampler(model).sample(requests(), params), strict=True):
+        tokens = sample.tokens.tolist()
+        policy = logprobs_by_transformers(model, request.prompt_tokens, tokens)
+        expected = policy.gather(1, sample.tokens[:, None])[:, 0].float()
+        torch.testing.assert_close(sample.policy_logprobs, expected, **EXACT)
+        for place, token in enumerate(tokens):
+            kept = slow_sampling_distribution(policy[place], params)
+            assert sample.sampling_logprobs[place].item() == pytest.approx(kept[token], abs=1e-4)
+
+
+def slow_sampling_distribution(logprobs, params):
+    """Token to log-probability, by sorting: temperature, then the top k, then the smallest set of mass top_p."""
+    scaled = torch.softmax(logprobs.double() / params.temperature, dim=-1).tolist()
+    order = sorted(range(len(scaled)), key=lambda token: -scaled[token])
+    if params.top_k:
+        order = order[: params.top_k]
+    total, mass, kept = sum(scaled[token] for token in order), 0.0, []
+    for token in order:
+        if mass >= params.top_p * total:
+            break
+        kept.append(token)
+        mass += scaled[token]
+    return {token: torch.tensor(scaled[token] / mass).log().item() for token in kept}
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 1000])
+@pytest.mark.parametrize("top_p", [0.1, 0.6, 1.0])
+def test_the_sampling_distribution_equals_its_slow_twin(temperature, top_k, top_p):
+    params = SamplingParams(1, temperature, top_p, top_k)
+    policy = torch.log_softmax(2 * torch.randn(5, 13, generator=torch.Generator().manual_seed(3)), dim=-1)
+    for row, found in zip(policy, _sampling_logprobs(policy, params), strict=True):
+        expected = torch.full((13,), -torch.inf)
+        for token, logprob in slow_sampling_distribution(row, params).items():
+            expected[token] = logprob
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_plain_sampling_is_from_the_policy_itself(model):
+    for sample in LocalSampler(model).sample(requests(), SamplingParams(6)):
+        assert torch.equal(sample.sampling_logprobs, sample.policy_logprobs)
+
+
+def test_greedy_equals_generate(model):
+    for request in requests():
+        (sample,) = LocalSampler(model).sample([request], SamplingParams(12, temperature=0.0, stop_ids=frozenset({2})))
+        prompt = torch.tensor([request.prompt_tokens])
+        whole = model.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+        assert sample.tokens.tolist() == whole[0, prompt.shape[1] :].tolist()
+        assert sample.sampling_logprobs.abs().max() == 0
+        assert sample.policy_logprobs.max() < 0
+
+
+@pytest.mark.parametrize("shared", [0, 20])
+def test_a_request_gets_the_same_tokens_in_any_company(model, shared):
+    asked = requests(shared=shared)
+    params = SamplingParams(12, stop_ids=STOPS)
+    together = LocalSampler(model).sample(asked, params)
+    alone = [LocalSampler(model).sample([request], params)[0] for request in asked]
+    backwards = LocalSampler(model).sample(asked[::-1], params)[::-1]
+    assert same(together, alone)
+    assert same(together, backwards)
+    assert same(together, LocalSampler(model, batch_size=3).sample(asked, params))
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one.policy_logprobs, other.policy_logprobs, **EXACT)
+
+
+def test_the_seed_and_nothing_else_chooses_the_tokens(model):
+    prompt = random_tokens(6, 1)
+    params = SamplingParams(10)
+    first = LocalSampler(model).sample([SampleRequest(prompt, 1), SampleRequest(prompt, 2)], params)
+    torch.manual_seed(12345)
+    second = LocalSampler(model).sample([SampleRequest(prompt, 1), SampleRequest(prompt, 2)], params)
+    assert same(first, second)
+    assert not same(first[:1], first[1:])
+
+
+def test_a_longer_limit_continues_the_same_tokens(model):
+    short = LocalSampler(model).sample(requests(), SamplingParams(5))
+    long = LocalSampler(model).sample(requests(), SamplingParams(11))
+    assert [sample.tokens.tolist() for sample in short] == [sample.tokens[:5].tolist() for sample in long]
+
+
+def test_the_first_random_numbers_do_not_depend_on_how_many_are_asked_for():
+    for count in (1, 15, 16, 17, 100):
+        assert torch.equal(_uniforms(7, 1000)[:count], _uniforms(7, count))
+
+
+def test_a_stop_token_is_the_last_one_and_only_there(model):
+    samples = LocalSampler(model).sample(requests(), SamplingParams(30, stop_ids=STOPS))
+    reasons = set()
+    for sample in samples:
+        stops = [token in STOPS for token in sample.tokens.tolist()]
+        assert not any(stops[:-1])
+        assert sample.stop_reason == ("stop" if stops[-1] else "length")
+        assert stops[-1] or len(stops) == 30
+        reasons.add(sample.stop_reason)
+    assert "stop" in reasons
+
+
+def test_a_stop_token_at_the_limit_is_a_stop(model):
+    (free,) = LocalSampler(model).sample(requests()[:1], SamplingParams(4))
+    stops = frozenset({int(free.tokens[3])} - set(free.tokens[:3].tolist()))
+    (sample,) = LocalSampler(model).sample(requests()[:1], SamplingParams(4, stop_ids=stops))
+    assert sample.tokens.tolist() == free.tokens.tolist()
+    assert sample.stop_reason == ("stop" if stops else "length")
+
+
+def test_no_requests_and_no_room_are_answered():
+    sampler = LocalSampler(tiny())
+    assert sampler.sample([], SamplingParams(3)) == []
+    assert sampler.score([], Full()) == []
+    (sample,) = sampler.sample(requests()[:1], SamplingParams(0))
+    assert (len(sample.tokens), sample.stop_reason) == (0, "length")
+
+
+@pytest.mark.parametrize("shared", [0, 20])
+def test_scoring_a_sample_gives_its_policy_logprobs(model, shared):
+    asked = requests(shared=shared)
+    samples = LocalSampler(model).sample(asked, SamplingParams(12, temperature=1.3, stop_ids=STOPS))
+    scored = [
+        ScoreRequest(request.prompt_tokens, tuple(sample.tokens.tolist()))
+        for request, sample in zip(asked, samples, strict=True)
+    ]
+    sampler = LocalSampler(model, batch_size=4, chunk_tokens=5)
+    rich = sampler.score(scored, Full())
+    for sample, plain, full in zip(samples, sampler.score(scored, Sampled()), rich, strict=True):
+        torch.testing.assert_close(plain.logprobs, sample.policy_logprobs, **EXACT)
+        found = full.head.logprobs(full.hidden).gather(1, sample.tokens[:, None])[:, 0]
+        torch.testing.assert_close(found, sample.policy_logprobs, **EXACT)
+        assert not found.requires_grad
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_shared_prefix_changes_nothing(architecture):
+    model = tiny(architecture)
+    asked = [ScoreRequest(request.prompt_tokens, (5, 6, 7)) for request in requests(shared=SHORTEST_SHARED_PREFIX + 3)]
+    together = LocalSampler(model).score(asked, Full())
+    alone = [LocalSampler(model).score([request], Full())[0] for request in asked]
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one.hidden, other.hidden, **EXACT)
+
+
+def test_equal_prompts_may_share_all_but_their_last_token():
+    model, prompt = tiny(), random_tokens(SHORTEST_SHARED_PREFIX + 1, 1)
+    asked = [ScoreRequest(prompt, (5,)), ScoreRequest(prompt, (5, 6)), ScoreRequest(prompt + (5, 6), ())]
+    together = LocalSampler(model).score(asked, Full())
+    assert [signal.hidden.shape[0] for signal in together] == [1, 2, 0]
+    for one, request in zip(together, asked, strict=True):
+        torch.testing.assert_close(one.hidden, LocalSampler(model).score([request], Full())[0].hidden, **EXACT)
+
+
+def test_a_sliding_window_shares_no_prefix():
+    assert tiny("gemma3").sliding
+    assert not tiny("llama").sliding
+    assert not tiny("qwen3").sliding
+
+
+def test_sampling_and_scoring_ignore_dropout_and_leave_no_training_mode():
+    model = tiny(dropout=0.5)
+    request = ScoreRequest(random_tokens(6, 1), (5, 6, 7))
+    model.model.train()
+    first = LocalSampler(model).score([request], Sampled())[0].logprobs
+    model.model.train()
+    assert torch.equal(first, LocalSampler(model).score([request], Sampled())[0].logprobs)
+    model.model.train()
+    samples = LocalSampler(model).sample(requests(), SamplingParams(5))
+    assert same(samples, LocalSampler(model).sample(requests(), SamplingParams(5)))
+
+
+def test_frequencies_are_the_probabilities():
+    """Chi-square over 4000 draws: 19 degrees of freedom, the 0.999 quantile is 43.8."""
+    logprobs = torch.log_softmax(1.5 * torch.randn(20, generator=torch.Generator().manual_seed(1)), dim=-1)
+    draws = 4000
+    uniforms = torch.stack([_uniforms(seed, 1)[0] for seed in range(draws)])
+    counts = torch.bincount(_inverse_cdf(logprobs.expand(draws, -1), uniforms), minlength=20)
+    expected = draws * logprobs.exp()
+    assert ((counts - expected).square() / expected).sum() < 43.8
+
+
+def test_no_token_of_probability_zero_is_ever_drawn():
+    logprobs = torch.tensor([-torch.inf, 0.1, -torch.inf, -torch.inf, 0.9, -torch.inf]).log_softmax(dim=-1)
+    smallest, largest = 0.0, 1.0 - 2.0**-53
+    edges = torch.tensor([smallest, 5e-324, 0.31002551887, 0.5, largest], dtype=torch.float64)
+    drawn = _inverse_cdf(logprobs.expand(len(edges), -1), edges)
+    assert set(drawn.tolist()) <= {1, 4}
+    assert (drawn[0], drawn[-1]) == (1, 4)
+
+
+def test_the_overlay_is_in_force_within_the_block_and_gone_after_an_exception():
+    model = tiny()
+    name = next(iter(model.trainable()))
+    live = {key: value.data_ptr() for key, value in model.model.named_parameters()}
+    before = model.model.get_parameter(name).clone()
+
+    class Broken(Exception):
+        pass
+
+    with pytest.raises(Broken), model.weights({name: torch.zeros_like(before)}):
+        assert model.model.get_parameter(name).abs().max() == 0
+        raise Broken
+    assert torch.equal(model.model.get_parameter(name), before)
+    assert live == {key: value.data_ptr() for key, value in model.model.named_parameters()}
+
+
+def test_an_overlay_of_an_unknown_weight_changes_nothing():
+    model = tiny()
+    before = {name: value.clone() for name, value in model.model.named_parameters()}
+    with (
+        pytest.raises(KeyError),
+        model.weights({**{name: torch.zeros_like(v) for name, v in before.items()}, "x": torch.zeros(1)}),
+    ):
+        pass
+    assert all(torch.equal(value, before[name]) for name, value in model.model.named_parameters())
+
+
+def test_a_sampler_with_an_overlay_is_the_other_model():
+    model, other = tiny(seed=0), tiny(seed=1)
+    overlay = {name: value.detach() for name, value in other.model.named_parameters()}
+    sampler = LocalSampler(model, overlay)
+    assert same(
+        sampler.sample(requests(), SamplingParams(6)), LocalSampler(other).sample(requests(), SamplingParams(6))
+    )
+    request = ScoreRequest(random_tokens(6, 1), (5, 6, 7))
+    signal = sampler.score([request], TopK())[0]
+    expected = LocalSampler(other).score([request], TopK())[0]
+    torch.testing.assert_close(signal.head.logprobs(signal.hidden), expected.head.logprobs(expected.hidden))
+
+
+def test_padding_rows_of_the_embedding_are_never_sampled_and_hold_no_mass():
+    model = tiny(rows=72)
+    (signal,) = LocalSampler(model).score([ScoreRequest(random_tokens(6, 1), (5, 6, 7))], Full())
+    logprobs = signal.head.logprobs(signal.hidden)
+    assert logprobs.shape == (3, VOCABULARY)
+    torch.testing.assert_close(logprobs.exp().sum(-1), torch.ones(3))
+
+
+def test_a_local_model_can_answer_everything():
+    capabilities = LocalSampler(tiny()).capabilities
+    assert capabilities.signals == {"sampled", "topk", "full"}
+    assert capabilities.largest_k is None

@@ -1,0 +1,102 @@
+"""Random two-layer models of three architectures, and data to train them on."""
+
+from dataclasses import replace
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from practicum.backends.local import LanguageModel
+from practicum.types import Datum, Prompt, Rollout, TeacherSignal
+
+VOCABULARY = 64
+ARCHITECTURES = ("llama", "qwen3", "gemma3")
+
+
+def tiny(architecture: str = "llama", seed: int = 0, *, rows: int = VOCABULARY, dropout: float = 0.0) -> LanguageModel:
+    """A model with `rows` rows of embedding, of which `VOCABULARY` are tokens; its weights are large enough to disagree."""
+    kinds = {
+        "llama": {"model_type": "llama"},
+        "qwen3": {"model_type": "qwen3"},
+        "gemma3": {"model_type": "gemma3_text", "final_logit_softcapping": 5.0, "sliding_window": 8},
+    }
+    settings = dict(kinds[architecture])
+    config = AutoConfig.for_model(
+        settings.pop("model_type"),
+        vocab_size=rows,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        attention_dropout=dropout,
+        initializer_range=0.3,
+        tie_word_embeddings=architecture != "qwen3",
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        **settings,
+    )
+    if architecture == "gemma3":
+        config.layer_types = ["sliding_attention", "full_attention"]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LanguageModel(AutoModelForCausalLM.from_config(config).eval(), VOCABULARY)
+
+
+def random_tokens(count: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(3, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def rollout(prompt: int, answer: int, seed: int, *, group: str = "", mask: list[bool] | None = None) -> Rollout:
+    """A completion of random tokens, `prompt` and `answer` tokens long."""
+    generator = torch.Generator().manual_seed(seed)
+    logprobs = -4 * torch.rand(answer, generator=generator)
+    return Rollout(
+        prompt=Prompt(id=group or f"p{seed}", messages=()),
+        prompt_tokens=random_tokens(prompt, seed),
+        tokens=torch.tensor(random_tokens(answer, seed + 1000), dtype=torch.long),
+        loss_mask=torch.ones(answer, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool),
+        sampling_logprobs=logprobs,
+        policy_logprobs=logprobs - 0.1,
+        policy_version=0,
+        stop_reason="length",
+        text="",
+        reward=float(seed % 2),
+    )
+
+
+def rollouts() -> list[Rollout]:
+    """Unequal lengths, two groups, holes in one mask and nothing to learn in another."""
+    return [
+        rollout(3, 5, 1, group="a"),
+        rollout(7, 2, 2, group="a"),
+        rollout(2, 4, 3, mask=[False] * 4),
+        rollout(5, 9, 4, group="b", mask=[True, False, True, True, False, True, True, True, False]),
+        rollout(4, 1, 5, group="b"),
+    ]
+
+
+@torch.no_grad()
+def hidden_signal(teacher: LanguageModel, item: Rollout) -> TeacherSignal:
+    """What a local teacher says: one sequence at a time, without padding or cache."""
+    teacher.model.eval()
+    ids = torch.tensor([[*item.prompt_tokens, *item.tokens.tolist()]])
+    hidden = teacher.body(ids, torch.ones_like(ids, dtype=torch.bool))[0]
+    first = len(item.prompt_tokens) - 1
+    head = teacher.head()
+    head = replace(head, weight=head.weight.detach())
+    return TeacherSignal(hidden=hidden[first : first + len(item.tokens)].clone(), head=head)
+
+
+def data_for(teacher: LanguageModel, items: list[Rollout] | None = None) -> list[Datum]:
+    return [Datum(item, hidden_signal(teacher, item)) for item in (rollouts() if items is None else items)]
+
+
+def all_logits(model: LanguageModel, item: Rollout) -> torch.Tensor:
+    """The model's own logits at the supervised tokens of one rollout, by the whole forward of transformers."""
+    ids = torch.tensor([[*item.prompt_tokens, *item.tokens.tolist()]])
+    logits = model.model(input_ids=ids).logits[0, :, :VOCABULARY]
+    first = len(item.prompt_tokens) - 1
+    return logits[first : first + len(item.tokens)][item.loss_mask]
