@@ -78,6 +78,9 @@ MEANINGS = {
     "ModelConfig.device": "`auto`: CUDA where there is any",
     "Lora.rank": "of each adapter",
     "Lora.alpha": "the adapter's output is scaled by alpha / rank",
+    "privileged.demonstrations": "worked examples, each `{prompt: ..., answer: ...}`, shown as earlier turns",
+    "self.weights": "how they follow the student's, below",
+    "jsonl.verifier": "how answers are checked, below",
     "Objective.losses": "the terms, which are summed; one term needs no list",
     "Objective.aggregate": "how tokens become one number",
     "Term.signal": "how much of the teacher is asked for",
@@ -185,10 +188,9 @@ def _key_table(model: type[BaseModel]) -> str:
 
 
 def _meaning(model: type[BaseModel], key: str) -> str:
-    for base in model.__mro__:
-        if f"{base.__name__}.{key}" in MEANINGS and base.__module__.startswith("practicum"):
-            return MEANINGS[f"{base.__name__}.{key}"]
-    return ""
+    """From `MEANINGS`, by the class's name, by a base's, or by the plug-in's for a class named Config."""
+    names = [f"{model.__module__.rpartition('.')[2]}.{key}", *(f"{base.__name__}.{key}" for base in model.__mro__)]
+    return next((MEANINGS[name] for name in names if name in MEANINGS), "")
 
 
 def _exit_codes() -> str:
@@ -295,13 +297,13 @@ def _type_name(annotation: Any) -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(part) for part in arguments if part is not type(None))
+        return " or ".join(dict.fromkeys(_type_name(part) for part in arguments if part is not type(None)))
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "call" if annotation.__module__ == spec.__name__ and annotation is not Term else "mapping"
-    names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path"}
-    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+        return "call" if issubclass(annotation, spec.Call | spec.Choice) else "mapping"
+    names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path", dict: "mapping"}
+    return names.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
 
 
 def _default(field: Any) -> str:
@@ -349,11 +351,12 @@ def test_generated_parts_are_what_the_code_says(page):
 
 
 def test_every_recipe_key_has_a_meaning():
+    configs = [plugins.module_of(room, name).Config for room in ("teachers", "tasks") for name in plugins.names(room)]
     empty = [
-        f"{model.__name__}.{key}"
-        for model in MODELS.values()
+        f"{model.__module__}.{model.__name__}.{key}"
+        for model in [*MODELS.values(), *configs]
         for key, field in model.model_fields.items()
-        if not (field.description or _meaning(model, key))
+        if key != "type" and not (field.description or _meaning(model, key))
     ]
     assert not empty, f"give these a description= where they are defined: {empty}"
 

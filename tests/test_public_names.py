@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import practicum
 from practicum import functional
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "practicum"
@@ -55,6 +56,14 @@ FUNCTIONAL = [
     "token_coefficients",
     "tvd",
 ]
+
+
+PRACTICUM = ["PracticumError", "Recipe", "RunResult", "distill", "functional", "load_recipe", "run"]
+
+
+def test_the_names_of_the_package_are_pinned():
+    assert practicum.__all__ == PRACTICUM, "a public name came or went: decide, then change this list"
+    assert all(hasattr(practicum, name) for name in practicum.__all__)
 
 
 def test_the_names_of_functional_are_pinned():
