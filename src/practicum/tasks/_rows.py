@@ -1,38 +1,57 @@
 """Reading rows of JSONL strictly: every row is taken or rejected with its number and a reason."""
 
 import json
+import math
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from practicum.errors import DataError
 from practicum.objective.calls import did_you_mean
 from practicum.types import Message, Prompt
 
-LARGEST_ROW = 1 << 20
+HOPELESS_ROW = 1 << 26
+"""Bytes after which a row is no row: the file is something else, and reading on would take for ever."""
 DEEPEST = 20
-EXCERPT = 120
 FIELDS = ("id", "prompt", "messages", "answer", "domain", "teacher", "privileged")
+CHUNK = 1 << 16
+ARCHIVES = {
+    b"\x1f\x8b": "a gzip",
+    b"PK\x03\x04": "a zip",
+    b"BZh": "a bzip2",
+    b"\xfd7zXZ": "an xz",
+    b"\x28\xb5\x2f\xfd": "a zstd",
+    b"PAR1": "a parquet",
+    b"ARROW1": "an arrow",
+}
 ROLES = ("system", "user", "assistant")
+
+
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"')
+_BRACKETS = re.compile(r"[\[{}\]]")
 
 
 class Rejected(Exception):
     """Why a row cannot be used."""
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a regular file with their numbers, blank ones left out; DataError where it is not one."""
+def numbered_lines(path: Path, largest: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of a regular file with their numbers, blank ones left out; DataError where it is not one.
+
+    A line of over `largest` bytes is cut one byte past them, so that no row can fill the memory.
+    """
     try:
         kind = path.stat().st_mode
         if not stat.S_ISREG(kind):
             what = "a folder" if stat.S_ISDIR(kind) else "not a regular file"
             raise DataError(f"{path} is {what}; give a JSONL file")
-        if path.suffix in (".gz", ".zip", ".parquet", ".arrow"):
-            raise DataError(f"{path}: {path.suffix} files are not read; unpack it to JSONL first")
         with path.open("rb") as file:
-            for number, line in enumerate(_bounded_lines(file), start=1):
-                text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            for number, line in enumerate(_bounded_lines(path, file, largest), start=1):
+                text = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).rstrip(b"\r\n")
+                if number == 1:
+                    _refuse_archive(path, line)
                 if text.strip():
                     yield number, text
     except OSError as error:
@@ -41,23 +60,38 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         ) from error
 
 
-def _bounded_lines(file: Any) -> Iterator[bytes]:
-    """Lines, each cut just past the size limit, so that no row can fill the memory."""
-    while line := file.readline(LARGEST_ROW + 1):
-        if len(line) > LARGEST_ROW and not line.endswith(b"\n"):
-            while (rest := file.readline(LARGEST_ROW)) and not rest.endswith(b"\n"):
-                pass
+def _refuse_archive(path: Path, start: bytes) -> None:
+    for magic, what in ARCHIVES.items():
+        if start.startswith(magic):
+            raise DataError(f"{path} is {what} file, which is not read; unpack it to JSONL first")
+
+
+def _bounded_lines(path: Path, file: BinaryIO, largest: int) -> Iterator[bytes]:
+    while line := file.readline(largest + 1):
+        length = len(line)
+        rest = line
+        while not rest.endswith(b"\n") and (rest := file.readline(CHUNK)):
+            length += len(rest)
+            if length > HOPELESS_ROW:
+                raise DataError(
+                    f"{path} has a row of over {HOPELESS_ROW >> 20} MiB; give a JSONL file, one object a line"
+                )
         yield line
 
 
-def read_prompt(line: bytes, number: int) -> Prompt:
-    """One row as a prompt; Rejected with the reason where it is not one."""
+def read_prompt(line: bytes, name: str, largest: int) -> Prompt:
+    """One row as a prompt, called `name` where it has no id; Rejected with the reason where it is not one."""
+    if len(line) > largest:
+        raise Rejected(f"larger than {largest} bytes; raise task.max_row_bytes if it is meant to be")
     row = _parsed(line)
-    for name in row:
-        if name not in FIELDS:
-            raise Rejected(f"unknown field {name!r}; {did_you_mean(name, FIELDS)}")
+    for field in row:
+        if field not in FIELDS:
+            raise Rejected(f"unknown field {field!r}; {did_you_mean(field, FIELDS)}")
+    identity = _text(row, "id")
+    if identity is not None and not identity.strip():
+        raise Rejected("id is empty; leave it out or give it a text")
     return Prompt(
-        id=_text(row, "id") or str(number),
+        id=identity or name,
         messages=_messages(row),
         answer=_answer(row),
         domain=_text(row, "domain"),
@@ -67,38 +101,44 @@ def read_prompt(line: bytes, number: int) -> Prompt:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    if len(line) > LARGEST_ROW:
-        raise Rejected("larger than 1 MiB")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Rejected(f"not UTF-8 (byte {error.start})") from error
+    if "\x00" in text:
+        raise Rejected("contains a NUL byte")
+    if _depth(text) > DEEPEST:
+        raise Rejected(f"nested deeper than {DEEPEST}")
     try:
         row = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
+        # Besides bad syntax this is a number of more digits than Python converts.
         raise Rejected(f"not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise Rejected(f"not an object but a {type(row).__name__}")
-    if _depth(row) > DEEPEST:
-        raise Rejected(f"nested deeper than {DEEPEST}")
+        raise Rejected(f"not an object but of type {type(row).__name__}; write one JSON object a line")
     return row
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    row: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in row:
             raise Rejected(f"field {name!r} stands twice")
-    return dict(pairs)
+        row[name] = value
+    return row
 
 
 def _no_constant(name: str) -> float:
     raise Rejected(f"{name} is not a number that JSON knows")
 
 
-def _depth(value: Any) -> int:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max((_depth(part) for part in inside), default=0)
+def _depth(text: str) -> int:
+    """How deep brackets are nested, counted before parsing, which would recurse that deep."""
+    depth = deepest = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _clean(text: str, name: str) -> str:
@@ -114,7 +154,7 @@ def _text(row: Mapping[str, Any], name: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise Rejected(f"{name} is a {type(value).__name__}, not a text")
+        raise Rejected(f"{name} is of type {type(value).__name__}, not a text")
     return _clean(value, name)
 
 
@@ -151,18 +191,27 @@ def _check_order(messages: tuple[Message, ...]) -> None:
     if not turns or turns != [("user", "assistant")[place % 2] for place in range(len(turns))]:
         raise Rejected("user and assistant turns do not alternate, beginning with user")
     if turns[-1] != "user":
-        raise Rejected("the last turn is not the user's, so there is nothing to answer")
+        raise Rejected("the last turn is not the user's, so there is nothing to answer; leave the reply out")
+    if not messages[-1].content.strip():
+        raise Rejected("the last turn is empty")
 
 
 def _answer(row: Mapping[str, Any]) -> str | None:
     value = row.get("answer")
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise Rejected(f"answer is a {type(value).__name__}, not a text or a number")
-    return None if value is None else _clean(str(value), "answer")
+        raise Rejected(f"answer is of type {type(value).__name__}, not a text or a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Rejected("answer is too large for a number; write it as a text")
+    if value is None:
+        return None
+    answer = _clean(str(value), "answer")
+    if not answer.strip():
+        raise Rejected("answer is empty; leave it out where there is none")
+    return answer
 
 
 def _privileged(row: Mapping[str, Any]) -> dict[str, str]:
     fields = row.get("privileged", {})
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise Rejected("privileged is not an object of texts")
-    return {name: _clean(value, f"privileged.{name}") for name, value in fields.items()}
+    return {_clean(name, "privileged"): _clean(value, f"privileged.{name}") for name, value in fields.items()}

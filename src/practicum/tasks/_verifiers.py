@@ -1,11 +1,19 @@
 """Ways of checking an answer, by the name a recipe uses; each takes the reply and the expected answer."""
 
+import importlib.util
 import re
 from collections.abc import Callable
+from decimal import Decimal
 
+from practicum.errors import DataError
 from practicum.tasks._deadline import Deadline
 
-_NUMBER = re.compile(r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+# A sign counts where it does not follow a word or a number: "5-3" ends with 3 and "x = -3" with -3.
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)])[-+\u2212])?(?<![\w.])"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
+)
 _MATH = Deadline("practicum.tasks._math")
 
 
@@ -15,14 +23,17 @@ def exact(reply: str, answer: str) -> float:
 
 
 def contains(reply: str, answer: str) -> float:
-    """1 where the answer stands in the reply, in any case."""
-    return float(answer.strip().casefold() in reply.casefold())
+    """1 where the answer stands in the reply, in any case, and not as a part of a longer word or number."""
+    wanted = answer.strip()
+    before = r"(?<!\w)" if wanted[:1].isalnum() else ""
+    after = r"(?!\w)" if wanted[-1:].isalnum() else ""
+    return float(re.search(before + re.escape(wanted) + after, reply, re.IGNORECASE) is not None)
 
 
 def number(reply: str, answer: str) -> float:
     """1 where the last number of the reply equals the answer's: `8 * 7 = 56.` answers 56."""
-    found, wanted = _NUMBER.findall(reply), _NUMBER.findall(answer)
-    return float(bool(found) and bool(wanted) and _value(found[-1]) == _value(wanted[-1]))
+    wanted = last_number(answer)
+    return float(wanted is not None and last_number(reply) == wanted)
 
 
 def math(reply: str, answer: str) -> float:
@@ -30,8 +41,16 @@ def math(reply: str, answer: str) -> float:
     return _MATH.call({"reply": reply, "answer": answer})
 
 
-def _value(text: str) -> float:
-    return float(text.replace(",", "").replace("\u2212", "-"))
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text, exactly: `1,000.50` is one number, and so is `-3`."""
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+
+
+def check_installed(verifier: str) -> None:
+    """DataError where the verifier's package is missing."""
+    if verifier == "math" and importlib.util.find_spec("math_verify") is None:
+        raise DataError("task.verifier: 'math' needs the package math-verify; run: pip install 'practicum[tasks]'")
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {

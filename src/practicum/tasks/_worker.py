@@ -1,6 +1,8 @@
 """The other end of `Deadline`: reads requests from standard input and answers each with one line."""
 
+import faulthandler
 import json
+import os
 import resource
 import sys
 from collections.abc import Callable
@@ -10,18 +12,30 @@ LARGEST_MEMORY = 4 << 30
 """Bytes of address space; what a model wrote may ask for any number."""
 
 
-def serve(score: Callable[[dict[str, Any]], float]) -> None:
+class Refused(Exception):
+    """Why this process cannot serve, whatever the request."""
+
+
+def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
     """Announce readiness, then answer until the input ends; nothing a verifier prints can reach the answers."""
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_MEMORY, LARGEST_MEMORY))
-    answers = sys.stdout
-    sys.stdout = sys.stderr
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps({"score": score(json.loads(line))}), file=answers, flush=True)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        for line in sys.stdin:
+            message = json.loads(line)
+            # A watch in C that needs no lock of the interpreter: it ends a process whose parent is gone.
+            faulthandler.dump_traceback_later(message["seconds"] + 1, exit=True, file=nowhere)
+            print(json.dumps(_answered(answer, message["request"])), file=answers, flush=True)
+            faulthandler.cancel_dump_traceback_later()
 
 
-def refuse(reason: str) -> None:
-    """Announce readiness and answer every request with the reason why there are no scores."""
-    print(json.dumps({"ready": True}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps({"error": reason}), flush=True)
+def _answered(answer: Callable[[dict[str, Any]], Any], request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": answer(request)}
+    except Refused as reason:
+        return {"refused": str(reason)}
+    except Exception as error:
+        # The edge of the process: whatever a foreign verifier raises travels on as text.
+        return {"failed": f"{type(error).__name__}: {error}"}

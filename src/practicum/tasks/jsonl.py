@@ -7,7 +7,7 @@ only a teacher sees). Rows that cannot be used are written to `rejected.jsonl` w
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,9 +15,14 @@ from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
-from practicum.tasks._rows import EXCERPT, Rejected, numbered_lines, read_prompt
-from practicum.tasks._verifiers import VERIFIERS
-from practicum.types import Message, Prompt
+from practicum.tasks._rows import HOPELESS_ROW, Rejected, numbered_lines, read_prompt
+from practicum.tasks._verifiers import VERIFIERS, check_installed, last_number
+from practicum.types import Prompt
+
+EXCERPT = 120
+SHOWN = 3
+Count = Annotated[int, Field(strict=True, ge=0)]
+Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 
 
 class Config(BaseModel):
@@ -26,9 +31,12 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["jsonl"] = "jsonl"
     path: Path = Field(description="the training rows; a relative path starts at the recipe's folder")
-    heldout: Path | float = Field(default=0.1, description="a file of held-out rows, or the share of rows to hold out")
+    heldout: Count | Share | Path = Field(
+        default=0.1, description="how many rows to hold out, or which share of them, or a file of held-out rows"
+    )
     verifier: Literal["exact", "contains", "number", "math"] = "exact"
     max_rejected: float = Field(default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run")
+    max_row_bytes: int = Field(default=1 << 20, ge=1, le=HOPELESS_ROW, description="longer rows are rejected")
 
 
 class Jsonl:
@@ -53,49 +61,81 @@ class Jsonl:
 
 def build(config: Config, context: TaskContext) -> Task:
     """Read the files; DataError when they hold too many bad rows or no good one."""
+    check_installed(config.verifier)
     if context.rejected_path is not None:
         context.rejected_path.unlink(missing_ok=True)
-    train = _read(context.base_dir / config.path, config, context)
+    path = context.base_dir / config.path
+    train = _read(path, "train", config, context)
     if isinstance(config.heldout, Path):
-        held = _read(context.base_dir / config.heldout, config, context)
+        held = _read(context.base_dir / config.heldout, "heldout", config, context)
     else:
-        share = config.heldout
-        held = [prompt for prompt in train if seed_of(context.seed, "heldout", prompt.id) < share * 2**63]
+        held = _held_out(train, config.heldout, context.seed)
         chosen = {prompt.id for prompt in held}
         train = [prompt for prompt in train if prompt.id not in chosen]
-    questions: set[tuple[Message, ...]] = {prompt.messages for prompt in held}
-    rest = [prompt for prompt in train if prompt.messages not in questions]
+    questions = {_question(prompt) for prompt in held}
+    rest = [prompt for prompt in train if _question(prompt) not in questions]
+    if not rest:
+        raise DataError(f"{path}: every training row is also held out; hold out fewer, or give other rows")
     if len(rest) < len(train):
         context.say(f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out")
-    if not rest:
-        raise DataError(f"{context.base_dir / config.path}: every training row is also held out; hold out fewer")
     return Jsonl(rest, held, config.verifier)
 
 
-def _read(path: Path, config: Config, context: TaskContext) -> list[Prompt]:
+def _held_out(prompts: Sequence[Prompt], wanted: int | float, seed: int) -> list[Prompt]:
+    """A share or a number of the prompts, chosen by a hash of the id, so that new rows move few old ones."""
+    draws = {prompt.id: seed_of(seed, "heldout", prompt.id) for prompt in prompts}
+    in_order = sorted(draws.values())
+    if isinstance(wanted, int):
+        chosen = set(in_order[:wanted])
+    else:
+        chosen = {draw for draw in in_order if draw < wanted * 2**63}
+        # A share of a few rows may come to none: hold one out where another is left to train on.
+        chosen |= set(in_order[:1]) if wanted and len(prompts) > 1 else set()
+    return [prompt for prompt in prompts if draws[prompt.id] in chosen]
+
+
+def _question(prompt: Prompt) -> tuple[tuple[str, str], ...]:
+    return tuple((message.role, " ".join(message.content.split())) for message in prompt.messages)
+
+
+def _read(path: Path, split: str, config: Config, context: TaskContext) -> list[Prompt]:
     """All good rows of one file; the bad ones go to the rejected file."""
     prompts: dict[str, Prompt] = {}
-    bad: list[tuple[int, str]] = []
-    for number, line in numbered_lines(path):
+    rejected = 0
+    first: list[str] = []
+    for number, line in numbered_lines(path, config.max_row_bytes):
         try:
-            prompt = read_prompt(line, number)
+            prompt = read_prompt(line, f"{split}-{number}", config.max_row_bytes)
+            _check_answer(prompt, config.verifier)
             if prompt.id in prompts:
                 raise Rejected(f"id {prompt.id!r} was used before")
             prompts[prompt.id] = prompt
         except Rejected as reason:
-            bad.append((number, str(reason)))
+            rejected += 1
+            if len(first) < SHOWN:
+                first.append(f"row {number}: {reason}")
             _write_down(context.rejected_path, path, number, str(reason), line)
-    if len(bad) > config.max_rejected * (len(bad) + len(prompts)):
-        first = "; ".join(f"row {number}: {reason}" for number, reason in bad[:3])
+    _check_counts(path, len(prompts), rejected, first, config.max_rejected)
+    if rejected:
+        context.say(f"{path}: {rejected} of {rejected + len(prompts)} rows rejected ({'; '.join(first)})")
+    return list(prompts.values())
+
+
+def _check_answer(prompt: Prompt, verifier: str) -> None:
+    if verifier == "number" and prompt.answer is not None and last_number(prompt.answer) is None:
+        raise Rejected(f"answer {prompt.answer[:EXCERPT]!r} has no number, which the verifier 'number' compares")
+
+
+def _check_counts(path: Path, good: int, bad: int, first: Sequence[str], allowed: float) -> None:
+    if bad > allowed * (bad + good):
         raise DataError(
-            f"{path}: {len(bad)} of {len(bad) + len(prompts)} rows cannot be used ({first}); mend them, or raise "
-            f"task.max_rejected, which is {config.max_rejected:g}"
+            f"{path}: {bad} of {bad + good} rows cannot be used ({'; '.join(first)}); mend them, or raise "
+            f"task.max_rejected, which is {allowed:g}"
         )
-    if not prompts:
+    if not good:
         raise DataError(
             f'{path}: no rows; write one JSON object a line, for example {{"prompt": "...", "answer": "..."}}'
         )
-    return list(prompts.values())
 
 
 def _write_down(rejected: Path | None, path: Path, number: int, reason: str, line: bytes) -> None:

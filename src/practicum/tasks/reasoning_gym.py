@@ -1,6 +1,6 @@
 """Any generator of reasoning-gym by name, scored by its own verifier.
 
-The verifier runs in a process of its own with a deadline, because generators may evaluate what a model wrote.
+Both run in a process of their own with a deadline, because a verifier may evaluate what a model wrote.
 """
 
 import importlib.util
@@ -15,8 +15,11 @@ from practicum.objective.calls import did_you_mean
 from practicum.ports import Task
 from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
-from practicum.tasks._deadline import Deadline
+from practicum.tasks._deadline import Deadline, Failed, NoAnswer
 from practicum.types import Message, Prompt
+
+ITEM_SECONDS = 60.0
+_OWN = {"seed": "the recipe's seed", "size": "task.train_size and task.heldout_size"}
 
 
 class Config(BaseModel):
@@ -26,21 +29,27 @@ class Config(BaseModel):
     type: Literal["reasoning_gym"] = "reasoning_gym"
     generator: str = Field(description="its name, for example products or chain_sum")
     config: dict[str, Any] = Field(default={}, description="the generator's own settings")
-    train_size: int = Field(default=512, ge=1)
-    heldout_size: int = Field(default=64, ge=0)
+    train_size: int = Field(default=512, ge=1, description="items drawn to train on; repeated ones are left out")
+    heldout_size: int = Field(default=64, ge=0, description="items drawn, from another seed, to evaluate on")
 
 
 class ReasoningGym:
     """Prompts drawn from one generator; see `practicum.ports.Task`."""
 
     def __init__(self, config: Config, seed: int) -> None:
-        self._config = config
-        self._seeds = {split: seed_of(seed, "reasoning_gym", split) % 2**31 for split in ("train", "heldout")}
+        sizes = {"train": config.train_size, "heldout": config.heldout_size}
+        seeds = {split: seed_of(seed, "reasoning_gym", split) % 2**31 for split in sizes}
+        settings = {"generator": config.generator, "config": config.config, "seeds": seeds, "sizes": sizes}
+        self._generator = config.generator
+        self._process = Deadline("practicum.tasks._reasoning_gym", _json(settings))
+        known = self._process.ask({}, ITEM_SECONDS)
+        if config.generator not in known:
+            raise DataError(
+                f"task.generator: no generator named {config.generator!r}; {did_you_mean(config.generator, known)}"
+            )
         self._heldout = self._prompts("heldout", config.heldout_size, frozenset())
         held = frozenset(prompt.messages for prompt in self._heldout)
         self._train = self._prompts("train", config.train_size, held)
-        settings = json.dumps({"generator": config.generator, "config": config.config, "seeds": self._seeds})
-        self._verifier = Deadline("practicum.tasks._reasoning_gym", settings)
 
     def train_prompts(self) -> Sequence[Prompt]:
         """The prompts to train on; those that are also held out are left out."""
@@ -51,47 +60,50 @@ class ReasoningGym:
         return self._heldout
 
     def reward(self, prompt: Prompt, completion: str) -> float:
-        """The generator's own score of the whole reply."""
+        """The generator's own score of the whole reply, but for spaces around it."""
         split, _, number = prompt.id.rpartition("-")
-        return self._verifier.call({"split": split, "number": int(number), "reply": completion})
+        return self._process.call({"split": split, "number": int(number), "reply": completion.strip()})
 
     def _prompts(self, split: str, size: int, excluded: frozenset[tuple[Message, ...]]) -> list[Prompt]:
         prompts: dict[tuple[Message, ...], Prompt] = {}
-        for number, item in enumerate(_items(self._config, self._seeds[split], size)):
-            messages = (Message("user", str(item["question"])),)
-            answer = None if item["answer"] is None else str(item["answer"])
+        for number in range(size):
+            item = self._item(split, number)
+            messages = (Message("user", item["question"]),)
             if messages not in excluded:
-                prompts.setdefault(
-                    messages, Prompt(f"{split}-{number}", messages, answer, domain=self._config.generator)
-                )
+                prompt = Prompt(f"{split}-{number}", messages, item["answer"], domain=self._generator)
+                prompts.setdefault(messages, prompt)
         return list(prompts.values())
+
+    def _item(self, split: str, number: int) -> dict[str, Any]:
+        try:
+            return self._process.ask({"split": split, "number": number}, ITEM_SECONDS)
+        except (Failed, NoAnswer) as error:
+            raise DataError(
+                f"task.config: the generator {self._generator!r} cannot make item {number} ({error}); "
+                "change its settings"
+            ) from error
 
 
 def build(config: Config, context: TaskContext) -> Task:
     """Generate the prompts; DataError where the package, the generator or its settings are not there."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise DataError("task 'reasoning_gym' needs the package reasoning-gym; run: pip install 'practicum[tasks]'")
+    for name in _OWN.keys() & config.config.keys():
+        raise DataError(f"task.config: {name} is not set here but by {_OWN[name]}; leave it out")
     task = ReasoningGym(config, context.seed)
     left_out = config.train_size - len(task.train_prompts())
+    if left_out == config.train_size:
+        raise DataError(
+            f"task.generator: all {config.train_size} training prompts of {config.generator!r} are also held out; lower "
+            "task.heldout_size, or widen task.config so that there are more questions"
+        )
     if left_out:
         context.say(f"{left_out} of {config.train_size} generated training prompts left out: repeated or held out")
     return task
 
 
-def _items(config: Config, seed: int, size: int) -> list[dict[str, Any]]:
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise DataError("task 'reasoning_gym' needs the package reasoning-gym; run: pip install 'practicum[tasks]'")
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
-
-    if config.generator not in DATASETS:
-        raise DataError(
-            f"task.generator: no generator named {config.generator!r}; {did_you_mean(config.generator, DATASETS)}"
-        )
-    if size == 0:
-        return []
+def _json(settings: dict[str, Any]) -> str:
     try:
-        dataset = reasoning_gym.create_dataset(config.generator, seed=seed, size=size, **config.config)
-        return [dataset[number] for number in range(size)]
-    except (TypeError, ValueError, AssertionError) as error:
-        raise DataError(
-            f"task.config: the generator {config.generator!r} does not take {config.config} ({error})"
-        ) from error
+        return json.dumps(settings)
+    except TypeError as error:
+        raise DataError(f"task.config: {error}; write numbers, texts, lists and mappings only") from error

@@ -4,11 +4,12 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from practicum.ports import Task
 from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
+from practicum.tasks._verifiers import exact
 from practicum.types import Message, Prompt
 
 
@@ -17,11 +18,28 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["reverse"] = "reverse"
-    alphabet: str = "abcdefgh"
-    shortest: int = Field(default=3, ge=1)
-    longest: int = Field(default=5, ge=1)
-    train_size: int = Field(default=512, ge=1)
-    heldout_size: int = Field(default=64, ge=0)
+    alphabet: str = Field(default="abcdefgh", min_length=2, description="the letters, each once")
+    shortest: int = Field(default=3, ge=1, description="letters of the shortest string")
+    longest: int = Field(default=5, ge=1, le=1000, description="letters of the longest string")
+    train_size: int = Field(default=512, ge=1, description="strings to train on")
+    heldout_size: int = Field(default=64, ge=0, description="other strings, to evaluate on")
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Config":
+        if len(set(self.alphabet)) < len(self.alphabet):
+            raise ValueError(f"alphabet {self.alphabet!r} repeats a letter; write each letter once")
+        if any(letter.isspace() for letter in self.alphabet):
+            raise ValueError(f"alphabet {self.alphabet!r} contains a space; use letters that are seen")
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest is {self.shortest} and longest {self.longest}; shortest may not be greater")
+        wanted = self.train_size + self.heldout_size
+        there_are = sum(len(self.alphabet) ** length for length in range(self.shortest, self.longest + 1))
+        if wanted > there_are:
+            raise ValueError(
+                f"train_size and heldout_size ask for {wanted} strings, but {len(self.alphabet)} letters make only "
+                f"{there_are} of length {self.shortest} to {self.longest}; raise longest, or lower the sizes"
+            )
+        return self
 
 
 class Reverse:
@@ -30,11 +48,12 @@ class Reverse:
     def __init__(self, config: Config, seed: int) -> None:
         draw = random.Random(seed_of(seed, "reverse"))
         words: dict[str, None] = {}
-        while len(words) < config.train_size + config.heldout_size:
+        while len(words) < config.heldout_size + config.train_size:
             length = draw.randint(config.shortest, config.longest)
             words["".join(draw.choices(config.alphabet, k=length))] = None
         prompts = [Prompt(word, (Message("user", word),), answer=word[::-1]) for word in words]
-        self._train, self._heldout = prompts[: config.train_size], prompts[config.train_size :]
+        # The held-out strings are drawn first, so they stay the same whatever the number of training strings.
+        self._heldout, self._train = prompts[: config.heldout_size], prompts[config.heldout_size :]
 
     def train_prompts(self) -> Sequence[Prompt]:
         """The strings to train on."""
@@ -44,9 +63,9 @@ class Reverse:
         """Other strings."""
         return self._heldout
 
-    def reward(self, prompt: Prompt, completion: str) -> float:
+    def reward(self, prompt: Prompt, completion: str) -> float | None:
         """1 for the exact reverse, else 0."""
-        return float(completion.strip() == prompt.answer)
+        return None if prompt.answer is None else exact(completion, prompt.answer)
 
 
 def build(config: Config, context: TaskContext) -> Task:

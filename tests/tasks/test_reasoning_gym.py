@@ -1,0 +1,76 @@
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from practicum.errors import DataError
+from practicum.ports import Task
+from practicum.tasks import TaskContext
+from practicum.tasks.reasoning_gym import Config, build
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing")
+
+
+def task(generator: str, say: Callable[[str], None] = lambda text: None, seed: int = 0, **settings: Any) -> Task:
+    sizes = {"train_size": 6, "heldout_size": 3, **settings}
+    return build(Config(generator=generator, **sizes), TaskContext(seed, Path(), say=say))
+
+
+# ransom_note and word_ladder make other items in processes with another hash seed.
+@pytest.mark.parametrize("generator", ["products", "letter_counting", "ransom_note", "word_ladder"])
+def test_a_generators_own_answers_are_right(generator: str) -> None:
+    made = task(generator)
+    prompts = [*made.train_prompts(), *made.heldout_prompts()]
+    assert len({prompt.id for prompt in prompts}) == len(prompts) >= 7
+    assert not {prompt.messages for prompt in made.train_prompts()} & {
+        prompt.messages for prompt in made.heldout_prompts()
+    }
+    for prompt in prompts:
+        assert prompt.domain == generator
+        assert prompt.answer is not None
+        assert made.reward(prompt, f" {prompt.answer}\n") == 1.0
+        assert made.reward(prompt, "no idea") in (0.0, 0.01)
+
+
+def test_items_are_the_same_in_every_process_and_depend_on_the_seed() -> None:
+    first, again, other = (task("ransom_note", seed=seed, train_size=3, heldout_size=0) for seed in (0, 0, 1))
+    assert first.train_prompts() == again.train_prompts()
+    assert first.train_prompts() != other.train_prompts()
+
+
+def test_a_small_world_leaves_out_what_repeats_or_is_held_out() -> None:
+    said: list[str] = []
+    config = {"min_digits": 1, "max_digits": 1, "min_terms": 1, "max_terms": 1}
+    made = task("products", said.append, train_size=40, heldout_size=4, config=config)
+    left_out = 40 - len(made.train_prompts())
+    assert said == [f"{left_out} of 40 generated training prompts left out: repeated or held out"]
+    with pytest.raises(DataError, match="all 2 training prompts of 'products' are also held out; lower"):
+        task("products", train_size=2, heldout_size=200, config=config)
+
+
+def test_nothing_need_be_held_out() -> None:
+    assert not task("products", heldout_size=0).heldout_prompts()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"generator": "product"}, "no generator named 'product'; did you mean 'products'?"),
+        ({"config": {"digits": 1}}, "the generator 'products' does not take {'digits': 1} .*unexpected keyword"),
+        ({"config": {"min_terms": -1}}, "the generator 'products' does not take {'min_terms': -1} .*min_terms"),
+        ({"config": {"seed": 1}}, "task.config: seed is not set here but by the recipe's seed; leave it out"),
+        ({"config": {"size": 1}}, "task.config: size is not set here but by task.train_size"),
+        ({"config": {"min_terms": {1}}}, "task.config: .*write numbers, texts, lists and mappings only"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        task(**{"generator": "products", **settings})
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match="needs the package reasoning-gym; run: pip install"):
+        task("products")
