@@ -233,6 +233,8 @@ class LocalTrainer:
             for part in chunks(len(micro.index), self.limits.chunk_tokens):
                 values = _logit_side(head, hidden[part], micro.teacher(part), micro.tokens[part], objective)
                 pieces.append([value.detached() for value in values])
+        if not order:
+            return [torch.zeros(0) for _ in objective.losses]
         back = torch.cat(order).argsort()
         merged = [
             TermValues.concatenate([piece[index] for piece in pieces])[back] for index in range(len(objective.losses))
