@@ -148,6 +148,12 @@ def _build_teacher(
     """The teacher, and where the weights of its models were read from."""
     sources: list[str] = []
 
+    if recipe.teacher.type == "self":
+        say(
+            "warning: the teacher is the student with the student's own prompt, so there is little to learn; "
+            "write {type: privileged, teacher: {type: self}, ...} to let it see more"
+        )
+
     def load_model(config: ModelConfig) -> tuple[SamplingClient, Renderer]:
         say(f"teacher: {_described(config)}")
         loaded = load(config, scratch_folder(recipe, config, "teacher", models, task))

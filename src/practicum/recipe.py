@@ -2,11 +2,12 @@
 
 import importlib.resources
 import json
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,6 +21,11 @@ from practicum.ports import AdamParams, Capabilities
 from practicum.types import SamplingParams
 
 LARGEST_RECIPE = 1 << 20
+LONGEST_REASON = 400
+RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class RolloutConfig(BaseModel):
@@ -45,7 +51,7 @@ class OptimizerConfig(BaseModel):
     learning_rate: float = Field(default=1e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
@@ -98,7 +104,9 @@ class Recipe(BaseModel):
     """A whole run. Unknown keys are errors; every default is a vetted value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    name: str = "run"
+    name: str = Field(
+        default="run", pattern=RUN_NAME, description="the run folder's name; the recipe file's by default"
+    )
     about: str = ""
     paper: str | None = None
     seed: int = Field(default=0, ge=0)
@@ -146,19 +154,13 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
 
 def find_recipe(source: str | Path) -> Path:
     """The file of a recipe: a path, or the name of a packaged one such as `quickstart`."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    folder = packaged_recipes()
-    for candidate in (
-        folder / path,
-        folder / f"{source}.yaml",
-        folder / path.relative_to("recipes") if path.parts[:1] == ("recipes",) else folder,
-    ):
-        if candidate.is_file():
-            return candidate
+    if os.path.isfile(source):  # unlike Path.is_file, also False for names that no file can have
+        return Path(source)
+    name = str(source).removeprefix("recipes/").removesuffix(".yaml")
+    if name in recipe_names():
+        return packaged_recipes() / f"{name}.yaml"
     raise RecipeError(
-        f"no recipe {str(source)!r}: not a file and not a packaged recipe; {did_you_mean(str(source), recipe_names())}"
+        f"no recipe {str(source)[:100]!r}: not a file and not a packaged recipe; {did_you_mean(str(source), recipe_names())}"
     )
 
 
@@ -230,8 +232,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         data = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read ({error})") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise RecipeError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: not YAML ({' '.join(str(error).split())[:LONGEST_REASON]})") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise RecipeError(f"{path}: a recipe is a mapping of names such as `student:` and `teacher:`")
     return data
@@ -240,7 +242,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def override(data: dict[str, Any], text: str) -> None:
     """Apply one `key.sub=value` to a recipe's data; RecipeError where it is not one."""
     key, equals, value = text.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise RecipeError(f"override {text!r} is not key=value; write for example train.steps=4")
     *parents, last = key.split(".")
     place = data
@@ -250,7 +252,7 @@ def override(data: dict[str, Any], text: str) -> None:
         place = place[name]
     try:
         place[last] = yaml.load(value, _StrictLoader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         place[last] = value
 
 
@@ -262,6 +264,8 @@ def _line(entry: Any, data: Mapping[str, Any]) -> str:
         known = _known_fields(entry["loc"][:-1], data)
         hint = f"; {did_you_mean(str(entry['loc'][-1]), known)}" if known else ""
         return f"{field}: no such key{hint}"
+    if entry["type"] == "string_pattern_mismatch":
+        return f"{field}: {entry['input']!r} cannot name a folder; write letters, digits, '.', '_' and '-', at most 80"
     if entry["type"] == "missing":
         return f"{field}: missing; write it"
     if entry["type"] in ("value_error", "literal_error") and not field:

@@ -26,7 +26,8 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     if recipe is None:
         raise RecipeError(f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE")
     settings = load_recipe(recipe, overrides)
-    model = load(ModelConfig(model=target))
+    fields = settings.student.model_dump(include=set(ModelConfig.model_fields))
+    model = load(ModelConfig.model_validate({**fields, "model": target}))
     task = build_task(settings, None, print)
     wanted = evaluation_settings(settings, task, model)
     if wanted is None:
@@ -38,6 +39,8 @@ def chat_with(target: str, temperature: float, max_new_tokens: int, system: str 
     """Read questions from standard input and print the answers; each question stands alone."""
     if teacher and not _is_run(target):
         raise RecipeError(f"{target} is not a run folder, so it has no teacher; leave --teacher out")
+    if system is not None and _is_run(target):
+        raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
     built = _restored(*open_run(Path(target))) if teacher else None
     student = _open(target, system) if built is None else built.student
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)

@@ -74,7 +74,7 @@ def show(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = Fa
 @app.command(epilog="Example: practicum ls divergences")
 def ls(
     room: Annotated[
-        str, typer.Argument(help="recipes, divergences, teachers, tasks, backends, weights, corrections")
+        str, typer.Argument(help="recipes, teachers, tasks, backends, divergences, signals, ...")
     ] = "recipes",
     as_json: Json = False,
     debug: Debug = False,
@@ -94,7 +94,7 @@ def evaluate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Held-out accuracy, and how far from the teacher."""
+    """Held-out accuracy; for a run, also how far from its teacher."""
     with _errors(debug):
         from practicum.cli.after import evaluate_target
 
@@ -130,6 +130,26 @@ def export(
         from practicum.cli.after import export_run
 
         print(f"wrote {export_run(run_folder, folder)}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from practicum import __version__
+
+        print(f"practicum {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """On-policy distillation of language models.
+
+    Example: practicum run quickstart
+    """
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """`practicum ls`: the names a recipe can use, each with one line."""
 
 import ast
+import inspect
 from pathlib import Path
 
 import practicum
@@ -9,6 +10,7 @@ from practicum.objective.calls import did_you_mean
 
 FOLDERS = ("teachers", "tasks", "backends")
 TABLES = ("divergences", "weights", "corrections")
+CALLS = ("signals", "targets", "estimators")
 
 
 def listing(room: str) -> list[dict[str, str]]:
@@ -19,7 +21,9 @@ def listing(room: str) -> list[dict[str, str]]:
         return _modules(room)
     if room in TABLES:
         return _table(room)
-    raise RecipeError(f"nothing to list under {room!r}; {did_you_mean(room, ('recipes', *FOLDERS, *TABLES))}")
+    if room in CALLS:
+        return _calls(room)
+    raise RecipeError(f"nothing to list under {room!r}; {did_you_mean(room, ('recipes', *FOLDERS, *TABLES, *CALLS))}")
 
 
 def _recipes() -> list[dict[str, str]]:
@@ -54,3 +58,12 @@ def _table(room: str) -> list[dict[str, str]]:
 
     table = {"divergences": DIVERGENCES, "weights": WEIGHTS, "corrections": CORRECTIONS}[room]
     return [{"name": name, "summary": entry.summary} for name, entry in table.items()]
+
+
+def _calls(room: str) -> list[dict[str, str]]:
+    from practicum.objective import AXES
+
+    return [
+        {"name": name, "summary": (inspect.getdoc(choice) or "").partition("\n")[0]}
+        for name, choice in AXES[room].items()
+    ]

@@ -2,6 +2,7 @@
 
 from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.objective.spec import (
+    AXES,
     Full,
     K2Surrogate,
     LogLinear,
@@ -17,6 +18,7 @@ from practicum.objective.spec import (
 )
 
 __all__ = [
+    "AXES",
     "Full",
     "K2Surrogate",
     "LogLinear",

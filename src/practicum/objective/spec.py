@@ -114,8 +114,20 @@ class Choice(BaseModel):
         return format_call(self.name, self.arguments)
 
 
-def _reader(kind: str, *classes: type[Call]) -> BeforeValidator:
-    by_name = {cls.model_fields["type"].default: cls for cls in classes}
+def _by_name(*classes: type[Call]) -> dict[str, type[Call]]:
+    return {cls.model_fields["type"].default: cls for cls in classes}
+
+
+AXES = {
+    "signals": _by_name(Full, Sampled, TopK),
+    "targets": _by_name(TeacherTarget, LogLinear, Mixture),
+    "estimators": _by_name(Auto, Pathwise, ScoreFunction, K2Surrogate),
+}
+"""The choices that are classes, by axis and name."""
+
+
+def _reader(kind: str) -> BeforeValidator:
+    by_name = AXES[f"{kind}s"]
 
     def read(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -195,15 +207,15 @@ _DIVERGENCES: dict[str, Arguments] = {
 _CORRECTIONS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in CORRECTIONS.items()}
 _WEIGHTS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in WEIGHTS.items()}
 
-Signal = Annotated[Full | Sampled | TopK, _reader("signal", Full, Sampled, TopK), Field(discriminator="type")]
+Signal = Annotated[Full | Sampled | TopK, _reader("signal"), Field(discriminator="type")]
 Target = Annotated[
     TeacherTarget | LogLinear | Mixture,
-    _reader("target", TeacherTarget, LogLinear, Mixture),
+    _reader("target"),
     Field(discriminator="type"),
 ]
 Estimator = Annotated[
     Auto | Pathwise | ScoreFunction | K2Surrogate,
-    _reader("estimator", Auto, Pathwise, ScoreFunction, K2Surrogate),
+    _reader("estimator"),
     Field(discriminator="type"),
 ]
 DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES), AfterValidator(_in_range)]
