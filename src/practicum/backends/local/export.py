@@ -1,12 +1,13 @@
 """A folder that transformers and other engines load: adapters merged, weights in safetensors, tokenizer beside them."""
 
+import copy
 import tempfile
 from pathlib import Path
 
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from practicum.backends.local.loading import LoadedModel
 
@@ -36,5 +37,13 @@ def export(loaded: LoadedModel, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as temporary:
         inside = Path(temporary) / "model"
         plain.save_pretrained(inside)
-        loaded.renderer.tokenizer.save_pretrained(inside)
+        _tokenizer(loaded).save_pretrained(inside)
         inside.rename(folder)
+
+
+def _tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer with the chat template that the student was trained with."""
+    tokenizer = copy.copy(loaded.renderer.tokenizer)
+    if loaded.renderer.template is not None:
+        tokenizer.chat_template = loaded.renderer.template
+    return tokenizer

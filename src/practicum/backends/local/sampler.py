@@ -4,6 +4,7 @@ Every completion draws from its own random stream, so what is sampled does not d
 the rounding of the matrix products.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from transformers import DynamicCache
 
 from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
+from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.objective import Signal
 from practicum.ports import Capabilities, ScoreRequest
@@ -139,6 +141,11 @@ class _Decoding:
         sampled = F.gather_logprobs(sampling, drawn).tolist()
         natural = F.gather_logprobs(policy, drawn).tolist()
         tokens = drawn.tolist()
+        if any(math.isnan(value) for value in natural):
+            raise NumericError(
+                "the model's log-probabilities are not numbers, so its weights diverged or are damaged; lower "
+                "optimizer.learning_rate and resume from an earlier checkpoint"
+            )
         for row, token, sampling_logprob, policy_logprob in zip(self.alive, tokens, sampled, natural, strict=True):
             self.tokens[row].append(token)
             self.sampling_logprobs[row].append(sampling_logprob)
