@@ -2,7 +2,7 @@
 
 import torch
 
-from practicum.objective import Objective
+from practicum.objective import Objective, Pathwise
 
 
 def slow_loss(student_logits, teacher_logits, data, objective: Objective):
@@ -128,6 +128,10 @@ def _returns(term, tokens, values, data):
         advantage = {"reverse_kl": teacher - learner, "forward_kl": (teacher - learner).exp() - 1}[term.divergence.name]
         if getattr(term.gradient, "baseline", "none") == "kl":
             advantage = advantage + values[place].detach()
+        if term.correction.name == "prefix_ratio":
+            for earlier in tokens[: place + 1]:
+                if earlier["row"] == token["row"]:
+                    advantage = advantage * (earlier["logp"].detach() - earlier["sampler"]).exp()
         advantages.append(advantage)
     gamma = getattr(term.gradient, "gamma", 0.0)
     returns = [
@@ -176,7 +180,9 @@ def _corrections(term, tokens, returns):
         elif name == "ratio_truncate":
             factors.append(min(ratio, arguments["maximum"]))
         else:
-            factors.append({"none": 1.0, "ratio": ratio, "prefix_ratio": past}[name])
+            # A state is reached by the tokens before it; a score function weighs its advantages instead (`_returns`).
+            state = past / ratio if isinstance(term.gradient, Pathwise) else 1.0
+            factors.append({"none": 1.0, "ratio": ratio, "prefix_ratio": state}[name])
     return factors
 
 

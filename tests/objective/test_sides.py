@@ -98,7 +98,7 @@ CORRECTIONS = [
         "prefix_ratio",
     )
     for signal in ("full", "sampled")
-]
+] + [{"estimator": "score_function(0.7, kl)", "correction": "prefix_ratio"}]
 WEIGHTS = [
     {"weights": weights}
     for weights in (

@@ -188,14 +188,12 @@ def token_side(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tenso
     """
     coefficient = term.coefficient * batch.aggregate * _weights(term, values, batch) * _filter(term, batch)
     log_ratio = values.logprobs - batch.sampling_logprobs
-    gradient = term.gradient
-    if isinstance(gradient, Pathwise):
-        return coefficient * _correction(term, log_ratio, -torch.ones_like(log_ratio), batch)
-    advantage = _advantage(term, values, batch)
-    returns = advantage
-    if isinstance(gradient, ScoreFunction):
-        returns = _returns(gradient, advantage, values, batch)
-    return -coefficient * _correction(term, log_ratio, returns, batch) * returns
+    if isinstance(term.gradient, Pathwise):
+        return coefficient * _state_factor(term, log_ratio, batch)
+    returns = _returns(term, values, batch, log_ratio)
+    if term.correction.name == "prefix_ratio":
+        return -coefficient * returns
+    return -coefficient * _token_factor(term, log_ratio, returns) * returns
 
 
 def _target(term: Term, student: Tensor, teacher: Tensor) -> Tensor:
@@ -267,16 +265,19 @@ def _advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     return DIVERGENCES[term.divergence.name].advantage(learner, values.teacher_logprobs, term.parameter)
 
 
-def _returns(gradient: ScoreFunction, advantage: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
+def _returns(term: Term, values: TermValues, batch: TokenBatch, log_ratio: Tensor) -> Tensor:
+    """The return of each token; with `prefix_ratio` every advantage is weighted by the ratios that lead up to it."""
+    gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
+    advantage = _advantage(term, values, batch)
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         advantage = advantage + values.divergence
-    returns = (
-        advantage if gradient.gamma == 0 else _by_row(batch, advantage, lambda row: F.reward_to_go(row, gradient.gamma))
-    )
-    if gradient.baseline == "group_mean":
-        returns = returns - _others_mean(returns, batch)
-    return returns
+    if term.correction.name == "prefix_ratio":
+        advantage = advantage * _prefix_ratio(log_ratio, batch)
+    returns = advantage
+    if gradient.gamma > 0:
+        returns = _by_row(batch, advantage, lambda row: F.reward_to_go(row, gradient.gamma))
+    return returns - _others_mean(returns, batch) if gradient.baseline == "group_mean" else returns
 
 
 def _others_mean(returns: Tensor, batch: TokenBatch) -> Tensor:
@@ -296,13 +297,21 @@ def _by_row(batch: TokenBatch, values: Tensor, function: Callable[[Tensor], Tens
     return torch.cat([function(row) for row in values.split(lengths)])
 
 
-def _correction(term: Term, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
-    function, arguments = CORRECTIONS[term.correction.name].function, term.correction.arguments
-    if term.correction.name == "none":
-        return torch.ones_like(log_ratio)
-    if term.correction.name != "prefix_ratio":
-        return function(log_ratio, advantage, **arguments)
-    return _by_row(batch, log_ratio, lambda row: function(row, torch.ones_like(row), **arguments))
+def _token_factor(term: Term, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """The correction of each token by itself."""
+    return CORRECTIONS[term.correction.name].function(log_ratio, advantage, **term.correction.arguments)
+
+
+def _state_factor(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+    """The correction of a divergence at a state; how the state was reached does not depend on the token after it."""
+    if term.correction.name == "prefix_ratio":
+        return _prefix_ratio(log_ratio, batch) / log_ratio.exp()
+    return _token_factor(term, log_ratio, -torch.ones_like(log_ratio))
+
+
+def _prefix_ratio(log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+    """The product of the ratios of each sequence up to and including each token."""
+    return _by_row(batch, log_ratio, lambda row: CORRECTIONS["prefix_ratio"].function(row, torch.ones_like(row)))
 
 
 def _weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
