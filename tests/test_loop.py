@@ -55,11 +55,11 @@ def test_the_objective_brings_the_student_nearer_to_its_teacher(models: Path, tm
 
 @pytest.mark.parametrize("how", [{"student.lora": {"rank": 8, "alpha": 16}}, {"student.trainable_layers": 1}])
 def test_part_of_the_weights_can_learn_too(models: Path, tmp_path: Path, how: dict[str, Any]) -> None:
-    beginner = make_model(tmp_path / "beginner", seed=1, pretrain=25)  # frozen random embeddings could not learn
-    changes = {"student.model": str(beginner), "optimizer.learning_rate": 0.01, **how}
-    changes |= {"evaluation.prompts": 8, "evaluation.temperature": 1.0}
+    beginner = make_model(tmp_path / "beginner", seed=1, pretrain=30)  # frozen random embeddings could not learn
+    changes = {"student.model": str(beginner), "optimizer.learning_rate": 0.003, **how}
+    changes |= {"evaluation.prompts": 8, "evaluation.samples": 4, "evaluation.temperature": 1.0}
     summary = toy_run(models, tmp_path, {**LONG, **changes}).summary
-    assert summary["after"]["reverse_kl"] < LOWER * summary["before"]["reverse_kl"]
+    assert summary["after"]["reverse_kl"] < 0.9 * summary["before"]["reverse_kl"]
 
 
 def test_a_student_that_is_its_teacher_learns_nothing(models: Path, tmp_path: Path) -> None:
@@ -83,11 +83,10 @@ def test_more_prompts_a_step_than_there_are_start_the_next_epoch() -> None:
 
 
 def test_the_loop_stops_when_too_many_updates_were_skipped(models: Path, tmp_path: Path) -> None:
-    steps = []
+    results = train(1, 10, *skipping(models, tmp_path, every=1))
+    assert [next(results).step for _ in range(3)] == [1, 2, 3], "the rows of skipped steps are handed out first"
     with pytest.raises(NumericError, match=r"skipped 3 times in 20 steps \(steps \[1, 2, 3\]\).*learning_rate"):
-        for result in train(1, 10, *skipping(models, tmp_path, every=1)):
-            steps.append(result.step)
-    assert steps == [1, 2, 3], "the rows of the skipped steps are handed out before the run ends"
+        next(results)
 
 
 def test_a_skipped_update_now_and_then_does_not_stop_the_loop(models: Path, tmp_path: Path) -> None:

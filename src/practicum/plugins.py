@@ -22,14 +22,26 @@ def names(room: str) -> list[str]:
 
 def module_of(room: str, name: str) -> Any:
     """The module behind a plug-in's name; ValueError with the nearest known name."""
-    if "." in name:
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            raise ValueError(f"no module {name!r} to load as one of the {room} ({error})") from error
+    if all(part.isidentifier() for part in name.split(".")) and "." in name:
+        return _own_module(room, name)
     if name not in names(room):
         raise ValueError(f"no {room.rstrip('s')} named {name!r}; {did_you_mean(name, names(room))}")
     return importlib.import_module(f"practicum.{room}.{name}")
+
+
+def _own_module(room: str, name: str) -> Any:
+    """A module of another package, which has what one of ours has."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"no module {name!r} to load as one of the {room} ({error})") from error
+    missing = [part for part in ("Config", "build") if part not in vars(module)]
+    if missing:
+        raise ValueError(
+            f"module {name!r} is none of the {room}: it has no {' and no '.join(missing)}; write `class Config` and "
+            "`def build(config, context)` as the files of practicum do"
+        )
+    return module
 
 
 def Plugin(room: str) -> Any:

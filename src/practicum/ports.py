@@ -6,6 +6,7 @@ A step is seven calls over these (see `practicum.loop.train_step`). The four ver
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -176,12 +177,16 @@ class TeacherRequest:
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers."""
+    """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers.
+
+    `base_dir` is where the relative paths of a recipe start.
+    """
 
     student: TrainingClient
     renderer: Renderer
     load_model: Callable[[Any], tuple[SamplingClient, Renderer]]
     build: Callable[["TeacherContext", Any], Teacher]
+    base_dir: Path = Path()
 
 
 @runtime_checkable

@@ -4,9 +4,10 @@ Context is only a way of writing the prompt; the tokens that are scored are the 
 self-distillation family (OPSD 2601.18734, SDFT 2601.19897, OPCD 2602.12275, CRISP 2603.05433).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
@@ -16,6 +17,8 @@ from practicum.objective import Signal
 from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest
 from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class Demonstration(BaseModel):
@@ -105,19 +108,21 @@ def with_context(prompt: Prompt, config: Config) -> Prompt:
 
 
 def _filled(reference: str, prompt: Prompt) -> str:
-    fields: dict[str, Any] = {"answer": prompt.answer, **prompt.privileged}
-    text = reference
-    for part in reference.split("{")[1:]:
-        name = part.partition("}")[0]
-        if fields.get(name) is None:
+    """The reference with each `{field}` replaced once, so that braces in a field's content stay text."""
+    fields = {
+        name: value for name, value in {"answer": prompt.answer, **prompt.privileged}.items() if value is not None
+    }
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in fields:
             raise DataError(
                 f"prompt {prompt.id!r} has no field {name!r}, which teacher.reference asks for; add it under 'privileged' in "
-                f"the task's rows, or take {{{name}}} out (this prompt has: {', '.join(k for k in fields if fields[k]) or 'none'})"
+                f"the task's rows, or take {{{name}}} out (this prompt has: {', '.join(fields) or 'none'})"
             )
-    for name, value in fields.items():
-        if value is not None:
-            text = text.replace(f"{{{name}}}", value)
-    return text
+        return fields[name]
+
+    return _PLACEHOLDER.sub(value, reference)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

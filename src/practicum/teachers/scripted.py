@@ -76,23 +76,41 @@ class ScriptedTeacher:
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Read the whole tape; DataError naming the row that is not one."""
-    scores: dict[Key, Sequence[float]] = {}
+    tape = context.base_dir / config.tape
     try:
-        lines = config.tape.read_text(encoding="utf-8").splitlines()
+        lines = tape.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise DataError(
-            f"the tape {config.tape} cannot be read ({error.strerror}); give the rollouts.jsonl of a run"
+            f"the tape {tape} cannot be read ({error.strerror}); give the rollouts.jsonl of a run"
         ) from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            tokens, logprobs = tuple(row["tokens"]), row["teacher_logprobs"]
-            key = (str(row["prompt"]), tokens)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise DataError(f"{config.tape}: row {number} is not a recorded rollout ({error!r})") from error
-        if logprobs is None or len(logprobs) != len(tokens):
-            raise DataError(
-                f"{config.tape}: row {number} has no teacher log-probability for each of its {len(tokens)} tokens"
-            )
-        scores[key] = logprobs
-    return ScriptedTeacher(scores, config.tape)
+    except UnicodeDecodeError as error:
+        row = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{tape}: row {row} is not UTF-8; give the rollouts.jsonl of a run as it was written"
+        ) from error
+    return ScriptedTeacher(
+        dict(_recording(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)), tape
+    )
+
+
+def _recording(line: str, where: str) -> tuple[Key, list[float]]:
+    """What one row of a tape recorded; DataError where it is no recorded rollout."""
+    try:
+        row = json.loads(line)
+        prompt, tokens, logprobs = str(row["prompt"]), row["tokens"], row["teacher_logprobs"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{where} is not a recorded rollout ({error!r}); give the rollouts.jsonl of a run as it was written"
+        ) from error
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise DataError(f"{where} has no list of token ids under 'tokens'; give the rollouts.jsonl of a run")
+    if not isinstance(logprobs, list) or len(logprobs) != len(tokens) or not all(map(_is_number, logprobs)):
+        raise DataError(
+            f"{where} has no teacher log-probability for each of its {len(tokens)} tokens; record the tape with a teacher "
+            "that scores every token"
+        )
+    return (prompt, tuple(tokens)), [float(value) for value in logprobs]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

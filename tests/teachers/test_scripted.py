@@ -1,0 +1,96 @@
+"""A tape of one run teaches another: the same tokens get the same scores, and other tokens get none."""
+
+import json
+from pathlib import Path
+
+import pytest
+from toy import rows, toy_run
+
+from practicum.errors import DataError, TeacherError
+
+CHANGES = {"objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"}}
+
+
+@pytest.fixture(scope="module")
+def recorded(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose objective needs sampled tokens only."""
+    return toy_run(models, tmp_path_factory.mktemp("recorded"), CHANGES).folder
+
+
+def replay(models: Path, out: Path, tape: Path, **more: object) -> Path:
+    return toy_run(models, out, {**CHANGES, "teacher": {"type": "scripted", "tape": str(tape)}, **more}).folder
+
+
+def test_a_replayed_run_has_the_training_curve_of_the_recorded_one(
+    models: Path, recorded: Path, tmp_path: Path
+) -> None:
+    replayed = replay(models, tmp_path, recorded / "rollouts.jsonl")
+    for one, other in zip(rows(recorded / "metrics.jsonl"), rows(replayed / "metrics.jsonl"), strict=True):
+        for name in ("loss", "length", "student_entropy", "grad_norm"):
+            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    tokens = [[row["tokens"] for row in rows(folder / "rollouts.jsonl")] for folder in (recorded, replayed)]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_tape_of_a_richer_objective_replays_too(models: Path, finished: Path, tmp_path: Path) -> None:
+    replayed = replay(models, tmp_path, finished / "rollouts.jsonl", **{"train.steps": 1})
+    assert rows(replayed / "metrics.jsonl")[0]["rollouts"] == 8
+
+
+def test_a_completion_that_was_not_recorded_is_refused_by_name(models: Path, recorded: Path, tmp_path: Path) -> None:
+    with pytest.raises(TeacherError, match=r"rollouts\.jsonl has no scores for this completion of prompt '.*same seed"):
+        replay(
+            models, tmp_path, recorded / "rollouts.jsonl", **{"rollout.temperature": 0.3, "optimizer.learning_rate": 1}
+        )
+
+
+def test_a_tape_gives_sampled_scores_only_and_the_recipe_says_so(models: Path, recorded: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'scripted' cannot give signal 'full'; it can give: sampled"):
+        replay(models, tmp_path, recorded / "rollouts.jsonl", objective={"signal": "full"})
+
+
+GOOD = {"prompt": "ab", "prompt_tokens": [3], "tokens": [7, 2], "teacher_logprobs": [-1.0, -0.5]}
+BAD_ROWS = {
+    "not JSON": "{",
+    "not an object": "[1, 2]",
+    "a number": "7",
+    "no tokens": json.dumps({**GOOD, "tokens": None}),
+    "without scores": json.dumps({key: value for key, value in GOOD.items() if key != "teacher_logprobs"}),
+    "too few scores": json.dumps({**GOOD, "teacher_logprobs": [-1.0]}),
+    "null among the scores": json.dumps({**GOOD, "teacher_logprobs": [-1.0, None]}),
+    "text among the scores": json.dumps({**GOOD, "teacher_logprobs": [-1.0, "x"]}),
+    "scores are a number": json.dumps({**GOOD, "teacher_logprobs": 3}),
+    "tokens are lists": json.dumps({**GOOD, "tokens": [[7], [2]]}),
+    "invalid text": "\udcff\udcfe",
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_bad_row_of_a_tape_is_named_by_its_number(models: Path, tmp_path: Path, name: str) -> None:
+    tape = tmp_path / "tape.jsonl"
+    tape.write_text(f"{json.dumps(GOOD)}\n{BAD_ROWS[name]}\n", encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(DataError, match=r"tape\.jsonl: row 2 "):
+        replay(models, tmp_path, tape)
+
+
+def test_a_tape_that_is_not_there_is_named(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl cannot be read.*rollouts\.jsonl of a run"):
+        replay(models, tmp_path, tmp_path / "nowhere.jsonl")
+
+
+def test_an_empty_tape_knows_no_completion(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "tape.jsonl").write_text("")
+    with pytest.raises(TeacherError, match="has no scores"):
+        replay(models, tmp_path, tmp_path / "tape.jsonl")
+
+
+def test_a_relative_tape_starts_at_the_recipes_folder(
+    models: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = tmp_path / "tape.jsonl"
+    tape.write_bytes((recorded / "rollouts.jsonl").read_bytes())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    folder = replay(models, tmp_path / "out", Path("tape.jsonl"), base_dir=str(tmp_path))
+    assert rows(folder / "metrics.jsonl")
