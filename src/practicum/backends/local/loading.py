@@ -4,14 +4,23 @@ Only safetensors are read and no code from a model folder runs, unless the recip
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.convert import PACKAGED, packaged_model
@@ -21,6 +30,19 @@ from practicum.model_config import ModelConfig, Scratch, StudentConfig
 from practicum.text import Renderer, stop_ids
 
 transformers_logging.disable_progress_bar()
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What transformers raises on settings and weights that make no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +131,10 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
             f"{folder}: no config.json, so this is not a model folder; point to one that save_pretrained wrote"
         )
     described = _json(settings)
+    if (folder / "generation_config.json").is_file():
+        _json(folder / "generation_config.json")
     if "auto_map" in described and not config.trust_remote_code:
-        files = ", ".join(sorted({str(name).split(".")[0] + ".py" for name in described["auto_map"].values()}))
+        files = ", ".join(_code_files(described["auto_map"]))
         raise ModelError(
             f"{folder}: the model brings its own code ({files}), which is not run; read it, then write trust_remote_code: true"
         )
@@ -119,6 +143,12 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
         found = f"only pickle weights ({', '.join(pickles)}), which can run code when read" if pickles else "no weights"
         raise ModelError(f"{folder}: {found}; convert them to safetensors with save_pretrained")
     _check_shards(folder)
+
+
+def _code_files(auto_map: Mapping[str, Any]) -> list[str]:
+    """The Python files that an `auto_map` names; each entry is one class or a list of them."""
+    listed = [name for entry in auto_map.values() for name in (entry if isinstance(entry, list) else [entry])]
+    return sorted({f"{name.split('.')[0]}.py" for name in listed if isinstance(name, str)})
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -145,13 +175,21 @@ def _check_shards(folder: Path) -> None:
 
 def _tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
     try:
+        AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except UNREADABLE as error:
+        raise ModelError(f"{source}: config.json is missing or cannot be used ({_one_line(error)})") from error
+    try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{source}: no tokenizer could be loaded ({_first_line(error)})") from error
+    except UNREADABLE as error:
+        raise ModelError(
+            f"{source}: no tokenizer could be loaded ({_one_line(error)}); copy tokenizer.json and tokenizer_config.json"
+        ) from error
 
 
 def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.CRITICAL)  # its report is a table; ours is one line
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -159,14 +197,17 @@ def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are reported here, by name
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except UNREADABLE as error:
         if "DefaultCPUAllocator" in str(error) or isinstance(error, MemoryError):
-            raise ResourceError(f"{source}: the weights do not fit in memory ({_first_line(error)})") from error
-        raise ModelError(f"{source}: the weights could not be loaded ({_first_line(error)})") from error
+            raise ResourceError(f"{source}: the weights do not fit in memory ({_one_line(error)})") from error
+        raise ModelError(f"{source}: the weights could not be loaded ({_one_line(error)})") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     model, report = loaded
     missing = sorted(report["missing_keys"])
-    mismatched = sorted(str(key) for key in report["mismatched_keys"])
+    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
     if missing or mismatched:
         raise ModelError(
             f"{source}: {len(missing)} weights are missing and {len(mismatched)} have another shape than config.json says "
@@ -235,5 +276,6 @@ def _add_adapters(model: PreTrainedModel, config: StudentConfig, seed: int, laye
         inject_adapter_in_model(settings, model)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{text[:300]}..." if len(text) > 300 else text or type(error).__name__

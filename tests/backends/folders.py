@@ -1,0 +1,30 @@
+"""Model folders on disk: a good one, and what may be wrong with one."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from practicum.backends.local import make_scratch_model
+from practicum.model_config import Scratch
+
+ALPHABET = "abcdefgh"
+TOKENS = 7 + len(ALPHABET)
+
+
+def model_folder(folder: Path, **settings) -> Path:
+    """A from-scratch model folder with 15 tokens, two layers and width 32."""
+    make_scratch_model(folder, Scratch(**{"hidden_size": 32, "layers": 2, "heads": 4, **settings}), ALPHABET, [])
+    return folder
+
+
+def change_weights(folder: Path, change) -> None:
+    path = folder / "model.safetensors"
+    weights = {name: value.clone() for name, value in load_file(path).items()}
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def change_json(path: Path, **changes) -> None:
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, **changes}))

@@ -1,0 +1,362 @@
+"""What is wrong with a model folder is said before anything is learned; what is right loads as it is."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from practicum.backends.local import LocalSampler, LocalTrainer, load, load_student, make_scratch_model
+from practicum.backends.local.convert import PACKAGED, Packaged, cache_folder, packaged_model
+from practicum.backends.local.loading import locate
+from practicum.errors import DataError, ModelError
+from practicum.model_config import Lora, ModelConfig, Pretrain, Scratch, StudentConfig
+from practicum.objective import Objective
+from practicum.ports import AdamParams
+from practicum.types import Message, Prompt, SampleRequest, SamplingParams
+
+from .folders import ALPHABET, TOKENS, change_json, change_weights, model_folder
+from .tiny import ARCHITECTURES, data_for, rollout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return model_folder(tmp_path / "model")
+
+
+def student(folder, seed: int = 0, **choices):
+    return load_student(StudentConfig(model=str(folder), **choices), seed)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_folder_loads_as_transformers_loads_it(tmp_path, architecture):
+    folder = model_folder(tmp_path / "model", architecture=architecture, padded_vocabulary=24)
+    loaded = load(ModelConfig(model=str(folder)))
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([[3, 8, 9, 10, 4]])
+    with torch.no_grad():
+        found = loaded.language_model.head().logprobs(loaded.language_model.body(ids, torch.ones_like(ids).bool()))
+        expected = torch.log_softmax(plain(ids).logits[..., :TOKENS], dim=-1)
+    torch.testing.assert_close(found, expected)
+    assert loaded.language_model.vocab_size == TOKENS
+    assert loaded.language_model.trainable() == {}
+    assert not loaded.language_model.model.training
+    assert loaded.source == str(folder)
+    assert loaded.renderer.stop_ids == {2}
+
+
+def test_all_stop_tokens_are_united(folder):
+    change_json(folder / "generation_config.json", eos_token_id=[2, 9])
+    assert load(ModelConfig(model=str(folder), stop=("a",))).renderer.stop_ids == {2, 9, 7}
+
+
+def test_a_named_stop_token_serves_where_the_model_has_none(folder):
+    change_json(folder / "generation_config.json", eos_token_id=None)
+    change_json(folder / "config.json", eos_token_id=None)
+    change_json(folder / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(ModelError, match="no end-of-sequence token is known"):
+        load(ModelConfig(model=str(folder)))
+    assert load(ModelConfig(model=str(folder), stop=("a",))).renderer.stop_ids == {7}
+
+
+def refused(folder, message: str, **choices) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        load(ModelConfig(model=str(folder), **choices))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_folder_without_config_is_no_model(tmp_path):
+    refused(tmp_path, "no config.json, so this is not a model folder; point to one that save_pretrained wrote")
+
+
+@pytest.mark.parametrize("text", ['{"model_type": ', "", "\x00\x01"])
+def test_a_config_that_is_not_json(folder, text):
+    (folder / "config.json").write_text(text)
+    refused(folder, r"config.json: not JSON \(.*\); copy the file again")
+
+
+def test_a_config_that_is_not_a_mapping(folder):
+    (folder / "config.json").write_text("[1, 2]")
+    refused(folder, r"config.json: not a mapping of names to values")
+
+
+def test_a_config_of_an_unknown_architecture(folder):
+    change_json(folder / "config.json", model_type="xyzzy", architectures=["Xyzzy"])
+    refused(folder, "config.json is missing or cannot be used .* model type `xyzzy`")
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": "x"}, {"num_attention_heads": 0}, {"hidden_size": -5}], ids=str)
+def test_a_config_that_makes_no_sense(folder, changes):
+    change_json(folder / "config.json", **changes)
+    refused(folder, r"config.json is missing or cannot be used \(.+\)")
+
+
+def test_generation_settings_that_are_not_json(folder):
+    (folder / "generation_config.json").write_text("{")
+    refused(folder, "generation_config.json: not JSON")
+
+
+def test_what_is_refused_is_said_in_one_line_and_nowhere_else(folder, capfd):
+    change_json(folder / "config.json", intermediate_size=64)
+    refused(folder, "another shape")
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_pickled_weights_are_refused(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    refused(folder, r"only pickle weights \(pytorch_model.bin\), which can run code when read; convert them to safe")
+
+
+def test_a_folder_without_weights(folder):
+    (folder / "model.safetensors").unlink()
+    refused(folder, "no weights; convert them to safetensors with save_pretrained")
+
+
+@pytest.mark.parametrize("names", ["modeling_evil.Evil", ["modeling_evil.Evil", None]])
+def test_code_of_a_model_folder_does_not_run(folder, names):
+    change_json(folder / "config.json", auto_map={"AutoModelForCausalLM": names})
+    (folder / "modeling_evil.py").write_text("raise SystemExit('ran')")
+    refused(
+        folder, r"brings its own code \(modeling_evil.py\), which is not run; read it, then write trust_remote_code"
+    )
+
+
+def test_a_missing_shard(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert load(ModelConfig(model=str(folder))).language_model.vocab_size == TOKENS
+    shards = sorted(folder.glob("model-*.safetensors"))
+    shards[1].unlink()
+    refused(folder, rf"1 of {len(shards)} weight files are missing \({shards[1].name}\); copy them too")
+
+
+def test_an_index_that_is_not_json(folder):
+    (folder / "model.safetensors.index.json").write_text("{")
+    refused(folder, "model.safetensors.index.json: not JSON")
+
+
+def test_weights_cut_short(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(folder, "the weights could not be loaded")
+
+
+def test_a_header_that_claims_too_much(folder):
+    (folder / "model.safetensors").write_bytes((2**40).to_bytes(8, "little") + b"{}")
+    refused(folder, "the weights could not be loaded")
+
+
+def test_weights_of_another_shape(folder):
+    change_json(folder / "config.json", intermediate_size=64)
+    refused(
+        folder,
+        "0 weights are missing and 6 have another shape than config.json says "
+        r"\(first: model.layers.0.mlp.down_proj.weight\); the files do not belong together",
+    )
+
+
+def test_missing_weights(folder):
+    change_weights(folder, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    refused(folder, r"1 weights are missing .* \(first: model.layers.1.mlp.up_proj.weight\); the files do not belong")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+def test_weights_that_are_not_finite(folder, name, value):
+    def spoil(weights):
+        weights[name][-1, -1] = value
+
+    change_weights(folder, spoil)
+    refused(folder, f"weight {name} holds NaN or infinite values; download or convert the model again")
+
+
+def test_more_tokens_than_rows(folder):
+    def cut(weights):
+        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:11].clone()
+
+    change_weights(folder, cut)
+    change_json(folder / "config.json", vocab_size=11)
+    refused(folder, "the tokenizer has 15 tokens but the embedding has 11 rows; use the tokenizer that belongs")
+
+
+def test_no_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    refused(folder, "no tokenizer could be loaded")
+
+
+def test_a_tokenizer_that_is_not_json(folder):
+    (folder / "tokenizer.json").write_text("{")
+    refused(folder, "no tokenizer could be loaded")
+
+
+@pytest.mark.parametrize("name", ["smollm", "./nowhere", "/no/where", "~/no/where", "a/b/c"])
+def test_an_unknown_name(name):
+    refused(name, r"it is not a folder, not a hub name such as .*, and not one of the packaged models \(smollm2-135m")
+
+
+def test_a_stop_token_that_is_none(folder):
+    refused(folder, "stop token 'END' is not in the vocabulary; write a token, not a text", stop=("END",))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_that_is_not_there(folder):
+    refused(folder, "device is 'cuda', but no CUDA device is available; write device: auto or cpu", device="cuda")
+
+
+def test_a_hub_name_without_network_fails_quickly():
+    code = (
+        "from practicum.backends.local import load\n"
+        "from practicum.errors import ModelError\n"
+        "from practicum.model_config import ModelConfig\n"
+        "try:\n    load(ModelConfig(model='nobody/nothing'))\n"
+        "except ModelError as error:\n    print('ModelError', error)\n"
+    )
+    start = time.monotonic()
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.startswith("ModelError nobody/nothing: config.json is missing or cannot be used (")
+    assert len(child.stdout.splitlines()) == 1
+    assert time.monotonic() - start < 60
+
+
+def test_a_student_learns_whole(folder):
+    model = student(folder).language_model.model
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_student_may_learn_in_its_last_layers_only(folder):
+    language_model = student(folder, trainable_layers=1).language_model
+    assert language_model.trainable()
+    assert all(".layers.1." in name for name in language_model.trainable())
+
+
+def test_more_layers_than_there_are(folder):
+    with pytest.raises(ModelError, match=r"student.trainable_layers is 3, but .* has 2 layers"):
+        student(folder, trainable_layers=3)
+
+
+@pytest.mark.parametrize("choices", [{}, {"lora": Lora(rank=2)}, {"trainable_layers": 1}], ids=str)
+def test_what_learns_is_float32_and_the_rest_as_asked(folder, choices):
+    language_model = student(folder, dtype="bfloat16", **choices).language_model
+    assert {value.dtype for value in language_model.trainable().values()} == {torch.float32}
+    frozen = {value.dtype for value in language_model.model.parameters() if not value.requires_grad}
+    assert frozen == ({torch.bfloat16} if choices else set())
+    trainer = LocalTrainer(language_model)
+    assert "nonfinite" not in trainer.forward_backward(toy_data(folder), Objective(), 0).metrics
+    assert trainer.optim_step(AdamParams(0.01))["skipped"] == 0
+
+
+def toy_data(folder):
+    """Rollouts over fifteen tokens, with what the unchanged model says of them."""
+    teacher = load(ModelConfig(model=str(folder))).language_model
+    data = data_for(teacher, [small_rollout(seed) for seed in range(3)])
+    for datum in data:
+        datum.signal.hidden.add_(torch.randn(datum.signal.hidden.shape, generator=torch.Generator().manual_seed(1)))
+    return data
+
+
+def small_rollout(seed):
+    item = rollout(4, 6, seed)
+    return replace(item, prompt_tokens=tuple(t % TOKENS for t in item.prompt_tokens), tokens=item.tokens % TOKENS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_fresh_lora_student_is_exactly_its_base(tmp_path, architecture):
+    folder = model_folder(tmp_path / "model", architecture=architecture)
+    ids = torch.tensor([[3, 8, 9, 10, 4]])
+    with torch.no_grad():
+        base = load(ModelConfig(model=str(folder))).language_model.model(ids).logits
+        adapted = student(folder, lora=Lora(rank=4)).language_model.model(ids).logits
+    assert torch.equal(base, adapted)
+
+
+def test_lora_trains_its_adapters_and_nothing_else(folder):
+    language_model = student(folder, lora=Lora(rank=4)).language_model
+    before = {name: value.detach().clone() for name, value in language_model.model.named_parameters()}
+    trainer = LocalTrainer(language_model)
+    for step in range(2):
+        trainer.forward_backward(toy_data(folder), Objective(), step)
+        trainer.optim_step(AdamParams(0.01))
+    moved = {name for name, value in language_model.model.named_parameters() if not torch.equal(value, before[name])}
+    assert moved == set(language_model.trainable())
+    assert all(".lora_A." in name or ".lora_B." in name for name in moved)
+    projections = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in moved}
+    assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert len(moved) == 2 * 7 * 2
+
+
+def test_lora_may_adapt_the_last_layers_only(folder):
+    names = set(student(folder, lora=Lora(rank=2), trainable_layers=1).language_model.trainable())
+    assert len(names) == 7 * 2
+    assert all(".layers.1." in name for name in names)
+
+
+def test_adapters_are_seeded_and_leave_the_random_numbers_alone(folder):
+    state = torch.get_rng_state()
+    one, same, other = (student(folder, seed, lora=Lora(rank=2)).language_model.trainable() for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert any(not torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_scratch_models_are_seeded(tmp_path):
+    one, same, other = (model_folder(tmp_path / str(n), seed=seed) for n, seed in enumerate((1, 1, 2)))
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (one, same, other)]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_pretraining_teaches_the_answers(tmp_path):
+    prompts = [Prompt(str(n), (Message("user", letter),), answer=letter * 2) for n, letter in enumerate(ALPHABET)]
+    settings = Scratch(hidden_size=32, layers=1, heads=2, pretrain=Pretrain(steps=60, batch=8, learning_rate=0.01))
+    make_scratch_model(tmp_path / "model", settings, ALPHABET, prompts)
+    loaded = load(ModelConfig(model=str(tmp_path / "model")))
+    requests = [SampleRequest(loaded.renderer.render(prompt.messages), 0) for prompt in prompts]
+    params = SamplingParams(5, temperature=0.0, stop_ids=loaded.renderer.stop_ids)
+    samples = LocalSampler(loaded.language_model).sample(requests, params)
+    right = [loaded.renderer.decode(s.tokens.tolist()) == p.answer for s, p in zip(samples, prompts, strict=True)]
+    assert sum(right) >= 7
+
+
+def test_pretraining_without_answers_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no training prompt has an answer to learn"):
+        model_folder(tmp_path / "model", pretrain=Pretrain(steps=1))
+
+
+def test_a_from_scratch_model_is_found_where_it_was_made(tmp_path):
+    assert locate(ModelConfig(model=Scratch()), tmp_path) == str(tmp_path)
+
+
+def test_a_packaged_model_whose_package_is_missing_says_how_to_install_it():
+    PACKAGED["absent"] = Packaged("no_such_package_anywhere", "no-such-package", "x.gguf")
+    try:
+        with pytest.raises(
+            ModelError, match="'absent' comes with the package no-such-package, which is not installed; run:"
+        ):
+            packaged_model("absent")
+    finally:
+        del PACKAGED["absent"]
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    monkeypatch.setenv("PRACTICUM_CACHE", "/a")
+    assert str(cache_folder()) == "/a"
+    monkeypatch.delenv("PRACTICUM_CACHE")
+    assert str(cache_folder()) == "/b/practicum"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/c")
+    assert str(cache_folder()) == "/c/.cache/practicum"
