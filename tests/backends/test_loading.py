@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +19,8 @@ from practicum.ports import AdamParams
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
 
 from .folders import ALPHABET, TOKENS, change_json, change_weights, model_folder
-from .tiny import ARCHITECTURES, data_for, rollout
+from .tiny import ARCHITECTURES
+from .toys import toy_data
 
 
 @pytest.fixture
@@ -258,20 +258,6 @@ def test_what_learns_is_float32_and_the_rest_as_asked(folder, choices):
     trainer = LocalTrainer(language_model)
     assert "nonfinite" not in trainer.forward_backward(toy_data(folder), Objective(), 0).metrics
     assert trainer.optim_step(AdamParams(0.01))["skipped"] == 0
-
-
-def toy_data(folder):
-    """Rollouts over fifteen tokens, with what the unchanged model says of them."""
-    teacher = load(ModelConfig(model=str(folder))).language_model
-    data = data_for(teacher, [small_rollout(seed) for seed in range(3)])
-    for datum in data:
-        datum.signal.hidden.add_(torch.randn(datum.signal.hidden.shape, generator=torch.Generator().manual_seed(1)))
-    return data
-
-
-def small_rollout(seed):
-    item = rollout(4, 6, seed)
-    return replace(item, prompt_tokens=tuple(t % TOKENS for t in item.prompt_tokens), tokens=item.tokens % TOKENS)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from practicum.backends.local.loading import LoadedModel
+from practicum.errors import ResourceError
 
 
 @torch.no_grad()
@@ -29,6 +30,8 @@ def merged_weights(loaded: LoadedModel) -> dict[str, Tensor]:
 
 def export(loaded: LoadedModel, folder: Path) -> None:
     """Write the model folder; it appears under its name only when it is whole."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ResourceError(f"{folder} exists and is not empty; export to another folder or remove it first")
     model = loaded.language_model.model
     plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
     plain.load_state_dict(merged_weights(loaded))
