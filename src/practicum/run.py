@@ -5,11 +5,10 @@ resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`
 """
 
 import json
-import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -21,17 +20,18 @@ from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
 from practicum.diagnosis.report import write_report
+from practicum.diagnosis.tables import comparison, shown_sample, side_by_side, with_speed
 from practicum.errors import CheckpointError, Interrupted, RecipeError
 from practicum.evaluation import Evaluation, Interval, evaluate, evaluate_teacher, gain
-from practicum.loop import StepResult, train
+from practicum.loop import train
 from practicum.model_config import Scratch
 from practicum.objective import Objective
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
-from practicum.run_dir import Checkpoint, Journal, RunDir
+from practicum.records import Records
+from practicum.run_dir import Checkpoint, RunDir
 from practicum.text import printable
 from practicum.tracking import Console, Quiet
-from practicum.types import Metrics, Rollout, TokenOutputs
 
 NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
 """Fields of a recipe that may change between a run and its resume without changing what is computed."""
@@ -133,7 +133,6 @@ class _Run:
         self.console = console
         self.stop = stop
         self.started = monotonic()
-        self.timings = home.path / "timings.jsonl"
 
     def go(self, resume: bool) -> RunResult:
         """All of it, in order."""
@@ -195,9 +194,8 @@ class _Run:
         for warning in warnings:
             self.console.event(f"warning: {warning}")
         step = 0 if checkpoint is None else checkpoint.step
-        for path in (self.home.metrics_jsonl, self.home.rollouts_jsonl, self.timings):
-            with closing(Journal(path, essential=True)) as journal:
-                journal.truncate_after(step)
+        with Records(self.home) as records:
+            records.truncate_after(step)
         if checkpoint is None:
             return None
         for line in folders.compare_versions(checkpoint.versions, folders.current_versions()):
@@ -237,13 +235,13 @@ class _Run:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         self.console.begin(steps, first)
-        with _Journals(self.home, self.timings) as journals:
+        with Records(self.home) as records:
             for result in train(first, steps, built.parts, built.settings):
-                journals.write(result)
-                self.console.step(result.step, _with_speed(result.metrics), _shown_sample(result.rollouts))
+                records.write(result)
+                self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
                 number = self.stop()
                 if result.step == steps or number is not None or (every is not None and result.step % every == 0):
-                    journals.sync()
+                    records.sync()
                     self._checkpoint(built, result.step)
                 if number is not None and result.step < steps:
                     raise Interrupted(
@@ -251,7 +249,7 @@ class _Run:
                         f"stopped by {signal.Signals(number).name} after step {result.step} of {steps}; the state is saved, "
                         "go on with --resume",
                     )
-        for line in journals.losses():
+        for line in records.losses():
             self.console.event(f"warning: {line}")
 
     def _checkpoint(self, built: Assembled, step: int) -> None:
@@ -277,7 +275,7 @@ class _Run:
             "teacher": None if teacher is None else teacher.summary(),
             "after": None if after is None else after.summary(),
             "gain": None if won is None else asdict(won),
-            "samples": _side_by_side(before, after),
+            "samples": side_by_side(before, after),
         }
 
     def _show(
@@ -291,7 +289,7 @@ class _Run:
             self.console.table("held-out prompts, before and after", ["prompt", "before", "after"], rows)
         if before is not None and after is not None:
             self.console.table(
-                "held-out evaluation", ["", "before", "after", "teacher"], _comparison(before, after, teacher)
+                "held-out evaluation", ["", "before", "after", "teacher"], comparison(before, after, teacher)
             )
         won = summary["gain"]
         shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
@@ -299,41 +297,6 @@ class _Run:
         self.console.finish(
             {**shown, "time": seconds, "run folder": str(self.home.path), "report": "report.html in it"}
         )
-
-
-class _Journals:
-    """The three journals of a run, written together."""
-
-    def __init__(self, home: RunDir, timings: Path) -> None:
-        self._metrics = Journal(home.metrics_jsonl, essential=True)
-        self._rollouts = Journal(home.rollouts_jsonl, essential=False)
-        self._timings = Journal(timings, essential=False)
-
-    def __enter__(self) -> "_Journals":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for journal in (self._metrics, self._rollouts, self._timings):
-            journal.close()
-
-    def write(self, result: StepResult) -> None:
-        """One row of metrics, one of timings, and one a rollout."""
-        seconds = {name: value for name, value in result.metrics.items() if name.startswith("seconds_")}
-        numbers = {name: folders.json_number(value) for name, value in result.metrics.items() if name not in seconds}
-        self._metrics.append({"step": result.step, **numbers})
-        self._timings.append({"step": result.step, **seconds})
-        for rollout, output in zip(result.rollouts, result.outputs, strict=True):
-            self._rollouts.append(_rollout_row(result.step, rollout, output))
-
-    def sync(self) -> None:
-        """Wait until the rows are on the disk, so that no checkpoint outlives them."""
-        for journal in (self._metrics, self._rollouts, self._timings):
-            journal.sync()
-
-    def losses(self) -> list[str]:
-        """What could not be written, one line a journal."""
-        journals = [journal for journal in (self._rollouts, self._timings) if journal.dropped]
-        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in journals]
 
 
 @contextmanager
@@ -357,76 +320,10 @@ def _signals() -> Iterator[Callable[[], int | None]]:
             signal.signal(number, handler)
 
 
-def _with_speed(metrics: Metrics) -> Metrics:
-    """The metrics with the tokens a second of the whole step, for showing."""
-    seconds = sum(value for name, value in metrics.items() if name.startswith("seconds_"))
-    return metrics | {"tokens_per_second": metrics["tokens"] / max(seconds, 1e-9)}
-
-
 def teacher_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The teacher's own tensors, where it has any."""
     return checkpoint.tensors("teacher") if (checkpoint.path / "teacher.safetensors").is_file() else {}
 
 
-def _rollout_row(step: int, rollout: Rollout, output: TokenOutputs) -> dict[str, Any]:
-    """One line of rollouts.jsonl; with its `teacher_logprobs` the file is a tape for the scripted teacher."""
-    return {
-        "step": step,
-        "prompt": rollout.prompt.id,
-        "sample": rollout.sample,
-        "text": rollout.text,
-        "reward": rollout.reward,
-        "stop_reason": rollout.stop_reason,
-        "prompt_tokens": list(rollout.prompt_tokens),
-        "tokens": rollout.tokens.tolist(),
-        "sampling_logprobs": _rounded(rollout.sampling_logprobs),
-        "teacher_logprobs": _rounded(output.teacher_logprobs),
-        "divergence": _rounded(output.divergence),
-    }
-
-
-def _rounded(values: Tensor) -> list[float | None]:
-    """Six digits each, which is what float32 holds; None where a token has no number."""
-    return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _shown_sample(rollouts: Sequence[Rollout]) -> tuple[str, str]:
-    return printable(rollouts[0].prompt.messages[-1].content), printable(rollouts[0].text)
-
-
-def _side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[dict[str, Any]]:
-    if before is None or after is None:
-        return []
-    return [
-        {
-            "prompt": old.question,
-            "answer": old.expected,
-            "before": old.text,
-            "after": new.text,
-            "reward_before": old.reward,
-            "reward_after": new.reward,
-        }
-        for old, new in zip(before.answers, after.answers, strict=True)
-    ]
-
-
 def _json(evaluation: Evaluation | None) -> dict[str, Any] | None:
     return None if evaluation is None else asdict(evaluation)
-
-
-def _comparison(before: Evaluation, after: Evaluation, teacher: Evaluation | None) -> list[list[str]]:
-    columns = [before, after, teacher]
-
-    def cells(name: str, show: Callable[[Evaluation], str]) -> list[str]:
-        return [name, *("" if column is None else show(column) for column in columns)]
-
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
-
-    return [
-        cells("accuracy", lambda column: "" if column.accuracy is None else str(column.accuracy)),
-        cells("reverse KL to teacher / token", lambda column: number(column.reverse_kl, 3)),
-        cells("entropy / token", lambda column: number(column.student_entropy, 3)),
-        cells("tokens / answer", lambda column: number(column.length, 1)),
-        cells("cut off", lambda column: f"{column.truncated:.0%}"),
-    ]

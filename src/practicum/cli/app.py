@@ -132,12 +132,13 @@ def export(
         print(f"wrote {export_run(run_folder, folder)}")
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool) -> bool:
     if wanted:
         from practicum import __version__
 
         print(f"practicum {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -1,0 +1,55 @@
+"""What a run shows at its end and while it goes on, as rows of text."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from practicum.evaluation import Evaluation
+from practicum.text import printable
+from practicum.types import Metrics, Rollout
+
+
+def comparison(before: Evaluation, after: Evaluation, teacher: Evaluation | None) -> list[list[str]]:
+    """One row a number, with the student before and after and its teacher side by side."""
+    columns = [before, after, teacher]
+
+    def cells(name: str, show: Callable[[Evaluation], str]) -> list[str]:
+        return [name, *("" if column is None else show(column) for column in columns)]
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    return [
+        cells("accuracy", lambda column: "" if column.accuracy is None else str(column.accuracy)),
+        cells("reverse KL to teacher / token", lambda column: number(column.reverse_kl, 3)),
+        cells("entropy / token", lambda column: number(column.student_entropy, 3)),
+        cells("tokens / answer", lambda column: number(column.length, 1)),
+        cells("cut off", lambda column: f"{column.truncated:.0%}"),
+    ]
+
+
+def side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[dict[str, Any]]:
+    """Each held-out prompt with both answers and their rewards."""
+    if before is None or after is None:
+        return []
+    return [
+        {
+            "prompt": old.question,
+            "answer": old.expected,
+            "before": old.text,
+            "after": new.text,
+            "reward_before": old.reward,
+            "reward_after": new.reward,
+        }
+        for old, new in zip(before.answers, after.answers, strict=True)
+    ]
+
+
+def shown_sample(rollouts: Sequence[Rollout]) -> tuple[str, str]:
+    """The first rollout's question and answer, safe to print."""
+    return printable(rollouts[0].prompt.messages[-1].content), printable(rollouts[0].text)
+
+
+def with_speed(metrics: Metrics) -> Metrics:
+    """The metrics with the tokens a second of the whole step, for showing."""
+    seconds = sum(value for name, value in metrics.items() if name.startswith("seconds_"))
+    return metrics | {"tokens_per_second": metrics["tokens"] / max(seconds, 1e-9)}
