@@ -24,7 +24,7 @@ from practicum.model_config import ModelConfig
 from practicum.objective import Full
 from practicum.ports import ScoreRequest
 from practicum.recipe import load_recipe
-from practicum.run import open_student
+from practicum.runs import open_student
 from practicum.types import Message, SampleRequest, SamplingParams
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "quickstart.yaml"

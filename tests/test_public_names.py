@@ -94,3 +94,9 @@ def _public(prefix: str, node: ast.AST) -> Iterator[tuple[str, ast.FunctionDef |
 
 def _only_dots(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef) and [ast.unparse(part) for part in node.body] == ["..."]
+
+
+def test_no_public_name_is_hidden_by_a_module_of_the_same_name() -> None:
+    """`practicum.run` stays the function however the package was imported before."""
+    modules = {path.stem for path in (Path(practicum.__file__).parent).glob("*.py")}
+    assert set(practicum.__all__) & modules == set()

@@ -14,7 +14,7 @@ import pytest
 from practicum import tracking
 from practicum.tracking import Console, JsonConsole, LiveConsole, MetricsLog, PlainConsole, Quiet, open_console
 
-METRICS = {"kl": 0.21234, "length": 34.0, "tokens_per_second": 1234.5}
+METRICS = {"reverse_kl": 0.21234, "length": 34.0, "tokens_per_second": 1234.5}
 SAMPLE = ("What is 8 times 7?", "56, since 8 \u00d7 7 = 56 \u4f60\u597d [bold]not markup[/bold]")
 
 
@@ -24,7 +24,7 @@ def drive(console: Console, steps: int = 3) -> None:
     for step in range(1, steps + 1):
         console.step(step, METRICS, SAMPLE)
     console.table("Results", ["task", "pass@1"], [["reverse", "0.5"], ["arithmetic", "0.25"]])
-    console.finish({"kl": 0.1, "steps": steps})
+    console.finish({"reverse_kl": 0.1, "steps": steps})
     console.close()
 
 
@@ -42,8 +42,8 @@ class AsciiStream(io.TextIOWrapper):
 def test_metrics_log_writes_one_row_a_step_with_null_for_what_json_cannot_hold() -> None:
     rows: list[dict] = []
     log = MetricsLog(lambda row: rows.append(dict(row)))
-    log.log(1, {"kl": 0.5, "reward": float("nan"), "loss": float("-inf")})
-    assert rows == [{"step": 1, "kl": 0.5, "reward": None, "loss": None}]
+    log.log(1, {"reverse_kl": 0.5, "reward": float("nan"), "loss": float("-inf")})
+    assert rows == [{"step": 1, "reverse_kl": 0.5, "reward": None, "loss": None}]
 
 
 def test_plain_console_writes_one_line_a_step_without_escapes() -> None:
@@ -57,7 +57,7 @@ def test_plain_console_writes_one_line_a_step_without_escapes() -> None:
     )
     assert "\x1b" not in stream.getvalue()
     assert "[bold]not markup[/bold]" in steps[0]
-    assert lines[-2:] == ["kl: 0.1", "steps: 3"]
+    assert lines[-2:] == ["reverse_kl: 0.1", "steps: 3"]
     assert "reverse     0.5" in lines
 
 
@@ -92,12 +92,17 @@ def test_json_console_writes_strict_json_lines() -> None:
     stream = io.StringIO()
     console = JsonConsole(stream)
     console.begin(2, 2)
-    console.step(2, {"kl": float("inf")}, ("a\nb", "\x1b[31m"))
+    console.step(2, {"reverse_kl": float("inf")}, ("a\nb", "\x1b[31m"))
     console.finish({"best": float("nan"), "where": Path("runs")})
     rows = [json.loads(line, parse_constant=pytest.fail) for line in stream.getvalue().splitlines()]
     assert rows == [
         {"event": "begin", "total_steps": 2, "first_step": 2},
-        {"event": "step", "step": 2, "metrics": {"kl": None}, "sample": {"prompt": "a\nb", "answer": "\x1b[31m"}},
+        {
+            "event": "step",
+            "step": 2,
+            "metrics": {"reverse_kl": None},
+            "sample": {"prompt": "a\nb", "answer": "\x1b[31m"},
+        },
         {"event": "finish", "summary": {"best": None, "where": "runs"}},
     ]
     assert "\x1b" not in stream.getvalue()
@@ -176,7 +181,7 @@ def test_head_does_not_stop_the_run_and_lang_c_does_not_either(tmp_path: Path) -
         console = open_console()
         console.begin(5000, 1)
         for step in range(1, 5001):
-            console.step(step, {"kl": 0.5}, ("\\u4f60", "\\u597d"))
+            console.step(step, {"reverse_kl": 0.5}, ("\\u4f60", "\\u597d"))
         console.finish({})
         pathlib.Path(sys.argv[1]).write_text("done")
     """)

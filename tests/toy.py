@@ -15,7 +15,7 @@ from practicum.backends.local import make_scratch_model
 from practicum.errors import PracticumError
 from practicum.model_config import Pretrain, Scratch
 from practicum.recipe import Recipe, parse_recipe
-from practicum.run import RunResult, run
+from practicum.runs import RunResult, run
 from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config, build
 from practicum.tracking import Console

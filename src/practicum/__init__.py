@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from practicum import functional
     from practicum.errors import PracticumError
     from practicum.recipe import Recipe, load_recipe
-    from practicum.run import RunResult, distill, run
+    from practicum.runs import RunResult, distill, run
 
 __version__ = "0.1.0"
 
@@ -24,10 +24,10 @@ __all__ = ["PracticumError", "Recipe", "RunResult", "distill", "functional", "lo
 _HOMES = {
     "PracticumError": "practicum.errors",
     "Recipe": "practicum.recipe",
-    "RunResult": "practicum.run",
-    "distill": "practicum.run",
+    "RunResult": "practicum.runs",
+    "distill": "practicum.runs",
     "load_recipe": "practicum.recipe",
-    "run": "practicum.run",
+    "run": "practicum.runs",
 }
 
 

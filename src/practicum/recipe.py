@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from practicum.errors import CapabilityError, RecipeError
 from practicum.model_config import StudentConfig
-from practicum.objective import Objective, ScoreFunction, Term, TopK
+from practicum.objective import Objective, TopK
 from practicum.objective.calls import did_you_mean
 from practicum.plugins import Plugin, module_of
 from practicum.ports import AdamParams, Capabilities
@@ -195,15 +195,7 @@ def capability_problems(objective: Objective, capabilities: Capabilities, teache
             problems.append(f"{where}: teacher {teacher!r} cannot score support {signal.support!r}; it can: {supports}")
         elif isinstance(signal, TopK) and capabilities.largest_k is not None and signal.k > capabilities.largest_k:
             problems.append(f"{where}: teacher {teacher!r} answers at most k={capabilities.largest_k}, not {signal.k}")
-        problems += _baseline_problem(number, term)
     return problems
-
-
-def _baseline_problem(number: int, term: Term) -> list[str]:
-    gradient = term.gradient
-    if isinstance(gradient, ScoreFunction) and gradient.baseline == "kl" and term.signal.type == "sampled":
-        return [f"objective.losses[{number}].estimator: baseline 'kl' needs signal full or topk, not 'sampled'"]
-    return []
 
 
 class _StrictLoader(yaml.SafeLoader):

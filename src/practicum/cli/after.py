@@ -13,8 +13,8 @@ from practicum.model_config import ModelConfig
 from practicum.ports import TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
-from practicum.run import open_run, open_student, teacher_tensors
 from practicum.run_dir import RunDir, find_checkpoint
+from practicum.runs import open_run, open_student, teacher_tensors
 from practicum.text import printable
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
 

@@ -40,7 +40,7 @@ def run(
 ) -> None:
     """Train: evaluate, distil, evaluate again."""
     with _errors(debug):
-        from practicum.run import run as run_recipe
+        from practicum.runs import run as run_recipe
         from practicum.tracking import open_console
 
         with closing(open_console(as_json=as_json)) as console:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from toy import assert_same_run, curve, forked, make_model, rows, toy_recipe, toy_run
 
 from practicum.errors import CheckpointError, RecipeError, ResourceError
-from practicum.run import open_run, open_student, run
+from practicum.runs import open_run, open_student, run
 
 STEPS = {"train.steps": 6, "train.checkpoint_every": 2, "train.prompts_per_step": 4}
 
