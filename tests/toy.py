@@ -148,6 +148,8 @@ def start_fork(work: Callable[[], object], env: Mapping[str, str] | None = None,
         descriptor = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         work()
         status = 0

@@ -20,7 +20,7 @@ from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
 from practicum.diagnosis.report import write_report
-from practicum.diagnosis.tables import comparison, shown_sample, side_by_side, with_speed
+from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
 from practicum.errors import CheckpointError, Interrupted, RecipeError
 from practicum.evaluation import Evaluation, Interval, evaluate, evaluate_teacher, gain
 from practicum.loop import train
@@ -30,7 +30,6 @@ from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
 from practicum.records import Records
 from practicum.run_dir import Checkpoint, RunDir
-from practicum.text import printable
 from practicum.tracking import Console, Quiet
 
 NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
@@ -281,21 +280,18 @@ class _Run:
     def _show(
         self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None, summary: dict[str, Any]
     ) -> None:
+        """The end of a run as a person wants to see it: answers, numbers, gain, and where everything is."""
         if summary["samples"]:
-            rows = [
-                [printable(str(sample[key])) for key in ("prompt", "before", "after")]
-                for sample in summary["samples"][:6]
-            ]
-            self.console.table("held-out prompts, before and after", ["prompt", "before", "after"], rows)
+            columns = ["prompt", "before", "after"]
+            self.console.table("held-out prompts, before and after", columns, answers(summary["samples"], columns))
         if before is not None and after is not None:
-            self.console.table(
-                "held-out evaluation", ["", "before", "after", "teacher"], comparison(before, after, teacher)
-            )
+            columns = ["", "before", "after", "teacher"]
+            self.console.table("held-out evaluation", columns, comparison(before, after, teacher))
         won = summary["gain"]
         shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
         self.console.finish(
-            {**shown, "time": seconds, "run folder": str(self.home.path), "report": "report.html in it"}
+            {**shown, "time": seconds, "run folder": _near(self.home.path), "report": "report.html in it"}
         )
 
 
@@ -327,3 +323,9 @@ def teacher_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def _json(evaluation: Evaluation | None) -> dict[str, Any] | None:
     return None if evaluation is None else asdict(evaluation)
+
+
+def _near(path: Path) -> str:
+    """The path as a person would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

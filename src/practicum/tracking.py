@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 # Metrics worth a place on the progress line, with their labels; those that a run does not have are left out.
-SHOWN = {"reverse_kl": "KL", "loss": "loss", "reward": "reward", "length": "length", "tokens_per_second": "tok/s"}
+SHOWN = {"reverse_kl": "KL", "reward": "reward", "length": "length", "tokens_per_second": "tok/s"}
 _SAMPLE_WIDTH = 160
 
 
@@ -311,7 +311,12 @@ class _SturdyStream:
 
 
 def _labelled(metrics: Mapping[str, float]) -> list[str]:
-    return [f"{label} {metrics[name]:.4g}" for name, label in SHOWN.items() if name in metrics]
+    return [f"{label} {_digits(metrics[name])}" for name, label in SHOWN.items() if name in metrics]
+
+
+def _digits(value: float) -> str:
+    """Three digits, but never an exponent for a large number."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _shown_sample(sample: tuple[str, str]) -> str:

@@ -7,6 +7,9 @@ from practicum.evaluation import Evaluation
 from practicum.text import printable
 from practicum.types import Metrics, Rollout
 
+SHOWN, WIDTH = 6, 60
+"""How many held-out prompts a table shows, and how much of each text."""
+
 
 def comparison(before: Evaluation, after: Evaluation, teacher: Evaluation | None) -> list[list[str]]:
     """One row a number, with the student before and after and its teacher side by side."""
@@ -42,6 +45,15 @@ def side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[di
         }
         for old, new in zip(before.answers, after.answers, strict=True)
     ]
+
+
+def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[str]]:
+    """The first few of `side_by_side`, safe to print and short enough for a terminal."""
+    return [[_short(printable(str(sample[column]))) for column in columns] for sample in samples[:SHOWN]]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 
 def shown_sample(rollouts: Sequence[Rollout]) -> tuple[str, str]:
