@@ -1,27 +1,54 @@
-"""What every teacher that scores through a sampling client has in common."""
+"""A teacher that scores through a sampling client, which is what a model and the student's own weights have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from practicum.objective import Signal
-from practicum.ports import SamplingClient, ScoreRequest, TeacherRequest
+from practicum.ports import Capabilities, SamplingClient, ScoreRequest, SelfTeacher, TeacherRequest
 from practicum.text import Renderer
 from practicum.types import Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
 
 
-def score_rollouts(
-    client: SamplingClient, renderer: Renderer, rollouts: Sequence[Rollout], signal: Signal
-) -> list[TeacherSignal]:
-    """Score each rollout's tokens after the teacher's own rendering of its prompt."""
-    requests = [
-        ScoreRequest(renderer.render(rollout.prompt.messages), tuple(rollout.tokens.tolist())) for rollout in rollouts
-    ]
-    return client.score(requests, signal)
+class ClientTeacher:
+    """Scores rollouts with a client, after its own rendering of their prompts; see `practicum.ports.Teacher`.
 
+    `follows` is the client again where its weights follow the student's.
+    """
 
-def answer_prompts(
-    client: SamplingClient, renderer: Renderer, requests: Sequence[TeacherRequest], params: SamplingParams
-) -> list[Sample]:
-    """The teacher's own answer to each prompt, after its own rendering of it."""
-    return client.sample(
-        [SampleRequest(renderer.render(request.prompt.messages), request.seed) for request in requests], params
-    )
+    def __init__(self, client: SamplingClient, renderer: Renderer, follows: SelfTeacher | None = None) -> None:
+        self._client = client
+        self._renderer = renderer
+        self._follows = follows
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the client can answer."""
+        return self._client.capabilities
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Score the very tokens of each rollout."""
+        requests = [
+            ScoreRequest(self._renderer.render(rollout.prompt.messages), tuple(rollout.tokens.tolist()))
+            for rollout in rollouts
+        ]
+        return self._client.score(requests, signal)
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
+        """The teacher's own answers."""
+        samples = [SampleRequest(self._renderer.render(request.prompt.messages), request.seed) for request in requests]
+        return self._client.sample(samples, params)
+
+    def after_step(self, step: int) -> None:
+        """Follow the student, where there is anything to follow."""
+        if self._follows is not None:
+            self._follows.after_step(step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """The weights that a resume cannot recompute."""
+        return {} if self._follows is None else self._follows.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `save_state` gave."""
+        if self._follows is not None:
+            self._follows.load_state(tensors)
