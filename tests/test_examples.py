@@ -1,0 +1,77 @@
+"""The one-page example runs, and the library takes the same first steps."""
+
+import copy
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from practicum.backends.local import LanguageModel, LocalSampler, LocalTrainer, TrainerLimits
+from practicum.objective import Full, Objective
+from practicum.ports import AdamParams, ScoreRequest
+from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams
+
+PATH = Path(__file__).parents[1] / "examples" / "minimal.py"
+specification = importlib.util.spec_from_file_location("minimal", PATH)
+assert specification is not None
+assert specification.loader is not None
+minimal = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(minimal)
+
+
+def test_the_divergence_falls(capsys: pytest.CaptureFixture[str]) -> None:
+    minimal.main()
+    values = [float(value) for value in re.findall(r"KL ([0-9.]+)", capsys.readouterr().out)]
+    assert values[-1] < values[0] / 2
+
+
+def test_it_imports_only_torch_transformers_and_the_mathematics() -> None:
+    modules = re.findall(r"^(?:from|import) ([a-z_.]+)", PATH.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(modules) == {"torch", "transformers", "practicum"}
+
+
+def test_the_library_takes_the_same_steps() -> None:
+    student, teacher = minimal.tiny_model(1, 32), minimal.tiny_model(2, 48)
+    twin = copy.deepcopy(student)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3, weight_decay=0.0)
+    trainer = LocalTrainer(LanguageModel(twin, minimal.VOCABULARY), TrainerLimits(chunk_tokens=5))
+    scorer = LocalSampler(LanguageModel(teacher, minimal.VOCABULARY))
+    prompts = [[2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    for step in range(1, 4):
+        seeds = [10 * step + place for place in range(len(prompts))]
+        expected = [minimal.answer(student, prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        divergence = minimal.distil(student, teacher, optimizer, prompts, seeds)
+        found, measured = library_step(trainer, scorer, prompts, seeds, step)
+        assert found == expected
+        assert measured == pytest.approx(divergence, rel=1e-4)
+    for name, parameter in student.named_parameters():
+        torch.testing.assert_close(dict(twin.named_parameters())[name], parameter, rtol=1e-4, atol=1e-5)
+
+
+def library_step(
+    trainer: LocalTrainer, scorer: LocalSampler, prompts: list[list[int]], seeds: list[int], step: int
+) -> tuple[list[list[int]], float]:
+    requests = [SampleRequest(tuple(prompt), seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    params = SamplingParams(minimal.LONGEST, stop_ids=frozenset({minimal.STOP}))
+    samples = trainer.sampling_client().sample(requests, params)
+    rollouts = [
+        Rollout(
+            prompt=Prompt(str(place), ()),
+            prompt_tokens=request.prompt_tokens,
+            tokens=sample.tokens,
+            loss_mask=torch.ones_like(sample.tokens, dtype=torch.bool),
+            sampling_logprobs=sample.sampling_logprobs,
+            policy_logprobs=sample.policy_logprobs,
+            policy_version=step - 1,
+            stop_reason=sample.stop_reason,
+            text="",
+        )
+        for place, (request, sample) in enumerate(zip(requests, samples, strict=True))
+    ]
+    scores = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    data = [Datum(*pair) for pair in zip(rollouts, scorer.score(scores, Full()), strict=True)]
+    metrics = trainer.forward_backward(data, Objective(), seed=step).metrics
+    trainer.optim_step(AdamParams(1e-3))
+    return [sample.tokens.tolist() for sample in samples], metrics["reverse_kl"]
