@@ -23,7 +23,6 @@ LONG = {"train.steps": 24, "train.prompts_per_step": 16, "train.checkpoint_every
 HALVED, LOWER = 0.5, 0.8
 OBJECTIVES: dict[str, tuple[dict[str, Any], float]] = {
     "reverse_kl": ({"signal": "full", "divergence": "reverse_kl"}, HALVED),
-    "forward_kl": ({"signal": "full", "divergence": "forward_kl"}, HALVED),
     "jsd": ({"signal": "full", "divergence": "jsd(0.3)"}, HALVED),
     "skew_reverse_kl": ({"signal": "full", "divergence": "skew_reverse_kl(0.1)"}, HALVED),
     "topk_bucket": ({"signal": "topk(8)"}, HALVED),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -100,27 +99,6 @@ def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = ("metri
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
             assert value.equal(theirs[key]), f"{name}: {key}"
-
-
-def child(
-    *words: str,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    stdin: str | None = None,
-    before: Callable[[], None] | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """`practicum WORDS` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "practicum", *words],
-        env=environment(env),
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=before,
-        check=False,
-    )
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
