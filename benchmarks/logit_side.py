@@ -21,7 +21,7 @@ from practicum import functional as F
 from practicum.objective import Objective, TeacherTokens, TokenBatch, logit_side, token_side
 from practicum.types import Head
 
-STUDENT, TEACHER, CHUNK, REPEATS = 576, 576, 128, 5
+STUDENT, TEACHER, CHUNK, REPEATS = 576, 576, 256, 5
 
 
 def main() -> None:

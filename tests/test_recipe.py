@@ -219,3 +219,15 @@ def test_the_learning_rate_warms_up_then_falls() -> None:
     linear = [OptimizerConfig(learning_rate=1.0, schedule="linear").adam(step, 4).learning_rate for step in range(1, 5)]
     assert linear == [1.0, 0.75, 0.5, 0.25]
     assert OptimizerConfig(learning_rate=1.0, warmup_steps=9).adam(9, 4).learning_rate == 1.0
+
+
+def test_a_relative_model_folder_starts_at_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "student").mkdir()
+    (tmp_path / "recipe.yaml").write_text(
+        "student: {model: student}\nteacher: {type: privileged, teacher: {type: model, model: ./student}, system: hint}\n"
+        "task: {type: reverse}\ntrain: {steps: 1}\n"
+    )
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    assert recipe.student.model == str(tmp_path / "student")
+    assert recipe.teacher.teacher.model == str(tmp_path / "student")
+    assert load_recipe(tmp_path / "recipe.yaml", ["student.model=elsewhere"]).student.model == "elsewhere"

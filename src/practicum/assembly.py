@@ -158,6 +158,7 @@ def _build_teacher(
         say(f"teacher: {_described(config)}")
         loaded = load(config, scratch_folder(recipe, config, "teacher", models, task))
         sources.append(loaded.source)
+        loaded.renderer.render(task.train_prompts()[0].messages)  # a missing chat template is named before any step
         check_same_vocabulary(student.renderer.tokenizer, loaded.renderer.tokenizer)
         mismatch = stop_mismatch(student.renderer, loaded.renderer)
         if mismatch:

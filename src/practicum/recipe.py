@@ -84,7 +84,7 @@ class TrainConfig(BaseModel):
     checkpoint_every: int | None = Field(default=None, ge=1, description="steps; the last step is always saved")
     keep_checkpoints: int = Field(default=2, ge=1)
     micro_batch_tokens: int = Field(default=4096, ge=1, description="padded tokens whose graph is held at once")
-    chunk_tokens: int = Field(default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once")
+    chunk_tokens: int = Field(default=256, ge=1, description="tokens whose [., V] log-probabilities are held at once")
     sampling_batch: int = Field(default=64, ge=1, description="completions decoded or scored together")
     threads: int | None = Field(default=None, ge=1, description="torch threads; none: torch's own choice")
 
@@ -136,11 +136,24 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = find_recipe(source)
     data = read_yaml(path)
+    for role in ("student", "teacher"):
+        _anchor_models(data.get(role), path.parent.resolve())
     for text in overrides:
         override(data, text)
     data.setdefault("base_dir", str(path.parent.resolve()))
     data.setdefault("name", path.stem)
     return parse_recipe(data, str(source))
+
+
+def _anchor_models(section: Any, folder: Path) -> None:
+    """Let relative model folders start at the recipe's folder, as its other paths do."""
+    if not isinstance(section, dict):
+        return
+    model = section.get("model")
+    if isinstance(model, str) and (folder / model).is_dir():
+        section["model"] = str(folder / model)
+    for inner in section.values():
+        _anchor_models(inner, folder)
 
 
 def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:

@@ -29,7 +29,7 @@ class TrainerLimits:
     """How much is held at once: padded tokens of a micro-batch, tokens of a chunk of the logit side."""
 
     micro_batch_tokens: int = 4096
-    chunk_tokens: int = 128
+    chunk_tokens: int = 256
     sampling_batch: int = 64
 
 
