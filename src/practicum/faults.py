@@ -11,7 +11,7 @@ import signal
 from collections import Counter
 
 VARIABLE = "PRACTICUM_FAULT"
-_reached: Counter[str] = Counter()
+_reached: Counter[tuple[str, str]] = Counter()
 
 
 def fault(point: str) -> None:
@@ -19,8 +19,8 @@ def fault(point: str) -> None:
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return
-    _reached[point] += 1
-    if (point, _reached[point]) in [_parse(item) for item in wanted.split(",")]:
+    _reached[wanted, point] += 1  # another value of the variable counts anew
+    if (point, _reached[wanted, point]) in [_parse(item) for item in wanted.split(",")]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
