@@ -53,7 +53,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = [_run(Path(folder), seed) for seed in seeds]
         honesty = _honesty([Path(folder) / f"seed-{seed}" for seed in seeds])
-    gains = torch.tensor([gain for run in runs for gain in run["gains"]], dtype=torch.float64)
+    # The same questions come back in every seed, so it is questions that are drawn again, each with its mean over seeds.
+    gains = torch.tensor([run["gains"] for run in runs], dtype=torch.float64).mean(dim=0)
     pooled = bootstrap(gains, seed=0)
     report(
         "demo",
