@@ -10,8 +10,8 @@ SLOW ?=
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (about a minute on two cores) =="
-	@rm -rf runs/quickstart
-	@$(BIN)/practicum run recipes/quickstart.yaml --out runs
+	@if [ -f runs/quickstart/summary.json ]; then echo "== removing the finished run of last time =="; rm -rf runs/quickstart; fi
+	@$(BIN)/practicum run recipes/quickstart.yaml --out runs $$([ -f runs/quickstart/recipe.json ] && echo --resume)
 	@echo "== next: practicum chat runs/quickstart, practicum export runs/quickstart my-model, open runs/quickstart/report.html =="
 
 test: $(VENV)/.ready-dev
