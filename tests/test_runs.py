@@ -268,3 +268,13 @@ def forge_versions(checkpoint: Path, changes: Mapping[str, Any]) -> None:
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
     manifest_path.write_text(json.dumps(manifest))
+
+
+def test_a_lost_first_evaluation_is_not_measured_on_trained_weights(models: Path, tmp_path: Path) -> None:
+    changes = {"evaluation.prompts": 4}
+    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "rollout:4"}) == 137
+    (tmp_path / "toy" / "before.json").unlink()
+    summary = toy_run(models, tmp_path, changes, resume=True).summary
+    assert summary["before"] is None
+    assert summary["gain"] is None
+    assert summary["after"] is not None

@@ -74,7 +74,7 @@ def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Calla
     return Assembled(
         parts=Parts(trainer, teacher, task, student.renderer, prompts, recipe.objective),
         settings=settings,
-        evaluation=evaluation_settings(recipe, task, student),
+        evaluation=evaluation_settings(recipe, task, student, say),
         student=student,
         trainer=trainer,
         identity={
@@ -105,10 +105,14 @@ def scratch_folder(recipe: Recipe, config: ModelConfig, role: str, models: Path,
     return folder
 
 
-def evaluation_settings(recipe: Recipe, task: Task, student: LoadedModel) -> EvaluationSettings | None:
+def evaluation_settings(
+    recipe: Recipe, task: Task, student: LoadedModel, say: Callable[[str], None]
+) -> EvaluationSettings | None:
     """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
     wanted = recipe.evaluation
-    prompts, _ = fitting(task.heldout_prompts(), student, recipe)
+    prompts, too_long = fitting(task.heldout_prompts(), student, recipe)
+    if too_long:
+        say(f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long")
     if wanted.prompts == 0 or not prompts:
         return None
     new_tokens = wanted.max_new_tokens or recipe.rollout.max_new_tokens

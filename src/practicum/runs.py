@@ -135,18 +135,18 @@ class _Run:
 
     def go(self, resume: bool) -> RunResult:
         """All of it, in order."""
-        if resume and self.home.summary_json.is_file():
-            self._refuse_changes()
-            self.console.event(f"nothing to do: {self.home.path} is finished; see its summary.json")
-            return RunResult(self.home.path, json.loads(self.home.summary_json.read_text(encoding="utf-8")))
         if resume:
             self._refuse_changes()
+        if resume and self.home.summary_json.is_file():
+            self.console.event(f"nothing to do: {self.home.path} is finished; see its summary.json")
+            return RunResult(self.home.path, json.loads(self.home.summary_json.read_text(encoding="utf-8")))
         built = assemble_run(self.recipe, self.home.models, self.home.rejected_jsonl, self.console.event)
         self._write_recipe(built)
         self._report_too_long(built)
         checkpoint = self._restore(built, resume)
-        before, teacher = self._before(built)
         first = 1 if checkpoint is None else checkpoint.step + 1
+        before, teacher = self._before(built, trained=checkpoint is not None)
+        self._stop_before(first)
         self._train(built, first)
         after = self._evaluate(built, "after training")
         summary = self._summary(before, teacher, after)
@@ -206,8 +206,8 @@ class _Run:
         self.console.event(f"resumed after step {step}")
         return checkpoint
 
-    def _before(self, built: Assembled) -> tuple[Evaluation | None, Evaluation | None]:
-        """The evaluations before training; a resumed run measures them again on the untrained weights it saved."""
+    def _before(self, built: Assembled, trained: bool) -> tuple[Evaluation | None, Evaluation | None]:
+        """The evaluations before training, measured once and read back by a resumed run, whose weights have moved on."""
         path = self.home.path / "before.json"
         if path.is_file():
             saved = json.loads(path.read_text(encoding="utf-8"))
@@ -215,6 +215,9 @@ class _Run:
                 None if saved[who] is None else Evaluation.from_json(saved[who]) for who in ("student", "teacher")
             )
             return student, teacher
+        if trained:
+            self.console.event(f"warning: {path} is gone, so there is nothing to compare the trained student with")
+            return None, None
         before = self._evaluate(built, "before training")
         teacher = None
         if before is not None and built.evaluation is not None and self.recipe.evaluation.teacher:
@@ -222,6 +225,13 @@ class _Run:
             teacher = evaluate_teacher(built.parts.teacher, built.student.renderer, built.parts.task, built.evaluation)
         folders.write_json(path, {"student": _json(before), "teacher": _json(teacher)})
         return before, teacher
+
+    def _stop_before(self, step: int) -> None:
+        """Interrupted where a signal came while nothing was being trained."""
+        number = self.stop()
+        if number is not None and step <= self.recipe.train.steps:
+            name = signal.Signals(number).name
+            raise Interrupted(number, f"stopped by {name} before step {step}; nothing is lost, go on with --resume")
 
     def _evaluate(self, built: Assembled, when: str) -> Evaluation | None:
         if built.evaluation is None:

@@ -28,8 +28,8 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     settings = load_recipe(recipe, overrides)
     fields = settings.student.model_dump(include=set(ModelConfig.model_fields))
     model = load(ModelConfig.model_validate({**fields, "model": target}))
-    task = build_task(settings, None, print)
-    wanted = evaluation_settings(settings, task, model)
+    task = build_task(settings, None, _remark)
+    wanted = evaluation_settings(settings, task, model, _remark)
     if wanted is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
     return evaluate(LocalSampler(model.language_model), model.renderer, task, None, wanted).summary()
@@ -84,7 +84,7 @@ def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _restored(home: RunDir, recipe: Recipe) -> Assembled:
     """The parts of a run with the weights of its newest good checkpoint."""
-    built = assemble_run(recipe, home.models, None, lambda text: None)
+    built = assemble_run(recipe, home.models, None, _remark)
     checkpoint, _ = find_checkpoint(home)
     if checkpoint is None:
         raise CheckpointError(f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead")
@@ -121,3 +121,8 @@ def _question() -> str:
     if sys.stdin.isatty():
         print("> ", end="", flush=True)
     return sys.stdin.readline().strip()
+
+
+def _remark(text: str) -> None:
+    """Say something beside the result, which standard output is for."""
+    print(text, file=sys.stderr)
