@@ -84,7 +84,7 @@ def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _restored(home: RunDir, recipe: Recipe) -> Assembled:
     """The parts of a run with the weights of its newest good checkpoint."""
-    built = assemble_run(recipe, home.models, None, _remark)
+    built = assemble_run(recipe, home.models, None, lambda text: None)
     checkpoint, _ = find_checkpoint(home)
     if checkpoint is None:
         raise CheckpointError(f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead")
