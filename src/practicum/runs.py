@@ -315,12 +315,15 @@ def _signals() -> Iterator[Callable[[], int | None]]:
 
     def note(number: int, frame: object) -> None:
         if received and number == signal.SIGINT:
-            raise Interrupted(number, "stopped at once; the newest checkpoint is untouched, go on with --resume")
+            raise KeyboardInterrupt  # no `except Exception` of a library swallows or renames it on the way out
         received.append(number)
 
     earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: received[0] if received else None
+    except KeyboardInterrupt:
+        lost = "stopped at once; the newest checkpoint is untouched, go on with --resume"
+        raise Interrupted(signal.SIGINT, lost) from None
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
