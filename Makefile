@@ -21,7 +21,7 @@ test: $(VENV)/.ready-dev
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu"

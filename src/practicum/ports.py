@@ -154,6 +154,10 @@ class Teacher(Protocol):
         """The teacher's own answers in its own context, or None where it cannot generate."""
         ...
 
+    def voice(self, prompt: Prompt) -> "Voice | None":
+        """Who would write this teacher's answer to a prompt, and the prompt as it reads it; None where nobody can."""
+        ...
+
     def after_step(self, step: int) -> None:
         """Called once after each optimizer step of the student."""
         ...
@@ -165,6 +169,14 @@ class Teacher(Protocol):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `save_state` gave."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token."""
+
+    client: SamplingClient
+    prompt_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 StopReason = Literal["stop", "length"]
+Source = Literal["student", "dataset", "teacher"]
 Metrics = dict[str, float]
 
 
@@ -27,13 +28,15 @@ class Message:
 class Prompt:
     """A question as text: what a task yields, before any tokenizer has seen it.
 
-    `privileged` holds the fields that only a teacher may see (a solution, a hint, a document);
-    `domain` and `teacher` are labels for reporting and for routing.
+    `answer` is what a verifier compares with, `response` a whole worked answer to imitate (the answer where there is
+    none). `privileged` holds the fields that only a teacher may see (a solution, a hint, a document); `domain` and
+    `teacher` are labels for reporting and for routing.
     """
 
     id: str
     messages: tuple[Message, ...]
     answer: str | None = None
+    response: str | None = None
     domain: str | None = None
     teacher: str | None = None
     privileged: Mapping[str, str] = field(default_factory=dict)
@@ -76,8 +79,10 @@ class Sample:
 class Rollout:
     """One completion of one prompt, token for token as it was sampled; it is never tokenised again.
 
-    `loss_mask` is True where the student chose the token. `sample` numbers the completions of one prompt within a
-    step, so (prompt.id, sample) names the rollout and prompt.id names its group.
+    `loss_mask` is True where the token is learned from. `sample` numbers the completions of one prompt within a step, so
+    (prompt.id, sample) names the rollout and prompt.id names its group. `source` is who wrote the tokens that are
+    learned from; log-probabilities that nobody knows, such as the student's own of a dataset's tokens, are NaN in
+    `policy_logprobs` and 0 in `sampling_logprobs` (a behaviour probability of 1).
     """
 
     prompt: Prompt
@@ -91,6 +96,7 @@ class Rollout:
     text: str
     sample: int = 0
     reward: float | None = None
+    source: Source = "student"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,9 @@ class TeacherSignal:
     """What a teacher says about one rollout, at each of its T tokens.
 
     A local teacher answers with `hidden` and its `head`, from which every other form can be computed; a remote one
-    answers with `logprobs` of the sampled tokens and, where it can, with its own top candidates.
+    answers with `logprobs` of the sampled tokens and, where it can, with its own top candidates. A signal with none of
+    them is silence: the rollout is not distilled. `name` says which of several teachers it was; `pool` is the answer of
+    several at once.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -129,14 +137,35 @@ class TeacherSignal:
     topk_logprobs: Float[Tensor, "T K"] | None = None
     hidden: Float[Tensor, "T D"] | None = None
     head: Head | None = None
+    name: str = ""
+    pool: "Pool | None" = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the teacher said nothing about this rollout."""
+        return self.logprobs is None and self.topk_logprobs is None and self.hidden is None and self.pool is None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Several teachers on one rollout: their weighted geometric or arithmetic mean, or the sum of their own losses."""
+
+    kind: Literal["geometric", "arithmetic", "sum"]
+    weights: tuple[float, ...]
+    members: tuple[TeacherSignal, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """What crosses the boundary to a training client: a rollout and what its teacher said."""
+    """What crosses the boundary to a training client: a rollout, what its teacher said, and what the reference said.
+
+    `weight` is the share of this teacher where several each have a datum of their own for the same rollout.
+    """
 
     rollout: Rollout
     signal: TeacherSignal
+    reference: TeacherSignal = field(default_factory=TeacherSignal)
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

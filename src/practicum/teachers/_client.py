@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, SamplingClient, ScoreRequest, SelfTeacher, TeacherRequest
+from practicum.ports import Capabilities, SamplingClient, ScoreRequest, SelfTeacher, TeacherRequest, Voice
 from practicum.text import Renderer
-from practicum.types import Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
 
 
 class ClientTeacher:
@@ -38,6 +38,10 @@ class ClientTeacher:
         """The teacher's own answers."""
         samples = [SampleRequest(self._renderer.render(request.prompt.messages), request.seed) for request in requests]
         return self._client.sample(samples, params)
+
+    def voice(self, prompt: Prompt) -> Voice:
+        """The client, and the prompt as it reads it."""
+        return Voice(self._client, self._renderer.render(prompt.messages))
 
     def after_step(self, step: int) -> None:
         """Follow the student, where there is anything to follow."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.plugins import Plugin
-from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest
+from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
 from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -77,6 +77,10 @@ class PrivilegedTeacher:
         return self._inner.sample(
             [TeacherRequest(with_context(request.prompt, self._config), request.seed) for request in requests], params
         )
+
+    def voice(self, prompt: Prompt) -> Voice | None:
+        """That of the teacher inside, with the richer prompt."""
+        return self._inner.voice(with_context(prompt, self._config))
 
     def after_step(self, step: int) -> None:
         """Pass it on."""

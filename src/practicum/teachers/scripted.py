@@ -14,8 +14,8 @@ from torch import Tensor
 
 from practicum.errors import DataError, TeacherError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest
-from practicum.types import Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
+from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -52,6 +52,10 @@ class ScriptedTeacher:
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
         """A tape cannot answer."""
+        return None
+
+    def voice(self, prompt: Prompt) -> Voice | None:
+        """A tape writes nothing."""
         return None
 
     def after_step(self, step: int) -> None:
