@@ -5,7 +5,7 @@ Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidd
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -99,6 +99,29 @@ class Rollout:
     source: Source = "student"
 
 
+@runtime_checkable
+class HeadLike(Protocol):
+    """What reads hidden states: a `Head`, or one whose weights are elsewhere until they are needed."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it tells apart."""
+        ...
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tells two heads apart: hidden states are read together where the keys of their heads are equal."""
+        ...
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Log-probabilities of the tokens, in float32."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what was only brought here to be read; the next `logprobs` brings it back."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The last linear map of a language model: hidden states in, logits out, cut to the `vocab_size` real tokens.
@@ -111,6 +134,14 @@ class Head:
     bias: Float[Tensor, " V"] | None = None
     scale: float = 1.0
     softcap: float | None = None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Where the weights are, and how many of their rows count."""
+        return self.weight.data_ptr(), self.vocab_size
+
+    def release(self) -> None:
+        """Nothing: these weights are held by a model."""
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the real tokens, in float32 whatever the weights' dtype."""
@@ -136,7 +167,7 @@ class TeacherSignal:
     topk_ids: Int[Tensor, "T K"] | None = None
     topk_logprobs: Float[Tensor, "T K"] | None = None
     hidden: Float[Tensor, "T D"] | None = None
-    head: Head | None = None
+    head: HeadLike | None = None
     name: str = ""
     pool: "Pool | None" = None
 
@@ -148,11 +179,16 @@ class TeacherSignal:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Several teachers on one rollout: their weighted geometric or arithmetic mean, or the sum of their own losses."""
+    """Several teachers on one rollout: their weighted geometric or arithmetic mean, or the sum of their own losses.
+
+    All `members` speak, and each has its `name`. A member whose own entropy at a token exceeds `gate` nats does not count
+    there; see `practicum.functional.member_weights`.
+    """
 
     kind: Literal["geometric", "arithmetic", "sum"]
     weights: tuple[float, ...]
     members: tuple[TeacherSignal, ...]
+    gate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

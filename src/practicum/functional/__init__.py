@@ -33,6 +33,14 @@ from practicum.functional.divergences import (
     tvd,
 )
 from practicum.functional.estimators import CORRECTIONS, Correction, k1, k2, k3, score_function_returns
+from practicum.functional.pools import (
+    arithmetic,
+    conflict_cosine,
+    disagreement,
+    geometric,
+    member_weights,
+    top1_conflict,
+)
 from practicum.functional.sequence import AGGREGATES, gather_logprobs, reward_to_go, token_coefficients
 from practicum.functional.weights import WEIGHTS, TokenStatistics, Weight
 
@@ -52,14 +60,18 @@ __all__ = [
     "adaptive_kl",
     "add_reward",
     "alpha",
+    "arithmetic",
     "candidates",
     "ce",
     "chunks",
     "clip",
+    "conflict_cosine",
     "density_power",
+    "disagreement",
     "entropy",
     "forward_kl",
     "gather_logprobs",
+    "geometric",
     "group_centre",
     "jsd",
     "jsd_normalized",
@@ -67,6 +79,7 @@ __all__ = [
     "k2",
     "k3",
     "log_linear",
+    "member_weights",
     "mixed_kl",
     "mixture",
     "mse",
@@ -79,5 +92,6 @@ __all__ = [
     "skew_reverse_kl",
     "temper",
     "token_coefficients",
+    "top1_conflict",
     "tvd",
 ]
