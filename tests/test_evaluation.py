@@ -87,3 +87,12 @@ def test_a_run_without_held_out_prompts_has_a_summary_and_a_report(models: Path,
     result = toy_run(models, tmp_path, {"evaluation.prompts": 0, "train.steps": 1})
     assert result.summary["before"] is result.summary["after"] is result.summary["gain"] is None
     assert (result.folder / "report.html").is_file()
+
+
+def test_domains_are_measured_apart_and_make_up_the_whole(models: Path, tmp_path: Path) -> None:
+    task = {"type": "skills", "skills": ["reverse", "copy"], "alphabet": "abcd", "train_size": 4, "longest": 3}
+    found = measured(built(models, tmp_path, task=task, **{"student.model": str(models / "teacher")}))
+    assert found.accuracy is not None and list(found.by_domain) == ["reverse", "copy"]
+    assert sum(interval.mean for interval in found.by_domain.values()) / 2 == pytest.approx(found.accuracy.mean)
+    assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
+    assert measured(built(models, tmp_path)).by_domain == {}, "prompts without a domain"

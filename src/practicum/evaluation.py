@@ -1,8 +1,8 @@
 """How good the student is on held-out prompts, and how far from its teacher, with intervals."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -57,7 +57,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result on every prompt; `scores` is each prompt's mean reward (empty where the task has no answers)."""
+    """The result on every prompt; `scores` is each prompt's mean reward (empty where the task has no answers).
+
+    `by_domain` is the accuracy on the prompts of each domain, where prompts have one.
+    """
 
     answers: list[Answered]
     scores: list[float]
@@ -66,6 +69,7 @@ class Evaluation:
     truncated: float
     student_entropy: float | None
     reverse_kl: float | None
+    by_domain: dict[str, Interval] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """The numbers for `summary.json`, without the answers themselves."""
@@ -78,7 +82,8 @@ class Evaluation:
         """Read back what `dataclasses.asdict` gave."""
         accuracy = None if saved["accuracy"] is None else Interval(**saved["accuracy"])
         answers = [Answered(**answer) for answer in saved["answers"]]
-        return cls(**{**saved, "accuracy": accuracy, "answers": answers})
+        by_domain = {domain: Interval(**interval) for domain, interval in saved["by_domain"].items()}
+        return cls(**{**saved, "accuracy": accuracy, "answers": answers, "by_domain": by_domain})
 
 
 def evaluate(
@@ -150,7 +155,6 @@ def _evaluation(rollouts: list[Rollout], entropy: float | None, divergence: floa
     for rollout in rollouts:
         if rollout.reward is not None:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout.reward)
-    scores = [sum(rewards) / len(rewards) for rewards in by_prompt.values()]
     count = len(rollouts)
     return Evaluation(
         answers=[
@@ -163,20 +167,29 @@ def _evaluation(rollouts: list[Rollout], entropy: float | None, divergence: floa
             )
             for rollout in rollouts
         ],
-        scores=scores,
-        accuracy=_accuracy(scores, [len(rewards) for rewards in by_prompt.values()], seed),
+        scores=[sum(rewards) / len(rewards) for rewards in by_prompt.values()],
+        accuracy=_interval(list(by_prompt.values()), seed) if by_prompt else None,
         length=sum(len(rollout.tokens) for rollout in rollouts) / count,
         truncated=sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
         student_entropy=entropy,
         reverse_kl=divergence,
+        by_domain=_by_domain(rollouts, by_prompt, seed),
     )
 
 
-def _accuracy(scores: Sequence[float], samples: Sequence[int], seed: int) -> Interval | None:
+def _by_domain(rollouts: Sequence[Rollout], by_prompt: Mapping[str, Sequence[float]], seed: int) -> dict[str, Interval]:
+    """The accuracy on each domain, in the order in which the prompts name them."""
+    domains: dict[str, dict[str, Sequence[float]]] = {}
+    for rollout in rollouts:
+        if rollout.prompt.domain is not None and rollout.prompt.id in by_prompt:
+            domains.setdefault(rollout.prompt.domain, {})[rollout.prompt.id] = by_prompt[rollout.prompt.id]
+    return {domain: _interval(list(rewards.values()), seed) for domain, rewards in domains.items()}
+
+
+def _interval(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
     """Wilson's interval for one yes-or-no answer a prompt, else a bootstrap over prompts."""
-    if not scores:
-        return None
-    if max(samples) == 1 and set(scores) <= {0.0, 1.0}:
+    scores = [sum(of_prompt) / len(of_prompt) for of_prompt in rewards]
+    if max(map(len, rewards)) == 1 and set(scores) <= {0.0, 1.0}:
         return wilson(sum(scores), len(scores))
     return bootstrap(torch.tensor(scores, dtype=torch.float64), seed)
 

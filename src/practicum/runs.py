@@ -8,7 +8,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -39,6 +39,9 @@ NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_check
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
 
+Stop = Callable[[], int | None]
+"""Says whether to stop: the number of the signal that asks for it, or None."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -55,16 +58,18 @@ def run(
     out: str | Path = "runs",
     resume: bool = False,
     console: Console | None = None,
+    stop: Stop | None = None,
 ) -> RunResult:
     """Run a recipe in a folder of `out` named after it; with `resume`, go on from its newest good checkpoint.
 
-    Raises a PracticumError with its documented exit code; what was computed until then is in the run folder.
+    `stop` is asked after every step; without it the run listens for SIGINT and SIGTERM itself. Raises a PracticumError
+    with its documented exit code; what was computed until then is in the run folder.
     """
     console = console or Quiet()
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
-    with home.lock(), _signals() as stop:
-        return _Run(home, recipe, console, stop).go(resume)
+    with home.lock(), nullcontext(stop) if stop else stop_signals() as asked:
+        return _Run(home, recipe, console, asked).go(resume)
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
@@ -126,7 +131,7 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
 class _Run:
     """One run in progress."""
 
-    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Callable[[], int | None]) -> None:
+    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Stop) -> None:
         self.home = home
         self.recipe = recipe
         self.console = console
@@ -158,11 +163,7 @@ class _Run:
     def _refuse_changes(self) -> None:
         """RecipeError where the recipe is not the one the run was started with, field by field."""
         saved = json.loads(self.home.recipe_json.read_text(encoding="utf-8"))["recipe"]
-        differences = [
-            line
-            for line in folders.recipe_differences(saved, resolved(self.recipe))
-            if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED))
-        ]
+        differences = changed_fields(saved, resolved(self.recipe))
         if differences:
             raise RecipeError(
                 [f"{self.home.path}: the recipe changed since the run began; start a new run, or undo:", *differences]
@@ -305,8 +306,17 @@ class _Run:
         )
 
 
+def changed_fields(saved: Section, now: Section) -> list[str]:
+    """One line for each field of a resolved recipe that changed and that the computation depends on."""
+    return [
+        line
+        for line in folders.recipe_differences(saved, now)
+        if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED))
+    ]
+
+
 @contextmanager
-def _signals() -> Iterator[Callable[[], int | None]]:
+def stop_signals() -> Iterator[Stop]:
     """Within the block the first SIGINT or SIGTERM is noted and the second SIGINT stops at once."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -22,7 +22,8 @@ _SAMPLE_WIDTH = 160
 class Console(Protocol):
     """Where a run tells a person or a program how it goes.
 
-    `begin` comes before the first `step`, `close` after everything, also after an error; `finish` closes too.
+    `begin` comes before the first `step`, `close` after everything, also after an error; `finish` closes too. In a
+    pipeline every stage begins and finishes, and then the whole finishes.
     """
 
     def event(self, text: str) -> None:
@@ -207,6 +208,8 @@ class LiveConsole:
     def begin(self, total_steps: int, first_step: int) -> None:
         """Start the clock and show the progress line."""
         self._pace = _Pace(total_steps, first_step)
+        if self._task is not None:
+            self._progress.remove_task(self._task)  # that of the stage before
         self._task = self._progress.add_task("", total=total_steps, completed=first_step - 1)
         self._live.start()
 

@@ -26,18 +26,18 @@ class RunDir:
     @classmethod
     def create(cls, root: Path, name: str) -> "RunDir":
         """Make the folder of a new run; one that already holds a run is refused."""
+        run_dir = cls.create_pipeline(root, name)
+        _make_folder(run_dir.path, "checkpoints")
+        return run_dir
+
+    @classmethod
+    def create_pipeline(cls, root: Path, name: str) -> "RunDir":
+        """Make the folder of a new pipeline, whose stages are runs inside it; one that holds anything is refused."""
         _check_name(name)
         run_dir = cls(root / name)
         for path in (root, run_dir.path, run_dir.checkpoints):
             _check_folder(path)
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            run_dir.path.mkdir(exist_ok=True)
-            run_dir.checkpoints.mkdir(exist_ok=True)
-        except OSError as error:
-            raise resource_error(f"{run_dir.path} cannot be made", error) from error
-        if run_dir.path.resolve().parent != root.resolve():
-            raise RecipeError(f"{run_dir.path} leads out of {root}; give the run another name")
+        _make_folder(root, name)
         run_dir._refuse_existing_run()
         run_dir._new = True
         return run_dir
@@ -53,10 +53,31 @@ class RunDir:
             raise RecipeError(f"{path} holds no run: {missing}; name the folder of a run, for example runs/NAME")
         return run_dir
 
+    @classmethod
+    def open_pipeline(cls, path: Path) -> "RunDir":
+        """Find the folder of an existing pipeline."""
+        run_dir = cls(path)
+        for folder in (run_dir.path, run_dir.stages):
+            _check_folder(folder)
+        if not run_dir.pipeline_json.is_file():
+            missing = "pipeline.json is missing" if run_dir.path.is_dir() else "there is no such folder"
+            raise RecipeError(f"{path} holds no pipeline: {missing}; leave --resume out to start it")
+        return run_dir
+
     @property
     def recipe_json(self) -> Path:
         """The resolved recipe."""
         return self.path / "recipe.json"
+
+    @property
+    def pipeline_json(self) -> Path:
+        """The resolved pipeline, where the folder is a pipeline's."""
+        return self.path / "pipeline.json"
+
+    @property
+    def stages(self) -> Path:
+        """The folder of a pipeline's stages, each of which is a run."""
+        return self.path / "stages"
 
     @property
     def metrics_jsonl(self) -> Path:
@@ -136,8 +157,19 @@ class RunDir:
     def _refuse_existing_run(self) -> None:
         """A new run must not mix its rows and checkpoints with those of an old one."""
         rows = self.metrics_jsonl.exists() and self.metrics_jsonl.stat().st_size > 0
-        if rows or any(self.checkpoints.glob("step-*")):
+        if rows or any(self.checkpoints.glob("step-*")) or self.pipeline_json.exists():
             raise RecipeError(f"{self.path} already holds a run; write --resume to continue it or --out another folder")
+
+
+def _make_folder(root: Path, name: str) -> None:
+    """Make `root/name`; one that leads somewhere else is refused."""
+    path = root / name
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise resource_error(f"{path.absolute()} cannot be made", error) from error
+    if path.resolve().parent != root.resolve():
+        raise RecipeError(f"{path.absolute()} leads out of {root}; give the run another name")
 
 
 def _check_name(name: str) -> None:
