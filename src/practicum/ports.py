@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.objective import Objective, Signal
@@ -30,11 +31,15 @@ SignalName = Literal["sampled", "topk", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a scorer can answer: the signals, the supports of a top-k signal and the largest k (None: any)."""
+    """What a scorer can answer: the signals, the supports of a top-k signal and the largest k (None: any).
+
+    `writes` is whether it can also write answers of its own.
+    """
 
     signals: frozenset[SignalName]
     supports: frozenset[str] = frozenset({"student", "teacher", "union", "intersection"})
     largest_k: int | None = None
+    writes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,43 @@ class SamplingClient(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What `score` can answer."""
+        ...
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """Texts that a model reads token by token, one row each."""
+
+    def logprobs(self) -> Float[Tensor, "B V"]:
+        """The model's own log-probabilities of each row's next token."""
+        ...
+
+    def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
+        """Read each row's next token and go on with the rows in `keep` alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRequest:
+    """One completion to draw with a teacher: its prompt as each of the two reads it, and the seed of its stream."""
+
+    prompt_tokens: tuple[int, ...]
+    teacher_tokens: tuple[int, ...]
+    seed: int
+
+
+@runtime_checkable
+class LockstepClient(Protocol):
+    """A client that can decode in lockstep with another of its kind: both read the same tokens as they are drawn."""
+
+    def read(self, prompts: Sequence[tuple[int, ...]]) -> Reading:
+        """Read the prompts, one row each, equal ones once."""
+        ...
+
+    def sample_mixed(
+        self, requests: Sequence[MixedRequest], teacher: "LockstepClient", share: float, params: SamplingParams
+    ) -> list[Sample]:
+        """One completion a request, each token from `share` times the teacher's distribution and the rest of this one's."""
         ...
 
 

@@ -44,11 +44,18 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Plain text as tokens; control tokens in it are read as text."""
-        control = self._control
-        if control is None or not control.search(text):
-            return self._ids(text)
-        mark = free_mark(text)
-        return [number for piece in broken(text, control, mark).split(mark) for number in self._ids(piece)]
+        return self._encoded(text, self._control)
+
+    def encode_answer(self, text: str, limit: int) -> list[int]:
+        """A given answer as the model would write it: at most `limit` tokens, the last a stop token where it fits.
+
+        Special tokens in the text are read as text. Other tokens of a template, such as `<think>`, are tokens here,
+        because an answer may hold them.
+        """
+        tokens = self._encoded(text, self._special)
+        if not tokens or tokens[-1] not in self.stop_ids:
+            tokens.append(self._ending)
+        return tokens[:limit]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of an answer, without the stop and other control tokens at its end."""
@@ -56,6 +63,12 @@ class Renderer:
         while end and tokens[end - 1] in self._silent:
             end -= 1
         return str(self.tokenizer.decode(list(tokens[:end]), clean_up_tokenization_spaces=False))
+
+    def _encoded(self, text: str, control: re.Pattern[str] | None) -> list[int]:
+        if control is None or not control.search(text):
+            return self._ids(text)
+        mark = free_mark(text)
+        return [number for piece in broken(text, control, mark).split(mark) for number in self._ids(piece)]
 
     def _ids(self, text: str) -> list[int]:
         # The template writes the beginning-of-text token; the tokenizer must not add a second one.
@@ -132,6 +145,19 @@ class Renderer:
     @cached_property
     def _control(self) -> re.Pattern[str] | None:
         return control_pattern(self.tokenizer, self._template)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        return control_pattern(self.tokenizer, "")
+
+    @cached_property
+    def _ending(self) -> int:
+        """The stop token after an answer: the one that the template writes there, else the tokenizer's own."""
+        mark = free_mark(self._template)
+        text = self._templated([Message("user", mark), Message("assistant", mark)], generation=False)
+        written = [number for number in self._ids(text.rpartition(mark)[2]) if number in self.stop_ids]
+        own = self.tokenizer.eos_token_id
+        return next(iter(written), own if own in self.stop_ids else min(self.stop_ids))
 
     @cached_property
     def _silent(self) -> frozenset[int]:

@@ -18,7 +18,7 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.objective import Signal
-from practicum.ports import Capabilities, ScoreRequest
+from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, ScoreRequest
 from practicum.types import Head, Sample, SampleRequest, SamplingParams, TeacherSignal
 
 SHORTEST_SHARED_PREFIX = 16
@@ -48,15 +48,31 @@ class LocalSampler:
         """Everything: the whole distribution is at hand."""
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
 
-    @torch.no_grad()
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """One completion a request, in order."""
-        self.language_model.model.eval()
         samples: list[Sample] = []
-        with self.language_model.weights(self.overlay or {}):
-            for part in chunks(len(requests), self.batch_size):
-                samples += _Decoding(self.language_model, requests[part], params).run()
+        for part in chunks(len(requests), self.batch_size):
+            reading = self.read([request.prompt_tokens for request in requests[part]])
+            samples += _Decoding(reading, [request.seed for request in requests[part]], params).run()
         return samples
+
+    def sample_mixed(
+        self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
+    ) -> list[Sample]:
+        """One completion a request, drawn from `share * T + (1 - share) * S` at each token (MiniLLM 2306.08543).
+
+        T and S are what teacher and student would each sample from, after temperature, top-k and top-p.
+        """
+        samples: list[Sample] = []
+        for part in chunks(len(requests), self.batch_size):
+            own = self.read([request.prompt_tokens for request in requests[part]])
+            theirs = teacher.read([request.teacher_tokens for request in requests[part]])
+            samples += _Decoding(own, [request.seed for request in requests[part]], params, theirs, share).run()
+        return samples
+
+    def read(self, prompts: Sequence[tuple[int, ...]]) -> "LocalReading":
+        """Read the prompts, equal ones once."""
+        return LocalReading(self, prompts)
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
@@ -64,7 +80,7 @@ class LocalSampler:
         self.language_model.model.eval()
         signals: list[TeacherSignal] = []
         with self.language_model.weights(self.overlay or {}):
-            head = self._head()
+            head = self.head()
             for part in chunks(len(requests), self.batch_size):
                 for request, hidden in zip(requests[part], self._hidden(requests[part]), strict=True):
                     if signal.type == "sampled":
@@ -73,7 +89,7 @@ class LocalSampler:
                         signals.append(TeacherSignal(hidden=hidden, head=head))
         return signals
 
-    def _head(self) -> Head:
+    def head(self) -> Head:
         """The head with its weights pinned to the overlay's storage, so that it outlives the swap."""
         head = self.language_model.head()
         bias = None if head.bias is None else head.bias.data
@@ -102,26 +118,61 @@ class LocalSampler:
         return torch.cat(parts).cpu() if parts else torch.zeros(0)
 
 
+class LocalReading:
+    """Texts that a local model reads token by token with a key-value cache; see `practicum.ports.Reading`."""
+
+    @torch.no_grad()
+    def __init__(self, sampler: LocalSampler, prompts: Sequence[tuple[int, ...]]) -> None:
+        self._language_model = sampler.language_model
+        self._overlay = sampler.overlay or {}
+        self._language_model.model.eval()
+        different = list(dict.fromkeys(prompts))
+        with self._language_model.weights(self._overlay):
+            self._head = sampler.head()
+            state = _prefill(self._language_model, different)
+        rows = torch.tensor([different.index(prompt) for prompt in prompts], device=self._language_model.device)
+        self._state = _select(state, rows)
+
+    @torch.no_grad()
+    def logprobs(self) -> Float[Tensor, "B V"]:
+        """The model's own log-probabilities of each row's next token."""
+        return self._head.logprobs(self._state.last_hidden)
+
+    @torch.no_grad()
+    def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
+        """Let the body read each row's next token, in the rows that go on."""
+        tokens = tokens.to(self._language_model.device)
+        if len(keep) < len(tokens):
+            self._state = _select(self._state, torch.tensor(keep, device=tokens.device))
+        mask = torch.cat([self._state.mask, self._state.mask.new_ones(len(keep), 1)], dim=1)
+        with self._language_model.weights(self._overlay):
+            hidden = self._language_model.body(tokens[keep][:, None], mask, self._state.cache)
+        self._state = _Prefilled(self._state.cache, mask, hidden[:, -1])
+
+
 class _Decoding:
-    """One batch being decoded; rows leave it as soon as they are finished."""
+    """One batch being decoded, with a share of a teacher's distribution where there is one.
+
+    Rows leave the batch as soon as they are finished.
+    """
 
     def __init__(
-        self, language_model: LanguageModel, requests: Sequence[SampleRequest], params: SamplingParams
+        self,
+        policy: Reading,
+        seeds: Sequence[int],
+        params: SamplingParams,
+        teacher: Reading | None = None,
+        share: float = 0.0,
     ) -> None:
-        self.language_model = language_model
+        self.policy = policy
+        self.teacher = teacher
+        self.share = share
         self.params = params
-        self.head = language_model.head()
-        self.uniforms = torch.stack([_uniforms(request.seed, params.max_new_tokens) for request in requests])
-        self.tokens: list[list[int]] = [[] for _ in requests]
-        self.sampling_logprobs: list[list[float]] = [[] for _ in requests]
-        self.policy_logprobs: list[list[float]] = [[] for _ in requests]
-        self.alive = list(range(len(requests)))
-        prompts = list(dict.fromkeys(request.prompt_tokens for request in requests))
-        state = _prefill(language_model, prompts)
-        rows = torch.tensor(
-            [prompts.index(request.prompt_tokens) for request in requests], device=language_model.device
-        )
-        self.state = _select(state, rows)
+        self.uniforms = torch.stack([_uniforms(seed, params.max_new_tokens) for seed in seeds])
+        self.tokens: list[list[int]] = [[] for _ in seeds]
+        self.sampling_logprobs: list[list[float]] = [[] for _ in seeds]
+        self.policy_logprobs: list[list[float]] = [[] for _ in seeds]
+        self.alive = list(range(len(seeds)))
 
     def run(self) -> list[Sample]:
         for position in range(self.params.max_new_tokens):
@@ -130,18 +181,23 @@ class _Decoding:
             self.alive = [self.alive[row] for row in keep]
             if not self.alive or position + 1 == self.params.max_new_tokens:
                 break
-            self._advance(torch.tensor(drawn, device=self.language_model.device), keep)
+            self.policy.advance(torch.tensor(drawn), keep)
+            if self.teacher is not None:
+                self.teacher.advance(torch.tensor(drawn), keep)
         return [self._sample(row) for row in range(len(self.tokens))]
 
     def _draw(self, position: int) -> list[int]:
         """Draw one token for every row that is alive, and write down its log-probabilities."""
-        policy = self.head.logprobs(self.state.last_hidden)
+        policy = self.policy.logprobs()
         sampling = _sampling_logprobs(policy, self.params)
+        if self.teacher is not None:
+            theirs = _sampling_logprobs(self.teacher.logprobs().to(policy.device), self.params)
+            sampling = F.mixture([(self.share, theirs), (1.0 - self.share, sampling)])
         drawn = _inverse_cdf(sampling, self.uniforms[self.alive, position].to(sampling.device))
         sampled = F.gather_logprobs(sampling, drawn).tolist()
         natural = F.gather_logprobs(policy, drawn).tolist()
         tokens = drawn.tolist()
-        if any(math.isnan(value) for value in natural):
+        if any(math.isnan(value) for value in (*natural, *sampled)):
             raise NumericError(
                 "the model's log-probabilities are not numbers, so its weights diverged or are damaged; lower "
                 "optimizer.learning_rate and resume from an earlier checkpoint"
@@ -151,14 +207,6 @@ class _Decoding:
             self.sampling_logprobs[row].append(sampling_logprob)
             self.policy_logprobs[row].append(policy_logprob)
         return tokens
-
-    def _advance(self, drawn: Int[Tensor, " B"], keep: list[int]) -> None:
-        """Let the body read the tokens just drawn, in the rows that go on."""
-        if len(keep) < len(drawn):
-            self.state = _select(self.state, torch.tensor(keep, device=drawn.device))
-        mask = torch.cat([self.state.mask, self.state.mask.new_ones(len(keep), 1)], dim=1)
-        hidden = self.language_model.body(drawn[keep][:, None], mask, self.state.cache)
-        self.state = _Prefilled(self.state.cache, mask, hidden[:, -1])
 
     def _sample(self, row: int) -> Sample:
         tokens = self.tokens[row]

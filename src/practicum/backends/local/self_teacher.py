@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.sampler import LocalReading, LocalSampler
 from practicum.objective import Signal
-from practicum.ports import Capabilities, ScoreRequest, SelfRule
+from practicum.ports import Capabilities, LockstepClient, MixedRequest, ScoreRequest, SelfRule
 from practicum.types import Sample, SampleRequest, SamplingParams, TeacherSignal
 
 
@@ -38,6 +38,16 @@ class LocalSelfTeacher:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Score with the held weights."""
         return self._sampler.score(requests, signal)
+
+    def sample_mixed(
+        self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
+    ) -> list[Sample]:
+        """Sample from the held weights and another model at once."""
+        return self._sampler.sample_mixed(requests, teacher, share, params)
+
+    def read(self, prompts: Sequence[tuple[int, ...]]) -> LocalReading:
+        """Read with the held weights."""
+        return self._sampler.read(prompts)
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
