@@ -27,7 +27,6 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], float]] = {
     "skew_reverse_kl": ({"signal": "full", "divergence": "skew_reverse_kl(0.1)"}, HALVED),
     "topk_bucket": ({"signal": "topk(8)"}, HALVED),
     "topk_renorm": ({"signal": "topk(8, tail=renorm)"}, HALVED),
-    "topk_drop": ({"signal": "topk(4, support=teacher, tail=drop)", "divergence": "forward_kl"}, LOWER),
     "topk_sampled": ({"signal": "topk(8, tail=sampled)"}, HALVED),
     "sampled": ({"signal": "sampled", "estimator": "score_function"}, LOWER),
     "sampled_to_the_end": ({"signal": "sampled", "estimator": "score_function(gamma=1)"}, LOWER),

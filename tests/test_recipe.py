@@ -79,10 +79,10 @@ def test_a_mistake_names_its_field_and_what_to_write(name: str) -> None:
 
 def test_what_is_missing_is_named() -> None:
     data = toy_data(NO_MODELS)
-    del data["train"], data["teacher"]
+    del data["train"], data["student"]
     with pytest.raises(RecipeError) as caught:
         parse_recipe(data, "my.yaml")
-    assert caught.value.problems == ["my.yaml: teacher: missing; write it", "my.yaml: train: missing; write it"]
+    assert caught.value.problems == ["my.yaml: student: missing; write it", "my.yaml: train: missing; write it"]
 
 
 def test_a_signal_the_teacher_cannot_give_is_a_capability_error(tmp_path: Path) -> None:

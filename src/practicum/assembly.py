@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,25 +12,27 @@ import torch
 
 from practicum.backends.local import (
     LoadedModel,
-    LocalSampler,
     LocalTrainer,
     TrainerLimits,
     conversion_pending,
     load,
     load_student,
     make_scratch_model,
+    scorer,
 )
 from practicum.errors import DataError
 from practicum.evaluation import EvaluationSettings
-from practicum.loop import Parts, StepSettings
-from practicum.model_config import ModelConfig, Scratch
+from practicum.loop import Parts, StepPlan, StepSettings
+from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.plugins import module_of
 from practicum.ports import SamplingClient, Task, Teacher, TeacherContext
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe
+from practicum.rollouts import Archive, Cache, read_tape, replays
+from practicum.schedule import Courses
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
-from practicum.types import Prompt
+from practicum.types import Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,14 @@ class Assembled:
     evaluation: EvaluationSettings | None
     student: LoadedModel
     trainer: LocalTrainer
+    courses: Courses
     identity: dict[str, str]
     too_long: list[Prompt]
+
+    def teachers(self) -> dict[str, Teacher]:
+        """The teacher, and the reference where there is one."""
+        reference = self.parts.reference
+        return {"teacher": self.parts.teacher, **({} if reference is None else {"reference": reference})}
 
 
 def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Callable[[str], None]) -> Assembled:
@@ -56,33 +65,48 @@ def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Calla
     )
     limits = TrainerLimits(recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch)
     trainer = LocalTrainer(student.language_model, limits)
-    teacher, sources = _build_teacher(recipe, student, trainer, models, task, say)
+    builder = _TeacherBuilder(recipe, student, trainer, models, task, say)
+    teacher = builder.build("teacher", recipe.teacher)
+    reference = None if recipe.reference is None else builder.build("reference", recipe.reference)
     prompts, too_long = fitting(task.train_prompts(), student, recipe)
     if not prompts:
         raise DataError(
             f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
-            f"max_new_tokens {recipe.rollout.max_new_tokens}, in a context of {student.language_model.context_length}"
+            f"max_new_tokens {recipe.longest_answer}, in a context of {student.language_model.context_length}"
         )
-    steps = recipe.train.steps
+    archive, tape = _archive(recipe, prompts, student.renderer)
+    courses = Courses(recipe.schedules, recipe.train.steps)
     settings = StepSettings(
         seed=recipe.seed,
         prompts_per_step=recipe.train.prompts_per_step,
-        n=recipe.rollout.n,
-        sampling=recipe.rollout.sampling(student.renderer.stop_ids),
-        adam=lambda step: recipe.optimizer.adam(step, steps),
+        plan=lambda step: plan_of_step(recipe.at(courses.at(step)), student.renderer.stop_ids, step),
+        updates=recipe.train.updates_per_step,
     )
     return Assembled(
-        parts=Parts(trainer, teacher, task, student.renderer, prompts, recipe.objective),
+        parts=Parts(trainer, teacher, task, student.renderer, prompts, reference, archive),
         settings=settings,
         evaluation=evaluation_settings(recipe, task, student, say),
         student=student,
         trainer=trainer,
+        courses=courses,
         identity={
             "student": fingerprint(student.source),
-            "teacher": _digest([fingerprint(source) for source in sources]),
+            "teacher": _digest([fingerprint(source) for source in builder.sources]),
             "prompts": _digest([_content(prompt) for prompt in prompts]),
+            **tape,
         },
         too_long=too_long,
+    )
+
+
+def plan_of_step(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPlan:
+    """What a recipe, its schedules resolved, says of a step."""
+    return StepPlan(
+        objective=recipe.objective,
+        n=recipe.rollout.n,
+        sampling=recipe.rollout.sampling(stop_ids),
+        source=recipe.rollout.source,
+        adam=recipe.optimizer.adam(step, recipe.train.steps),
     )
 
 
@@ -124,8 +148,7 @@ def evaluation_settings(
 
 def fitting(prompts: Sequence[Prompt], student: LoadedModel, recipe: Recipe) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts that leave room for an answer, and those that are too long."""
-    longest = recipe.evaluation.max_new_tokens or 0
-    room = student.language_model.context_length - max(recipe.rollout.max_new_tokens, longest)
+    room = student.language_model.context_length - recipe.longest_answer
     limit = min(recipe.prompt_tokens, room)
     fit: list[Prompt] = []
     too_long: list[Prompt] = []
@@ -146,36 +169,68 @@ def fingerprint(source: str) -> str:
     return digest.hexdigest()
 
 
-def _build_teacher(
-    recipe: Recipe, student: LoadedModel, trainer: LocalTrainer, models: Path, task: Task, say: Callable[[str], None]
-) -> tuple[Teacher, list[str]]:
-    """The teacher, and where the weights of its models were read from."""
-    sources: list[str] = []
+def _archive(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[Archive, dict[str, str]]:
+    """What was written before the run, and a digest of the tape where it is read from one."""
+    source = recipe.rollout.source
+    newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if replays(source) else 0)
+    if not isinstance(source, Cache):
+        return Archive(newest), {}
+    path = Path(recipe.base_dir) / source.path
+    tape = read_tape(path, prompts, renderer, recipe.longest_answer)
+    return Archive(newest, tape), {"tape": hashlib.sha256(path.read_bytes()).hexdigest()}
 
-    if recipe.teacher.type == "self":
-        say(
-            "warning: the teacher is the student with the student's own prompt, so there is little to learn; "
-            "write {type: privileged, teacher: {type: self}, ...} to let it see more"
-        )
 
-    def load_model(config: ModelConfig) -> tuple[SamplingClient, Renderer]:
-        say(f"teacher: {_described(config)}")
-        loaded = load(config, scratch_folder(recipe, config, "teacher", models, task))
-        sources.append(loaded.source)
-        loaded.renderer.render(task.train_prompts()[0].messages)  # a missing chat template is named before any step
-        check_same_vocabulary(student.renderer.tokenizer, loaded.renderer.tokenizer)
-        mismatch = stop_mismatch(student.renderer, loaded.renderer)
+class _TeacherBuilder:
+    """Builds teachers and keeps where the weights of their models were read from."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        student: LoadedModel,
+        trainer: LocalTrainer,
+        models: Path,
+        task: Task,
+        say: Callable[[str], None],
+    ) -> None:
+        self.sources: list[str] = []
+        self._recipe = recipe
+        self._student = student
+        self._trainer = trainer
+        self._models = models
+        self._task = task
+        self._say = say
+
+    def build(self, role: str, config: Any) -> Teacher:
+        """The recipe's teacher or reference."""
+        if role == "teacher" and config.type == "self":
+            self._say(
+                "warning: the teacher is the student with the student's own prompt, so there is little to learn; "
+                "write {type: privileged, teacher: {type: self}, ...} to let it see more"
+            )
+        made: list[str] = []
+
+        def load_model(config: ScorerConfig) -> tuple[SamplingClient, Renderer]:
+            made.append(f"{role}-{len(made) + 1}" if made else role)
+            return self._load(config, made[-1])
+
+        def build(context: TeacherContext, config: Any) -> Teacher:
+            return module_of("teachers", config.type).build(config, context)
+
+        base_dir = Path(self._recipe.base_dir)
+        return build(TeacherContext(self._trainer, self._student.renderer, load_model, build, base_dir), config)
+
+    def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer]:
+        """Another model as a client; `name` is its folder in the run where it is made from scratch."""
+        self._say(f"{name}: {_described(config)}")
+        loaded = load(config, scratch_folder(self._recipe, config, name, self._models, self._task))
+        self.sources.append(loaded.source)
+        loaded.renderer.render(self._task.train_prompts()[0].messages)  # names a missing chat template before any step
+        check_same_vocabulary(self._student.renderer.tokenizer, loaded.renderer.tokenizer)
+        mismatch = stop_mismatch(self._student.renderer, loaded.renderer)
         if mismatch:
-            say(f"warning: {mismatch}")
-        limits = trainer.limits
-        return LocalSampler(loaded.language_model, None, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
-
-    def build(context: TeacherContext, config: Any) -> Teacher:
-        return module_of("teachers", config.type).build(config, context)
-
-    return build(
-        TeacherContext(trainer, student.renderer, load_model, build, Path(recipe.base_dir)), recipe.teacher
-    ), sources
+            self._say(f"warning: {mismatch}")
+        limits = self._trainer.limits
+        return scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
 
 
 def _described(config: ModelConfig) -> str:

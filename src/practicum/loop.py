@@ -1,22 +1,45 @@
 """One step, and the loop over it. Every method is a configuration of these seven calls."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 import torch
 
 from practicum.errors import NumericError, TeacherError
 from practicum.faults import fault
-from practicum.objective import Objective
+from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, Task, Teacher, TrainingClient
 from practicum.randomness import seed_of
-from practicum.rollouts import Batch, prompts_of_step, rewarded, sample_rollouts
+from practicum.rollouts import (
+    Archive,
+    Authors,
+    Batch,
+    Source,
+    prompts_of_step,
+    rewarded,
+    write_rollouts,
+)
 from practicum.text import Renderer
-from practicum.types import Datum, Metrics, Prompt, Rollout, SamplingParams, TeacherSignal, TokenOutputs
+from practicum.types import (
+    Datum,
+    ForwardResult,
+    Metrics,
+    Prompt,
+    Rollout,
+    SamplingParams,
+    TeacherSignal,
+    TokenOutputs,
+)
 
 HIGHEST_LOGPROB = 1e-3
 """A teacher's log-probability above this is not rounding any more."""
+
+WRITERS = ("student", "teacher", "dataset")
+"""Who can have written the tokens that are learned from."""
+
+COUNTS = frozenset({"tokens", "nonfinite", "skipped", "halvings"})
+"""The metrics of an update that are counts."""
 
 SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
 """More than this many skipped updates within the window end the run."""
@@ -24,25 +47,36 @@ SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a step is made of: who learns, who teaches, on what, towards what."""
+    """What a step is made of: who learns, who teaches, who is held near to, and on what."""
 
     student: TrainingClient
     teacher: Teacher
     task: Task
     renderer: Renderer
     prompts: Sequence[Prompt]
+    reference: Teacher | None = None
+    archive: Archive = field(default_factory=Archive)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What may change from step to step: the objective, how completions are drawn, how fast to learn."""
+
     objective: Objective
+    n: int
+    sampling: SamplingParams
+    source: Source
+    adam: AdamParams
 
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """The numbers of a step: how many completions of how many prompts, how sampled, how fast to learn."""
+    """The numbers of a step: how many prompts, in how many updates, and the plan of each step (counted from 1)."""
 
     seed: int
     prompts_per_step: int
-    n: int
-    sampling: SamplingParams
-    adam: Callable[[int], AdamParams]
+    plan: Callable[[int], StepPlan]
+    updates: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +92,33 @@ class StepResult:
 def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
     """Sample, reward, score, assemble, differentiate, update: one step of on-policy distillation."""
     clock = _Clock()
+    now = settings.plan(step)
     prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
-    batch = Batch(prompts, settings.n, settings.seed, step)
-    rollouts = sample_rollouts(batch, parts.student.sampling_client(), parts.renderer, settings.sampling)
+    batch = Batch(prompts, now.n, settings.seed, step)
+    authors = Authors(parts.student.sampling_client(), parts.teacher, parts.renderer, parts.archive)
+    rollouts = write_rollouts(batch, now.source, authors, now.sampling)
     rollouts = rewarded(rollouts, parts.task)
     clock.lap("sample")
     fault("rollout")
-    signals = parts.teacher.score(rollouts, parts.objective.signal)
-    data = assemble(rollouts, signals)
+    signals = scored(parts.teacher, rollouts, now.objective.signal)
+    references = scored(parts.reference, rollouts, now.objective.reference_signal)
+    data = assemble(rollouts, signals, references)
     clock.lap("score")
     fault("score")
-    result = parts.student.forward_backward(data, parts.objective, seed_of(settings.seed, "update", step))
-    metrics = result.metrics | parts.student.optim_step(settings.adam(step))
-    parts.teacher.after_step(step)
+    result = merged(
+        [
+            update(parts.student, part, now, seed_of(settings.seed, "update", step, number))
+            for number, part in enumerate(parts_of(data, settings.updates))
+        ]
+    )
+    for teacher in (parts.teacher, parts.reference):
+        if teacher is not None:
+            teacher.after_step(step)
     clock.lap("update")
     fault("update")
-    return StepResult(step, rollouts, result.outputs, {**rollout_metrics(rollouts), **metrics, **clock.laps})
+    return StepResult(
+        step, rollouts, result.outputs, {**rollout_metrics(rollouts, step), **result.metrics, **clock.laps}
+    )
 
 
 def train(first: int, last: int, parts: Parts, settings: StepSettings) -> Iterator[StepResult]:
@@ -91,7 +136,42 @@ def train(first: int, last: int, parts: Parts, settings: StepSettings) -> Iterat
             )
 
 
-def assemble(rollouts: Sequence[Rollout], signals: Sequence[TeacherSignal]) -> list[Datum]:
+def scored(teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None) -> list[TeacherSignal]:
+    """What a teacher says about the rollouts; silence where there is no teacher or no term of the objective asks it."""
+    if teacher is None or signal is None:
+        return [TeacherSignal() for _ in rollouts]
+    return teacher.score(rollouts, signal)
+
+
+def update(student: TrainingClient, data: Sequence[Datum], now: StepPlan, seed: int) -> ForwardResult:
+    """Differentiate the objective over the data, and take one step of the optimizer."""
+    result = student.forward_backward(data, now.objective, seed)
+    return ForwardResult(result.metrics | student.optim_step(now.adam), result.outputs)
+
+
+def parts_of(data: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:
+    """The data in as many parts as there are updates, as equal as they get without splitting a prompt's completions."""
+    prompts = list(dict.fromkeys(datum.rollout.prompt.id for datum in data))
+    part = {prompt: place * updates // len(prompts) for place, prompt in enumerate(prompts)}
+    parts: list[list[Datum]] = [[] for _ in range(updates)]
+    for datum in data:
+        parts[part[datum.rollout.prompt.id]].append(datum)
+    return [part for part in parts if part]
+
+
+def merged(results: Sequence[ForwardResult]) -> ForwardResult:
+    """Several updates as one: counts are summed, other metrics averaged over the updates that know them."""
+    if len(results) == 1:
+        return results[0]
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    columns = {name: [result.metrics[name] for result in results if name in result.metrics] for name in names}
+    metrics = {name: sum(values) if name in COUNTS else sum(values) / len(values) for name, values in columns.items()}
+    return ForwardResult(metrics, [output for result in results for output in result.outputs])
+
+
+def assemble(
+    rollouts: Sequence[Rollout], signals: Sequence[TeacherSignal], references: Sequence[TeacherSignal] = ()
+) -> list[Datum]:
     """Pair rollouts with signals; TeacherError where a signal cannot be about its rollout."""
     if len(signals) != len(rollouts):
         raise TeacherError(
@@ -100,7 +180,11 @@ def assemble(rollouts: Sequence[Rollout], signals: Sequence[TeacherSignal]) -> l
     for rollout, signal in zip(rollouts, signals, strict=True):
         for name in ("logprobs", "topk_logprobs", "hidden"):
             _check_signal(rollout, name, getattr(signal, name))
-    return [Datum(rollout, signal) for rollout, signal in zip(rollouts, signals, strict=True)]
+    silence = [TeacherSignal() for _ in rollouts]
+    return [
+        Datum(rollout, signal, reference)
+        for rollout, signal, reference in zip(rollouts, signals, references or silence, strict=True)
+    ]
 
 
 def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | None) -> None:
@@ -117,10 +201,14 @@ def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | None) -> N
         raise TeacherError(f"{where} reach {values.max().item():.3g}, above 0, so they are not log-probabilities")
 
 
-def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
-    """Length in tokens, share cut off by the limit, share stopped at once, and mean reward where there is one."""
+def rollout_metrics(rollouts: Sequence[Rollout], step: int) -> Metrics:
+    """Who wrote, how many updates ago, how much and how it ended, and the mean reward where there is one."""
     count = len(rollouts)
+    learned = {rollout.prompt.id for rollout in rollouts if rollout.loss_mask.any()}
     metrics = {
+        **{f"from_{source}": sum(rollout.source == source for rollout in rollouts) / count for source in WRITERS},
+        "staleness": sum(step - 1 - rollout.policy_version for rollout in rollouts) / count,
+        "unsupervised_prompts": float(len({rollout.prompt.id for rollout in rollouts} - learned)),
         "rollouts": float(count),
         "length": sum(len(rollout.tokens) for rollout in rollouts) / count,
         "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,

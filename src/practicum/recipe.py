@@ -14,14 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from practicum.errors import CapabilityError, RecipeError
 from practicum.model_config import StudentConfig
-from practicum.objective import Objective, TopK
+from practicum.objective import Draws, Full, Objective, Sampled, Term, TopK
 from practicum.objective.calls import did_you_mean
 from practicum.plugins import Plugin, module_of
 from practicum.ports import AdamParams, Capabilities
+from practicum.rollouts import Prefix, SourceChoice, StudentSource, source_problems
+from practicum.schedule import Schedule, ScheduleError, planned, put_in, taken_out
 from practicum.types import SamplingParams
 
 LARGEST_RECIPE = 1 << 20
 LONGEST_REASON = 400
+DEEPEST_EXTENDS = 8
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
 
 
@@ -32,12 +35,22 @@ class RolloutConfig(BaseModel):
     """Whose tokens are learned from, and how they are drawn."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    source: Literal["student"] = "student"
+    source: SourceChoice = StudentSource()
+    replay_size: int = Field(default=1000, ge=1, description="rollouts that `mix(other=replay)` chooses from")
     n: int = Field(default=1, ge=1, description="completions of each prompt")
     max_new_tokens: int = Field(default=256, ge=1)
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _leaves_room(self) -> "RolloutConfig":
+        if isinstance(self.source, Prefix) and self.source.length >= self.max_new_tokens:
+            raise ValueError(
+                f"a prefix of {self.source.length} tokens leaves the student none of its max_new_tokens, "
+                f"{self.max_new_tokens}; write a shorter one, or raise max_new_tokens"
+            )
+        return self
 
     def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
         """These numbers with the student's stop tokens."""
@@ -81,6 +94,7 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(ge=1)
     prompts_per_step: int = Field(default=16, ge=1)
+    updates_per_step: int = Field(default=1, ge=1, description="optimizer steps that a step's rollouts are split into")
     checkpoint_every: int | None = Field(default=None, ge=1, description="steps; the last step is always saved")
     keep_checkpoints: int = Field(default=2, ge=1)
     micro_batch_tokens: int = Field(default=4096, ge=1, description="padded tokens whose graph is held at once")
@@ -108,11 +122,17 @@ class Recipe(BaseModel):
         default="run", pattern=RUN_NAME, description="the run folder's name; the recipe file's by default"
     )
     about: str = ""
-    paper: str | None = None
+    paper: str | None = Field(default=None, description="the arXiv number or the address of what it reproduces")
+    claim: str | None = Field(default=None, description="what the paper reports, and in which setting")
+    differs: str | None = Field(default=None, description="what this reproduction leaves out or does otherwise")
+    slot: str | None = Field(default=None, description="its place in a pipeline, such as cold_start or consolidation")
     seed: int = Field(default=0, ge=0)
     base_dir: str = Field(default=".", description="where relative paths start; set to the recipe's folder when read")
     student: StudentConfig
-    teacher: Plugin("teachers")  # type: ignore[valid-type]
+    teacher: Plugin("teachers") = Field(default_factory=lambda: module_of("teachers", "none").Config())  # type: ignore[valid-type]
+    reference: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
+        default=None, description="a second teacher, for terms with `against: reference` and targets that name it"
+    )
     task: Plugin("tasks")  # type: ignore[valid-type]
     rollout: RolloutConfig = RolloutConfig()
     objective: Objective = Objective()
@@ -120,13 +140,45 @@ class Recipe(BaseModel):
     train: TrainConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     prompt_tokens: int = Field(default=2048, ge=1, description="longer prompts are rejected, and counted")
+    schedules: dict[str, Schedule] = Field(
+        default={}, description="numbers that change from step to step, by their place; written there as `linear(1, 0)`"
+    )
 
     @model_validator(mode="after")
-    def _teacher_can(self) -> "Recipe":
+    def _possible(self) -> "Recipe":
         problems = capability_problems(self.objective, self.teacher.capabilities(), self.teacher.type)
-        if problems:
-            raise ValueError("; ".join(problems))
+        if self.reference is not None:
+            capabilities = self.reference.capabilities()
+            problems += capability_problems(self.objective, capabilities, self.reference.type, "reference")
+        elif self.objective.reference_signal is not None:
+            problems.append(
+                "objective: a term asks the reference and there is none; write reference: {type: self, weights: frozen} for the "
+                "student as it began, or another teacher"
+            )
+        problems += source_problems(self.rollout.source, self.teacher.capabilities(), self.teacher.type)
+        problem = truncation_problem(self.objective, self.rollout)
+        if problems or problem:
+            raise ValueError("; ".join([*problems, *([problem] if problem else [])]))
         return self
+
+    @property
+    def longest_answer(self) -> int:
+        """The largest number of new tokens that a rollout or an evaluation may have at any step."""
+        schedule = self.schedules.get("rollout.max_new_tokens")
+        numbers = [] if schedule is None else [planned(schedule, step, self.train.steps) for step in self._steps]
+        return max(self.rollout.max_new_tokens, self.evaluation.max_new_tokens or 0, *map(round, numbers))
+
+    @property
+    def _steps(self) -> range:
+        return range(1, self.train.steps + 1)
+
+    def at(self, numbers: Mapping[str, float]) -> "Recipe":
+        """The recipe with some of its numbers set; RecipeError where that makes it impossible."""
+        if not numbers:
+            return self
+        data = resolved(self)
+        put_in(data, numbers)
+        return parse_recipe(data, self.name)
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -135,14 +187,66 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises RecipeError with every problem found.
     """
     path = find_recipe(source)
-    data = read_yaml(path)
-    for role in ("student", "teacher"):
-        _anchor_models(data.get(role), path.parent.resolve())
+    data = read_recipe(path)
     for text in overrides:
-        override(data, text)
-    data.setdefault("base_dir", str(path.parent.resolve()))
+        override(data, _whole_path(text, data))
     data.setdefault("name", path.stem)
     return parse_recipe(data, str(source))
+
+
+def _whole_path(text: str, data: Mapping[str, Any]) -> str:
+    """An override with the place of a key that only a term has: `divergence=jsd(0.3)` is `objective.divergence=...`."""
+    first = text.partition("=")[0].partition(".")[0]
+    if first in Recipe.model_fields or first not in {*Term.model_fields, *Objective.model_fields}:
+        return text
+    losses = data.get("objective", {}).get("losses") if isinstance(data.get("objective"), dict) else None
+    if losses is None or first in Objective.model_fields:
+        return f"objective.{text}"
+    if len(losses) > 1:
+        raise RecipeError(
+            f"override {text!r}: the objective has {len(losses)} terms; write objective.losses.0.{text} for the first"
+        )
+    return f"objective.losses.0.{text}"
+
+
+def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The data of a recipe file, merged over the recipe that it `extends`.
+
+    Relative paths start at the folder of the file that has the task.
+    """
+    data, folder = read_yaml(path), path.parent.resolve()
+    for role in ("student", "teacher", "reference"):
+        _anchor_models(data.get(role), folder)
+    if "task" in data:
+        data.setdefault("base_dir", str(folder))
+    parent = data.pop("extends", None)
+    if parent is not None:
+        file = folder / str(parent)
+        if not file.is_file():
+            raise RecipeError(f"{path}: extends {str(parent)!r}, and there is no such file; it is relative to {folder}")
+        if file in above or len(above) > DEEPEST_EXTENDS:
+            raise RecipeError(f"{path}: extends {str(parent)!r}, which extends this one again")
+        data = merged(read_recipe(file, (*above, path.resolve())), data)
+    data.setdefault("base_dir", str(folder))
+    return data
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`: mappings merge, anything else replaces, and so does a mapping of another `type`."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and _same_type(below, value):
+            result[key] = merged(below, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _same_type(below: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    if "losses" in below or "losses" in over:
+        return False
+    return over.get("type", below.get("type")) == below.get("type")
 
 
 def _anchor_models(section: Any, folder: Path) -> None:
@@ -159,10 +263,25 @@ def _anchor_models(section: Any, folder: Path) -> None:
 def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
     """Validate a recipe's data; RecipeError with one line a problem, each naming its field."""
     try:
-        return Recipe.model_validate(dict(data))
+        plain, schedules = taken_out(_with_losses(data))
+        if schedules:
+            plain["schedules"] = {**data.get("schedules", {}), **schedules}
+        return Recipe.model_validate(plain)
+    except ScheduleError as error:
+        raise RecipeError(f"{source}: {error}") from None
     except ValidationError as error:
         kind = CapabilityError if all(not entry["loc"] for entry in error.errors()) else RecipeError
         raise kind([f"{source}: {_line(entry, data)}" for entry in error.errors(include_url=False)]) from None
+
+
+def _with_losses(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with the objective's one term in a list, so that its numbers have one place whichever way it is written."""
+    objective = data.get("objective")
+    if not isinstance(objective, Mapping) or "losses" in objective:
+        return dict(data)
+    whole = {key: objective[key] for key in ("aggregate", "aggregate_norm") if key in objective}
+    term = {key: value for key, value in objective.items() if key not in whole}
+    return {**data, "objective": {**({"losses": [term]} if term else {}), **whole}}
 
 
 def find_recipe(source: str | Path) -> Path:
@@ -194,21 +313,42 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
     return json.loads(recipe.model_dump_json())
 
 
-def capability_problems(objective: Objective, capabilities: Capabilities, teacher: str) -> list[str]:
+def capability_problems(
+    objective: Objective, capabilities: Capabilities, teacher: str, against: str = "teacher"
+) -> list[str]:
     """What the objective asks of a teacher that cannot give it, each with what it can."""
     can = ", ".join(sorted(capabilities.signals))
     problems = []
     for number, term in enumerate(objective.losses):
         where = f"objective.losses[{number}].signal"
-        signal = term.signal
-        if signal.type not in capabilities.signals:
-            problems.append(f"{where}: teacher {teacher!r} cannot give signal {signal.type!r}; it can give: {can}")
+        signal = Full() if isinstance(term.signal, Draws) else term.signal
+        if not term.asks or term.against != against:
+            continue
+        if not can:
+            problems.append(
+                f"{where}: {term.signal.type!r} asks a teacher and there is none; write teacher: ..., or a signal that asks "
+                "nobody: score for the verifier's reward, text for the rollout's own tokens"
+            )
+        elif signal.type not in capabilities.signals:
+            problems.append(f"{where}: {against} {teacher!r} cannot give signal {signal.type!r}; it can give: {can}")
         elif isinstance(signal, TopK) and signal.support not in capabilities.supports:
             supports = ", ".join(sorted(capabilities.supports))
             problems.append(f"{where}: teacher {teacher!r} cannot score support {signal.support!r}; it can: {supports}")
         elif isinstance(signal, TopK) and capabilities.largest_k is not None and signal.k > capabilities.largest_k:
             problems.append(f"{where}: teacher {teacher!r} answers at most k={capabilities.largest_k}, not {signal.k}")
     return problems
+
+
+def truncation_problem(objective: Objective, rollout: RolloutConfig) -> str | None:
+    """Why a sampled token's loss and a truncated sampler do not go together, where a recipe has both."""
+    truncated = rollout.top_p < 1.0 or rollout.top_k > 0
+    sampled = any(isinstance(term.signal, Sampled) and term.correction.name == "none" for term in objective.losses)
+    if not (truncated and sampled):
+        return None
+    return (
+        "rollout.top_p and rollout.top_k cut tokens off that signal 'sampled' can then never learn about; write top_p: 1 and "
+        "top_k: 0, signal: full or topk, or a correction such as ratio for what was kept"
+    )
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -251,14 +391,36 @@ def override(data: dict[str, Any], text: str) -> None:
         raise RecipeError(f"override {text!r} is not key=value; write for example train.steps=4")
     *parents, last = key.split(".")
     place = data
-    for name in parents:
+    for number, name in enumerate(parents):
+        if isinstance(place.get(name), list):
+            return _override_item(place[name], parents[number + 1 :] + [last], value, text)
         if not isinstance(place.get(name), dict):
             place[name] = {}
         place = place[name]
+    place[last] = _parsed(value)
+
+
+def _override_item(items: list[Any], path: list[str], value: str, text: str) -> None:
+    """Set a value within one item of a list, `objective.losses.0.coefficient=2`."""
+    place, *rest = path
+    if not place.isdigit() or int(place) >= len(items):
+        raise RecipeError(
+            f"override {text!r}: the list has {len(items)} items; number one from 0, as in losses.0.coefficient=2"
+        )
+    if not rest:
+        items[int(place)] = _parsed(value)
+        return
+    inner = items[int(place)]
+    if not isinstance(inner, dict):
+        raise RecipeError(f"override {text!r}: item {place} has no keys; write the whole item")
+    override(inner, f"{'.'.join(rest)}={value}")
+
+
+def _parsed(value: str) -> Any:
     try:
-        place[last] = yaml.load(value, _StrictLoader)
+        return yaml.load(value, _StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError):
-        place[last] = value
+        return value
 
 
 def _line(entry: Any, data: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from practicum.objective import Objective
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
 from practicum.records import Records
+from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.tracking import Console, Quiet
 
@@ -203,7 +204,11 @@ class _Run:
         built.trainer.load_state(
             {"student": checkpoint.tensors("student"), "optimizer": checkpoint.tensors("optimizer")}
         )
-        built.parts.teacher.load_state(teacher_tensors(checkpoint))
+        for role, teacher in built.teachers().items():
+            teacher.load_state(teacher_tensors(checkpoint, role))
+        built.courses.load_state(checkpoint.state.get("schedules", {}))
+        if replays(self.recipe.rollout.source):
+            built.parts.archive.restore(folders.read_rows(self.home.rollouts_jsonl), built.parts.prompts, step)
         self.console.event(f"resumed after step {step}")
         return checkpoint
 
@@ -245,9 +250,10 @@ class _Run:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         self.console.begin(steps, first)
-        with Records(self.home) as records:
+        with Records(self.home, replayed=replays(self.recipe.rollout.source)) as records:
             for result in train(first, steps, built.parts, built.settings):
                 records.write(result)
+                built.courses.after_step(result.metrics)
                 self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
                 number = self.stop()
                 if result.step == steps or number is not None or (every is not None and result.step % every == 0):
@@ -264,10 +270,12 @@ class _Run:
 
     def _checkpoint(self, built: Assembled, step: int) -> None:
         tensors = built.trainer.save_state()
-        teacher = built.parts.teacher.save_state()
-        if teacher:
-            tensors["teacher"] = teacher
-        folders.save_checkpoint(self.home, step, tensors, {"step": step}, keep=self.recipe.train.keep_checkpoints)
+        for role, teacher in built.teachers().items():
+            own = teacher.save_state()
+            if own:
+                tensors[role] = own
+        state = {"step": step, "schedules": built.courses.save_state()}
+        folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints)
 
     def _summary(
         self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
@@ -339,9 +347,9 @@ def stop_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def teacher_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The teacher's own tensors, where it has any."""
-    return checkpoint.tensors("teacher") if (checkpoint.path / "teacher.safetensors").is_file() else {}
+def teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:
+    """The own tensors of the teacher or of the reference, where it has any."""
+    return checkpoint.tensors(role) if (checkpoint.path / f"{role}.safetensors").is_file() else {}
 
 
 def _json(evaluation: Evaluation | None) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ def naive_gradients(student: LanguageModel, teacher: LanguageModel, data, object
     with torch.no_grad():
         theirs = torch.log_softmax(torch.cat([all_logits(teacher, datum.rollout) for datum in used]), dim=-1)
     tokens = token_batch(data, objective)
-    values = logit_side(ours, TeacherTokens(full=theirs), tokens.tokens, objective)
+    values = logit_side(ours, TeacherTokens(full=theirs), tokens, objective)
     pairs = zip(objective.losses, values, strict=True)
     torch.stack(
         [(token_side(term, value.detached(), tokens) * value.value).sum() for term, value in pairs]

@@ -36,7 +36,7 @@ def requests(built: Assembled, count: int = 5) -> list[SampleRequest]:
 def data(built: Assembled) -> list[Datum]:
     client = built.trainer.sampling_client()
     batch = Batch(built.parts.prompts[:5], 1, 0, 1)
-    rollouts = sample_rollouts(batch, client, built.parts.renderer, built.settings.sampling)
+    rollouts = sample_rollouts(batch, client, built.parts.renderer, built.settings.plan(1).sampling)
     return paired(rollouts, built.parts.teacher.score(rollouts, Full()))
 
 
@@ -49,7 +49,7 @@ def test_it_speaks_the_protocols(build: Build) -> None:
 
 def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build) -> None:
     built = build()
-    client, params = built.trainer.sampling_client(), built.settings.sampling
+    client, params = built.trainer.sampling_client(), built.settings.plan(1).sampling
     together = client.sample(requests(built), params)
     alone = [client.sample([request], params)[0] for request in requests(built)]
     for one, other in zip(together, alone, strict=True):
@@ -59,7 +59,7 @@ def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build)
 
 def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> None:
     built = build()
-    params = built.settings.sampling
+    params = built.settings.plan(1).sampling
     for sample in built.trainer.sampling_client().sample(requests(built, 40), params):
         ended = sample.tokens[-1].item() in params.stop_ids
         assert ended == (sample.stop_reason == "stop")
@@ -71,7 +71,7 @@ def test_scores_of_own_samples_are_what_the_sampler_said(build: Build) -> None:
     built = build()
     client = built.trainer.sampling_client()
     asked = requests(built)
-    samples = client.sample(asked, built.settings.sampling)
+    samples = client.sample(asked, built.settings.plan(1).sampling)
     pairs = zip(asked, samples, strict=True)
     scores = client.score(
         [ScoreRequest(ask.prompt_tokens, tuple(got.tokens.tolist())) for ask, got in pairs], Sampled()
@@ -84,7 +84,7 @@ def test_scores_of_own_samples_are_what_the_sampler_said(build: Build) -> None:
 
 def test_greedy_answers_do_not_depend_on_the_seed(build: Build) -> None:
     built = build()
-    params = SamplingParams(4, temperature=0.0, stop_ids=built.settings.sampling.stop_ids)
+    params = SamplingParams(4, temperature=0.0, stop_ids=built.settings.plan(1).sampling.stop_ids)
     asked = requests(built)
     client = built.trainer.sampling_client()
     again = [SampleRequest(request.prompt_tokens, request.seed + 100) for request in asked]

@@ -248,6 +248,8 @@ TWINS = {
     "density_power": lambda s, t, a: sum(
         (x ** (1 + a) - y ** (1 + a)) / (a * (1 + a)) - y**a * (x - y) / a for x, y in zip(s, t, strict=True)
     ),
+    # The weights T / (T + S) and S / (T + S) make Jeffreys' divergence of it, in value but not in gradient.
+    "todi": lambda s, t, _: sum((y - x) * math.log(y / x) for x, y in zip(s, t, strict=True)),
     "ce": lambda s, t, _: -sum(y * math.log(x) for x, y in zip(s, t, strict=True)),
     "mse": _mse,
 }

@@ -164,6 +164,8 @@ def test_corrections_by_hand():
         "ratio_mask": [1.0, up, down, up, down, 0.0],
         "ratio_truncate": [1.0, up, down, up, down, 2.0],
         "prefix_ratio": [1.0, up, 1.0, up, 1.0, far],
+        "ratio_anchor": [1.0, 0.0, down, up, 0.0, 0.0],
+        "shaping": [p * 0.1 / (p + 0.1) ** 2 for p in (1.0, up, down, up, down, far)],
     }
     assert set(expected) == set(F.CORRECTIONS)
     for name, values in expected.items():
@@ -176,7 +178,8 @@ def test_corrections_by_hand():
 def test_laws_of_corrections(correction):
     advantage = torch.linspace(-2, 2, 9, requires_grad=True)
     on_policy = correction.function(torch.zeros(9, requires_grad=True), advantage, **correction.defaults)
-    assert on_policy.tolist() == [1.0] * 9
+    if correction.of != "probability":
+        assert on_policy.tolist() == [1.0] * 9
     assert not on_policy.requires_grad
     stale = correction.function(torch.linspace(-3, 3, 9).bfloat16(), advantage, **correction.defaults)
     assert stale.dtype == torch.float32

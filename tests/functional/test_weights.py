@@ -28,6 +28,8 @@ def statistics(seed=0, length=12, boolean=True, **fields):
             "logprobs": -positive(),
             "teacher_logprobs": -positive(),
             "positions": torch.arange(length),
+            "rows": torch.arange(length) // 4,
+            "teacher_rank": (20 * positive()).long(),
             "loss_mask": mask if boolean else mask.float(),
             **fields,
         }
@@ -46,7 +48,35 @@ def test_laws(weight, seed, length, boolean):
     assert (values >= 0).all()
     assert (values[mask == 0] == 0).all()
     assert not values.requires_grad
-    assert torch.equal(weight.function(given_statistics, **{**weight.defaults, **weight.identity}), mask)
+    if weight.identity is not None:
+        assert torch.equal(weight.function(given_statistics, **{**weight.defaults, **weight.identity}), mask)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("trust", "distrust"), ("accepted", "rejected"), ("positive_advantage", "negative_advantage")],
+)
+@given(st.integers(0, 10**6))
+def test_complements_share_the_mask(one, other, seed):
+    given_statistics = statistics(seed)
+    halves = [F.WEIGHTS[name].function(given_statistics) for name in (one, other)]
+    assert torch.allclose(sum(halves), given_statistics.loss_mask.float())
+
+
+@given(st.integers(0, 10**6), st.floats(0.1, 3.0))
+def test_importance_falls_along_each_completion_from_at_most_one_plus_gamma_to_one(seed, gamma):
+    given_statistics = statistics(seed, length=12, loss_mask=torch.ones(12, dtype=torch.bool))
+    values = F.WEIGHTS["importance"].function(given_statistics, gamma)
+    for row in values.split(4):
+        assert (row.diff() <= 1e-5).all()
+        assert row[-1].item() == pytest.approx(1.0, abs=1e-5)
+        assert row[0] <= 1 + gamma
+
+
+def test_trust_is_the_probability_that_a_speculative_decoder_accepts():
+    student, teacher = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.2, 0.3, 0.5]).log()
+    weights = F.WEIGHTS["trust"].function(statistics(length=3, loss_mask=torch.ones(3), logprobs=student, teacher_logprobs=teacher))
+    assert (student.exp() * weights).sum().item() == pytest.approx(1 - F.tvd(student, teacher).item())
 
 
 @pytest.mark.parametrize("name", ["entropy_top", "divergence_top", "soft_or"])

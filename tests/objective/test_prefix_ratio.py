@@ -40,9 +40,22 @@ def expected_gradient(objective: Objective) -> torch.Tensor:
         ids, rows = torch.tensor(sequence), path(sequence)
         drawn = sampler.log_softmax(-1)[rows, ids]
         ones, zeros = torch.ones(T, dtype=torch.float64), torch.zeros(T, dtype=torch.long)
-        batch = TokenBatch(ids, zeros, torch.arange(T), drawn, drawn, ones, (None,), ("x",))
+        batch = TokenBatch(
+            tokens=ids,
+            rows=zeros,
+            positions=torch.arange(T),
+            sampling_logprobs=drawn,
+            policy_logprobs=drawn,
+            aggregate=ones,
+            draws=torch.zeros(T, 0),
+            rewards=(None,),
+            groups=("x",),
+            texts=("",),
+            sources=("student",),
+            first=(0,),
+        )
         (values,) = logit_side(
-            student.log_softmax(-1)[rows], TeacherTokens(full=teacher.log_softmax(-1)[rows]), ids, objective
+            student.log_softmax(-1)[rows], TeacherTokens(full=teacher.log_softmax(-1)[rows]), batch, objective
         )
         share = token_side(objective.losses[0], values.detached(), batch)
         total = total + drawn.sum().exp() * (share * values.value).sum()

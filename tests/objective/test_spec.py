@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
+from practicum.functional.samples import SAMPLE_WEIGHTS
 from practicum.functional.sequence import AGGREGATES
 from practicum.functional.weights import WEIGHTS
 from practicum.objective import (
@@ -50,9 +51,15 @@ CHOICES = [
     *({"divergence": name} for name in DIVERGENCES),
     *({"correction": name, "signal": "sampled"} for name in CORRECTIONS),
     *({"weights": name} for name in WEIGHTS),
+    *({"samples": name} for name in SAMPLE_WEIGHTS),
     *({"aggregate": name, "aggregate_norm": 8 if name.endswith("norm") else None} for name in AGGREGATES),
     *({"signal": signal} for signal in ("full", "sampled", "topk", "topk(3, union, renorm)", {"type": "topk", "k": 5})),
-    *({"target": target} for target in ("teacher(2)", "log_linear(0.5, 0.5)", "mixture(0.1)", "teacher")),
+    *({"target": target} for target in ("teacher(2)", "log_linear(0.5, 0.5)", "mixture(0.1)", "teacher", "contrast")),
+    *({"signal": signal} for signal in ("mc(4)", "score", "score(leave_one_out)")),
+    {"signal": "text", "divergence": "ce", "samples": "ppl_softmax(student, 2)", "source": "dataset"},
+    {"signal": "sampled", "reward": "add_advantage(0.5)", "clip": "advantage(-2, 2)"},
+    {"signal": "sampled", "reward": "modulate(0.3, 0.1, leave_one_out)"},
+    {"signal": "topk(8)", "estimator": "score_function(over=candidates)", "against": "reference"},
     *({"estimator": estimator} for estimator in ("pathwise", "score_function(0.5, kl)", "k2_surrogate", "auto")),
     {"weights": "threshold(above=-inf, of=divergence)"},
     {"weights": {"type": "prefix", "length": 7}},
@@ -70,10 +77,10 @@ def test_an_objective_reads_back_from_its_own_text(choice):
 
 
 def test_arguments_may_be_given_by_place_by_name_or_as_a_mapping():
-    expected = TopK(k=20, support="teacher", tail="drop")
-    for signal in ("topk(20, teacher, drop)", "topk(20, tail=drop, support=teacher)", expected):
+    expected = TopK(k=20, support="teacher", tail="renorm")
+    for signal in ("topk(20, teacher, renorm)", "topk(20, tail=renorm, support=teacher)", expected):
         assert one(signal=signal).signal == expected
-    assert one(signal={"type": "topk", "k": 20, "support": "teacher", "tail": "drop"}).signal == expected
+    assert one(signal={"type": "topk", "k": 20, "support": "teacher", "tail": "renorm"}).signal == expected
     assert one(divergence="jsd(0.3)") == one(divergence="jsd(beta=0.3)") == one(divergence={"type": "jsd", "beta": 0.3})
     assert one(target="log_linear(0.7, 0.3)").target == LogLinear(teacher=0.7, student=0.3)
     assert one(target="mixture(0.5)").target == Mixture(teacher=0.5)
@@ -97,13 +104,36 @@ WRONG = [
     ({"divergence": "reverse_kl(1)"}, "divergence 'reverse_kl' takes no arguments, but 1 values were given"),
     ({"divergence": 3}, "a divergence is written as a name or a call, not as 3; known: forward_kl"),
     ({"divergence": {"name": "jsd"}}, "a divergence is written as a name or a call, not as {'name': 'jsd'}"),
-    ({"signal": "samples"}, r"no signal named 'samples'; did you mean 'sampled'\? known: full, sampled, topk"),
+    ({"signal": "samples"}, r"no signal named 'samples'; did you mean 'sampled'\? known: full, mc, sampled, score, text"),
     ({"signal": {"type": "top"}}, r"no signal named 'top'; did you mean 'topk'\?"),
     ({"signal": "topk(suport=student)"}, r"signal 'topk' has no parameter 'suport'; did you mean 'support'\?"),
     ({"signal": "topk(0)"}, "greater than or equal to 1"),
     ({"signal": "topk(5, studnet)"}, "'student', 'teacher', 'union' or 'intersection'"),
     ({"target": "techer"}, r"no target named 'techer'; did you mean 'teacher'\?"),
-    ({"target": "teacher(0)"}, "greater than 0"),
+    ({"target": "teacher(-1)"}, "greater than or equal to 0"),
+    ({"divergence": "kl"}, r"'kl' does not say which way; write forward_kl for KL\(T \|\| S\) or reverse_kl"),
+    ({"estimator": "k1"}, "k1 back-propagated has an expected gradient of zero; write score_function"),
+    ({"estimator": "k3"}, "k3 back-propagated has the gradient of forward KL; write score_function with divergence: f"),
+    ({"estimator": "value_as_reward"}, "says nothing about the token that was sampled there; write score_function"),
+    ({"signal": "topk(4, tail=drop)"}, r"a partial sum over candidates \(tail 'drop'\) is no divergence: .* write tail="),
+    ({"signal": "text"}, "signal 'text' has one label a token, the token itself; write divergence: ce"),
+    ({"signal": "text", "divergence": "ce", "estimator": "score_function"}, "leave out target and estimator"),
+    ({"signal": "score", "estimator": "pathwise"}, "signal 'score' is a reward, .* write estimator: score_function"),
+    ({"signal": "score", "divergence": "forward_kl"}, "signal 'score' asks no teacher; leave out target, divergence"),
+    ({"signal": "score", "reward": "add_advantage"}, "signal 'score' is the reward itself; leave out reward"),
+    ({"signal": "score", "weights": "trust"}, "weights 'trust' needs a teacher, whom signal 'score' does not ask"),
+    ({"signal": "text", "divergence": "ce", "samples": "ppl_softmax(teacher)"}, "samples 'ppl_softmax' needs a teacher"),
+    ({"signal": "mc", "estimator": "pathwise"}, "no divergence is a sum over; write estimator: score_function"),
+    ({"estimator": "score_function(over=candidates)"}, r"candidates of a topk signal; write signal: topk\(16\)"),
+    ({"signal": "topk", "estimator": "score_function(1, over=candidates)"}, "one state at a time; leave out gamma"),
+    ({"reward": "add_advantage"}, "reward 'add_advantage' is added to an advantage; write estimator: score_function"),
+    ({"signal": "sampled", "clip": "loss"}, r"for an advantage write clip: advantage\(-5, 5\)"),
+    ({"clip": "advantage"}, r"for a divergence write clip: loss\(0.05\)"),
+    ({"signal": "sampled", "clip": "advantage(1, -1)"}, "clip 'advantage' needs low <= high, got 1.0 and -1.0"),
+    ({"signal": "topk", "weights": "accepted"}, "weights 'accepted' ranks the whole vocabulary; write signal: full"),
+    ({"samples": "pass_rat"}, r"no sample weight named 'pass_rat'; did you mean 'pass_rate'\?"),
+    ({"samples": "ppl_softmax(temperature=0)"}, "temperature must be positive, got 0"),
+    ({"samples": "ppl_softmax(of=nobody)"}, "of must be student or teacher, got 'nobody'"),
     ({"target": "teacher(inf)"}, "finite number"),
     ({"estimator": "path_wise"}, r"no estimator named 'path_wise'; did you mean 'pathwise'\?"),
     ({"estimator": "score_function(2)"}, "less than or equal to 1"),
@@ -129,7 +159,7 @@ WRONG = [
     ({"signal": "topk", "target": "teacher(2)"}, "target 'teacher' must be renormalised .* write signal: full"),
     ({"signal": "topk", "target": "log_linear(1, 1)"}, "target 'log_linear' must be renormalised"),
     ({"signal": "sampled", "target": "mixture(0.5)"}, "target 'mixture' must be renormalised"),
-    ({"signal": "sampled", "target": "log_linear", "divergence": "forward_kl"}, "target 'log_linear' must be"),
+    ({"signal": "sampled", "target": "log_linear(2)", "divergence": "forward_kl"}, "target 'log_linear' must be"),
     ({"signal": "sampled", "estimator": "score_function(0, kl)"}, "baseline 'kl' needs signal full or topk"),
     ({"signal": "sampled", "weights": "threshold"}, "weights 'threshold' needs the teacher's entropy"),
     ({"signal": "sampled", "weights": "entropy_top(of=teacher)"}, "weights 'entropy_top' needs the teacher's entropy"),

@@ -1,12 +1,23 @@
 """The mathematics: pure functions of tensors. Student first, log-probabilities in, one number per position out."""
 
-from practicum.functional.advantages import add_reward, clip, group_centre
+from practicum.functional.advantages import (
+    ADVANTAGES,
+    Advantage,
+    add_reward,
+    clip,
+    group_centre,
+    group_normalize,
+    leave_one_out,
+    modulate,
+)
 from practicum.functional.chunked import chunks
 from practicum.functional.distributions import (
     SUPPORTS,
     TAILS,
     candidates,
+    contrast,
     entropy,
+    greedy,
     log_linear,
     mixture,
     restrict,
@@ -30,6 +41,7 @@ from practicum.functional.divergences import (
     reverse_kl,
     skew_forward_kl,
     skew_reverse_kl,
+    todi,
     tvd,
 )
 from practicum.functional.estimators import CORRECTIONS, Correction, k1, k2, k3, score_function_returns
@@ -41,20 +53,26 @@ from practicum.functional.pools import (
     member_weights,
     top1_conflict,
 )
+from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics, SampleWeight
 from practicum.functional.sequence import AGGREGATES, gather_logprobs, reward_to_go, token_coefficients
 from practicum.functional.weights import WEIGHTS, TokenStatistics, Weight
 
 __all__ = [
+    "ADVANTAGES",
     "AGGREGATES",
     "CORRECTIONS",
     "DIVERGENCES",
+    "SAMPLE_WEIGHTS",
     "SUPPORTS",
     "TAILS",
     "TEACHER_FLOOR",
     "WEIGHTS",
+    "Advantage",
     "Correction",
     "Divergence",
     "Parameter",
+    "SampleStatistics",
+    "SampleWeight",
     "TokenStatistics",
     "Weight",
     "adaptive_kl",
@@ -66,22 +84,27 @@ __all__ = [
     "chunks",
     "clip",
     "conflict_cosine",
+    "contrast",
     "density_power",
     "disagreement",
     "entropy",
     "forward_kl",
     "gather_logprobs",
     "geometric",
+    "greedy",
     "group_centre",
+    "group_normalize",
     "jsd",
     "jsd_normalized",
     "k1",
     "k2",
     "k3",
+    "leave_one_out",
     "log_linear",
     "member_weights",
     "mixed_kl",
     "mixture",
+    "modulate",
     "mse",
     "restrict",
     "restrict_candidates",
@@ -91,6 +114,7 @@ __all__ = [
     "skew_forward_kl",
     "skew_reverse_kl",
     "temper",
+    "todi",
     "token_coefficients",
     "top1_conflict",
     "tvd",

@@ -1,11 +1,22 @@
 """Rewards of whole completions, brought to tokens."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.precision import precise
+
+SMALLEST_SPREAD = 1e-6
+"""Added to the standard deviation of a group, so that equal rewards give 0."""
+
+
+def plain(rewards: Sequence[float]) -> list[float]:
+    """The rewards themselves (REINFORCE, Williams 1992)."""
+    return list(rewards)
 
 
 def group_centre(rewards: Sequence[float]) -> list[float]:
@@ -14,13 +25,66 @@ def group_centre(rewards: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def add_reward(advantage: Float[Tensor, " T"], reward: float, weight: float) -> Float[Tensor, " T"]:
-    """The distillation advantage plus `weight` times one reward for every token (MOPD, arXiv 2601.02780)."""
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """Each reward minus the mean of the others, and 0 where there are none (RLOO, arXiv 2402.14740)."""
+    if len(rewards) < 2:
+        return [0.0] * len(rewards)
+    total = sum(rewards)
+    return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
+
+
+def group_normalize(rewards: Sequence[float]) -> list[float]:
+    """The centred rewards over their sample standard deviation (GRPO, arXiv 2402.03300)."""
+    centred = group_centre(rewards)
+    if len(rewards) < 2:
+        return centred
+    spread = math.sqrt(sum(value * value for value in centred) / (len(rewards) - 1))
+    return [value / (spread + SMALLEST_SPREAD) for value in centred]
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """One way to turn the rewards of a prompt's completions into their advantages."""
+
+    name: str
+    function: Callable[[Sequence[float]], list[float]]
+    summary: str
+    paper: str = ""
+
+
+ADVANTAGES: dict[str, Advantage] = {
+    entry.name: entry
+    for entry in (
+        Advantage("group_normalized", group_normalize, "centred and divided by the spread: GRPO", "2402.03300"),
+        Advantage("group_mean", group_centre, "minus the mean of the group: Dr. GRPO", "2503.20783"),
+        Advantage("leave_one_out", leave_one_out, "minus the mean of the others: RLOO", "2402.14740"),
+        Advantage("none", plain, "the reward itself: REINFORCE"),
+    )
+}
+"""Every advantage of a whole completion by name."""
+
+
+def add_reward(
+    advantage: Float[Tensor, " T"], reward: float | Float[Tensor, " T"], weight: float
+) -> Float[Tensor, " T"]:
+    """The distillation advantage plus `weight` times the completion's reward (MOPD, arXiv 2601.02780)."""
     return precise(advantage.detach()) + weight * reward
+
+
+def modulate(
+    reward: Float[Tensor, " T"], log_ratio: Float[Tensor, " T"], strength: float, bound: float
+) -> Float[Tensor, " T"]:
+    """The reward's advantage A, its size led by the teacher (RLSD, arXiv 2604.03128).
+
+    `A ((1 - strength) + strength clip((T / S)**sign(A), 1 - bound, 1 + bound))`, where `log_ratio` is log T - log S. The
+    sign of A never changes.
+    """
+    leaning = (log_ratio.detach() * reward.sign()).exp().clamp(1.0 - bound, 1.0 + bound)
+    return reward * ((1.0 - strength) + strength * leaning)
 
 
 def clip(advantage: Float[Tensor, " T"], low: float, high: float) -> Float[Tensor, " T"]:
     """The advantage held within [low, high]; a clipped token keeps its gradient, unlike one whose loss is clipped."""
     if low > high:
         raise ValueError(f"clip needs low <= high, got low {low} and high {high}")
-    return precise(advantage.detach()).clamp(low, high)
+    return torch.clamp(precise(advantage.detach()), low, high)

@@ -61,6 +61,21 @@ def mixture(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Tenso
     return torch.logsumexp(stacked, dim=0).masked_fill(impossible, -math.inf)
 
 
+def greedy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
+    """All probability on the likeliest token: the action that DAgger (arXiv 1011.0686) asks an expert for."""
+    likeliest = logprobs.argmax(dim=-1, keepdim=True)
+    return torch.full_like(precise(logprobs), -math.inf).scatter(-1, likeliest, 0.0)
+
+
+def contrast(
+    teacher: Float[Tensor, "*s V"], reference: Float[Tensor, "*s V"], scale: float, floor: float
+) -> tuple[Float[Tensor, "*s V"], Float[Tensor, "*s"]]:
+    """`log_softmax((1 + w) log T - w log R)` and its `w = scale TV(T, R) + floor` (AlignDistil, arXiv 2503.02832)."""
+    teacher, reference = finite(teacher), finite(reference)
+    w = scale * 0.5 * (teacher.exp() - reference.exp()).abs().sum(dim=-1) + floor
+    return torch.log_softmax(teacher + w[..., None] * (teacher - reference), dim=-1), w
+
+
 def candidates(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], k: int, support: str
 ) -> tuple[Int[Tensor, "*s K"], Bool[Tensor, "*s K"]]:

@@ -219,6 +219,11 @@ def _adaptive_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return w * _forward_kl(student, teacher, 0.0) + (1.0 - w) * _reverse_kl(student, teacher, 0.0)
 
 
+def _todi(student: Tensor, teacher: Tensor, _: float) -> Tensor:
+    w = torch.sigmoid(teacher - student).detach()
+    return w * _forward_kl(student, teacher, 0.0) + (1.0 - w) * _reverse_kl(student, teacher, 0.0)
+
+
 def _ce(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return -teacher.exp() * student
 
@@ -251,6 +256,7 @@ DIVERGENCES: dict[str, Divergence] = {
         Divergence("alpha", _alpha, ALPHA, "2606.01039", "Amari's alpha-divergence"),
         Divergence("tvd", _tvd, None, "2310.08461", "total variation: 1 - speculative acceptance"),
         Divergence("adaptive_kl", _adaptive_kl, None, "2404.02657", "mixed_kl, w by head gap", False, False, False),
+        Divergence("todi", _todi, None, "2505.16297", "mixed_kl, w = T / (T + S)", True, False, False),
         Divergence("density_power", _density_power, POWER, "2606.17199", "bounded Bregman", f_divergence=False),
         Divergence("ce", _ce, None, "1503.02531", "forward KL + H(T)", f_divergence=False, zero_at_equality=False),
         Divergence("mse", _mse, None, "2105.08919", "squared gap of centred log-probabilities", False, False),
@@ -343,6 +349,14 @@ def adaptive_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) 
     The weight is held constant in the gradient, and is one half where student and teacher agree exactly.
     """
     return DIVERGENCES["adaptive_kl"].value(student, teacher)
+
+
+def todi(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
+    """Each token's forward and reverse KL terms weighted by T / (T + S) and S / (T + S) (ToDi, arXiv 2505.16297).
+
+    The weights are held constant, so the gradient is not that of the value.
+    """
+    return DIVERGENCES["todi"].value(student, teacher)
 
 
 def ce(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -81,6 +82,29 @@ def prefix_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"])
     return _log_ratio(log_ratio, advantage).cumsum(dim=-1).exp()
 
 
+def ratio_anchor(
+    log_ratio: Float[Tensor, " T"],
+    advantage: Float[Tensor, " T"],
+    alpha: float = 0.5,
+    low: float = 0.2,
+    high: float = 0.2,
+) -> Float[Tensor, " T"]:
+    """PPO's clip around `(S / sampler)**alpha * (S / T)**(1 - alpha)`, whose logarithm is given (RLAD, arXiv 2602.22495).
+
+    With `alpha` 1 it is `ratio_clip`; below 1 the teacher is part of what the student is held near to.
+    """
+    return ratio_clip(log_ratio, advantage, low, high)
+
+
+def shaping(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], gamma: float = 0.1) -> Float[Tensor, " T"]:
+    """`p gamma / (p + gamma)**2`, the gradient weight of f(p) = p / (p + gamma); log p is given (LUFFY, 2504.14945).
+
+    For tokens that somebody else wrote: it is largest at p = gamma and spares what the student already says.
+    """
+    p = ratio(log_ratio, advantage)
+    return p * gamma / (p + gamma).square()
+
+
 def _log_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """The detached, precise log-ratio; `advantage` is named so that both lengths are checked."""
     return precise(log_ratio.detach())
@@ -88,13 +112,18 @@ def _log_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """One off-policy correction: `function(log_ratio, advantage, **parameters)` gives each token's detached factor."""
+    """One off-policy correction: `function(log_ratio, advantage, **parameters)` gives each token's detached factor.
+
+    `of` says what the logarithm is of: the ratio learner / `sampler`, that ratio mixed with learner / teacher (`anchor`),
+    or the learner's own `probability`.
+    """
 
     name: str
     function: Callable[..., Tensor]
     summary: str
     defaults: Mapping[str, float] = field(default_factory=dict)
     paper: str = ""
+    of: Literal["sampler", "anchor", "probability"] = "sampler"
 
 
 CORRECTIONS: dict[str, Correction] = {
@@ -106,6 +135,17 @@ CORRECTIONS: dict[str, Correction] = {
         Correction("ratio_mask", ratio_mask, "ratio inside a band, else 0", {"low": 0.5, "high": 2.0}, "2510.18855"),
         Correction("ratio_truncate", ratio_truncate, "ratio up to a maximum", {"maximum": 2.0}, "1802.01561"),
         Correction("prefix_ratio", prefix_ratio, "product of the ratios so far, exact for a score function"),
+        Correction(
+            "ratio_anchor",
+            ratio_anchor,
+            "PPO's clip around a ratio that the teacher anchors",
+            {"alpha": 0.5, "low": 0.2, "high": 0.2},
+            "2602.22495",
+            "anchor",
+        ),
+        Correction(
+            "shaping", shaping, "for other's tokens: most where p = gamma", {"gamma": 0.1}, "2504.14945", "probability"
+        ),
     )
 }
 

@@ -15,7 +15,8 @@ from practicum.functional.precision import precise
 class TokenStatistics:
     """What is known about each token of a flat batch; a statistic that nobody computed is None.
 
-    `positions` counts the tokens of each completion from 0; `loss_mask` is true where the student chose the token.
+    `positions` counts the tokens of each completion from 0 and `rows` the completions; `loss_mask` is true where the token
+    is learned from; `teacher_rank` is how many tokens the teacher finds likelier than this one.
     """
 
     loss_mask: Bool[Tensor, " T"] | Float[Tensor, " T"]
@@ -25,6 +26,8 @@ class TokenStatistics:
     logprobs: Float[Tensor, " T"] | None = None
     teacher_logprobs: Float[Tensor, " T"] | None = None
     positions: Int[Tensor, " T"] | None = None
+    rows: Int[Tensor, " T"] | None = None
+    teacher_rank: Int[Tensor, " T"] | None = None
 
 
 def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
@@ -67,9 +70,65 @@ def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T
     return _mask(statistics) * (_statistic("prefix", statistics, "positions") < length)
 
 
-def threshold(statistics: TokenStatistics, above: float = 0.0, of: str = "teacher_entropy") -> Float[Tensor, " T"]:
-    """The tokens at which a statistic exceeds a fixed value (Entropy-Aware OPD, arXiv 2603.07079)."""
-    return _mask(statistics) * (_statistic("threshold", statistics, of, MEASURES) > above)
+def threshold(
+    statistics: TokenStatistics, above: float = 0.0, of: str = "teacher_entropy", below: float = math.inf
+) -> Float[Tensor, " T"]:
+    """The tokens at which a statistic lies in (above, below] (Entropy-Aware OPD, arXiv 2603.07079)."""
+    value = _statistic("threshold", statistics, of, MEASURES)
+    return _mask(statistics) * ((value > above) & (value <= below))
+
+
+def trust(statistics: TokenStatistics, maximum: float = 1.0) -> Float[Tensor, " T"]:
+    """min(T / S, maximum) of the sampled token: 1 where the teacher would have said it at least as readily (TrOPD).
+
+    With `maximum` 1 it is the probability that speculative decoding accepts the token (arXiv 2211.17192).
+    """
+    if maximum <= 0:
+        raise ValueError(f"trust: maximum must be positive, got {maximum}")
+    gap = _statistic("trust", statistics, "teacher_logprobs") - _statistic("trust", statistics, "logprobs")
+    return _mask(statistics) * precise(gap).clamp(max=math.log(maximum)).exp()
+
+
+def distrust(statistics: TokenStatistics) -> Float[Tensor, " T"]:
+    """1 - min(T / S, 1): the probability that the teacher rejects the sampled token (OSD, arXiv 2310.07177)."""
+    return _mask(statistics) - trust(statistics)
+
+
+def positive_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
+    """The tokens that the teacher finds at least as likely as the student does."""
+    return _mask(statistics) - negative_advantage(statistics)
+
+
+def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
+    """The tokens that the teacher finds less likely than the student does (AOPD, arXiv 2605.06387)."""
+    teacher = _statistic("negative_advantage", statistics, "teacher_logprobs")
+    return _mask(statistics) * (teacher < _statistic("negative_advantage", statistics, "logprobs"))
+
+
+def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
+    """The sampled tokens among the teacher's k likeliest (SelecTKD, arXiv 2510.24021)."""
+    if k < 1:
+        raise ValueError(f"accepted: k must be at least 1, got {k}")
+    return _mask(statistics) * (_statistic("accepted", statistics, "teacher_rank") < k)
+
+
+def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
+    """The sampled tokens that are not among the teacher's k likeliest."""
+    return _mask(statistics) - accepted(statistics, k)
+
+
+def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor, " T"]:
+    """1 + gamma (1 - c), c the share of the completion's |log T - log S| that lies up to the token (arXiv 2606.22600)."""
+    if gamma < 0:
+        raise ValueError(f"importance: gamma must not be negative, got {gamma}")
+    mask, rows = _mask(statistics), _statistic("importance", statistics, "rows")
+    gap = _statistic("importance", statistics, "teacher_logprobs") - _statistic("importance", statistics, "logprobs")
+    size = torch.where(mask > 0, precise(gap).abs(), 0.0)
+    count = int(rows.max()) + 1 if len(rows) else 0
+    totals = size.new_zeros(count).index_add_(0, rows, size)
+    before = totals.cumsum(0) - totals
+    share = (size.cumsum(0) - before[rows]) / totals[rows].clamp(min=torch.finfo(size.dtype).tiny)
+    return mask * (1.0 + gamma * (1.0 - share.clamp(0.0, 1.0)))
 
 
 MEASURES = ("student_entropy", "teacher_entropy", "divergence", "logprobs", "teacher_logprobs")
@@ -107,13 +166,16 @@ def _top(mask: Tensor, score: Tensor, fraction: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One way to weight tokens: `function(statistics, **parameters)`, and the parameters at which all weigh alike."""
+    """One way to weight tokens: `function(statistics, **parameters)`.
+
+    `identity` are the parameters at which all tokens weigh alike, where there are such.
+    """
 
     name: str
     function: Callable[..., Tensor]
     summary: str
     defaults: Mapping[str, int | float | str] = field(default_factory=dict)
-    identity: Mapping[str, int | float | str] = field(default_factory=dict)
+    identity: Mapping[str, int | float | str] | None = None
     paper: str = ""
 
 
@@ -123,7 +185,7 @@ _LEAST_CERTAIN = {"fraction": 0.2, "of": "student"}
 WEIGHTS: dict[str, Weight] = {
     entry.name: entry
     for entry in (
-        Weight("all", all, "every supervised token counts 1"),
+        Weight("all", all, "every supervised token counts 1", identity={}),
         Weight("entropy_top", entropy_top, "the least certain tokens", _LEAST_CERTAIN, _ALL_OF_THEM, "2506.01939"),
         Weight("divergence_top", divergence_top, "the tokens of most disagreement", {"fraction": 0.5}, _ALL_OF_THEM),
         Weight("soft_or", soft_or, "uncertain or confidently wrong", {"fraction": 0.5}, _ALL_OF_THEM, "2604.14084"),
@@ -132,9 +194,23 @@ WEIGHTS: dict[str, Weight] = {
             "threshold",
             threshold,
             "tokens at which a statistic exceeds a value",
-            {"above": 0.0, "of": "teacher_entropy"},
+            {"above": 0.0, "of": "teacher_entropy", "below": math.inf},
             {"above": -math.inf},
             "2603.07079",
+        ),
+        Weight("trust", trust, "min(T / S, maximum) of the token", {"maximum": 1.0}),
+        Weight("distrust", distrust, "1 - min(T / S, 1): how surely the teacher rejects it", paper="2310.07177"),
+        Weight("positive_advantage", positive_advantage, "tokens the teacher finds at least as likely"),
+        Weight("negative_advantage", negative_advantage, "tokens the teacher finds less likely", paper="2605.06387"),
+        Weight("accepted", accepted, "tokens among the teacher's k likeliest", {"k": 5}, {"k": 1 << 40}, "2510.24021"),
+        Weight("rejected", rejected, "tokens not among the teacher's k likeliest", {"k": 5}),
+        Weight(
+            "importance",
+            importance,
+            "early tokens more, by share of disagreement",
+            {"gamma": 0.5},
+            {"gamma": 0.0},
+            "2606.22600",
         ),
     )
 }

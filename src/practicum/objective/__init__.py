@@ -1,37 +1,48 @@
 """The objective as data, its logit side and its token side."""
 
-from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
-from practicum.objective.spec import (
+from practicum.objective.choices import (
     AXES,
+    AddAdvantage,
+    Contrast,
+    Draws,
     Full,
     K2Surrogate,
     LogLinear,
     Mixture,
-    Objective,
+    Modulate,
     Pathwise,
     Sampled,
+    Score,
     ScoreFunction,
     Signal,
     TeacherTarget,
-    Term,
+    Text,
     TopK,
 )
+from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
+from practicum.objective.spec import Objective, Term
 
 __all__ = [
     "AXES",
+    "AddAdvantage",
+    "Contrast",
+    "Draws",
     "Full",
     "K2Surrogate",
     "LogLinear",
     "Mixture",
+    "Modulate",
     "Objective",
     "Pathwise",
     "Sampled",
+    "Score",
     "ScoreFunction",
     "Signal",
     "TeacherTarget",
     "TeacherTokens",
     "Term",
     "TermValues",
+    "Text",
     "TokenBatch",
     "TopK",
     "logit_side",

@@ -24,18 +24,18 @@ def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     name, inside = match.group(1), match.group(2)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for part in (inside or "").split(","):
+    for part in _arguments(inside or ""):
         if not part.strip():
             continue
         key, equals, value = part.partition("=")
-        if equals:
+        if equals and "(" not in key:
             if key.strip() in keywords:
                 raise ValueError(f"{text!r} gives {key.strip()!r} twice")
             keywords[key.strip()] = _scalar(value)
         elif keywords:
             raise ValueError(f"{text!r} has a positional argument after a named one")
         else:
-            positional.append(_scalar(key))
+            positional.append(_scalar(part))
     return name, positional, keywords
 
 
@@ -59,6 +59,17 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     """The text that `parse_call` reads back."""
     inside = ", ".join(f"{key}={value}" for key, value in arguments.items())
     return f"{name}({inside})" if inside else name
+
+
+def _arguments(inside: str) -> list[str]:
+    """The text between the brackets at its outermost commas, so that an argument may be a call itself."""
+    parts, depth, start = [], 0, 0
+    for place, letter in enumerate(inside):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            parts.append(inside[start:place])
+            start = place + 1
+    return [*parts, inside[start:]]
 
 
 def _scalar(text: str) -> Any:

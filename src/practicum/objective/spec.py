@@ -1,226 +1,57 @@
-"""The objective as data: a list of terms, each a choice on the mathematical axes, and one aggregate.
-
-Every choice is written as a name or a call, `jsd(0.3)`, and reads back from its own text.
-"""
+"""The objective as data: a list of terms, each a choice on the mathematical axes, and one aggregate."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import torch
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.sequence import AGGREGATES
-from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.calls import bind, did_you_mean, format_call, parse_call
+from practicum.objective.choices import (
+    AddAdvantage,
+    Auto,
+    Choice,
+    Clip,
+    ClipAdvantage,
+    ClipLoss,
+    Contrast,
+    CorrectionChoice,
+    DivergenceChoice,
+    Draws,
+    Estimator,
+    Full,
+    K2Surrogate,
+    LogLinear,
+    Modulate,
+    NoClip,
+    NoReward,
+    Pathwise,
+    Reward,
+    Sampled,
+    SampleWeightChoice,
+    Score,
+    ScoreFunction,
+    Signal,
+    Target,
+    TeacherTarget,
+    Text,
+    TopK,
+    WeightChoice,
+)
 
-Arguments = dict[str, int | float | str]
-
-
-class Call(BaseModel):
-    """A choice that is written as a call; `type` is its name and the other fields its parameters, in order."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_serializer(mode="plain")
-    def _as_text(self) -> str:
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        return format_call(fields.pop("type"), {name: value for name, value in fields.items() if value is not None})
-
-
-class Full(Call):
-    """Every log-probability of the teacher: exact, and no dearer than one token when both heads are local."""
-
-    type: Literal["full"] = "full"
-
-
-class Sampled(Call):
-    """One teacher log-probability a token, that of the token the student sampled."""
-
-    type: Literal["sampled"] = "sampled"
-
-
-class TopK(Call):
-    """K candidates a token, chosen by `support`; what becomes of the other mass is `tail`'s choice."""
-
-    type: Literal["topk"] = "topk"
-    k: int = Field(default=64, ge=1)
-    support: Literal["student", "teacher", "union", "intersection"] = "student"
-    tail: Literal["bucket", "renorm", "drop", "sampled"] = "bucket"
-
-
-class TeacherTarget(Call):
-    """The teacher's distribution, at a temperature (1: as it is)."""
-
-    type: Literal["teacher"] = "teacher"
-    temperature: float = Field(default=1.0, gt=0)
-
-
-class LogLinear(Call):
-    """`softmax(teacher * log T + student * log S)`, the student's part detached (Veto 2601.07155, TAID 2501.16937)."""
-
-    type: Literal["log_linear"] = "log_linear"
-    teacher: float = 1.0
-    student: float = 0.0
-
-
-class Mixture(Call):
-    """`teacher * T + (1 - teacher) * S` in probability, the student's part detached."""
-
-    type: Literal["mixture"] = "mixture"
-    teacher: float = Field(default=1.0, gt=0, le=1)
-
-
-class Auto(Call):
-    """Pathwise wherever there are candidates to differentiate, score_function for sampled signals."""
-
-    type: Literal["auto"] = "auto"
-
-
-class Pathwise(Call):
-    """Differentiate the divergence itself at every visited state (GKD 2306.13649)."""
-
-    type: Literal["pathwise"] = "pathwise"
-
-
-class ScoreFunction(Call):
-    """Policy gradient with the advantage of the sampled token; `gamma` 1 is the sequence-level gradient.
-
-    `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean return of the other
-    completions of the prompt.
-    """
-
-    type: Literal["score_function"] = "score_function"
-    gamma: float = Field(default=0.0, ge=0, le=1)
-    baseline: Literal["none", "kl", "group_mean"] = "none"
-
-
-class K2Surrogate(Call):
-    """Back-propagate half the squared log-ratio of the sampled token: exactly the reverse-KL gradient."""
-
-    type: Literal["k2_surrogate"] = "k2_surrogate"
-
-
-class Choice(BaseModel):
-    """An entry of one of the tables of `practicum.functional`, with its arguments, defaults filled in."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    name: str
-    arguments: Arguments = {}
-
-    @model_serializer(mode="plain")
-    def _as_text(self) -> str:
-        return format_call(self.name, self.arguments)
-
-
-def _by_name(*classes: type[Call]) -> dict[str, type[Call]]:
-    return {cls.model_fields["type"].default: cls for cls in classes}
-
-
-AXES = {
-    "signals": _by_name(Full, Sampled, TopK),
-    "targets": _by_name(TeacherTarget, LogLinear, Mixture),
-    "estimators": _by_name(Auto, Pathwise, ScoreFunction, K2Surrogate),
-}
-"""The choices that are classes, by axis and name."""
-
-
-def _reader(kind: str) -> BeforeValidator:
-    by_name = AXES[f"{kind}s"]
-
-    def read(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            _known(kind, str(value.get("type", "")), by_name)
-        if not isinstance(value, str):
-            return value
-        name = parse_call(value)[0]
-        fields = [field for field in _known(kind, name, by_name).model_fields if field != "type"]
-        return {"type": name, **bind(kind, value, fields)}
-
-    return BeforeValidator(read)
-
-
-def _chooser(kind: str, table: Mapping[str, Arguments]) -> BeforeValidator:
-    def read(value: Any) -> Any:
-        if isinstance(value, str):
-            name = parse_call(value)[0]
-            given = bind(kind, value, list(_known(kind, name, table)))
-        elif isinstance(value, Choice):
-            name, given = value.name, value.arguments
-        elif isinstance(value, Mapping) and "type" in value:
-            name = str(value["type"])
-            given = {key: argument for key, argument in value.items() if key != "type"}
-        else:
-            raise ValueError(f"a {kind} is written as a name or a call, not as {value!r}; known: {', '.join(table)}")
-        defaults = _known(kind, name, table)
-        where = f"{kind} {name!r}"
-        checked = {key: _argument(where, key, argument, defaults) for key, argument in given.items()}
-        return {"name": name, "arguments": {**defaults, **checked}}
-
-    return BeforeValidator(read)
-
-
-def _argument(where: str, key: str, argument: Any, defaults: Arguments) -> int | float | str:
-    """The argument in the type of the parameter's default; ValueError where there is no such parameter or type."""
-    if key not in defaults:
-        raise ValueError(f"{where} has no parameter {key!r}; {did_you_mean(key, defaults)}")
-    kinds = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
-    kind, fits = kinds[type(defaults[key])]
-    if not isinstance(argument, fits) or isinstance(argument, bool) or argument != argument:
-        raise ValueError(f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}")
-    return float(argument) if kind == "a number" else argument
-
-
-def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
-    if name not in table:
-        raise ValueError(f"no {kind} named {name!r}; {did_you_mean(name, table)}")
-    return table[name]
-
-
-def _in_range(choice: Choice) -> Choice:
-    """The divergence, if its parameter is in the family's range."""
-    DIVERGENCES[choice.name].resolve(next((float(value) for value in choice.arguments.values()), None))
-    return choice
-
-
-def _usable(choice: Choice) -> Choice:
-    """The weight, if its function takes its arguments; seen by calling it on one token."""
-    one = torch.ones(1)
-    statistics = TokenStatistics(
-        loss_mask=one,
-        student_entropy=one,
-        teacher_entropy=one,
-        divergence=one,
-        logprobs=one,
-        teacher_logprobs=one,
-        positions=one.long(),
-    )
-    WEIGHTS[choice.name].function(statistics, **choice.arguments)
-    return choice
-
-
-_DIVERGENCES: dict[str, Arguments] = {
-    name: {} if entry.parameter is None else {entry.parameter.name: entry.parameter.default}
-    for name, entry in DIVERGENCES.items()
-}
-_CORRECTIONS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in CORRECTIONS.items()}
-_WEIGHTS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in WEIGHTS.items()}
-
-Signal = Annotated[Full | Sampled | TopK, _reader("signal"), Field(discriminator="type")]
-Target = Annotated[
-    TeacherTarget | LogLinear | Mixture,
-    _reader("target"),
-    Field(discriminator="type"),
-]
-Estimator = Annotated[
-    Auto | Pathwise | ScoreFunction | K2Surrogate,
-    _reader("estimator"),
-    Field(discriminator="type"),
-]
-DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES), AfterValidator(_in_range)]
-CorrectionChoice = Annotated[Choice, _chooser("correction", _CORRECTIONS)]
-WeightChoice = Annotated[Choice, _chooser("weight", _WEIGHTS), AfterValidator(_usable)]
+LOCAL_WEIGHTS = (
+    "all",
+    "prefix",
+    "threshold",
+    "trust",
+    "distrust",
+    "positive_advantage",
+    "negative_advantage",
+    "accepted",
+    "rejected",
+)
+"""The token weights that look at one token at a time."""
 
 
 class Term(BaseModel):
@@ -229,50 +60,125 @@ class Term(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     signal: Signal = Full()
+    against: Literal["teacher", "reference"] = "teacher"
     target: Target = TeacherTarget()
     divergence: DivergenceChoice = Choice(name="reverse_kl")
     estimator: Estimator = Auto()
     correction: CorrectionChoice = Choice(name="none")
     advantage_logprob: Literal["learner", "sampler"] = "learner"
+    reward: Reward = NoReward()
+    clip: Clip = NoClip()
     weights: WeightChoice = Choice(name="all")
-    filter: Literal["all", "correct", "incorrect"] = "all"
+    samples: SampleWeightChoice = Choice(name="uniform")
+    filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"] = "all"
+    source: Literal["all", "student", "dataset", "teacher"] = "all"
     coefficient: float = 1.0
 
     @model_validator(mode="after")
     def _consistent(self) -> "Term":
+        checks = (
+            self._label,
+            self._score,
+            self._one_token,
+            self._candidates,
+            self._target,
+            self._rewards,
+            self._weighs,
+        )
+        for check in checks:
+            problem = check()
+            if problem:
+                raise ValueError(problem)
+        return self
+
+    def _label(self) -> str | None:
+        if not isinstance(self.signal, Text):
+            return None
+        if self.divergence.name != "ce":
+            return "signal 'text' has one label a token, the token itself; write divergence: ce"
+        if not isinstance(self.gradient, Pathwise) or not self._plain_target:
+            return "signal 'text' is its own target and is differentiated itself; leave out target and estimator"
+        return None
+
+    def _score(self) -> str | None:
+        if not isinstance(self.signal, Score):
+            return None
+        if not isinstance(self.gradient, ScoreFunction):
+            return "signal 'score' is a reward, not a function of the logits; write estimator: score_function"
+        if self.divergence.name != "reverse_kl" or not self._plain_target or self.gradient != ScoreFunction():
+            return "signal 'score' asks no teacher; leave out target, divergence and the estimator's arguments"
+        if not isinstance(self.reward, NoReward):
+            return "signal 'score' is the reward itself; leave out reward, or use a teacher's signal with it"
+        return None
+
+    def _one_token(self) -> str | None:
         entry = DIVERGENCES[self.divergence.name]
         if isinstance(self.signal, Sampled) and isinstance(self.gradient, Pathwise):
-            raise ValueError(
+            return (
                 "estimator 'pathwise' needs more than one token's log-probability; with signal 'sampled' "
                 "write estimator: score_function"
             )
+        if isinstance(self.signal, Draws) and not isinstance(self.gradient, ScoreFunction):
+            return "signal 'mc' has drawn tokens, which no divergence is a sum over; write estimator: score_function"
         if not entry.pointwise and not isinstance(self.gradient, Pathwise):
-            raise ValueError(
+            return (
                 f"divergence {self.divergence.name!r} has no sampled-token form; use signal full with estimator "
                 "pathwise, or a divergence that has one, such as reverse_kl or jsd(0.5)"
             )
         if isinstance(self.gradient, K2Surrogate) and self.divergence.name != "reverse_kl":
-            raise ValueError(
-                "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: reverse_kl"
-            )
-        if isinstance(self.signal, Sampled) and self.baseline == "kl":
-            raise ValueError("baseline 'kl' needs signal full or topk, not 'sampled'")
-        self._target_consistent()
-        return self
+            return "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: reverse_kl"
+        if isinstance(self.signal, Sampled | Draws) and self.baseline == "kl":
+            return f"baseline 'kl' needs signal full or topk, not {self.signal.type!r}"
+        return None
 
-    def _target_consistent(self) -> None:
-        plain = isinstance(self.target, TeacherTarget) and self.target.temperature == 1.0
-        if plain or isinstance(self.signal, Full):
-            return
+    def _candidates(self) -> str | None:
+        gradient = self.gradient
+        if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
+            if not isinstance(self.signal, TopK):
+                return "over=candidates sums over the candidates of a topk signal; write signal: topk(16)"
+            if gradient.gamma > 0 or gradient.baseline != "none":
+                return "over=candidates is about one state at a time; leave out gamma and baseline"
+        dropped = isinstance(self.signal, TopK) and self.signal.tail == "drop"
+        if dropped and isinstance(gradient, Pathwise) and self.divergence.name != "ce":
+            return (
+                "a partial sum over candidates (tail 'drop') is no divergence: it can be negative and its gradient ignores the "
+                "rest; write tail=bucket or tail=renorm, or divergence: ce"
+            )
+        return None
+
+    @property
+    def _plain_target(self) -> bool:
+        target = self.target
+        return target == TeacherTarget() or (isinstance(target, LogLinear) and target.plain)
+
+    def _target(self) -> str | None:
+        if self._plain_target or isinstance(self.signal, Full):
+            return None
         if (
             isinstance(self.signal, Sampled)
             and self.divergence.name == "reverse_kl"
-            and self.target.type == "log_linear"
+            and isinstance(self.target, LogLinear)
         ):
-            return  # the normaliser is a constant of the state, so it drops out of the expected gradient
-        raise ValueError(
-            f"target {self.target.type!r} must be renormalised over the whole vocabulary; write signal: full"
-        )
+            return None  # the normaliser is a constant of the state, so it drops out of the expected gradient
+        return f"target {self.target.type!r} must be renormalised over the whole vocabulary; write signal: full"
+
+    def _rewards(self) -> str | None:
+        if not isinstance(self.reward, NoReward) and not self.on_sampled_token:
+            return f"reward {self.reward.type!r} is added to an advantage; write estimator: score_function"
+        if isinstance(self.clip, ClipLoss) and self.on_sampled_token:
+            return "clip 'loss' is of a loss that is differentiated; for an advantage write clip: advantage(-5, 5)"
+        if isinstance(self.clip, ClipAdvantage) and not self.on_sampled_token:
+            return "clip 'advantage' is of a sampled token's advantage; for a divergence write clip: loss(0.05)"
+        return None
+
+    def _weighs(self) -> str | None:
+        if self.weights.name in ("accepted", "rejected") and not isinstance(self.signal, Full):
+            return f"weights {self.weights.name!r} ranks the whole vocabulary; write signal: full"
+        if not self.asks and self.weights.name not in ("all", "prefix", "entropy_top"):
+            return f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.type!r} does not ask"
+        if not self.asks and self.samples.arguments.get("of") == "teacher":
+            return f"samples {self.samples.name!r} needs a teacher, whom signal {self.signal.type!r} does not ask"
+        return None
 
     @property
     def parameter(self) -> float | None:
@@ -284,7 +190,27 @@ class Term(BaseModel):
         """The estimator, with `auto` decided."""
         if not isinstance(self.estimator, Auto):
             return self.estimator
-        return ScoreFunction() if isinstance(self.signal, Sampled) else Pathwise()
+        return ScoreFunction() if isinstance(self.signal, Sampled | Draws | Score) else Pathwise()
+
+    @property
+    def asks(self) -> bool:
+        """Whether the term needs what a teacher (or the reference) says."""
+        return not isinstance(self.signal, Text | Score)
+
+    @property
+    def asks_reference(self) -> bool:
+        """Whether the term needs what the reference says."""
+        if isinstance(self.target, Contrast) or (isinstance(self.target, LogLinear) and self.target.reference != 0.0):
+            return True
+        return self.asks and self.against == "reference"
+
+    @property
+    def on_sampled_token(self) -> bool:
+        """Whether the loss is a coefficient times the sampled token's log-probability."""
+        gradient = self.gradient
+        if isinstance(gradient, ScoreFunction):
+            return gradient.over == "sampled" and not isinstance(self.signal, Draws)
+        return isinstance(gradient, K2Surrogate)
 
     @property
     def baseline(self) -> str:
@@ -299,7 +225,8 @@ class Term(BaseModel):
         return (
             sequence
             or self.correction.name == "prefix_ratio"
-            or self.weights.name not in ("all", "prefix", "threshold")
+            or self.weights.name not in LOCAL_WEIGHTS
+            or self.samples.name == "ppl_softmax"
         )
 
 
@@ -342,11 +269,14 @@ class Objective(BaseModel):
         return self
 
     @property
-    def signal(self) -> Full | Sampled | TopK:
-        """The richest signal any term asks for: what the teacher has to give."""
-        order = ("sampled", "topk", "full")
-        signals = [term.signal for term in self.losses]
-        return max(signals, key=lambda signal: (order.index(signal.type), signal.k if isinstance(signal, TopK) else 0))
+    def signal(self) -> Full | Sampled | TopK | None:
+        """The richest signal any term asks of the teacher: what it has to give; None where no term asks it."""
+        return _richest([term for term in self.losses if term.asks and term.against == "teacher"])
+
+    @property
+    def reference_signal(self) -> Full | Sampled | TopK | None:
+        """The richest signal any term asks of the reference; None where no term asks it."""
+        return _richest([term for term in self.losses if term.asks_reference])
 
     @property
     def needs_sequences(self) -> bool:
@@ -354,4 +284,19 @@ class Objective(BaseModel):
         return any(term.needs_sequences for term in self.losses)
 
 
+def _richest(terms: list[Term]) -> Full | Sampled | TopK | None:
+    """What answers all of the terms; drawn tokens are scored from the whole distribution."""
+    signals = [Full() if isinstance(term.signal, Draws) else term.signal for term in terms]
+    asked = [signal for signal in signals if isinstance(signal, Full | Sampled | TopK)]
+    order = ("sampled", "topk", "full")
+    rank = [(order.index(signal.type), signal.k if isinstance(signal, TopK) else 0) for signal in asked]
+    return asked[rank.index(max(rank))] if asked else None
+
+
+def adds_reward(term: Term) -> bool:
+    """Whether the verifier's reward is part of the term."""
+    return isinstance(term.signal, Score) or isinstance(term.reward, AddAdvantage | Modulate)
+
+
 assert set(AGGREGATES) == set(Objective.model_fields["aggregate"].annotation.__args__)  # type: ignore[union-attr]
+assert set(CORRECTIONS) >= {"none", "prefix_ratio"}

@@ -7,7 +7,8 @@ but rounding.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +22,17 @@ from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import chunks
 from practicum.objective import Objective, TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.ports import AdamParams, SelfRule
-from practicum.types import Datum, ForwardResult, Head, Metrics, Rollout, TeacherSignal, TokenOutputs
+from practicum.types import (
+    Datum,
+    ForwardResult,
+    Head,
+    HeadLike,
+    Metrics,
+    Pool,
+    Rollout,
+    TeacherSignal,
+    TokenOutputs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ class _Records:
 
     def means(self) -> Metrics:
         """The mean of each measure over the tokens at which it is known."""
-        return {name: value / self._counts[name] for name, value in self._sums.items()}
+        return {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
 
     def place(self, index: Tensor, values: TermValues) -> None:
         self.logprobs[index] = values.logprobs
@@ -58,18 +69,22 @@ class _Records:
             if column is not None:
                 getattr(self, name)[index] = column
 
-    def outputs(self, data: Sequence[Datum]) -> list[TokenOutputs]:
-        """The three numbers by rollout, NaN at tokens that were not learned from."""
+    def outputs(self, data: Sequence[Datum], whole: Sequence[Datum]) -> list[TokenOutputs]:
+        """The three numbers by rollout of `whole`, NaN at tokens that were not learned from.
+
+        `data` are those of `whole` with each sum of teachers taken apart; the numbers of its first teacher stand for all.
+        """
         columns = torch.stack([self.logprobs, self.teacher_logprobs, self.divergence])
-        results, start = [], 0
+        found: dict[int, TokenOutputs] = {}
+        start = 0
         for datum in data:
             mask = datum.rollout.loss_mask
-            whole = torch.full((3, len(mask)), torch.nan)
+            numbers = torch.full((3, len(mask)), torch.nan)
             count = int(mask.sum())
-            whole[:, mask] = columns[:, start : start + count]
+            numbers[:, mask] = columns[:, start : start + count]
             start += count
-            results.append(TokenOutputs(*whole))
-        return results
+            found.setdefault(id(datum.rollout), TokenOutputs(*numbers))
+        return [found[id(datum.rollout)] for datum in whole]
 
 
 class LocalTrainer:
@@ -161,7 +176,7 @@ class LocalTrainer:
         while True:
             torch.manual_seed(seed)
             try:
-                result = self._forward_backward(data, objective)
+                result = self._forward_backward(data, objective, seed)
                 return ForwardResult({**result.metrics, "halvings": float(halvings)}, result.outputs)
             except RuntimeError as error:
                 if not _out_of_memory(error):
@@ -169,21 +184,23 @@ class LocalTrainer:
                 self._halve(data, error)
                 halvings += 1
 
-    def _forward_backward(self, data: Sequence[Datum], objective: Objective) -> ForwardResult:
-        batch = token_batch(data, objective)
+    def _forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+        whole, data = data, _one_teacher_each(data)
+        batch = token_batch(data, objective, seed)
         records = _Records(len(batch.tokens))
         micro_batches = _micro_batches(data, self.limits.micro_batch_tokens)
         coefficients = (
             self._whole_coefficients(data, objective, batch, micro_batches) if objective.needs_sequences else None
         )
         self.language_model.model.train()
-        for rows in micro_batches:
+        for rows, following in pairwise([*micro_batches, []]):
             self._micro_batch(_gather(data, rows, batch), objective, coefficients, records)
-        metrics = {"tokens": float(records.tokens)}
+            _release(data, rows, following)
+        metrics = {"tokens": float(sum(int(datum.rollout.loss_mask.sum()) for datum in whole))}
         if records.broken:
             self._optimizer.zero_grad(set_to_none=True)
-            return ForwardResult(metrics | {"nonfinite": float(len(set(records.broken)))}, records.outputs(data))
-        return ForwardResult(metrics | records.means(), records.outputs(data))
+            return ForwardResult(metrics | {"nonfinite": float(len(set(records.broken)))}, records.outputs(data, whole))
+        return ForwardResult(metrics | records.means(), records.outputs(data, whole))
 
     def _micro_batch(
         self, micro: "_Micro", objective: Objective, coefficients: list[Tensor] | None, records: _Records
@@ -194,7 +211,7 @@ class LocalTrainer:
         for part in chunks(len(micro.index), self.limits.chunk_tokens):
             piece = hidden[part].detach().requires_grad_()
             tokens = micro.tokens[part]
-            values = _logit_side(head, piece, micro.teacher(part), tokens, objective)
+            values = self._logit_side(head, piece, micro, part, objective)
             detached = [value.detached() for value in values]
             shares = (
                 [token_side(term, value, tokens) for term, value in zip(objective.losses, detached, strict=True)]
@@ -212,7 +229,8 @@ class LocalTrainer:
                 return
             loss.backward()
             gradients.append(piece.grad)
-            _measure(records, detached, tokens)
+            _measure(records, detached, tokens, micro.signal.name)
+            self._measure_conflict(records, head, piece, micro, part)
             records.place(micro.index[part], detached[0])
         if hidden.requires_grad:
             hidden.backward(torch.cat(gradients))
@@ -226,13 +244,14 @@ class LocalTrainer:
         head = self.language_model.head()
         pieces: list[list[TermValues]] = []
         order = []
-        for rows in micro_batches:
+        for rows, following in pairwise([*micro_batches, []]):
             micro = _gather(data, rows, batch)
             hidden = self._hidden(micro)
             order.append(micro.index)
             for part in chunks(len(micro.index), self.limits.chunk_tokens):
-                values = _logit_side(head, hidden[part], micro.teacher(part), micro.tokens[part], objective)
+                values = self._logit_side(head, hidden[part], micro, part, objective)
                 pieces.append([value.detached() for value in values])
+            _release(data, rows, following)
         if not order:
             return [torch.zeros(0) for _ in objective.losses]
         back = torch.cat(order).argsort()
@@ -240,6 +259,26 @@ class LocalTrainer:
             TermValues.concatenate([piece[index] for piece in pieces])[back] for index in range(len(objective.losses))
         ]
         return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
+
+    def _logit_side(
+        self, head: Head, hidden: Tensor, micro: "_Micro", part: slice, objective: Objective
+    ) -> list[TermValues]:
+        student, tokens = head.logprobs(hidden), micro.tokens[part].to(hidden.device)
+        teacher, reference = (_said(signal, part).to(hidden.device) for signal in (micro.signal, micro.reference))
+        return logit_side(student, teacher, tokens, objective, reference)
+
+    @torch.no_grad()
+    def _measure_conflict(self, records: _Records, head: Head, hidden: Tensor, micro: "_Micro", part: slice) -> None:
+        """How much several teachers contradict each other at the same tokens."""
+        if micro.signal.pool is None:
+            return
+        members = [full for member in micro.signal.pool.members if (full := _said(member, part).full) is not None]
+        if len(members) < 2:
+            return
+        student = head.logprobs(hidden)
+        records.add("conflict_cosine", F.conflict_cosine(student, members))
+        records.add("disagreement", F.disagreement(members))
+        records.add("top1_conflict", F.top1_conflict(members))
 
     def _hidden(self, micro: "_Micro") -> Float[Tensor, "T D"]:
         """The student's hidden states that predict the micro-batch's supervised tokens, end to end."""
@@ -275,17 +314,66 @@ class _Micro:
     index: Int[Tensor, " T"]
     tokens: TokenBatch
     signal: TeacherSignal
+    reference: TeacherSignal
 
-    def teacher(self, part: slice) -> TeacherTokens:
-        """What the teacher said about a part of the tokens; its head reads that part's hidden states only."""
-        signal = self.signal
-        full = None
-        if signal.hidden is not None and signal.head is not None:
-            with torch.no_grad():
-                full = signal.head.logprobs(signal.hidden[part])
-        return TeacherTokens(
-            full, *(_part(value, part) for value in (signal.topk_ids, signal.topk_logprobs, signal.logprobs))
-        )
+
+def _release(data: Sequence[Datum], rows: Sequence[int], following: Sequence[int]) -> None:
+    """Let go of the teachers' heads that the next micro-batch does not read; all rows of one share their heads."""
+    read, kept = (
+        {head.key: head for row in part[:1] for head in (*_heads(data[row].signal), *_heads(data[row].reference))}
+        for part in (rows, following)
+    )
+    for key in read.keys() - kept.keys():
+        read[key].release()
+
+
+def _heads(signal: TeacherSignal) -> list[HeadLike]:
+    members = () if signal.pool is None else signal.pool.members
+    own = [] if signal.head is None else [signal.head]
+    return own + [head for member in members for head in _heads(member)]
+
+
+def _said(signal: TeacherSignal, part: slice) -> TeacherTokens:
+    """What the teacher said about a part of the tokens; its head reads that part's hidden states only."""
+    if signal.pool is not None:
+        return _pooled(signal.pool, [_said(member, part) for member in signal.pool.members])
+    full = None
+    if signal.hidden is not None and signal.head is not None:
+        with torch.no_grad():
+            full = signal.head.logprobs(signal.hidden[part])
+    return TeacherTokens(
+        full, *(_part(value, part) for value in (signal.topk_ids, signal.topk_logprobs, signal.logprobs))
+    )
+
+
+@torch.no_grad()
+def _pooled(pool: Pool, members: Sequence[TeacherTokens]) -> TeacherTokens:
+    """Several teachers as one: their pooled distribution, or their pooled log-probability of the sampled token."""
+    full = [member.full for member in members if member.full is not None]
+    if len(full) == len(members):
+        combine = F.geometric if pool.kind == "geometric" else F.arithmetic
+        return TeacherTokens(combine(full, pool.weights, pool.gate))
+    tokens = torch.stack([member.logprobs for member in members if member.logprobs is not None])
+    weights = torch.tensor(pool.weights)[:, None]
+    if pool.kind == "geometric":  # its normaliser is a constant of the state, so it drops out of the expected gradient
+        return TeacherTokens(logprobs=(weights * tokens).sum(dim=0))
+    return TeacherTokens(logprobs=torch.logsumexp(weights.log() + tokens, dim=0))
+
+
+def _one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
+    """The data with each sum of teachers taken apart: one datum a teacher, its share as its weight.
+
+    They are then worked through teacher by teacher, so that no two heads are ever held at once.
+    """
+    apart: list[Datum] = []
+    for datum in data:
+        pool = datum.signal.pool
+        if pool is None or pool.kind != "sum":
+            apart.append(datum)
+        else:
+            shares = zip(pool.members, pool.weights, strict=True)
+            apart += [replace(datum, signal=member, weight=datum.weight * weight) for member, weight in shares]
+    return apart
 
 
 def _part(tensor: Tensor | None, part: slice) -> Tensor | None:
@@ -296,31 +384,34 @@ def _gather(data: Sequence[Datum], rows: list[int], batch: TokenBatch) -> _Micro
     """The supervised tokens of some rows, with what their teachers said of them."""
     index = torch.cat([(batch.rows == row).nonzero()[:, 0] for row in rows])
     rollouts = [data[row].rollout for row in rows]
-    signals = [data[row].signal for row in rows]
+    signal = _end_to_end([data[row].signal for row in rows], rollouts)
+    reference = _end_to_end([data[row].reference for row in rows], rollouts)
+    return _Micro(rollouts, index, batch[index], signal, reference)
+
+
+def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
+    """Signals of the same kind as one, at the supervised tokens of their rollouts."""
 
     def column(tensors: Sequence[Tensor | None]) -> Tensor | None:
         pairs = zip(tensors, rollouts, strict=True)
         kept = [tensor[rollout.loss_mask.to(tensor.device)] for tensor, rollout in pairs if tensor is not None]
         return torch.cat(kept) if kept else None
 
-    signal = TeacherSignal(
+    pools = [signal.pool for signal in signals if signal.pool is not None]
+    members = zip(*(pool.members for pool in pools), strict=True)
+    pool = replace(pools[0], members=tuple(_end_to_end(member, rollouts) for member in members)) if pools else None
+    return TeacherSignal(
         logprobs=column([signal.logprobs for signal in signals]),
         topk_ids=column([signal.topk_ids for signal in signals]),
         topk_logprobs=column([signal.topk_logprobs for signal in signals]),
         hidden=column([signal.hidden for signal in signals]),
         head=signals[0].head,
+        name=signals[0].name,
+        pool=pool,
     )
-    return _Micro(rollouts, index, batch[index], signal)
 
 
-def _logit_side(
-    head: Head, hidden: Tensor, teacher: TeacherTokens, tokens: TokenBatch, objective: Objective
-) -> list[TermValues]:
-    student = head.logprobs(hidden)
-    return logit_side(student, teacher.to(student.device), tokens.tokens.to(student.device), objective)
-
-
-def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch) -> None:
+def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str) -> None:
     """Add what every step reports: the terms' values, the divergence to the teacher, entropies, sampler mismatch."""
     first = values[0]
     for number, value in enumerate(values):
@@ -328,14 +419,19 @@ def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch
         measure = value.divergence
         if measure is None and value.teacher_logprobs is not None:
             measure = F.k1(value.logprobs, value.teacher_logprobs)
-        if measure is not None:
+        if measure is None and value.teacher_logprobs is None:
+            measure = -value.logprobs
+        if measure is not None and bool(value.answered.all()):
             records.add(name, measure)
     if first.reverse_kl is not None:
         records.add("reverse_kl", first.reverse_kl)
+        if teacher:
+            records.add(f"reverse_kl/{teacher}", first.reverse_kl)
     records.add("student_entropy", first.student_entropy)
     if first.teacher_entropy is not None:
         records.add("teacher_entropy", first.teacher_entropy)
-    records.add("sampler_mismatch", (first.logprobs - tokens.policy_logprobs).abs())
+    mismatch = (first.logprobs - tokens.policy_logprobs).abs()
+    records.add("sampler_mismatch", mismatch[~mismatch.isnan()])
 
 
 def _micro_batches(data: Sequence[Datum], limit: int) -> list[list[int]]:
@@ -343,7 +439,7 @@ def _micro_batches(data: Sequence[Datum], limit: int) -> list[list[int]]:
     kinds: dict[tuple[object, ...], list[int]] = {}
     for row, datum in enumerate(data):
         if datum.rollout.loss_mask.any():
-            kinds.setdefault(_kind(datum.signal), []).append(row)
+            kinds.setdefault((_kind(datum.signal), _kind(datum.reference)), []).append(row)
     batches: list[list[int]] = []
     for rows in kinds.values():
         current: list[int] = []
@@ -357,10 +453,12 @@ def _micro_batches(data: Sequence[Datum], limit: int) -> list[list[int]]:
 
 
 def _kind(signal: TeacherSignal) -> tuple[object, ...]:
-    """What two signals must share to be put end to end: the head, the forms, and the number of candidates."""
-    head = None if signal.head is None else (signal.head.weight.data_ptr(), signal.head.vocab_size)
+    """What two signals must share to be put end to end: the teacher, its head, the forms, the number of candidates."""
+    head = None if signal.head is None else signal.head.key
     candidates = None if signal.topk_ids is None else signal.topk_ids.shape[-1]
-    return head, candidates, signal.hidden is None, signal.logprobs is None
+    pool = signal.pool
+    members = () if pool is None else (pool.kind, pool.weights, *(_kind(member) for member in pool.members))
+    return signal.name, head, candidates, signal.hidden is None, signal.logprobs is None, members
 
 
 def _length(datum: Datum) -> int:

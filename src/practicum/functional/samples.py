@@ -1,0 +1,82 @@
+"""How much each completion of a prompt counts: non-negative and detached."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleStatistics:
+    """What is known about the completions of one prompt, of which `kept` are those that a term is about.
+
+    `student_nll` and `teacher_nll` are mean negative log-probabilities a token, so perplexity is their exponential.
+    """
+
+    kept: Sequence[bool]
+    rewards: Sequence[float | None] = ()
+    texts: Sequence[str] = ()
+    student_nll: Sequence[float] = ()
+    teacher_nll: Sequence[float] = ()
+
+
+def uniform(statistics: SampleStatistics) -> list[float]:
+    """Every completion counts 1."""
+    return [1.0] * len(statistics.kept)
+
+
+def pass_rate(statistics: SampleStatistics, a: float = 1.0, b: float = 1.0) -> list[float]:
+    """`p**a (1 - p)**b` for the share p of right completions: 0 where all are right or wrong (PACED, arXiv 2603.11178)."""
+    known = [reward >= 1.0 for reward in statistics.rewards if reward is not None]
+    p = sum(known) / len(known) if known else 0.0
+    return [p**a * (1.0 - p) ** b] * len(statistics.kept)
+
+
+def ppl_softmax(statistics: SampleStatistics, of: str = "student", temperature: float = 1.0) -> list[float]:
+    """Weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv 2604.10688).
+
+    Of the student: in proportion to `PPL**(1 / temperature)`, so that surprising right answers count more. Of the
+    teacher: to `PPL**(-1 / temperature)`, so that it corrects what it understands.
+    """
+    if of not in ("student", "teacher"):
+        raise ValueError(f"ppl_softmax: of must be student or teacher, got {of!r}")
+    if temperature <= 0:
+        raise ValueError(f"ppl_softmax: temperature must be positive, got {temperature}")
+    signed = statistics.student_nll if of == "student" else [-value for value in statistics.teacher_nll]
+    scores = [value / temperature for value, kept in zip(signed, statistics.kept, strict=True) if kept]
+    if not scores:
+        return [0.0] * len(statistics.kept)
+    top = max(scores)
+    total = sum(math.exp(score - top) for score in scores)
+    weights = iter(math.exp(score - top) / total for score in scores)
+    return [next(weights) if kept else 0.0 for kept in statistics.kept]
+
+
+def consensus(statistics: SampleStatistics, share: float = 0.5) -> list[float]:
+    """1 for the completions that say what at least `share` of the group says, else 0 (GATES, arXiv 2602.20574)."""
+    texts = [text.strip() for text in statistics.texts]
+    counts = Counter(texts)
+    return [float(counts[text] >= share * len(texts)) for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWeight:
+    """One way to weight completions: `function(statistics, **parameters)`."""
+
+    name: str
+    function: Callable[..., list[float]]
+    summary: str
+    defaults: Mapping[str, int | float | str] = field(default_factory=dict)
+    paper: str = ""
+
+
+SAMPLE_WEIGHTS: dict[str, SampleWeight] = {
+    entry.name: entry
+    for entry in (
+        SampleWeight("uniform", uniform, "every completion counts 1"),
+        SampleWeight("pass_rate", pass_rate, "prompts neither solved nor hopeless", {"a": 1.0, "b": 1.0}, "2603.11178"),
+        SampleWeight("ppl_softmax", ppl_softmax, "by perplexity", {"of": "student", "temperature": 1.0}, "2604.10688"),
+        SampleWeight("consensus", consensus, "what most of the group says", {"share": 0.5}, "2602.20574"),
+    )
+}
+"""Every sample weight by name."""

@@ -1,0 +1,351 @@
+"""The choices on the axes of an objective, each written as a name or a call, `jsd(0.3)`, and read back from its own text."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
+
+from practicum.functional.advantages import ADVANTAGES
+from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.estimators import CORRECTIONS
+from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
+from practicum.functional.weights import WEIGHTS, TokenStatistics
+from practicum.objective.calls import bind, did_you_mean, format_call, parse_call
+
+Arguments = dict[str, int | float | str]
+AdvantageName = Literal["group_normalized", "group_mean", "leave_one_out", "none"]
+
+
+class Call(BaseModel):
+    """A choice that is written as a call; `type` is its name and the other fields its parameters, in order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_serializer(mode="plain")
+    def _as_text(self) -> str:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return format_call(fields.pop("type"), {name: value for name, value in fields.items() if value is not None})
+
+
+class Full(Call):
+    """Every log-probability of the teacher: exact, and no dearer than one token when both heads are local."""
+
+    type: Literal["full"] = "full"
+
+
+class Sampled(Call):
+    """One teacher log-probability a token, that of the token the student sampled."""
+
+    type: Literal["sampled"] = "sampled"
+
+
+class TopK(Call):
+    """K candidates a token, chosen by `support`; what becomes of the other mass is `tail`'s choice."""
+
+    type: Literal["topk"] = "topk"
+    k: int = Field(default=64, ge=1)
+    support: Literal["student", "teacher", "union", "intersection"] = "student"
+    tail: Literal["bucket", "renorm", "drop", "sampled"] = "bucket"
+
+
+class Draws(Call):
+    """K extra tokens drawn from the student at each state, scored by the teacher (AsyncOPD 2606.24143)."""
+
+    type: Literal["mc"] = "mc"
+    k: int = Field(default=16, ge=1)
+
+
+class Text(Call):
+    """The rollout's own tokens are the label, whoever wrote them; no teacher is asked (SFT, SeqKD 1606.07947)."""
+
+    type: Literal["text"] = "text"
+
+
+class Score(Call):
+    """One reward a completion, from the verifier; no teacher is asked.
+
+    `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO and none REINFORCE.
+    """
+
+    type: Literal["score"] = "score"
+    advantage: AdvantageName = "group_normalized"
+
+
+class TeacherTarget(Call):
+    """The teacher's distribution, at a temperature (1: as it is; 0: its likeliest token as a label)."""
+
+    type: Literal["teacher"] = "teacher"
+    temperature: float = Field(default=1.0, ge=0)
+
+
+class LogLinear(Call):
+    """`softmax(teacher log T + student log S + reference log R)`, the student's part detached.
+
+    Veto 2601.07155, TAID 2501.16937, G-OPD 2602.12125.
+    """
+
+    type: Literal["log_linear"] = "log_linear"
+    teacher: float = 1.0
+    student: float = 0.0
+    reference: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the teacher as it is."""
+        return (self.teacher, self.student, self.reference) == (1.0, 0.0, 0.0)
+
+
+class Mixture(Call):
+    """`teacher * T + (1 - teacher) * S` in probability, the student's part detached."""
+
+    type: Literal["mixture"] = "mixture"
+    teacher: float = Field(default=1.0, gt=0, le=1)
+
+
+class Contrast(Call):
+    """`softmax((1 + w) log T - w log R)` with `w = scale TV(T, R) + floor` at each state (AlignDistil 2503.02832).
+
+    The divergence is divided by w, so that its size does not depend on how far teacher and reference differ.
+    """
+
+    type: Literal["contrast"] = "contrast"
+    scale: float = Field(default=15.0, ge=0)
+    floor: float = Field(default=0.001, gt=0)
+
+
+class Auto(Call):
+    """Pathwise wherever there are candidates to differentiate, score_function for sampled signals."""
+
+    type: Literal["auto"] = "auto"
+
+
+class Pathwise(Call):
+    """Differentiate the divergence itself at every visited state (GKD 2306.13649)."""
+
+    type: Literal["pathwise"] = "pathwise"
+
+
+class ScoreFunction(Call):
+    """Policy gradient with the advantage of the sampled token; `gamma` 1 is the sequence-level gradient.
+
+    `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean return of the other
+    completions of the prompt. `start` 1 lets the return begin at the next token, beside a pathwise term for this one,
+    and `length` mean divides it by the tokens that remain (MiniLLM 2306.08543). `over` candidates sums over the
+    candidates of a topk signal, each with its renormalised student probability (2604.13016).
+    """
+
+    type: Literal["score_function"] = "score_function"
+    gamma: float = Field(default=0.0, ge=0, le=1)
+    baseline: Literal["none", "kl", "group_mean"] = "none"
+    start: Literal[0, 1] = 0
+    length: Literal["sum", "mean"] = "sum"
+    over: Literal["sampled", "candidates"] = "sampled"
+
+
+class K2Surrogate(Call):
+    """Back-propagate half the squared log-ratio of the sampled token: exactly the reverse-KL gradient."""
+
+    type: Literal["k2_surrogate"] = "k2_surrogate"
+
+
+class NoReward(Call):
+    """The teacher alone."""
+
+    type: Literal["none"] = "none"
+
+
+class AddAdvantage(Call):
+    """`coefficient` times the advantage of the completion's reward, added at each token (MOPD 2601.02780, slime)."""
+
+    type: Literal["add_advantage"] = "add_advantage"
+    coefficient: float = 1.0
+    advantage: AdvantageName = "group_normalized"
+
+
+class Modulate(Call):
+    """The reward gives each token's advantage its sign, the teacher its size (RLSD 2604.03128)."""
+
+    type: Literal["modulate"] = "modulate"
+    strength: float = Field(default=0.5, ge=0, le=1)
+    bound: float = Field(default=0.2, ge=0, lt=1)
+    advantage: AdvantageName = "group_normalized"
+
+
+class NoClip(Call):
+    """Nothing is clipped."""
+
+    type: Literal["none"] = "none"
+
+
+class ClipLoss(Call):
+    """A token whose loss exceeds `maximum` gives no gradient (OPSD 2601.18734)."""
+
+    type: Literal["loss"] = "loss"
+    maximum: float = Field(default=0.05, gt=0)
+
+
+class ClipAdvantage(Call):
+    """The teacher's advantage is held within [low, high]; a clipped token keeps its gradient (REOPOLD 2603.11137)."""
+
+    type: Literal["advantage"] = "advantage"
+    low: float = -5.0
+    high: float = 5.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ClipAdvantage":
+        if self.low > self.high:
+            raise ValueError(f"clip 'advantage' needs low <= high, got {self.low} and {self.high}")
+        return self
+
+
+class Choice(BaseModel):
+    """An entry of one of the tables of `practicum.functional`, with its arguments, defaults filled in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    arguments: Arguments = {}
+
+    @model_serializer(mode="plain")
+    def _as_text(self) -> str:
+        return format_call(self.name, self.arguments)
+
+
+def _by_name(*classes: type[Call]) -> dict[str, type[Call]]:
+    return {cls.model_fields["type"].default: cls for cls in classes}
+
+
+AXES = {
+    "signals": _by_name(Full, Sampled, TopK, Draws, Text, Score),
+    "targets": _by_name(TeacherTarget, LogLinear, Mixture, Contrast),
+    "estimators": _by_name(Auto, Pathwise, ScoreFunction, K2Surrogate),
+    "rewards": _by_name(NoReward, AddAdvantage, Modulate),
+    "clips": _by_name(NoClip, ClipLoss, ClipAdvantage),
+}
+"""The choices that are classes, by axis and name."""
+
+REFUSED = {
+    "kl": "'kl' does not say which way; write forward_kl for KL(T || S) or reverse_kl for KL(S || T)",
+    "k1": "k1 back-propagated has an expected gradient of zero; write score_function, which has it as a reward and gives the "
+    "gradient of reverse KL",
+    "k2": "k2 back-propagated is called k2_surrogate here: its gradient is that of reverse KL",
+    "k3": "k3 back-propagated has the gradient of forward KL; write score_function with divergence: forward_kl for that, or "
+    "k2_surrogate for reverse KL",
+    "value_as_reward": "a divergence's value at a state says nothing about the token that was sampled there; write "
+    "score_function, whose advantage is that of the divergence (r f'(r) - f(r))",
+}
+"""Names that users bring along and that are refused, each with what it would really do and what to write."""
+
+
+def _reader(kind: str) -> BeforeValidator:
+    by_name = AXES[f"{kind}s"]
+
+    def read(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            _known(kind, str(value.get("type", "")), by_name)
+        if not isinstance(value, str):
+            return value
+        name = parse_call(value)[0]
+        fields = [field for field in _known(kind, name, by_name).model_fields if field != "type"]
+        return {"type": name, **bind(kind, value, fields)}
+
+    return BeforeValidator(read)
+
+
+def _chooser(kind: str, table: Mapping[str, Arguments]) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            name = parse_call(value)[0]
+            given = bind(kind, value, list(_known(kind, name, table)))
+        elif isinstance(value, Choice):
+            name, given = value.name, value.arguments
+        elif isinstance(value, Mapping) and "type" in value:
+            name = str(value["type"])
+            given = {key: argument for key, argument in value.items() if key != "type"}
+        else:
+            raise ValueError(f"a {kind} is written as a name or a call, not as {value!r}; known: {', '.join(table)}")
+        defaults = _known(kind, name, table)
+        where = f"{kind} {name!r}"
+        checked = {key: _argument(where, key, argument, defaults) for key, argument in given.items()}
+        return {"name": name, "arguments": {**defaults, **checked}}
+
+    return BeforeValidator(read)
+
+
+def _argument(where: str, key: str, argument: Any, defaults: Arguments) -> int | float | str:
+    """The argument in the type of the parameter's default; ValueError where there is no such parameter or type."""
+    if key not in defaults:
+        raise ValueError(f"{where} has no parameter {key!r}; {did_you_mean(key, defaults)}")
+    kinds = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
+    kind, fits = kinds[type(defaults[key])]
+    if not isinstance(argument, fits) or isinstance(argument, bool) or argument != argument:
+        raise ValueError(f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}")
+    return float(argument) if kind == "a number" else argument
+
+
+def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
+    if name not in table and name in REFUSED:
+        raise ValueError(REFUSED[name])
+    if name not in table:
+        raise ValueError(f"no {kind} named {name!r}; {did_you_mean(name, table)}")
+    return table[name]
+
+
+def _in_range(choice: Choice) -> Choice:
+    """The divergence, if its parameter is in the family's range."""
+    DIVERGENCES[choice.name].resolve(next((float(value) for value in choice.arguments.values()), None))
+    return choice
+
+
+def _usable(choice: Choice) -> Choice:
+    """The weight, if its function takes its arguments; seen by calling it on one token."""
+    one = torch.ones(1)
+    statistics = TokenStatistics(
+        loss_mask=one,
+        student_entropy=one,
+        teacher_entropy=one,
+        divergence=one,
+        logprobs=one,
+        teacher_logprobs=one,
+        positions=one.long(),
+        rows=one.long() - 1,
+        teacher_rank=one.long(),
+    )
+    WEIGHTS[choice.name].function(statistics, **choice.arguments)
+    return choice
+
+
+def _usable_samples(choice: Choice) -> Choice:
+    """The sample weight, if its function takes its arguments; seen by calling it on one completion."""
+    statistics = SampleStatistics(kept=(True,), rewards=(1.0,), texts=("",), student_nll=(1.0,), teacher_nll=(1.0,))
+    SAMPLE_WEIGHTS[choice.name].function(statistics, **choice.arguments)
+    return choice
+
+
+_DIVERGENCES: dict[str, Arguments] = {
+    name: {} if entry.parameter is None else {entry.parameter.name: entry.parameter.default}
+    for name, entry in DIVERGENCES.items()
+}
+_CORRECTIONS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in CORRECTIONS.items()}
+_WEIGHTS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in WEIGHTS.items()}
+_SAMPLES: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in SAMPLE_WEIGHTS.items()}
+
+Signal = Annotated[Full | Sampled | TopK | Draws | Text | Score, _reader("signal"), Field(discriminator="type")]
+Target = Annotated[
+    TeacherTarget | LogLinear | Mixture | Contrast,
+    _reader("target"),
+    Field(discriminator="type"),
+]
+Reward = Annotated[NoReward | AddAdvantage | Modulate, _reader("reward"), Field(discriminator="type")]
+Clip = Annotated[NoClip | ClipLoss | ClipAdvantage, _reader("clip"), Field(discriminator="type")]
+Estimator = Annotated[
+    Auto | Pathwise | ScoreFunction | K2Surrogate,
+    _reader("estimator"),
+    Field(discriminator="type"),
+]
+DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES), AfterValidator(_in_range)]
+CorrectionChoice = Annotated[Choice, _chooser("correction", _CORRECTIONS)]
+WeightChoice = Annotated[Choice, _chooser("weight", _WEIGHTS), AfterValidator(_usable)]
+SampleWeightChoice = Annotated[Choice, _chooser("sample weight", _SAMPLES), AfterValidator(_usable_samples)]
+
+assert set(ADVANTAGES) == set(AdvantageName.__args__)  # type: ignore[attr-defined]
