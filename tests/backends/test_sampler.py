@@ -1,12 +1,16 @@
 """Sampling and scoring: exact log-probabilities, the same tokens in any company, the right frequencies."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 
 from practicum.backends.local import LocalSampler
 from practicum.backends.local.sampler import SHORTEST_SHARED_PREFIX, _inverse_cdf, _sampling_logprobs, _uniforms
+from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.objective import Full, Sampled, TopK
-from practicum.ports import ScoreRequest
+from practicum.ports import LockstepClient, MixedRequest, ScoreRequest, SelfRule
 from practicum.types import SampleRequest, SamplingParams
 
 from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
@@ -311,3 +315,104 @@ def test_a_local_model_can_answer_everything():
     capabilities = LocalSampler(tiny()).capabilities
     assert capabilities.signals == {"sampled", "topk", "full"}
     assert capabilities.largest_k is None
+
+
+def mixed(asked: list[SampleRequest], extra: int = 4) -> list[MixedRequest]:
+    """The same requests; the teacher reads `extra` tokens before each prompt."""
+    return [
+        MixedRequest(request.prompt_tokens, random_tokens(extra, 7) + request.prompt_tokens, request.seed)
+        for request in asked
+    ]
+
+
+def equal(first, second):
+    return same(first, second) and all(
+        torch.equal(one.sampling_logprobs, other.sampling_logprobs) for one, other in zip(first, second, strict=True)
+    )
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_of_a_mixed_sample_are_those_of_the_mixture(model, share, temperature):
+    other = tiny("llama", seed=5)
+    params = SamplingParams(12, temperature, stop_ids=STOPS)
+    asked = mixed(requests())
+    samples = LocalSampler(model).sample_mixed(asked, LocalSampler(other), share, params)
+    for request, sample in zip(asked, samples, strict=True):
+        tokens = sample.tokens.tolist()
+        own = logprobs_by_transformers(model, request.prompt_tokens, tokens)
+        theirs = logprobs_by_transformers(other, request.teacher_tokens, tokens)
+        mixture = share * torch.softmax(theirs / temperature, -1) + (1 - share) * torch.softmax(own / temperature, -1)
+        drawn = sample.tokens[:, None]
+        torch.testing.assert_close(sample.sampling_logprobs, mixture.log().gather(1, drawn)[:, 0].float(), **EXACT)
+        torch.testing.assert_close(sample.policy_logprobs, own.gather(1, drawn)[:, 0].float(), **EXACT)
+
+
+def test_no_share_of_the_teacher_is_the_student_to_the_bit(model):
+    params = SamplingParams(12, temperature=0.8, top_k=9, top_p=0.9, stop_ids=STOPS)
+    alone = LocalSampler(model).sample(requests(), params)
+    together = LocalSampler(model).sample_mixed(mixed(requests()), LocalSampler(tiny(seed=5)), 0.0, params)
+    assert equal(alone, together)
+    assert all(torch.equal(a.policy_logprobs, b.policy_logprobs) for a, b in zip(alone, together, strict=True))
+
+
+def test_the_teachers_whole_share_is_the_teacher(model):
+    params = SamplingParams(12, temperature=0.8, top_k=9, top_p=0.9, stop_ids=STOPS)
+    teacher = LocalSampler(tiny(seed=5))
+    asked = mixed(requests())
+    alone = teacher.sample([SampleRequest(request.teacher_tokens, request.seed) for request in asked], params)
+    together = LocalSampler(model).sample_mixed(asked, teacher, 1.0, params)
+    assert equal(alone, together)
+    assert not any(torch.equal(a.policy_logprobs, b.policy_logprobs) for a, b in zip(alone, together, strict=True))
+
+
+def test_a_mixed_request_gets_the_same_tokens_in_any_company(model):
+    teacher, params = LocalSampler(tiny(seed=5)), SamplingParams(12, stop_ids=STOPS)
+    asked = mixed(requests(shared=20))
+    together = LocalSampler(model).sample_mixed(asked, teacher, 0.4, params)
+    assert same(together, LocalSampler(model, batch_size=3).sample_mixed(asked, teacher, 0.4, params))
+    assert same(together, [LocalSampler(model).sample_mixed([one], teacher, 0.4, params)[0] for one in asked])
+    assert LocalSampler(model).sample_mixed([], teacher, 0.4, params) == []
+
+
+def test_frequencies_of_mixed_sequences_are_their_probabilities_by_enumeration():
+    """Chi-square over 2000 sequences of two tokens out of three: 8 degrees of freedom, the 0.999 quantile is 26.1."""
+    student, teacher = (replace(tiny(seed=seed), vocab_size=3) for seed in (0, 5))
+    prompt, longer, share, draws = (1, 2), (2, 0, 1, 2), 0.3, 2000
+    asked = [MixedRequest(prompt, longer, seed) for seed in range(draws)]
+    samples = LocalSampler(student, batch_size=500).sample_mixed(asked, LocalSampler(teacher), share, SamplingParams(2))
+    seen = [tuple(sample.tokens.tolist()) for sample in samples]
+    total = 0.0
+    for first, second in itertools.product(range(3), repeat=2):
+        probability = 1.0
+        for place, token in enumerate((first, second)):
+            before = (first, second)[:place]
+            s, t = (next_token(model, (*start, *before)) for model, start in ((student, prompt), (teacher, longer)))
+            probability *= share * t[token].item() + (1 - share) * s[token].item()
+        expected = draws * probability
+        total += (seen.count((first, second)) - expected) ** 2 / expected
+    assert total < 26.1
+
+
+@torch.no_grad()
+def next_token(model, tokens):
+    logits = model.model(input_ids=torch.tensor([tokens])).logits[0, -1, : model.vocab_size]
+    return torch.softmax(logits.double(), dim=-1)
+
+
+def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modules_with():
+    model, params = tiny(), SamplingParams(10, stop_ids=STOPS)
+    student, teacher = LocalSampler(model), LocalSelfTeacher(model, SelfRule("frozen"), 64, 256)
+    before = tiny()
+    for value in model.trainable().values():
+        value.data.mul_(1.1)
+    asked = mixed(requests())
+    found = student.sample_mixed(asked, teacher, 0.5, params)
+    assert equal(found, student.sample_mixed(asked, LocalSampler(before), 0.5, params))
+    assert not same(found, student.sample(requests(), params))
+    assert equal(teacher.sample_mixed(asked, student, 0.0, params), LocalSampler(before).sample(requests(), params))
+
+
+def test_local_clients_decode_in_lockstep():
+    assert isinstance(LocalSampler(tiny()), LockstepClient)
+    assert isinstance(LocalSelfTeacher(tiny(), SelfRule("live"), 64, 256), LockstepClient)

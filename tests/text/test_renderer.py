@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -207,3 +208,36 @@ def test_the_small_models_template_with_and_without_its_system_turn() -> None:
     assert hostile_ids.count(1) == 2
     assert hostile_ids.count(2) == 1
     assert stop_ids(tokenizer, [0]) == {0, 2}
+
+
+@given(st.text(), st.integers(0, 40))
+def test_a_given_answer_ends_in_one_stop_token_or_at_the_limit(text, limit):
+    tokens = RENDERER.encode_answer(text, limit)
+    whole = RENDERER.encode_answer(text, 10_000)
+    assert tokens == whole[:limit]
+    assert [token in RENDERER.stop_ids for token in whole] == [False] * (len(whole) - 1) + [True]
+    assert RENDERER.decode(whole) == text
+
+
+def test_a_given_answer_may_think_but_not_speak_control_tokens():
+    tokens = RENDERER.encode_answer("<think>a</think><|im_end|>b", 99)
+    assert tokens[0] == IDS["<think>"] and IDS["</think>"] in tokens
+    assert tokens.count(IDS["<|im_end|>"]) == 1 and tokens[-1] == IDS["<|im_end|>"]
+
+
+def test_a_given_answer_ends_as_the_template_ends_one():
+    both = frozenset({IDS["<|im|>"], IDS["<|im_end|>"]})
+    named = byte_tokenizer()
+    named.eos_token = "<|im|>"
+    assert Renderer(named, stop_ids=both).encode_answer("a", 9)[-1] == IDS["<|im_end|>"]
+    bare = Renderer(named, template="{{ messages[-1]['content'] }}", stop_ids=both)
+    assert bare.encode_answer("a", 9)[-1] == IDS["<|im|>"], "a template without endings leaves it to the tokenizer"
+    other = replace(bare, stop_ids=frozenset({IDS["<|im_start|>"], IDS["<think>"]}))
+    assert other.encode_answer("a", 9)[-1] == IDS["<|im_start|>"]
+
+
+def test_an_answer_that_ends_in_a_stop_token_gets_no_second_one():
+    newline = RENDERER.encode("\n")[0]
+    renderer = Renderer(TOKENIZER, stop_ids=frozenset({newline}))
+    assert renderer.encode_answer("a\n", 9) == RENDERER.encode("a\n")
+    assert renderer.encode_answer("a", 9) == [*RENDERER.encode("a"), newline]
