@@ -1,12 +1,10 @@
 """What a run writes down at every step: metrics, rollouts, and, apart from both, seconds."""
 
-import math
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from practicum.loop import StepResult
+from practicum.rollouts import TapeRow, digits
 from practicum.run_dir import Journal, RunDir, json_number
 from practicum.types import Rollout, TokenOutputs
 
@@ -14,12 +12,13 @@ from practicum.types import Rollout, TokenOutputs
 class Records:
     """The three journals of a run, written together.
 
-    Only `timings.jsonl` depends on the clock, so the other two come out the same however often a run is resumed.
+    Only `timings.jsonl` depends on the clock, so the other two come out the same however often a run is resumed. Where
+    rollouts are `replayed`, a run that cannot write them down stops.
     """
 
-    def __init__(self, home: RunDir) -> None:
+    def __init__(self, home: RunDir, replayed: bool = False) -> None:
         self._metrics = Journal(home.metrics_jsonl, essential=True)
-        self._rollouts = Journal(home.rollouts_jsonl, essential=False)
+        self._rollouts = Journal(home.rollouts_jsonl, essential=replayed)
         self._timings = Journal(timings_jsonl(home), essential=False)
 
     def __enter__(self) -> "Records":
@@ -62,20 +61,8 @@ def timings_jsonl(home: RunDir) -> Path:
 def _rollout_row(step: int, rollout: Rollout, output: TokenOutputs) -> dict[str, Any]:
     """One line of rollouts.jsonl; with its `teacher_logprobs` the file is a tape for the scripted teacher."""
     return {
-        "step": step,
-        "prompt": rollout.prompt.id,
-        "sample": rollout.sample,
-        "text": rollout.text,
+        **TapeRow.of(step, rollout).model_dump(),
         "reward": rollout.reward,
-        "stop_reason": rollout.stop_reason,
-        "prompt_tokens": list(rollout.prompt_tokens),
-        "tokens": rollout.tokens.tolist(),
-        "sampling_logprobs": _rounded(rollout.sampling_logprobs),
-        "teacher_logprobs": _rounded(output.teacher_logprobs),
-        "divergence": _rounded(output.divergence),
+        "teacher_logprobs": digits(output.teacher_logprobs),
+        "divergence": digits(output.divergence),
     }
-
-
-def _rounded(values: Tensor) -> list[float | None]:
-    """Six digits each, which is what float32 holds; None where a token has no number."""
-    return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]

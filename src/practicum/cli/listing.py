@@ -10,7 +10,7 @@ from practicum.objective.calls import did_you_mean
 
 FOLDERS = ("teachers", "tasks", "backends")
 TABLES = ("divergences", "weights", "corrections")
-CALLS = ("signals", "targets", "estimators")
+CALLS = ("signals", "targets", "estimators", "sources")
 
 
 def listing(room: str) -> list[dict[str, str]]:
@@ -62,8 +62,9 @@ def _table(room: str) -> list[dict[str, str]]:
 
 def _calls(room: str) -> list[dict[str, str]]:
     from practicum.objective import AXES
+    from practicum.rollouts import SOURCES
 
     return [
         {"name": name, "summary": (inspect.getdoc(choice) or "").partition("\n")[0]}
-        for name, choice in AXES[room].items()
+        for name, choice in {**AXES, "sources": SOURCES}[room].items()
     ]

@@ -1,0 +1,132 @@
+"""Whose tokens are learned from, as data: each source is written as a name or a call, `mix(student=0.5)`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from practicum.objective.calls import bind, did_you_mean, parse_call
+from practicum.objective.choices import Call
+from practicum.ports import Capabilities
+
+
+class StudentSource(Call):
+    """The student writes every completion: on-policy distillation itself (GKD 2306.13649)."""
+
+    type: Literal["student"] = "student"
+
+
+class DatasetSource(Call):
+    """The task's own responses, or its answers where it has none: supervised distillation (GKD 2306.13649)."""
+
+    type: Literal["dataset"] = "dataset"
+
+
+class TeacherSource(Call):
+    """The teacher writes, in its own context: sequence-level distillation (SeqKD 1606.07947)."""
+
+    type: Literal["teacher"] = "teacher"
+
+
+class Mix(Call):
+    """A coin for each completion: the student with probability `student`, else the other (GKD 2306.13649).
+
+    `other` replay takes one of the newest student completions of earlier steps, of any prompt (DistiLLM 2402.03898); the
+    student writes as long as there is none.
+    """
+
+    type: Literal["mix"] = "mix"
+    student: float = Field(default=0.5, ge=0, le=1)
+    other: Literal["dataset", "teacher", "replay"] = "dataset"
+
+
+class Join(Call):
+    """`n` completions of the other beside the student's own, for every prompt (LUFFY 2504.14945, DistiLLM-2 2503.07067)."""
+
+    type: Literal["join"] = "join"
+    other: Literal["dataset", "teacher"] = "dataset"
+    n: int = Field(default=1, ge=1)
+
+
+class TokenMix(Call):
+    """Every token is drawn from `teacher * T + (1 - teacher) * S`, both decoding in lockstep (MiniLLM 2306.08543)."""
+
+    type: Literal["token_mix"] = "token_mix"
+    teacher: float = Field(default=0.2, ge=0, le=1)
+
+
+class Prefix(Call):
+    """Another writes the first `length` tokens, which are not learned from; the student goes on (TrOPD 2606.01249)."""
+
+    type: Literal["prefix"] = "prefix"
+    length: int = Field(default=64, ge=0)
+    origin: Literal["teacher", "dataset"] = "teacher"
+
+
+class Cache(Call):
+    """The completions of an earlier run's rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
+
+    type: Literal["cache"] = "cache"
+    path: str = Field(min_length=1)
+
+    @field_validator("path")
+    @classmethod
+    def _reads_back(cls, path: str) -> str:
+        if "," in path or path != path.strip(" '\""):
+            raise ValueError(
+                f"path {path!r} has a comma, or a space or quote at its end; rename the file or its folder"
+            )
+        return path
+
+
+SOURCES: dict[str, type[Call]] = {
+    source.model_fields["type"].default: source
+    for source in (StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache)
+}
+"""The sources by name."""
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        _known(str(value.get("type", "")))
+    if not isinstance(value, str):
+        return value
+    name = parse_call(value)[0]
+    return {"type": name, **bind("source", value, [field for field in _known(name).model_fields if field != "type"])}
+
+
+def _known(name: str) -> type[Call]:
+    if name not in SOURCES:
+        raise ValueError(f"no source named {name!r}; {did_you_mean(name, SOURCES)}")
+    return SOURCES[name]
+
+
+Source = StudentSource | DatasetSource | TeacherSource | Mix | Join | TokenMix | Prefix | Cache
+SourceChoice = Annotated[Source, BeforeValidator(_read), Field(discriminator="type")]
+
+
+def replays(source: Source) -> bool:
+    """Whether completions of earlier steps are learned from again."""
+    return isinstance(source, Mix) and source.other == "replay"
+
+
+def source_problems(source: Source, capabilities: Capabilities, teacher: str) -> list[str]:
+    """What a source asks of a teacher that writes nothing, with what to write instead."""
+    if capabilities.writes or not _asks_teacher(source):
+        return []
+    return [writes_nothing(source, f"teacher {teacher!r}")]
+
+
+def writes_nothing(source: Source, who: str) -> str:
+    """The sentence about a teacher that was asked to write and cannot."""
+    return (
+        f"rollout.source: {source.model_dump()} lets the teacher write, but {who} writes no answers; write source: student, "
+        "dataset or mix(other=dataset), or take a teacher that writes, such as {type: model, model: ...}"
+    )
+
+
+def _asks_teacher(source: Source) -> bool:
+    match source:
+        case TeacherSource() | TokenMix() | Mix(other="teacher") | Join(other="teacher") | Prefix(origin="teacher"):
+            return True
+    return False

@@ -1,0 +1,162 @@
+"""Rollouts as rows of rollouts.jsonl, and back: what an earlier step or an earlier run wrote, token for token."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor
+
+from practicum.errors import DataError
+from practicum.text import Renderer
+from practicum.types import Prompt, Rollout, Source, StopReason
+
+DIGITS = 9
+"""So many significant digits bring a float32 back exactly."""
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class TapeRow(BaseModel):
+    """One rollout as rollouts.jsonl holds it, beside what was found out about it later."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    step: int
+    prompt: str
+    sample: int
+    source: Source
+    policy_version: int
+    text: str
+    stop_reason: StopReason
+    prompt_tokens: list[TokenId]
+    tokens: list[TokenId]
+    loss_mask: list[bool]
+    sampling_logprobs: list[float | None]
+    policy_logprobs: list[float | None]
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> "TapeRow":
+        columns = (self.tokens, self.loss_mask, self.sampling_logprobs, self.policy_logprobs)
+        if len(set(map(len, columns))) > 1:
+            raise ValueError("tokens, loss_mask, sampling_logprobs and policy_logprobs differ in length")
+        return self
+
+    @classmethod
+    def of(cls, step: int, rollout: Rollout) -> "TapeRow":
+        """The row of a rollout."""
+        return cls(
+            step=step,
+            prompt=rollout.prompt.id,
+            sample=rollout.sample,
+            source=rollout.source,
+            policy_version=rollout.policy_version,
+            text=rollout.text,
+            stop_reason=rollout.stop_reason,
+            prompt_tokens=list(rollout.prompt_tokens),
+            tokens=rollout.tokens.tolist(),
+            loss_mask=rollout.loss_mask.tolist(),
+            sampling_logprobs=digits(rollout.sampling_logprobs),
+            policy_logprobs=digits(rollout.policy_logprobs),
+        )
+
+    def rollout(self, prompt: Prompt) -> Rollout:
+        """The rollout of the row, as it was before it had a reward."""
+        return Rollout(
+            prompt=prompt,
+            prompt_tokens=tuple(self.prompt_tokens),
+            tokens=torch.tensor(self.tokens, dtype=torch.long),
+            loss_mask=torch.tensor(self.loss_mask, dtype=torch.bool),
+            sampling_logprobs=_undigits(self.sampling_logprobs),
+            policy_logprobs=_undigits(self.policy_logprobs),
+            policy_version=self.policy_version,
+            stop_reason=self.stop_reason,
+            text=self.text,
+            sample=self.sample,
+            source=self.source,
+        )
+
+
+def digits(values: Float[Tensor, " T"]) -> list[float | None]:
+    """The numbers with all that a float32 holds; None where a token has none."""
+    return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _undigits(values: Sequence[float | None]) -> Float[Tensor, " T"]:
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What was written before a step: the `newest` student rollouts of earlier steps, and an earlier run's, by prompt."""
+
+    newest: deque[Rollout] = field(default_factory=lambda: deque(maxlen=0))
+    tape: Mapping[str, Sequence[Rollout]] = field(default_factory=dict)
+
+    def restore(self, rows: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt], step: int) -> None:
+        """Hold the newest rollouts as they were at the end of a step, from all rows that the run has written until then.
+
+        Raises DataError where the rows of that step are gone.
+        """
+        last = 0
+        fresh: deque[Mapping[str, Any]] = deque(maxlen=self.newest.maxlen)
+        for row in rows:
+            last = row["step"]
+            if row["source"] == "student" and row["policy_version"] == last - 1:
+                fresh.append(row)
+        if last != step:
+            raise DataError(
+                f"rollouts.jsonl ends with step {last} instead of {step}, so the completions that step {step + 1} may replay "
+                "are lost; put the file back, or start a new run"
+            )
+        by_id = {prompt.id: prompt for prompt in prompts}
+        self.newest.clear()
+        self.newest.extend(TapeRow.model_validate(row).rollout(by_id[row["prompt"]]) for row in fresh)
+
+
+def read_tape(path: Path, prompts: Sequence[Prompt], renderer: Renderer, longest: int) -> dict[str, list[Rollout]]:
+    """The rollouts of an earlier run's rollouts.jsonl for these prompts, by prompt.
+
+    Raises DataError with the row that is no rollout, is longer than `longest`, or answers another prompt of that name.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(
+            f"the tape {path} cannot be read ({error.strerror}); give the rollouts.jsonl of a run"
+        ) from error
+    by_id = {prompt.id: prompt for prompt in prompts}
+    found: dict[str, list[Rollout]] = {}
+    for number, line in enumerate(lines, start=1):
+        row = _row(line, f"{path}: row {number}")
+        if row.prompt in by_id:
+            rollout = row.rollout(by_id[row.prompt])
+            _check(rollout, renderer, longest, f"{path}: row {number}")
+            found.setdefault(row.prompt, []).append(rollout)
+    return found
+
+
+def _row(line: bytes, where: str) -> TapeRow:
+    try:
+        return TapeRow.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(
+            f"{where} is not a recorded rollout ({f'{place}: ' if place else ''}{first['msg']}); give the rollouts.jsonl of a run "
+            "as it was written"
+        ) from error
+
+
+def _check(rollout: Rollout, renderer: Renderer, longest: int, where: str) -> None:
+    if rollout.prompt_tokens != renderer.render(rollout.prompt.messages):
+        raise DataError(
+            f"{where} answers another prompt than {rollout.prompt.id!r} is here: its question, system turn, template or "
+            "tokenizer differs; a tape is replayed by the student that it was recorded for"
+        )
+    if len(rollout.tokens) > longest:
+        raise DataError(f"{where} has {len(rollout.tokens)} tokens; raise rollout.max_new_tokens, which is {longest}")

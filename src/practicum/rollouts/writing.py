@@ -1,0 +1,287 @@
+"""Writing the rollouts of a step: a plan says who writes each completion, and each author writes its own in one go.
+
+What is written in a place depends on (seed, step, prompt, number), never on what is written beside it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from practicum.errors import CapabilityError, DataError
+from practicum.ports import LockstepClient, MixedRequest, SamplingClient, Task, Teacher, TeacherRequest, Voice
+from practicum.randomness import seed_of
+from practicum.rollouts.batch import Batch, Place, numbered, shuffled
+from practicum.rollouts.sources import Join, Mix, Prefix, Source, TokenMix, writes_nothing
+from practicum.rollouts.tape import Archive
+from practicum.text import Renderer
+from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
+from practicum.types import Source as Origin
+
+Author = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Authors:
+    """Who can write: the student, the teacher, and what was written before this step."""
+
+    student: SamplingClient
+    teacher: Teacher
+    renderer: Renderer
+    archive: Archive = field(default_factory=Archive)
+
+
+def write_rollouts(batch: Batch, source: Source, authors: Authors, params: SamplingParams) -> list[Rollout]:
+    """The completions of a batch from its source; `policy_version` is the number of updates behind the student's.
+
+    The archive learns what the student wrote, for the steps to come.
+    """
+    plan = _planned(batch, source, authors.archive)
+    writing = _Writing(batch, source, authors, params)
+    written: dict[int, Rollout] = {}
+    for author in dict.fromkeys(author for _, author in plan):
+        rows = [row for row, (_, its) in enumerate(plan) if its == author]
+        written.update(zip(rows, writing.by(author, [plan[row][0] for row in rows]), strict=True))
+    authors.archive.newest.extend(written[row] for row, (_, author) in enumerate(plan) if author == "student")
+    return [written[row] for row in range(len(plan))]
+
+
+def sample_rollouts(batch: Batch, client: SamplingClient, renderer: Renderer, params: SamplingParams) -> list[Rollout]:
+    """The student's own completions of a batch."""
+    return _sampled(batch, [place for group in numbered(batch) for place in group], client, renderer, params)
+
+
+def rewarded(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
+    """The same rollouts with the task's reward."""
+    return [replace(rollout, reward=task.reward(rollout.prompt, rollout.text)) for rollout in rollouts]
+
+
+def _planned(batch: Batch, source: Source, archive: Archive) -> list[tuple[Place, Author]]:
+    """Each place of the batch with who writes it."""
+    if isinstance(source, Join):
+        groups = numbered(batch, more=source.n)
+        return [
+            (place, "student" if order < batch.n else source.other)
+            for group in groups
+            for order, place in enumerate(group)
+        ]
+    places = [place for group in numbered(batch) for place in group]
+    if isinstance(source, Mix):
+        return [(place, _by_coin(batch, source, place, archive)) for place in places]
+    return [(place, source.type) for place in places]
+
+
+def _by_coin(batch: Batch, source: Mix, place: Place, archive: Archive) -> Author:
+    """The student with the source's probability, and as long as there is nothing to replay."""
+    if _seed(batch, "mix", place) < source.student * 2**63 or (source.other == "replay" and not archive.newest):
+        return "student"
+    return source.other
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """One batch being written; each method fills the places of one author."""
+
+    batch: Batch
+    source: Source
+    authors: Authors
+    params: SamplingParams
+
+    def by(self, author: str, places: Sequence[Place]) -> list[Rollout]:
+        methods = {
+            "student": self.student,
+            "dataset": self.dataset,
+            "teacher": self.teacher,
+            "replay": self.replay,
+            "token_mix": self.token_mix,
+            "prefix": self.prefix,
+            "cache": self.cache,
+        }
+        return methods[author](places)
+
+    def student(self, places: Sequence[Place]) -> list[Rollout]:
+        return _sampled(self.batch, places, self.authors.student, self.authors.renderer, self.params)
+
+    def dataset(self, places: Sequence[Place]) -> list[Rollout]:
+        samples = self._given(places, self.params.max_new_tokens)
+        return [self._rollout(place, sample, "dataset") for place, sample in zip(places, samples, strict=True)]
+
+    def teacher(self, places: Sequence[Place]) -> list[Rollout]:
+        samples = self._taught(places, self.params.max_new_tokens)
+        return [self._rollout(place, sample, "teacher") for place, sample in zip(places, samples, strict=True)]
+
+    def replay(self, places: Sequence[Place]) -> list[Rollout]:
+        """Old rollouts of any prompt, numbered on from that prompt's places in this batch."""
+        newest = self.authors.archive.newest
+        taken = Counter(prompt.id for prompt in self.batch.prompts for _ in range(self.batch.n))
+        rollouts = []
+        for place in places:
+            old = newest[_seed(self.batch, "replay", place) % len(newest)]
+            rollouts.append(replace(old, sample=taken[old.prompt.id]))
+            taken[old.prompt.id] += 1
+        return rollouts
+
+    def cache(self, places: Sequence[Place]) -> list[Rollout]:
+        """The tape's completions of each prompt, in an order of their own in each step."""
+        return [self._cached(place, self.authors.archive.tape.get(place.prompt.id, ())) for place in places]
+
+    def _cached(self, place: Place, recorded: Sequence[Rollout]) -> Rollout:
+        if len(recorded) < self.batch.n:
+            raise DataError(
+                f"the tape of rollout.source holds {len(recorded)} completions of prompt {place.prompt.id!r}, and rollout.n asks "
+                f"for {self.batch.n}; record more with a run over the same prompts, or ask for fewer"
+            )
+        order = shuffled(len(recorded), self.batch.seed, "cache", self.batch.step, place.prompt.id)
+        return replace(recorded[order[place.number % len(order)]], sample=place.number, policy_version=0)
+
+    def token_mix(self, places: Sequence[Place]) -> list[Rollout]:
+        """Completions drawn from student and teacher at once, one call for each of the teacher's clients."""
+        assert isinstance(self.source, TokenMix)
+        student = _lockstep(self.authors.student, "the student's backend")
+        voices = [self._voice(place.prompt) for place in places]
+        samples: dict[int, Sample] = {}
+        for number in dict.fromkeys(id(voice.client) for voice in voices):
+            rows = [row for row, voice in enumerate(voices) if id(voice.client) == number]
+            teacher = _lockstep(voices[rows[0]].client, "the teacher")
+            requests = [
+                MixedRequest(self._prompt(places[row]), voices[row].prompt_tokens, self._student_seed(places[row]))
+                for row in rows
+            ]
+            mixed = student.sample_mixed(requests, teacher, self.source.teacher, self.params)
+            samples.update(zip(rows, mixed, strict=True))
+        return [self._rollout(place, samples[row], "student") for row, place in enumerate(places)]
+
+    def prefix(self, places: Sequence[Place]) -> list[Rollout]:
+        """The student's continuations of the first tokens of others; an answer that ends within them has none."""
+        assert isinstance(self.source, Prefix)
+        begin = self._taught if self.source.origin == "teacher" else self._given
+        length = min(self.source.length, self.params.max_new_tokens)
+        begun = begin(places, length)
+        rows = [row for row, beginning in enumerate(begun) if beginning.stop_reason == "length"]
+        requests = [
+            SampleRequest((*self._prompt(places[row]), *begun[row].tokens.tolist()), self._student_seed(places[row]))
+            for row in rows
+        ]
+        rest = replace(self.params, max_new_tokens=self.params.max_new_tokens - length)
+        goes_on = dict(zip(rows, self.authors.student.sample(requests, rest), strict=True))
+        return [
+            self._rollout(place, _joined(begun[row], goes_on[row]), "student", begins=len(begun[row].tokens))
+            if row in goes_on
+            else self._rollout(place, begun[row], self.source.origin, begins=len(begun[row].tokens))
+            for row, place in enumerate(places)
+        ]
+
+    def _given(self, places: Sequence[Place], limit: int) -> list[Sample]:
+        """At most `limit` tokens of the prompts' own responses, which nobody sampled."""
+        return [self._response(place.prompt, limit) for place in places]
+
+    def _response(self, prompt: Prompt, limit: int) -> Sample:
+        text = prompt.answer if prompt.response is None else prompt.response
+        if text is None:
+            raise DataError(
+                f"prompt {prompt.id!r} has neither a response nor an answer, which rollout.source {self.source.type!r} learns "
+                "from; add one to its row, or write source: student"
+            )
+        renderer = self.authors.renderer
+        tokens = renderer.encode_answer(text, limit)
+        if any(token in renderer.stop_ids for token in tokens[:-1]):
+            raise DataError(
+                f"the response of prompt {prompt.id!r} has a stop token before its end, where the student would stop; take it "
+                "out of the text, or out of student.stop"
+            )
+        ends = bool(tokens) and tokens[-1] in renderer.stop_ids
+        unknown = torch.full((len(tokens),), math.nan)
+        ids = torch.tensor(tokens, dtype=torch.long)
+        return Sample(ids, torch.zeros(len(tokens)), unknown, "stop" if ends else "length")
+
+    def _taught(self, places: Sequence[Place], limit: int) -> list[Sample]:
+        """At most `limit` tokens of the teacher's own answers in its own context."""
+        requests = [TeacherRequest(place.prompt, _seed(self.batch, "teacher", place)) for place in places]
+        samples = self.authors.teacher.sample(requests, replace(self.params, max_new_tokens=limit))
+        if samples is None:
+            raise CapabilityError(writes_nothing(self.source, "this teacher"))
+        return [
+            replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, math.nan)) for sample in samples
+        ]
+
+    def _voice(self, prompt: Prompt) -> Voice:
+        voice = self.authors.teacher.voice(prompt)
+        if voice is None:
+            raise CapabilityError(writes_nothing(self.source, "this teacher"))
+        return voice
+
+    def _prompt(self, place: Place) -> tuple[int, ...]:
+        return self.authors.renderer.render(place.prompt.messages)
+
+    def _student_seed(self, place: Place) -> int:
+        return _seed(self.batch, self.batch.stream, place)
+
+    def _rollout(self, place: Place, sample: Sample, source: Origin, begins: int = 0) -> Rollout:
+        renderer = self.authors.renderer
+        return _rollout(self.batch, place, self._prompt(place), sample, renderer, source=source, begins=begins)
+
+
+def _sampled(
+    batch: Batch, places: Sequence[Place], client: SamplingClient, renderer: Renderer, params: SamplingParams
+) -> list[Rollout]:
+    """The student's completions of some places."""
+    requests = [
+        SampleRequest(renderer.render(place.prompt.messages), _seed(batch, batch.stream, place)) for place in places
+    ]
+    samples = client.sample(requests, params)
+    return [
+        _rollout(batch, place, request.prompt_tokens, sample, renderer)
+        for place, request, sample in zip(places, requests, samples, strict=True)
+    ]
+
+
+def _rollout(
+    batch: Batch,
+    place: Place,
+    prompt_tokens: tuple[int, ...],
+    sample: Sample,
+    renderer: Renderer,
+    *,
+    source: Origin = "student",
+    begins: int = 0,
+) -> Rollout:
+    """A sample in its place, learned from where the token `begins` and after it."""
+    return Rollout(
+        prompt=place.prompt,
+        prompt_tokens=prompt_tokens,
+        tokens=sample.tokens,
+        loss_mask=torch.arange(len(sample.tokens)) >= begins,
+        sampling_logprobs=sample.sampling_logprobs,
+        policy_logprobs=sample.policy_logprobs,
+        policy_version=batch.step - 1,
+        stop_reason=sample.stop_reason,
+        text=renderer.decode(sample.tokens.tolist()),
+        sample=place.number,
+        source=source,
+    )
+
+
+def _joined(beginning: Sample, rest: Sample) -> Sample:
+    return Sample(
+        torch.cat([beginning.tokens, rest.tokens]),
+        torch.cat([beginning.sampling_logprobs, rest.sampling_logprobs]),
+        torch.cat([beginning.policy_logprobs, rest.policy_logprobs]),
+        rest.stop_reason,
+    )
+
+
+def _seed(batch: Batch, name: str, place: Place) -> int:
+    """The random stream of a name at a place."""
+    return seed_of(batch.seed, name, batch.step, place.prompt.id, place.number)
+
+
+def _lockstep(client: SamplingClient, who: str) -> LockstepClient:
+    if not isinstance(client, LockstepClient):
+        raise CapabilityError(
+            f"rollout.source 'token_mix' decodes teacher and student in lockstep, which {who} cannot; write "
+            "source: mix(other=teacher), or take local models for both"
+        )
+    return client
