@@ -211,16 +211,17 @@ class Choice(BaseModel):
         return format_call(self.name, self.arguments)
 
 
-def _by_name(*classes: type[Call]) -> dict[str, type[Call]]:
+def by_name(*classes: type[Call]) -> dict[str, type[Call]]:
+    """The classes of one axis by the names they are written with."""
     return {cls.model_fields["type"].default: cls for cls in classes}
 
 
 AXES = {
-    "signals": _by_name(Full, Sampled, TopK, Draws, Text, Score),
-    "targets": _by_name(TeacherTarget, LogLinear, Mixture, Contrast),
-    "estimators": _by_name(Auto, Pathwise, ScoreFunction, K2Surrogate),
-    "rewards": _by_name(NoReward, AddAdvantage, Modulate),
-    "clips": _by_name(NoClip, ClipLoss, ClipAdvantage),
+    "signals": by_name(Full, Sampled, TopK, Draws, Text, Score),
+    "targets": by_name(TeacherTarget, LogLinear, Mixture, Contrast),
+    "estimators": by_name(Auto, Pathwise, ScoreFunction, K2Surrogate),
+    "rewards": by_name(NoReward, AddAdvantage, Modulate),
+    "clips": by_name(NoClip, ClipLoss, ClipAdvantage),
 }
 """The choices that are classes, by axis and name."""
 
@@ -237,19 +238,23 @@ REFUSED = {
 """Names that users bring along and that are refused, each with what it would really do and what to write."""
 
 
-def _reader(kind: str) -> BeforeValidator:
-    by_name = AXES[f"{kind}s"]
+def reader(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
+    """Reads a name, a call or a mapping as one of the choices of an axis; ValueError with the nearest known name."""
 
     def read(value: Any) -> Any:
         if isinstance(value, Mapping):
-            _known(kind, str(value.get("type", "")), by_name)
+            _known(kind, str(value.get("type", "")), choices)
         if not isinstance(value, str):
             return value
         name = parse_call(value)[0]
-        fields = [field for field in _known(kind, name, by_name).model_fields if field != "type"]
+        fields = [field for field in _known(kind, name, choices).model_fields if field != "type"]
         return {"type": name, **bind(kind, value, fields)}
 
     return BeforeValidator(read)
+
+
+def _reader(kind: str) -> BeforeValidator:
+    return reader(kind, AXES[f"{kind}s"])
 
 
 def _chooser(kind: str, table: Mapping[str, Arguments]) -> BeforeValidator:

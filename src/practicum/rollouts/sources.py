@@ -1,12 +1,10 @@
 """Whose tokens are learned from, as data: each source is written as a name or a call, `mix(student=0.5)`."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from practicum.objective.calls import bind, did_you_mean, parse_call
-from practicum.objective.choices import Call
+from practicum.objective.choices import Call, by_name, reader
 from practicum.ports import Capabilities
 
 
@@ -79,30 +77,11 @@ class Cache(Call):
         return path
 
 
-SOURCES: dict[str, type[Call]] = {
-    source.model_fields["type"].default: source
-    for source in (StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache)
-}
+SOURCES = by_name(StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache)
 """The sources by name."""
 
-
-def _read(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        _known(str(value.get("type", "")))
-    if not isinstance(value, str):
-        return value
-    name = parse_call(value)[0]
-    return {"type": name, **bind("source", value, [field for field in _known(name).model_fields if field != "type"])}
-
-
-def _known(name: str) -> type[Call]:
-    if name not in SOURCES:
-        raise ValueError(f"no source named {name!r}; {did_you_mean(name, SOURCES)}")
-    return SOURCES[name]
-
-
 Source = StudentSource | DatasetSource | TeacherSource | Mix | Join | TokenMix | Prefix | Cache
-SourceChoice = Annotated[Source, BeforeValidator(_read), Field(discriminator="type")]
+SourceChoice = Annotated[Source, reader("source", SOURCES), Field(discriminator="type")]
 
 
 def replays(source: Source) -> bool:
