@@ -26,19 +26,22 @@ class Config(BaseModel):
     liked: float = -1.0
 
     def capabilities(self):
-        return Capabilities(signals=frozenset({"sampled"}))
+        return Capabilities(signals=frozenset({"sampled"}), writes=False)
 
 
 class Even:
     def __init__(self, liked):
         self.liked = liked
 
-    capabilities = Capabilities(signals=frozenset({"sampled"}))
+    capabilities = Capabilities(signals=frozenset({"sampled"}), writes=False)
 
     def score(self, rollouts, signal):
         return [TeacherSignal(logprobs=torch.full((len(rollout.tokens),), self.liked)) for rollout in rollouts]
 
     def sample(self, requests, params):
+        return None
+
+    def voice(self, prompt):
         return None
 
     def after_step(self, step):
@@ -137,7 +140,7 @@ def test_every_file_of_a_room_has_settings_and_a_builder(room: str) -> None:
 
 @pytest.mark.parametrize("name", ["modell", "_client", "", "../model", "model "])
 def test_a_name_that_is_no_file_is_refused_with_the_nearest(name: str) -> None:
-    with pytest.raises(ValueError, match=r"no teacher named .*known: model, privileged, scripted, self"):
+    with pytest.raises(ValueError, match=r"no teacher named .*known: model, none, pool, .*self"):
         module_of("teachers", name)
 
 

@@ -42,6 +42,14 @@ class ModelConfig(BaseModel):
     trust_remote_code: bool = Field(default=False, description="run Python code that the model folder brings along")
 
 
+class ScorerConfig(ModelConfig):
+    """A model that only scores: where its weights are while it does not."""
+
+    residency: Literal["resident", "swap", "disk"] = Field(
+        default="resident", description="where the weights are between calls: on the device, in CPU memory, or on disk"
+    )
+
+
 class Lora(BaseModel):
     """Low-rank adapters (2106.09685) on every linear layer but the head."""
 

@@ -1,63 +1,155 @@
 """What every teacher must do, asked of each file found in the folder of teachers."""
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toy import toy_recipe, toy_run
+from toy import TASK
 
-from practicum.assembly import Assembled, assemble_run
-from practicum.loop import train_step
-from practicum.objective import Full, Sampled, Signal, TopK
+from practicum.backends.local import LocalSampler, LocalTrainer, load, load_student, scorer
+from practicum.model_config import ModelConfig, StudentConfig
+from practicum.objective import Full, Objective, Sampled, Signal, TopK
 from practicum.plugins import module_of, names
-from practicum.ports import Teacher, TeacherRequest
-from practicum.rollouts import Batch, sample_rollouts
-from practicum.types import Rollout, TeacherSignal
+from practicum.ports import AdamParams, SamplingClient, ScoreRequest, Teacher, TeacherContext, TeacherRequest
+from practicum.tasks import TaskContext
+from practicum.tasks.reverse import Config as Reverse
+from practicum.tasks.reverse import build as reverse
+from practicum.text import Renderer
+from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, TeacherSignal
 
-# One recipe or more for each file; a teacher without an entry here fails the first test.
+SELF = {"type": "self", "weights": "ema", "rate": 0.5}
+FROZEN = {"type": "self", "weights": "frozen"}
+
+# One set of settings or more for each file; a teacher without an entry here fails the first test. MODEL and TAPE stand for
+# a model folder and a tape.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "model": [{}],
-    "self": [{"weights": weights, "rate": 0.5, "period": 2} for weights in ("live", "frozen", "ema", "periodic")],
-    "privileged": [
-        {"teacher": {"type": "self", "weights": "ema", "rate": 0.5}, "reference": "{answer}"},
-        {"teacher": {"type": "self", "weights": "frozen"}, "system": "ab"},
+    "model": [{"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")],
+    "none": [{}],
+    "pool": [
+        {"kind": "geometric", "teachers": {"a": SELF, "b": {"type": "model", "model": "MODEL"}}},
+        {"kind": "arithmetic", "teachers": {"a": SELF, "b": FROZEN}, "weights": {"a": 3, "b": 1}, "gate": 1.0},
+        {"kind": "sum", "teachers": {"a": FROZEN, "b": {"type": "scripted", "tape": "TAPE"}}},
     ],
-    "scripted": [{}],
+    "privileged": [
+        {"reference": "{answer}", "teacher": SELF},
+        {"system": "ab", "teacher": FROZEN},
+        {"question": "{attempt} {outcome}", "teacher": FROZEN},
+    ],
+    "route": [
+        {"by": "outcome", "teachers": {"correct": SELF, "incorrect": FROZEN}},
+        {"by": "domain", "teachers": {"a": SELF, "b": {"type": "model", "model": "MODEL"}}},
+        {"by": "teacher", "teachers": {"a": {"type": "scripted", "tape": "TAPE"}, "other": SELF}, "default": "a"},
+    ],
+    "scripted": [{"tape": "TAPE"}],
+    "self": [{"weights": weights, "rate": 0.5, "period": 2} for weights in ("live", "frozen", "ema", "periodic")],
 }
 CASES = [(name, settings) for name in names("teachers") for settings in SETTINGS.get(name, [])]
 SIGNALS: list[Signal] = [Sampled(), TopK(k=3, support="student"), TopK(k=3, support="teacher"), Full()]
+COUNT = 5
 
 
-def test_every_teacher_on_disk_is_under_contract() -> None:
-    assert sorted(SETTINGS) == names("teachers")
+@dataclass(frozen=True)
+class Built:
+    """A student, and the teacher under contract."""
 
+    trainer: LocalTrainer
+    teacher: Teacher
 
-@pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40])
-def assemble(request: pytest.FixtureRequest, models: Path, tape: Path, tmp_path: Path) -> Callable[[], Assembled]:
-    """Builds the same student and teacher anew each time."""
-    name, settings = request.param
-    own = {"model": {"model": str(models / "teacher")}, "scripted": {"tape": str(tape)}}.get(name, {})
-    changes: dict[str, Any] = {"teacher": {"type": name, **own, **settings}, "train.prompts_per_step": 4}
-    if name == "scripted":
-        changes["objective"] = {"signal": "sampled"}
-    return lambda: assemble_run(toy_recipe(models, changes), tmp_path, None, lambda text: None)
+    def learn(self, data: list[Datum]) -> None:
+        """One step of the student, of which the teacher hears."""
+        self.trainer.forward_backward(data, Objective(), seed=0)
+        self.trainer.optim_step(AdamParams(learning_rate=0.01))
+        self.teacher.after_step(1)
 
 
 @pytest.fixture(scope="module")
-def tape(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rollouts of a run with the same first step as the contract's runs."""
-    changes = {"train.prompts_per_step": 4, "objective": {"signal": "sampled"}}
-    return toy_run(models, tmp_path_factory.mktemp("tape"), changes).folder / "rollouts.jsonl"
+def params(models: Path) -> SamplingParams:
+    return SamplingParams(5, stop_ids=load(ModelConfig(model=str(models / "student"))).renderer.stop_ids)
 
 
-def first_rollouts(built: Assembled) -> list[Rollout]:
-    from practicum.rollouts import prompts_of_step
+@pytest.fixture(scope="module")
+def rollouts(models: Path, params: SamplingParams) -> list[Rollout]:
+    """What the student wrote, right and wrong, in two domains."""
+    loaded = load(ModelConfig(model=str(models / "student")))
+    task = reverse(Reverse(**TASK), TaskContext(seed=0, base_dir=models))
+    prompts = [
+        Prompt(prompt.id, prompt.messages, prompt.answer, domain="ab"[number % 2], teacher="a" if number % 3 else None)
+        for number, prompt in enumerate(task.train_prompts()[:COUNT])
+    ]
+    prompt_tokens = [loaded.renderer.render(prompt.messages) for prompt in prompts]
+    samples = LocalSampler(loaded.language_model).sample(
+        [SampleRequest(tokens, seed) for seed, tokens in enumerate(prompt_tokens)], params
+    )
+    return [
+        Rollout(
+            prompt=prompt,
+            prompt_tokens=tokens,
+            tokens=sample.tokens,
+            loss_mask=torch.ones_like(sample.tokens, dtype=torch.bool),
+            sampling_logprobs=sample.sampling_logprobs,
+            policy_logprobs=sample.policy_logprobs,
+            policy_version=0,
+            stop_reason=sample.stop_reason,
+            text=loaded.renderer.decode(sample.tokens.tolist()),
+            reward=float(number % 2),
+        )
+        for number, (prompt, tokens, sample) in enumerate(zip(prompts, prompt_tokens, samples, strict=True))
+    ]
 
-    prompts = prompts_of_step(built.parts.prompts, 0, 1, 4)
-    client = built.parts.student.sampling_client()
-    return sample_rollouts(Batch(prompts, 1, 0, 1), client, built.parts.renderer, built.settings.sampling)
+
+@pytest.fixture(scope="module")
+def data(models: Path, rollouts: list[Rollout]) -> list[Datum]:
+    """What the student can learn from, whoever the teacher is."""
+    client = LocalSampler(load(ModelConfig(model=str(models / "teacher"))).language_model)
+    requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    return [Datum(*pair) for pair in zip(rollouts, client.score(requests, Full()), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def tape(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tape") / "rollouts.jsonl"
+    rows = [
+        {
+            "prompt": rollout.prompt.id,
+            "tokens": rollout.tokens.tolist(),
+            "teacher_logprobs": [-1.5] * len(rollout.tokens),
+        }
+        for rollout in rollouts
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40])
+def assemble(request: pytest.FixtureRequest, models: Path, tape: Path) -> Callable[[], Built]:
+    """Builds the same student and teacher anew each time."""
+    name, settings = request.param
+    config = parsed(name, settings, models, tape)
+
+    def build(context: TeacherContext, inner: Any) -> Teacher:
+        return module_of("teachers", inner.type).build(inner, context)
+
+    def load_model(inner: Any) -> tuple[SamplingClient, Renderer]:
+        loaded = load(inner)
+        return scorer(loaded, inner, 3, 4), loaded.renderer
+
+    def built() -> Built:
+        student = load_student(StudentConfig(model=str(models / "student")), seed=0)
+        trainer = LocalTrainer(student.language_model)
+        return Built(trainer, build(TeacherContext(trainer, student.renderer, load_model, build), config))
+
+    return built
+
+
+def parsed(name: str, settings: dict[str, Any], models: Path, tape: Path) -> Any:
+    """The settings as the plug-in reads them, with paths filled in."""
+    text = json.dumps({"type": name, **settings})
+    text = text.replace('"MODEL"', json.dumps(str(models / "teacher"))).replace('"TAPE"', json.dumps(str(tape)))
+    return module_of("teachers", name).Config.model_validate(json.loads(text))
 
 
 def can(teacher: Teacher, signal: Signal) -> bool:
@@ -66,101 +158,140 @@ def can(teacher: Teacher, signal: Signal) -> bool:
     )
 
 
+def spoken(signal: TeacherSignal) -> list[TeacherSignal]:
+    """The answer, or those of a pool's members."""
+    return [signal] if signal.pool is None else [one for member in signal.pool.members for one in spoken(member)]
+
+
 def tensors(signal: TeacherSignal) -> dict[str, torch.Tensor]:
+    """Every tensor of an answer, by name."""
     fields = ("logprobs", "topk_ids", "topk_logprobs", "hidden")
-    return {name: value for name in fields if (value := getattr(signal, name)) is not None}
+    return {
+        f"{one.name} {name}": value
+        for one in spoken(signal)
+        for name in fields
+        if (value := getattr(one, name)) is not None
+    }
 
 
-def test_it_is_a_teacher_and_says_beforehand_what_it_can_give(assemble: Callable[[], Assembled]) -> None:
-    built = assemble()
-    teacher = built.parts.teacher
+def assert_same(one: list[TeacherSignal], other: list[TeacherSignal]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        assert tensors(mine).keys() == tensors(theirs).keys()
+        assert all(value.equal(tensors(theirs)[name]) for name, value in tensors(mine).items())
+
+
+def test_every_teacher_on_disk_is_under_contract() -> None:
+    assert sorted(SETTINGS) == names("teachers")
+
+
+def test_it_is_a_teacher_and_its_settings_promise_what_it_can_give(
+    assemble: Callable[[], Built], request: pytest.FixtureRequest, models: Path, tape: Path
+) -> None:
+    teacher = assemble().teacher
+    name, settings = request.node.callspec.params["assemble"]
     assert isinstance(teacher, Teacher)
-    assert teacher.capabilities.signals
+    assert teacher.capabilities == parsed(name, settings, models, tape).capabilities()
+    assert teacher.capabilities.signals <= {"sampled", "topk", "full"}
 
 
-def test_each_signal_it_can_give_is_aligned_with_the_rollouts(assemble: Callable[[], Assembled]) -> None:
-    built = assemble()
-    teacher, rollouts = built.parts.teacher, first_rollouts(built)
+def test_its_settings_read_back_from_what_a_run_folder_keeps_of_them(models: Path, tape: Path) -> None:
+    for name, settings in CASES:
+        config = parsed(name, settings, models, tape)
+        assert type(config).model_validate(json.loads(config.model_dump_json())) == config
 
+
+def test_each_signal_it_can_give_is_aligned_with_the_rollouts(
+    assemble: Callable[[], Built], rollouts: list[Rollout]
+) -> None:
+    teacher = assemble().teacher
     for signal in SIGNALS:
-        if not can(teacher, signal):
-            continue
-        answers = teacher.score(rollouts, signal)
-        assert len(answers) == len(rollouts)
-        for rollout, answer in zip(rollouts, answers, strict=True):
-            given = tensors(answer)
-            assert given, "an answer says something"
-            assert all(len(value) == len(rollout.tokens) for value in given.values())
-            assert all(torch.isfinite(value).all() for value in given.values())
-            assert not any(value.requires_grad for value in given.values())
-            if signal.type == "sampled":
-                assert answer.logprobs is not None or answer.head is not None
-            if signal.type == "full":
-                assert answer.hidden is not None and answer.head is not None
+        answers = teacher.score(rollouts, signal) if can(teacher, signal) else []
+        assert len(answers) in (0, len(rollouts))
+        for rollout, answer in zip(rollouts, answers, strict=False):
+            assert not answer.silent
+            for one in spoken(answer):
+                given = tensors(one)
+                assert given, "an answer says something"
+                assert all(len(value) == len(rollout.tokens) for value in given.values())
+                assert all(torch.isfinite(value).all() for value in given.values())
+                assert not any(value.requires_grad for value in given.values())
+                assert signal.type != "sampled" or one.logprobs is not None or one.head is not None
+                assert signal.type != "full" or (one.hidden is not None and one.head is not None)
+                if one.hidden is not None and one.head is not None:
+                    mass = one.head.logprobs(one.hidden).logsumexp(-1)
+                    torch.testing.assert_close(mass, torch.zeros_like(mass), atol=1e-5, rtol=0)
 
 
-def test_scoring_twice_gives_the_same_bits(assemble: Callable[[], Assembled]) -> None:
-    built = assemble()
-    teacher, rollouts = built.parts.teacher, first_rollouts(built)
+def test_a_teacher_of_no_signals_is_silent(assemble: Callable[[], Built], rollouts: list[Rollout]) -> None:
+    teacher = assemble().teacher
+    if not teacher.capabilities.signals:
+        answers = teacher.score(rollouts, Full())
+        assert len(answers) == len(rollouts) and all(answer.silent for answer in answers)
+
+
+def test_scoring_twice_gives_the_same_bits(assemble: Callable[[], Built], rollouts: list[Rollout]) -> None:
+    teacher = assemble().teacher
     for signal in filter(lambda signal: can(teacher, signal), SIGNALS):
-        once, again = teacher.score(rollouts, signal), teacher.score(rollouts, signal)
-        for one, other in zip(once, again, strict=True):
-            assert all(value.equal(tensors(other)[name]) for name, value in tensors(one).items())
+        assert_same(teacher.score(rollouts, signal), teacher.score(rollouts, signal))
 
 
-def test_scoring_after_training_mode_gives_the_same_bits(assemble: Callable[[], Assembled]) -> None:
+def test_scoring_after_training_mode_gives_the_same_bits(
+    assemble: Callable[[], Built], rollouts: list[Rollout]
+) -> None:
     built = assemble()
-    teacher, rollouts = built.parts.teacher, first_rollouts(built)
-    once = teacher.score(rollouts, Sampled())
-    built.student.language_model.model.train()
-    again = teacher.score(rollouts, Sampled())
-    for one, other in zip(once, again, strict=True):
-        assert all(value.equal(tensors(other)[name]) for name, value in tensors(one).items())
+    once = built.teacher.score(rollouts, Sampled())
+    built.trainer.language_model.model.train()
+    assert_same(once, built.teacher.score(rollouts, Sampled()))
 
 
-def test_the_order_of_rollouts_is_the_order_of_answers(assemble: Callable[[], Assembled]) -> None:
-    built = assemble()
-    teacher, rollouts = built.parts.teacher, first_rollouts(built)
+def test_the_order_of_rollouts_is_the_order_of_answers(assemble: Callable[[], Built], rollouts: list[Rollout]) -> None:
+    teacher = assemble().teacher
     forwards = teacher.score(rollouts, Sampled())
     backwards = teacher.score(rollouts[::-1], Sampled())[::-1]
     for one, other in zip(forwards, backwards, strict=True):
+        assert one.name == other.name
         for name, value in tensors(one).items():
             torch.testing.assert_close(value, tensors(other)[name], rtol=1e-5, atol=1e-5)
 
 
-def test_no_rollouts_need_no_answers(assemble: Callable[[], Assembled]) -> None:
-    assert assemble().parts.teacher.score([], Sampled()) == []
+def test_no_rollouts_need_no_answers(assemble: Callable[[], Built]) -> None:
+    assert assemble().teacher.score([], Sampled()) == []
 
 
-def test_saved_and_loaded_it_scores_the_same(assemble: Callable[[], Assembled]) -> None:
+def test_saved_and_loaded_it_scores_the_same(
+    assemble: Callable[[], Built], rollouts: list[Rollout], data: list[Datum]
+) -> None:
     built = assemble()
-    rollouts = first_rollouts(built)
-    before = built.parts.teacher.score(rollouts, Sampled())
-    train_step(1, built.parts, built.settings)
-    teacher = built.parts.teacher
-    state = {name: value.clone() for name, value in teacher.save_state().items()}
+    built.learn(data)
+    state = {name: value.clone() for name, value in built.teacher.save_state().items()}
     weights = {stem: {k: v.clone() for k, v in named.items()} for stem, named in built.trainer.save_state().items()}
-    expected = teacher.score(rollouts, Sampled())
     other = assemble()
     other.trainer.load_state(weights)
-    other.parts.teacher.load_state(state)
-    for one, two, start in zip(expected, other.parts.teacher.score(rollouts, Sampled()), before, strict=True):
-        for name, value in tensors(one).items():
-            assert value.equal(tensors(two)[name])
-            assert value.shape == tensors(start)[name].shape
+    other.teacher.load_state(state)
+    assert_same(built.teacher.score(rollouts, Sampled()), other.teacher.score(rollouts, Sampled()))
+    assert other.teacher.save_state().keys() == state.keys()
 
 
-def test_its_own_answers_are_aligned_with_the_prompts_or_none(assemble: Callable[[], Assembled]) -> None:
-    built = assemble()
-    requests = [TeacherRequest(prompt, seed) for seed, prompt in enumerate(built.parts.prompts[:3])]
-    answers = built.parts.teacher.sample(requests, built.settings.sampling)
+def test_its_own_answers_are_aligned_with_the_prompts_where_it_writes_any(
+    assemble: Callable[[], Built], rollouts: list[Rollout], params: SamplingParams
+) -> None:
+    teacher = assemble().teacher
+    requests = [TeacherRequest(rollout.prompt, seed) for seed, rollout in enumerate(rollouts[:3])]
+    answers = teacher.sample(requests, params)
+    assert (answers is not None) == teacher.capabilities.writes
     assert answers is None or len(answers) == 3
     for answer in answers or []:
-        assert 1 <= len(answer.tokens) <= built.settings.sampling.max_new_tokens
+        assert 1 <= len(answer.tokens) <= params.max_new_tokens
 
 
-def test_what_the_settings_promise_is_what_the_teacher_can_do(models: Path, tape: Path) -> None:
-    for name in names("teachers"):
-        extra = {"model": {"model": str(models / "teacher")}, "scripted": {"tape": str(tape)}}.get(name, {})
-        config = module_of("teachers", name).Config.model_validate({"type": name, **extra, **SETTINGS[name][0]})
-        assert config.capabilities().signals <= {"sampled", "topk", "full"}
+def test_its_voice_writes_what_it_writes(
+    assemble: Callable[[], Built], rollouts: list[Rollout], params: SamplingParams
+) -> None:
+    teacher = assemble().teacher
+    prompt = rollouts[0].prompt
+    voice = teacher.voice(prompt)
+    assert (voice is not None) == teacher.capabilities.writes
+    if voice is not None:
+        (written,) = voice.client.sample([SampleRequest(voice.prompt_tokens, 7)], params)
+        (answer,) = teacher.sample([TeacherRequest(prompt, 7)], params) or []
+        assert written.tokens.equal(answer.tokens)

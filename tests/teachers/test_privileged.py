@@ -1,11 +1,17 @@
 """What a privileged teacher sees: the student's prompt, and more."""
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from recorder import Recorder, prompt, rollout
 
 from practicum.errors import DataError
+from practicum.objective import Sampled
+from practicum.ports import TeacherRequest
 from practicum.recipe import parse_recipe
-from practicum.teachers.privileged import Config, with_context
-from practicum.types import Message, Prompt
+from practicum.teachers.privileged import Config, PrivilegedTeacher, with_context
+from practicum.types import Message, Prompt, Rollout, SamplingParams
 
 PROMPT = Prompt("p1", (Message("user", "8 times 7?"),), answer="56", privileged={"hint": "7 eights", "empty": ""})
 
@@ -92,3 +98,119 @@ def test_the_mistakes_of_the_teacher_inside_are_named_by_their_place() -> None:
     }
     with pytest.raises(ValueError, match=r"teacher.*weights"):
         parse_recipe(data, "x")
+
+
+def test_a_question_takes_the_place_of_the_last_turn() -> None:
+    long = Prompt(
+        "p",
+        (Message("user", "earlier"), Message("assistant", "yes"), Message("user", "a long text")),
+        privileged={"s": "x"},
+    )
+    assert seen(long, question="Short: {s}") == [("user", "earlier"), ("assistant", "yes"), ("user", "Short: x")]
+    assert seen(long, question="Short: {s}", reference="Hint {s}.")[-1] == ("user", "Hint x.\n\nShort: x")
+
+
+def told(items: list[Rollout], **fields: object) -> list[str | None]:
+    """What the teacher inside was asked in the place of each rollout's question; None where it was not asked."""
+    inner = Recorder()
+    answers = PrivilegedTeacher(inner, config(**fields)).score(items, Sampled())
+    (asked,) = inner.asked
+    assert [item.tokens.data_ptr() for item in asked] == [
+        item.tokens.data_ptr() for item, answer in zip(items, answers, strict=True) if not answer.silent
+    ], "the tokens are the student's, in their order"
+    shown = iter(item.prompt.messages[-1].content for item in asked)
+    return [None if answer.silent else next(shown) for answer in answers]
+
+
+GROUP = [
+    rollout(prompt("p"), sample=0, reward=0.0, text="bad"),
+    rollout(prompt("q"), sample=0, reward=1.0, text="alone"),
+    rollout(prompt("p"), sample=2, reward=1.0, text="late"),
+    rollout(prompt("p"), sample=1, reward=1.0, text="first"),
+    rollout(prompt("q"), sample=1, reward=0.5, text="half"),
+]
+
+
+def test_a_sibling_is_the_first_other_correct_completion_of_the_prompt() -> None:
+    assert told(GROUP, question="{sibling}") == ["first", None, "first", "late", "alone"]
+    assert told(GROUP, question="{sibling}", missing="silent") == ["first", None, "first", "late", "alone"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("pq"), st.booleans()), min_size=1, max_size=8))
+def test_siblings_are_others_of_the_same_prompt_and_correct(batch: list[tuple[str, bool]]) -> None:
+    items = [rollout(prompt(name), sample=number, reward=float(right)) for number, (name, right) in enumerate(batch)]
+    for item, text in zip(items, told(items, question="{sibling}"), strict=True):
+        right = [
+            other for other in items if other.prompt.id == item.prompt.id and other.reward == 1 and other is not item
+        ]
+        assert text == (right[0].text if right else None)
+
+
+def test_a_completion_is_shown_with_what_became_of_it() -> None:
+    shown = told(GROUP[:2], reference="You wrote {attempt}, which is {outcome}.")
+    assert shown == ["You wrote bad, which is incorrect.\n\np?", "You wrote alone, which is correct.\n\nq?"]
+
+
+def test_an_outcome_nobody_knows_is_missing() -> None:
+    unknown = [rollout(prompt("p")), rollout(prompt("p"), sample=1, reward=1.0)]
+    with pytest.raises(
+        DataError, match=r"prompt 'p' has no outcome, which teacher.question asks for: its task gave no re"
+    ):
+        told(unknown, question="{outcome}")
+    assert told(unknown, question="{outcome}", missing="silent") == [None, "correct"]
+
+
+def test_a_missing_field_is_an_error_or_silence_as_the_recipe_says() -> None:
+    items = [rollout(prompt("p", privileged={"hint": "h"})), rollout(prompt("q"))]
+    assert told(items, reference="{hint}", missing="silent") == ["h\n\np?", None]
+    with pytest.raises(
+        DataError, match=r"prompt 'q' has no field 'hint', which teacher.reference asks.*missing: silent"
+    ):
+        told(items, reference="{hint}")
+
+
+def test_a_missing_sibling_forgives_no_other_missing_field() -> None:
+    with pytest.raises(DataError, match="has no field 'hint'"):
+        told(GROUP[:1], question="{sibling} {hint}")
+
+
+def test_what_the_student_wrote_is_never_read_as_a_template() -> None:
+    items = [rollout(prompt("p", answer="secret"), text="{answer} {sibling}", reward=0.0)]
+    assert told(items, question="{attempt}") == ["{answer} {sibling}"]
+
+
+def test_the_names_of_a_completions_fields_are_its_own() -> None:
+    (shown,) = told([rollout(prompt("p", privileged={"attempt": "other"}), text="mine")], question="{attempt}")
+    assert shown == "mine"
+
+
+def test_before_there_is_a_completion_a_context_that_shows_one_does_not_exist() -> None:
+    inner = Recorder()
+    teacher = PrivilegedTeacher(inner, config(question="{attempt}"))
+    requests = [TeacherRequest(prompt("p"), 0)]
+    assert teacher.sample(requests, SamplingParams(1)) is None
+    assert teacher.voice(prompt("p")) is None
+    assert not teacher.capabilities.writes
+    assert not inner.prompts
+    with pytest.raises(DataError, match=r"teacher.question shows the attempt of a completion.*prompt 'p1' before one"):
+        with_context(PROMPT, config(question="{attempt}"))
+
+
+def test_its_own_answers_see_the_context() -> None:
+    inner = Recorder()
+    teacher = PrivilegedTeacher(inner, config(reference="{answer}", missing="silent"))
+    assert teacher.capabilities.writes
+    assert teacher.sample([TeacherRequest(PROMPT, 0)], SamplingParams(1)) is not None
+    teacher.voice(PROMPT)
+    assert [seen.messages[-1].content for seen in inner.prompts] == ["56\n\n8 times 7?"] * 2
+    assert teacher.sample([TeacherRequest(PROMPT, 0), TeacherRequest(prompt("q"), 1)], SamplingParams(1)) is None
+    assert teacher.voice(prompt("q")) is None
+
+
+def test_the_rest_is_passed_on() -> None:
+    inner = Recorder(state={"w": torch.ones(1)})
+    teacher = PrivilegedTeacher(inner, config(system="s"))
+    assert teacher.save_state() == inner.state
+    teacher.load_state({})
+    teacher.after_step(4)
+    assert (inner.state, inner.steps) == ({}, [4])

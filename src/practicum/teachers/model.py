@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from practicum.model_config import ModelConfig
+from practicum.model_config import ScorerConfig
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 
 
-class Config(ModelConfig):
+class Config(ScorerConfig):
     """The model that scores; its chat template, stop tokens and thinking mode are its own."""
 
     type: Literal["model"] = "model"

@@ -19,6 +19,9 @@ from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSign
 
 Key = tuple[str, tuple[int, ...]]
 
+A_TAPE = Capabilities(signals=frozenset({"sampled"}), writes=False)
+"""What a tape can answer: one log-probability a token."""
+
 
 class Config(BaseModel):
     """The tape to replay."""
@@ -29,7 +32,7 @@ class Config(BaseModel):
 
     def capabilities(self) -> Capabilities:
         """A tape holds one log-probability a token."""
-        return Capabilities(signals=frozenset({"sampled"}))
+        return A_TAPE
 
 
 class ScriptedTeacher:
@@ -42,7 +45,7 @@ class ScriptedTeacher:
     @property
     def capabilities(self) -> Capabilities:
         """One log-probability a token."""
-        return Capabilities(signals=frozenset({"sampled"}))
+        return A_TAPE
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """The recorded log-probabilities; TeacherError where the tape has none for these very tokens."""

@@ -4,6 +4,7 @@ from practicum.backends.local.convert import conversion_pending
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.residency import StoredHead, VisitingSampler, scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import make_scratch_model
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
@@ -13,10 +14,13 @@ __all__ = [
     "LoadedModel",
     "LocalSampler",
     "LocalTrainer",
+    "StoredHead",
     "TrainerLimits",
+    "VisitingSampler",
     "conversion_pending",
     "export",
     "load",
     "load_student",
     "make_scratch_model",
+    "scorer",
 ]

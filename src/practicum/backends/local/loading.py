@@ -62,12 +62,9 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     device = torch.device("cuda" if _wants_cuda(config) else "cpu")
     source = locate(config, scratch_folder)
     tokenizer = _tokenizer(source, config)
-    model = _weights(source, config)
-    model.requires_grad_(False)
-    model.eval()
-    model.to(device)  # type: ignore[arg-type]
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
-    language_model = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
+    language_model = read_model(source, config, vocabulary, device)
+    model = language_model.model
     rows = len(language_model.head().weight)
     if vocabulary > rows:
         raise ModelError(
@@ -82,6 +79,15 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
         tokenizer, system=config.system, template=config.template, thinking=config.thinking, stop_ids=stops
     )
     return LoadedModel(language_model, renderer, source)
+
+
+def read_model(source: str, config: ModelConfig, vocab_size: int, device: torch.device) -> LanguageModel:
+    """A model as its folder holds it, on a device; nothing of it learns."""
+    model = _weights(source, config)
+    model.requires_grad_(False)
+    model.eval()
+    model.to(device)  # type: ignore[arg-type]
+    return LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
 
 
 def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:

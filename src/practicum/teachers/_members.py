@@ -1,0 +1,87 @@
+"""Several teachers under their names, which is what a route and a pool have in common."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+from torch import Tensor
+
+from practicum.errors import TeacherError
+from practicum.objective import Signal
+from practicum.plugins import Plugin
+from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.types import Rollout, TeacherSignal
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def _named(teachers: dict[str, Any]) -> dict[str, Any]:
+    """The members, if there are any and their names can be part of a tensor's name."""
+    if not teachers:
+        raise ValueError("no teacher is named; write `teachers: {math: {...}, code: {...}}`")
+    for name in teachers:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot name a teacher; write letters, digits, '_' and '-'")
+    return teachers
+
+
+MemberConfigs = Annotated[dict[str, Plugin("teachers")], AfterValidator(_named)]
+"""The type of a recipe field that holds several teachers' settings by name."""
+
+
+def shared(members: Iterable[Capabilities]) -> Capabilities:
+    """What every member that speaks can answer; one that is silent by nature narrows no signal, but writes nothing."""
+    everyone = list(members)
+    speaking = [member for member in everyone if member.signals]
+    if not speaking:
+        return Capabilities(signals=frozenset(), supports=frozenset(), writes=False)
+    return Capabilities(
+        signals=frozenset.intersection(*(member.signals for member in speaking)),
+        supports=frozenset.intersection(*(member.supports for member in speaking)),
+        largest_k=min((member.largest_k for member in speaking if member.largest_k is not None), default=None),
+        writes=all(member.writes for member in everyone),
+    )
+
+
+class Members:
+    """Teachers by name, asked one at a time; their states are saved under `name/`."""
+
+    def __init__(self, teachers: Mapping[str, Teacher]) -> None:
+        self.teachers = teachers
+
+    @classmethod
+    def build(cls, configs: Mapping[str, Any], context: TeacherContext) -> "Members":
+        """Build each member from its settings."""
+        return cls({name: context.build(context, config) for name, config in configs.items()})
+
+    def score(self, name: str, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """What one member says, under its name; TeacherError where it leaves a rollout out."""
+        answers = self.teachers[name].score(rollouts, signal)
+        if len(answers) != len(rollouts):
+            raise TeacherError(
+                f"the teacher {name!r} answered {len(answers)} of {len(rollouts)} rollouts; every rollout needs an answer"
+            )
+        return [replace(answer, name=f"{name}/{answer.name}" if answer.name else name) for answer in answers]
+
+    def after_step(self, step: int) -> None:
+        """Pass it on to each."""
+        for teacher in self.teachers.values():
+            teacher.after_step(step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """The tensors of each, under its name."""
+        return {
+            f"{name}/{key}": tensor
+            for name, teacher in self.teachers.items()
+            for key, tensor in teacher.save_state().items()
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give each what it saved."""
+        for name, teacher in self.teachers.items():
+            prefix = f"{name}/"
+            teacher.load_state(
+                {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            )

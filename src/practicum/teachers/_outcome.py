@@ -1,0 +1,14 @@
+"""How a completion fared with the verifier, as a word."""
+
+from typing import Literal
+
+from practicum.types import Rollout
+
+Outcome = Literal["correct", "incorrect", "unknown"]
+
+
+def outcome(rollout: Rollout) -> Outcome:
+    """`correct` from reward 1 on, `incorrect` below it, `unknown` where nobody could tell."""
+    if rollout.reward is None:
+        return "unknown"
+    return "correct" if rollout.reward >= 1 else "incorrect"

@@ -1,0 +1,135 @@
+"""Several teachers score every rollout, and the student learns from all of them at once.
+
+The sum of reverse KLs to several experts merges them in DeepSeek-V4; it is the reverse KL to their geometric pool.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from practicum.objective import Full, Signal
+from practicum.objective.calls import did_you_mean
+from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
+from practicum.teachers._members import MemberConfigs, Members, shared
+from practicum.types import Pool, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+
+
+class Config(BaseModel):
+    """Which teachers, and how they are combined; their weights are equal, and sum to 1, where none are written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: Literal["pool"] = "pool"
+    kind: Literal["geometric", "arithmetic", "sum"] = Field(
+        default="geometric", description="the product of the members, their average, or the sum of their losses"
+    )
+    teachers: MemberConfigs = Field(description="the members by name")
+    weights: dict[str, float] = Field(default={}, description="of every member; empty: equal, and 1 in sum")
+    gate: float | None = Field(default=None, ge=0, description="a member less certain than this entropy is left out")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "Config":
+        for name, weight in self.weights.items():
+            if name not in self.teachers:
+                raise ValueError(f"weights: no member is named {name!r}; {did_you_mean(name, self.teachers)}")
+            if not 0 < weight < math.inf:
+                raise ValueError(f"weights: {name} must be a positive number, got {weight:g}")
+        unweighted = [name for name in self.teachers if self.weights and name not in self.weights]
+        if unweighted:
+            raise ValueError(f"weights: {', '.join(unweighted)} has none; write one for every member or none at all")
+        if any(_holds_pool(member) for member in self.teachers.values()):
+            raise ValueError("teachers: a pool within a pool is not combined; name its members in this one")
+        if self.gate is not None and self.kind == "sum":
+            raise ValueError(
+                "gate: a sum is read teacher by teacher, so none can step in for another; write kind: geometric"
+            )
+        if self.gate is not None and "full" not in self._shared().signals:
+            raise ValueError("gate: the entropy of a member is known only where it can give its whole distribution")
+        return self
+
+    def capabilities(self) -> Capabilities:
+        """Every signal where all members give whole distributions, for theirs is combined; else sampled tokens alone."""
+        shared = self._shared().signals
+        if "full" not in shared:
+            return Capabilities(shared & {"sampled"}, supports=frozenset(), writes=False)
+        return Capabilities(shared, writes=False)
+
+    def member_weights(self) -> list[float]:
+        """The weights in the order of the members; those of an arithmetic pool are made to sum to 1."""
+        given = [self.weights.get(name, 1 / len(self.teachers)) for name in self.teachers]
+        total = sum(given) if self.kind == "arithmetic" else 1.0
+        return [weight / total for weight in given]
+
+    def _shared(self) -> Capabilities:
+        return shared(member.capabilities() for member in self.teachers.values())
+
+
+def _holds_pool(config: object) -> bool:
+    """Whether the settings are those of a pool, or of a teacher around one."""
+    if isinstance(config, Mapping):
+        return any(map(_holds_pool, config.values()))
+    return isinstance(config, Config) or (
+        isinstance(config, BaseModel) and any(_holds_pool(value) for _, value in config)
+    )
+
+
+class PoolTeacher:
+    """Asks every member about every rollout; see `practicum.ports.Teacher`."""
+
+    def __init__(self, members: Members, config: Config) -> None:
+        self._members = members
+        self._config = config
+        self._weights = config.member_weights()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be combined from the members' answers."""
+        return self._config.capabilities()
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """The members' answers side by side. They give whole distributions wherever sampled tokens do not suffice,
+        for the best candidates of a pool are not those of its members.
+        """
+        asked = signal if signal.type == "sampled" and self._config.gate is None else Full()
+        answers = [self._members.score(name, rollouts, asked) for name in self._members.teachers]
+        return [self._pooled(of_one) for of_one in zip(*answers, strict=True)]
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+        """Several models do not write one answer."""
+        return None
+
+    def voice(self, prompt: Prompt) -> Voice | None:
+        """Several models do not write one answer."""
+        return None
+
+    def after_step(self, step: int) -> None:
+        """Pass it on to each member."""
+        self._members.after_step(step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """The tensors of each member, under its name."""
+        return self._members.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give each member what it saved."""
+        self._members.load_state(tensors)
+
+    def _pooled(self, answers: Sequence[TeacherSignal]) -> TeacherSignal:
+        """The pool of the members that speak, which share out the weight of those that do not; silence if none does."""
+        speaking = [
+            (weight, answer) for weight, answer in zip(self._weights, answers, strict=True) if not answer.silent
+        ]
+        if not speaking:
+            return TeacherSignal()
+        scale = sum(self._weights) / sum(weight for weight, _ in speaking)
+        weights = tuple(weight * scale for weight, _ in speaking)
+        return TeacherSignal(
+            pool=Pool(self._config.kind, weights, tuple(answer for _, answer in speaking), self._config.gate)
+        )
+
+
+def build(config: Config, context: TeacherContext) -> Teacher:
+    """Build every member."""
+    return PoolTeacher(Members.build(config.teachers, context), config)
