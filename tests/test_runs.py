@@ -21,9 +21,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rollout.n": 3,
         "rollout.temperature": 0.8,
         "rollout.top_p": 0.9,
-        "objective.correction": "ratio",
         "rollout.top_k": 9,
-        "objective": {"signal": "sampled", "estimator": "score_function(gamma=1, baseline=group_mean)"},
+        "objective": {
+            "signal": "sampled",
+            "estimator": "score_function(gamma=1, baseline=group_mean)",
+            "correction": "ratio",
+        },
     },
     "cosine after a warm-up, in micro-batches": {
         "optimizer.schedule": "cosine",

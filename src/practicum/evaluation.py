@@ -11,7 +11,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.chunked import chunks
-from practicum.objective import Full, Sampled
+from practicum.objective import Full, Sampled, read_signal
 from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.rollouts import Batch, rewarded, sample_rollouts
@@ -203,25 +203,27 @@ def _distance(
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()
     mine, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
-    sums, entropies, count = 0.0, 0.0, 0
+    divergences, entropies = [], []
     for own, other in zip(mine, theirs, strict=True):
         divergence, entropy = _whole(own, other) if full else _by_samples(own, other)
-        sums += divergence.double().sum().item()
-        entropies += entropy.double().sum().item()
-        count += len(divergence)
-    return entropies / count, sums / count
+        divergences += [] if divergence is None else [divergence.double()]
+        entropies.append(entropy.double())
+    distance = torch.cat(divergences).mean().item() if divergences else None
+    return torch.cat(entropies).mean().item(), distance
 
 
-def _whole(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor, Tensor]:
-    assert own.hidden is not None and own.head is not None and other.hidden is not None and other.head is not None
+def _whole(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:
+    """Reverse KL, where the teacher is not silent, and the student's entropy."""
+    assert own.hidden is not None and own.head is not None, "the student's own client gives its hidden states"
     divergences, entropies = [], []
     for part in chunks(len(own.hidden), CHUNK):
-        student = own.head.logprobs(own.hidden[part])
-        divergences.append(F.reverse_kl(student, other.head.logprobs(other.hidden[part])))
+        student, teacher = own.head.logprobs(own.hidden[part]), read_signal(other, part).full
+        divergences += [] if teacher is None else [F.reverse_kl(student, teacher)]
         entropies.append(F.entropy(student))
-    return torch.cat(divergences), torch.cat(entropies)
+    return torch.cat(divergences) if divergences else None, torch.cat(entropies)
 
 
-def _by_samples(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor, Tensor]:
-    assert own.logprobs is not None and other.logprobs is not None
-    return F.k1(own.logprobs, other.logprobs), -own.logprobs
+def _by_samples(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:
+    assert own.logprobs is not None, "the student's own client was asked for them"
+    teacher = read_signal(other, slice(None)).logprobs
+    return None if teacher is None else F.k1(own.logprobs, teacher), -own.logprobs

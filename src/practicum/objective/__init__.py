@@ -19,6 +19,7 @@ from practicum.objective.choices import (
     Text,
     TopK,
 )
+from practicum.objective.reading import read_signal
 from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.objective.spec import Objective, Term
 
@@ -46,6 +47,7 @@ __all__ = [
     "TokenBatch",
     "TopK",
     "logit_side",
+    "read_signal",
     "token_batch",
     "token_side",
 ]

@@ -20,7 +20,15 @@ from practicum.backends.local.sampler import LocalSampler, _padded
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import chunks
-from practicum.objective import Objective, TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
+from practicum.objective import (
+    Objective,
+    TermValues,
+    TokenBatch,
+    logit_side,
+    read_signal,
+    token_batch,
+    token_side,
+)
 from practicum.ports import AdamParams, SelfRule
 from practicum.types import (
     Datum,
@@ -28,7 +36,6 @@ from practicum.types import (
     Head,
     HeadLike,
     Metrics,
-    Pool,
     Rollout,
     TeacherSignal,
     TokenOutputs,
@@ -264,7 +271,7 @@ class LocalTrainer:
         self, head: Head, hidden: Tensor, micro: "_Micro", part: slice, objective: Objective
     ) -> list[TermValues]:
         student, tokens = head.logprobs(hidden), micro.tokens[part].to(hidden.device)
-        teacher, reference = (_said(signal, part).to(hidden.device) for signal in (micro.signal, micro.reference))
+        teacher, reference = (read_signal(signal, part).to(hidden.device) for signal in (micro.signal, micro.reference))
         return logit_side(student, teacher, tokens, objective, reference)
 
     @torch.no_grad()
@@ -272,7 +279,7 @@ class LocalTrainer:
         """How much several teachers contradict each other at the same tokens."""
         if micro.signal.pool is None:
             return
-        members = [full for member in micro.signal.pool.members if (full := _said(member, part).full) is not None]
+        members = [full for member in micro.signal.pool.members if (full := read_signal(member, part).full) is not None]
         if len(members) < 2:
             return
         student = head.logprobs(hidden)
@@ -333,33 +340,6 @@ def _heads(signal: TeacherSignal) -> list[HeadLike]:
     return own + [head for member in members for head in _heads(member)]
 
 
-def _said(signal: TeacherSignal, part: slice) -> TeacherTokens:
-    """What the teacher said about a part of the tokens; its head reads that part's hidden states only."""
-    if signal.pool is not None:
-        return _pooled(signal.pool, [_said(member, part) for member in signal.pool.members])
-    full = None
-    if signal.hidden is not None and signal.head is not None:
-        with torch.no_grad():
-            full = signal.head.logprobs(signal.hidden[part])
-    return TeacherTokens(
-        full, *(_part(value, part) for value in (signal.topk_ids, signal.topk_logprobs, signal.logprobs))
-    )
-
-
-@torch.no_grad()
-def _pooled(pool: Pool, members: Sequence[TeacherTokens]) -> TeacherTokens:
-    """Several teachers as one: their pooled distribution, or their pooled log-probability of the sampled token."""
-    full = [member.full for member in members if member.full is not None]
-    if len(full) == len(members):
-        combine = F.geometric if pool.kind == "geometric" else F.arithmetic
-        return TeacherTokens(combine(full, pool.weights, pool.gate))
-    tokens = torch.stack([member.logprobs for member in members if member.logprobs is not None])
-    weights = torch.tensor(pool.weights)[:, None]
-    if pool.kind == "geometric":  # its normaliser is a constant of the state, so it drops out of the expected gradient
-        return TeacherTokens(logprobs=(weights * tokens).sum(dim=0))
-    return TeacherTokens(logprobs=torch.logsumexp(weights.log() + tokens, dim=0))
-
-
 def _one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
     """The data with each sum of teachers taken apart: one datum a teacher, its share as its weight.
 
@@ -374,10 +354,6 @@ def _one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
             shares = zip(pool.members, pool.weights, strict=True)
             apart += [replace(datum, signal=member, weight=datum.weight * weight) for member, weight in shares]
     return apart
-
-
-def _part(tensor: Tensor | None, part: slice) -> Tensor | None:
-    return None if tensor is None else tensor[part]
 
 
 def _gather(data: Sequence[Datum], rows: list[int], batch: TokenBatch) -> _Micro:

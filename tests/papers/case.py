@@ -1,0 +1,208 @@
+"""A small random batch in float64, what the library makes of it, and the loops that the papers' formulas are written in."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from practicum.objective import Objective, TeacherTokens, logit_side, token_batch, token_side
+from practicum.recipe import Recipe
+from practicum.schedule import Courses
+from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
+
+V = 7
+
+
+@dataclass
+class Token:
+    """One token of a rollout: distributions as log-probabilities [V], of which `S` carries the gradient."""
+
+    S: Tensor
+    T: Tensor
+    R: Tensor
+    id: int
+    position: int
+    sampler: float
+
+    @property
+    def lS(self) -> Tensor:
+        """The learner's log-probability of the token."""
+        return self.S[self.id]
+
+    @property
+    def lT(self) -> Tensor:
+        """The teacher's."""
+        return self.T[self.id]
+
+    @property
+    def lR(self) -> Tensor:
+        """The reference's."""
+        return self.R[self.id]
+
+
+@dataclass
+class Sequence:
+    """One rollout: its tokens, its verifier's reward, who wrote it, and the prompt it answers."""
+
+    tokens: list[Token]
+    reward: float
+    group: str
+    source: Source
+    text: str
+
+
+@dataclass
+class Case:
+    """The batch as formulas see it, at a step of a run: `step` of `steps`, counted from 1."""
+
+    sequences: list[Sequence]
+    step: int
+    steps: int
+    notes: dict[str, float] = field(default_factory=dict)
+
+    def tokens(self) -> Iterator[Token]:
+        """All tokens."""
+        return (token for sequence in self.sequences for token in sequence.tokens)
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are."""
+        return sum(len(sequence.tokens) for sequence in self.sequences)
+
+    def groups(self) -> list[list[Sequence]]:
+        """The rollouts of each prompt."""
+        return [list(rows) for _, rows in groupby(self.sequences, key=lambda sequence: sequence.group)]
+
+    def token_mean(self, loss: Callable[[Token], Tensor]) -> Tensor:
+        """The mean of a per-token loss over all tokens."""
+        return sum((loss(token) for token in self.tokens()), torch.zeros(())) / self.count
+
+    def sequence_mean(self, loss: Callable[[Token], Tensor]) -> Tensor:
+        """The mean over rollouts of the mean over their tokens."""
+        means = [sum(loss(token) for token in row.tokens) / len(row.tokens) for row in self.sequences]
+        return sum(means, torch.zeros(())) / len(means)
+
+
+# (group, source, reward, length): right, wrong and partly right answers, a failed prompt, other people's tokens.
+ROWS: list[tuple[str, Source, float, int]] = [
+    ("a", "student", 1.0, 3),
+    ("a", "student", 0.0, 2),
+    ("a", "teacher", 1.0, 4),
+    ("a", "dataset", 1.0, 2),
+    ("b", "student", 0.0, 3),
+    ("b", "student", 0.0, 1),
+    ("b", "teacher", 0.0, 3),
+    ("b", "dataset", 0.0, 2),
+    ("c", "student", 1.0, 2),
+    ("c", "student", 0.5, 3),
+]
+TEXTS = ["x", "x", "y", "x", "x", "z", "z", "z", "y", "y"]
+
+
+def library_and_formula(
+    recipe: Recipe, formula: Callable[[Case], Tensor], step: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The gradients in the student's logits [T, V] of the recipe's objective and of a formula, at a step of its run."""
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(length for *_, length in ROWS)
+
+    def logits() -> Tensor:
+        return 1.5 * torch.randn(count, V, generator=generator, dtype=torch.float64)
+
+    student, teacher, reference = logits(), torch.log_softmax(logits(), -1), torch.log_softmax(logits(), -1)
+    ids = torch.randint(V, (count,), generator=generator)
+    own = torch.log_softmax(student, -1).gather(-1, ids[:, None])[:, 0]
+    # The sampler is a slightly older student; a dataset's tokens have behaviour probability 1.
+    sampler = (own + 0.3 * torch.randn(count, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
+    starts = [sum(length for *_, length in ROWS[:row]) for row in range(len(ROWS) + 1)]
+    for row, (_, source, _, _) in enumerate(ROWS):
+        if source == "dataset":
+            sampler[starts[row] : starts[row + 1]] = 0.0
+    objective = recipe.at(Courses(recipe.schedules, recipe.train.steps).at(step)).objective
+    ours = _library(objective, student, teacher, reference, ids, sampler, starts)
+    theirs = _formula(formula, student, teacher, reference, ids, sampler, starts, (step, recipe.train.steps))
+    return ours, theirs
+
+
+def _library(
+    objective: Objective,
+    logits: Tensor,
+    teacher: Tensor,
+    reference: Tensor,
+    ids: Tensor,
+    sampler: Tensor,
+    starts: list[int],
+) -> Tensor:
+    data = []
+    for row, (group, source, reward, length) in enumerate(ROWS):
+        part = slice(starts[row], starts[row + 1])
+        rollout = Rollout(
+            prompt=Prompt(group, ()),
+            prompt_tokens=(1,),
+            tokens=ids[part],
+            loss_mask=torch.ones(length, dtype=torch.bool),
+            sampling_logprobs=sampler[part],
+            policy_logprobs=sampler[part],
+            policy_version=0,
+            stop_reason="stop",
+            text=TEXTS[row],
+            sample=row,
+            reward=reward,
+            source=source,
+        )
+        data.append(Datum(rollout, TeacherSignal()))
+    leaf = logits.clone().requires_grad_()
+    batch = token_batch(data, objective)
+    values = logit_side(
+        torch.log_softmax(leaf, -1), TeacherTokens(full=teacher), batch, objective, TeacherTokens(full=reference)
+    )
+    shares = [token_side(term, value.detached(), batch) for term, value in zip(objective.losses, values, strict=True)]
+    loss = sum((share * value.value).sum() for share, value in zip(shares, values, strict=True))
+    return torch.autograd.grad(loss, leaf)[0]
+
+
+def _formula(
+    formula: Callable[[Case], Tensor],
+    logits: Tensor,
+    teacher: Tensor,
+    reference: Tensor,
+    ids: Tensor,
+    sampler: Tensor,
+    starts: list[int],
+    step: tuple[int, int],
+) -> Tensor:
+    leaf = logits.clone().requires_grad_()
+    student = torch.log_softmax(leaf, -1)
+    sequences = []
+    for row, (group, source, reward, _) in enumerate(ROWS):
+        tokens = [
+            Token(
+                student[place],
+                teacher[place],
+                reference[place],
+                int(ids[place]),
+                place - starts[row],
+                float(sampler[place]),
+            )
+            for place in range(starts[row], starts[row + 1])
+        ]
+        sequences.append(Sequence(tokens, reward, group, source, TEXTS[row]))
+    return torch.autograd.grad(formula(Case(sequences, *step)), leaf)[0]
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) of two distributions given as log-probabilities."""
+    return (p.exp() * (p - q)).sum()
+
+
+def jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+    """beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S."""
+    middle = (beta * teacher.exp() + (1 - beta) * student.exp()).log()
+    return beta * kl(teacher, middle) + (1 - beta) * kl(student, middle)
+
+
+def sg(value: Tensor) -> Tensor:
+    """Stop the gradient."""
+    return value.detach()
