@@ -85,7 +85,7 @@ def _read(value: Any) -> Any:
     return {"type": name, **bind("schedule", value, fields)}
 
 
-Schedule = Annotated[Linear | Cosine | Switch | Adaptive, BeforeValidator(_read), Field(discriminator="type")]
+Schedule = Annotated[Linear | Cosine | Switch | Adaptive, Field(discriminator="type"), BeforeValidator(_read)]
 
 
 def planned(schedule: Linear | Cosine | Switch | Adaptive, step: int, steps: int) -> float:

@@ -81,7 +81,7 @@ SOURCES = by_name(StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenM
 """The sources by name."""
 
 Source = StudentSource | DatasetSource | TeacherSource | Mix | Join | TokenMix | Prefix | Cache
-SourceChoice = Annotated[Source, reader("source", SOURCES), Field(discriminator="type")]
+SourceChoice = Annotated[Source, Field(discriminator="type"), reader("source", SOURCES)]
 
 
 def replays(source: Source) -> bool:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from practicum.errors import DataError
+from practicum.errors import CheckpointError, DataError
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Source, StopReason
 
@@ -100,7 +100,7 @@ class Archive:
     def restore(self, rows: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt], step: int) -> None:
         """Hold the newest rollouts as they were at the end of a step, from all rows that the run has written until then.
 
-        Raises DataError where the rows of that step are gone.
+        Raises CheckpointError where the rows of that step are gone.
         """
         last = 0
         fresh: deque[Mapping[str, Any]] = deque(maxlen=self.newest.maxlen)
@@ -109,7 +109,7 @@ class Archive:
             if row["source"] == "student" and row["policy_version"] == last - 1:
                 fresh.append(row)
         if last != step:
-            raise DataError(
+            raise CheckpointError(
                 f"rollouts.jsonl ends with step {last} instead of {step}, so the completions that step {step + 1} may replay "
                 "are lost; put the file back, or start a new run"
             )
