@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from practicum import functional
     from practicum.errors import PracticumError
+    from practicum.pipeline import run
     from practicum.recipe import Recipe, load_recipe
-    from practicum.runs import RunResult, distill, run
+    from practicum.runs import RunResult, distill
 
 __version__ = "0.1.0"
 
@@ -27,7 +28,7 @@ _HOMES = {
     "RunResult": "practicum.runs",
     "distill": "practicum.runs",
     "load_recipe": "practicum.recipe",
-    "run": "practicum.runs",
+    "run": "practicum.pipeline",
 }
 
 

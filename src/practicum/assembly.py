@@ -122,7 +122,8 @@ def scratch_folder(recipe: Recipe, config: ModelConfig, role: str, models: Path,
         return None
     folder = models / role
     if not (folder / "config.json").is_file():
-        alphabet = sorted({letter for prompt in task.train_prompts() for letter in _letters(prompt)})
+        prompts = [*task.train_prompts(), *task.heldout_prompts()]
+        alphabet = sorted({letter for prompt in prompts for letter in _letters(prompt)})
         temporary = folder.with_name(f"{role}.tmp")
         make_scratch_model(temporary, config.model, "".join(alphabet), task.train_prompts())
         temporary.rename(folder)

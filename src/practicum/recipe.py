@@ -188,13 +188,17 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = find_recipe(source)
     data = read_recipe(path)
+    if "stages" in data:
+        raise RecipeError(
+            f"{source}: a pipeline, since it has stages; run it with practicum.run, or read it with pipeline.load"
+        )
     for text in overrides:
-        override(data, _whole_path(text, data))
+        override(data, whole_path(text, data))
     data.setdefault("name", path.stem)
     return parse_recipe(data, str(source))
 
 
-def _whole_path(text: str, data: Mapping[str, Any]) -> str:
+def whole_path(text: str, data: Mapping[str, Any]) -> str:
     """An override with the place of a key that only a term has: `divergence=jsd(0.3)` is `objective.divergence=...`."""
     first = text.partition("=")[0].partition(".")[0]
     if first in Recipe.model_fields or first not in {*Term.model_fields, *Objective.model_fields}:
@@ -215,7 +219,7 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     Relative paths start at the folder of the file that has the task.
     """
     data, folder = read_yaml(path), path.parent.resolve()
-    for role in ("student", "teacher", "reference"):
+    for role in ("student", "teacher", "reference", "stages"):
         _anchor_models(data.get(role), folder)
     if "task" in data:
         data.setdefault("base_dir", str(folder))
@@ -244,13 +248,15 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_type(below: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
-    if "losses" in below or "losses" in over:
+    if {"losses", "stage"} & (below.keys() | over.keys()):  # `model: {stage: NAME}` is whole
         return False
     return over.get("type", below.get("type")) == below.get("type")
 
 
 def _anchor_models(section: Any, folder: Path) -> None:
     """Let relative model folders start at the recipe's folder, as its other paths do."""
+    for inner in section if isinstance(section, list) else ():
+        _anchor_models(inner, folder)
     if not isinstance(section, dict):
         return
     model = section.get("model")

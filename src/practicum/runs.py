@@ -145,6 +145,8 @@ class _Run:
             self._refuse_changes()
         if resume and self.home.summary_json.is_file():
             self.console.event(f"nothing to do: {self.home.path} is finished; see its summary.json")
+            if not self.home.report_html.is_file():
+                write_report(self.home.path)
             return RunResult(self.home.path, json.loads(self.home.summary_json.read_text(encoding="utf-8")))
         built = assemble_run(self.recipe, self.home.models, self.home.rejected_jsonl, self.console.event)
         self._write_recipe(built)
@@ -310,7 +312,7 @@ class _Run:
         shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
         self.console.finish(
-            {**shown, "time": seconds, "run folder": _near(self.home.path), "report": "report.html in it"}
+            {**shown, "time": seconds, "run folder": near(self.home.path), "report": "report.html in it"}
         )
 
 
@@ -356,7 +358,7 @@ def _json(evaluation: Evaluation | None) -> dict[str, Any] | None:
     return None if evaluation is None else asdict(evaluation)
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """The path as a person would type it here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

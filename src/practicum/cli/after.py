@@ -7,6 +7,8 @@ from typing import Any
 
 from practicum.assembly import Assembled, assemble_run, build_task, evaluation_settings
 from practicum.backends.local import LoadedModel, LocalSampler, export, load
+from practicum.diagnosis.pipeline_report import write_pipeline_report
+from practicum.diagnosis.report import write_report
 from practicum.errors import CheckpointError, DataError, RecipeError
 from practicum.evaluation import evaluate
 from practicum.model_config import ModelConfig
@@ -21,6 +23,7 @@ from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingPara
 
 def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     """The evaluation of a run's student, or of a model on a recipe's held-out prompts."""
+    target = _last_stage(target)
     if _is_run(target):
         return _evaluate_run(Path(target), overrides)
     if recipe is None:
@@ -37,6 +40,7 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
 
 def chat_with(target: str, temperature: float, max_new_tokens: int, system: str | None, teacher: bool) -> None:
     """Read questions from standard input and print the answers; each question stands alone."""
+    target = _last_stage(target)
     if teacher and not _is_run(target):
         raise RecipeError(f"{target} is not a run folder, so it has no teacher; leave --teacher out")
     if system is not None and _is_run(target):
@@ -66,9 +70,17 @@ def export_run(run_folder: Path, folder: Path) -> Path:
     """The run's student as a model folder, adapters merged; RecipeError where the folder is taken."""
     if folder.exists():
         raise RecipeError(f"{folder} exists already; name a folder that does not")
-    _, _, student = open_student(run_folder)
+    _, _, student = open_student(_last_stage(str(run_folder)))
     export(student, folder)
     return folder
+
+
+def rewrite_report(folder: Path) -> Path:
+    """The report of a finished run or pipeline, written again; RecipeError where there is nothing to write it from."""
+    if not (folder / "summary.json").is_file():
+        raise RecipeError(f"{folder} holds no summary.json, so nothing has finished there; go on with --resume")
+    is_pipeline = (folder / "pipeline.json").is_file()
+    return write_pipeline_report(folder) if is_pipeline else write_report(folder)
 
 
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -106,6 +118,12 @@ def _open(target: str, system: str | None) -> LoadedModel:
     if _is_run(target):
         return open_student(Path(target))[2]
     return load(ModelConfig(model=target, system=system))
+
+
+def _last_stage(target: str) -> str:
+    """A pipeline's folder stands for its last stage that began; every other target for itself."""
+    begun = sorted(path.parent for path in RunDir(Path(target)).stages.glob("*/recipe.json"))
+    return str(begun[-1]) if begun else target
 
 
 def _is_run(target: str) -> bool:

@@ -21,9 +21,15 @@ app = typer.Typer(
 )
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="a YAML file, or a packaged recipe such as quickstart")
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="a YAML file of a recipe or a pipeline, or a packaged one such as quickstart"
+    ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example train.steps=4")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="for example train.steps=4, or stages.NAME.train.steps=4"),
+]
 RunOrModel = Annotated[str, typer.Argument(metavar="RUN|MODEL", help="a run folder, a model folder or a model name")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object a line, for machines")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
@@ -38,9 +44,9 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train: evaluate, distil, evaluate again."""
+    """Train: evaluate, distil, evaluate again; a pipeline does so stage by stage."""
     with _errors(debug):
-        from practicum.runs import run as run_recipe
+        from practicum.pipeline import run as run_recipe
         from practicum.tracking import open_console
 
         with closing(open_console(as_json=as_json)) as console:
@@ -51,9 +57,9 @@ def run(
 def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
     """Every mistake of a recipe at once, before anything loads."""
     with _errors(debug):
-        from practicum.recipe import load_recipe
+        from practicum.pipeline import load
 
-        load_recipe(recipe, overrides or [])
+        load(recipe, overrides or [])
         print(f"{recipe}: no mistakes found")
 
 
@@ -65,9 +71,11 @@ def show(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = Fa
 
         import yaml
 
-        from practicum.recipe import load_recipe, resolved
+        from practicum.pipeline import Pipeline, load
+        from practicum.recipe import resolved
 
-        data = resolved(load_recipe(recipe, overrides or []))
+        found = load(recipe, overrides or [])
+        data = found.resolved() if isinstance(found, Pipeline) else resolved(found)
         print(json.dumps(data) if as_json else yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="\n")
 
 
@@ -130,6 +138,18 @@ def export(
         from practicum.cli.after import export_run
 
         print(f"wrote {export_run(run_folder, folder)}")
+
+
+@app.command(epilog="Example: practicum report runs/quickstart")
+def report(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run or pipeline")],
+    debug: Debug = False,
+) -> None:
+    """Write report.html again from what a run or a pipeline left."""
+    with _errors(debug):
+        from practicum.cli.after import rewrite_report
+
+        print(f"wrote {rewrite_report(run_folder)}")
 
 
 def _version(wanted: bool) -> bool:

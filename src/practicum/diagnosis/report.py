@@ -49,15 +49,15 @@ def write_report(run: Path) -> Path:
 
 
 def _page(summary: dict[str, Any], recipe: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    title = _safe(summary["name"])
+    title = safe(summary["name"])
     charts = "".join(
         _chart(rows, name, caption) for name, caption in CURVES.items() if any(name in row for row in rows)
     )
-    settings = _safe(json.dumps(recipe, indent=2, ensure_ascii=False), lines=True)
+    settings = safe(json.dumps(recipe, indent=2, ensure_ascii=False), lines=True)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-        f'<h1>{title}</h1><p class="about">{_safe(recipe["about"])}</p>{_gain(summary)}{_comparison(summary)}'
+        f'<h1>{title}</h1><p class="about">{safe(recipe["about"])}</p>{_gain(summary)}{_comparison(summary)}'
         f'<h2>While training</h2><div class="charts">{charts}</div>{_answers(summary["samples"])}'
         f"<h2>Recipe</h2><details><summary>every setting</summary><pre>{settings}</pre></details></body></html>\n"
     )
@@ -88,13 +88,14 @@ def _comparison(summary: dict[str, Any]) -> str:
     }
     head = "".join(f"<th>{name}</th>" for name, _ in columns)
     body = "".join(
-        f"<tr><th>{label}</th>{''.join(f'<td>{_number(column[key])}</td>' for _, column in columns)}</tr>"
+        f"<tr><th>{label}</th>{''.join(f'<td>{number(column[key])}</td>' for _, column in columns)}</tr>"
         for key, label in labels.items()
     )
     return f'<h2>Held-out evaluation</h2><div class="scroll"><table><tr><th></th>{head}</tr>{body}</table></div>'
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
+    """Three digits, or a mean with its interval; nothing for None."""
     if value is None:
         return ""
     if isinstance(value, dict):
@@ -106,9 +107,9 @@ def _answers(samples: Sequence[dict[str, Any]]) -> str:
     if not samples:
         return ""
     rows = "".join(
-        f"<tr><td>{_safe(sample['prompt'])}</td><td>{_safe(sample['answer'] or '')}</td>"
-        f"<td{_mark(sample['reward_before'])}>{_safe(sample['before'])}</td>"
-        f"<td{_mark(sample['reward_after'])}>{_safe(sample['after'])}</td></tr>"
+        f"<tr><td>{safe(sample['prompt'])}</td><td>{safe(sample['answer'] or '')}</td>"
+        f"<td{_mark(sample['reward_before'])}>{safe(sample['before'])}</td>"
+        f"<td{_mark(sample['reward_after'])}>{safe(sample['after'])}</td></tr>"
         for sample in samples
     )
     head = "<tr><th>prompt</th><th>expected</th><th>before</th><th>after</th></tr>"
@@ -146,7 +147,7 @@ def _chart(rows: Sequence[dict[str, Any]], name: str, caption: str) -> str:
     )
 
 
-def _safe(text: str, *, lines: bool = False) -> str:
+def safe(text: str, *, lines: bool = False) -> str:
     """Text of users and models: control and direction characters made visible, markup made plain."""
     shown = "\n".join(printable(line) for line in text.splitlines()) if lines else printable(text)
     return html.escape(shown)

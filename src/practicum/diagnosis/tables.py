@@ -1,6 +1,6 @@
 """What a run shows at its end and while it goes on, as rows of text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from practicum.evaluation import Evaluation
@@ -50,6 +50,18 @@ def side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[di
 def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[str]]:
     """The first few of `side_by_side`, safe to print and short enough for a terminal."""
     return [[_short(printable(str(sample[column]))) for column in columns] for sample in samples[:SHOWN]]
+
+
+def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
+    """One row a stage of a pipeline's summary: its name, the accuracy on all prompts, and on each domain."""
+
+    def mean(interval: Mapping[str, float] | None) -> str:
+        return "" if interval is None else f"{interval['mean']:.2f}"
+
+    return [
+        [row["stage"], mean(row["all"]), *(mean(row["by_domain"].get(domain)) for domain in summary["domains"])]
+        for row in summary["accuracy"]
+    ]
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,172 @@
+"""The runner of stages: each is a run in a folder of its own, begun where an earlier one ended."""
+
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from practicum import runs
+from practicum.assembly import build_task, scratch_folder
+from practicum.backends.local import export
+from practicum.diagnosis.pipeline_report import write_pipeline_report
+from practicum.diagnosis.tables import accuracy_by_stage
+from practicum.errors import Interrupted, RecipeError
+from practicum.faults import fault
+from practicum.model_config import Scratch
+from practicum.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load, without
+from practicum.recipe import Recipe
+from practicum.run_dir import RunDir, read_json, write_json
+from practicum.runs import RunResult, Stop, changed_fields, near, open_student, stop_signals
+from practicum.tracking import Console, Quiet
+
+
+def run(
+    recipe: Recipe | Pipeline | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path = "runs",
+    resume: bool = False,
+    console: Console | None = None,
+) -> RunResult:
+    """Run a recipe or a pipeline in a folder of `out` named after it; with `resume`, go on where it stopped.
+
+    Raises a PracticumError with its documented exit code; what was computed until then is in the run folder.
+    """
+    found = recipe if isinstance(recipe, Recipe | Pipeline) else load(recipe, overrides)
+    if isinstance(found, Recipe):
+        return runs.run(found, out=out, resume=resume, console=console)
+    name = found.recipe.name
+    home = RunDir.open_pipeline(Path(out) / name) if resume else RunDir.create_pipeline(Path(out), name)
+    with home.lock():
+        return _PipelineRun(found, home, console or Quiet()).go()
+
+
+class _PipelineRun:
+    """One pipeline in progress."""
+
+    def __init__(self, pipeline: Pipeline, home: RunDir, console: Console) -> None:
+        self.pipeline = pipeline
+        self.home = home
+        self.console = console
+        self.started = monotonic()
+        self.heading = "before the first stage"
+
+    def go(self) -> RunResult:
+        """All stages that are not finished, in order, and then the whole."""
+        unchanged = self._refuse_changes()
+        if unchanged and self.home.report_html.is_file():
+            self.console.event(f"nothing to do: {self.home.path} is finished; see its summary.json")
+            return RunResult(self.home.path, read_json(self.home.summary_json))
+        write_json(self.home.pipeline_json, self.pipeline.resolved())
+        try:
+            with stop_signals() as stop:
+                self._make_base()
+                for stage in self.pipeline.stages:
+                    self._run(stage, stop)
+        except Interrupted as stopped:
+            raise Interrupted(stopped.exit_code - 128, f"{self.heading}: {stopped}") from None
+        summary = self._summary()
+        write_json(self.home.summary_json, summary)
+        write_pipeline_report(self.home.path)
+        self._show(summary)
+        return RunResult(self.home.path, summary)
+
+    def _refuse_changes(self) -> bool:
+        """Whether the pipeline is as it began; RecipeError where what changed has already been computed with."""
+        if not self.home.pipeline_json.is_file():
+            return False
+        saved, now = read_json(self.home.pipeline_json), self.pipeline.resolved()
+        lines = []
+        for place, before in enumerate(saved["stages"]):
+            if (self.home.stages / folder_of(place + 1, before["name"]) / "recipe.json").is_file():
+                after = now["stages"][place] if place < len(now["stages"]) else {}
+                changes = changed_fields(without(before, *WORDS), without(after, *WORDS))
+                lines += [f"stages[{place}] ({before['name']}).{line}" for line in changes]
+        if (self.home.models / BASE).is_dir():
+            lines += changed_fields(without(saved, "stages", *OWN), without(now, "stages", *OWN))
+        if lines:
+            raise RecipeError(
+                [f"{self.home.path}: the recipe changed since it began; start a new run, or undo:", *lines]
+            )
+        return saved == now
+
+    def _make_base(self) -> None:
+        """Make the recipe's own student, where it is one from scratch, for all stages that start there."""
+        recipe = self.pipeline.recipe
+        if not isinstance(recipe.student.model, Scratch) or (self.home.models / BASE / "config.json").is_file():
+            return
+        if recipe.train.threads is not None:
+            torch.set_num_threads(recipe.train.threads)
+        self.console.event("making the student from scratch")
+        task = build_task(recipe, None, self.console.event)
+        scratch_folder(recipe, recipe.student, BASE, self.home.models, task)
+
+    def _run(self, stage: Stage, stop: Stop) -> None:
+        """Run one stage, or go on with it, and write its student for the stages after it."""
+        count = len(self.pipeline.stages)
+        recipe = stage.recipe(self._model_of)
+        slot = "" if recipe.slot is None else f" ({recipe.slot.replace('_', ' ')})"
+        self.heading = f"stage {stage.number} of {count}: {stage.name}{slot}"
+        folder = self.home.stages / stage.folder
+        finished = (folder / "report.html").is_file()
+        self.console.event(f"{self.heading}{', finished' if finished else ''}")
+        if not finished:
+            begun = (folder / "recipe.json").is_file()
+            runs.run(recipe, out=self.home.stages, resume=begun, console=self.console, stop=stop)
+        fault("stage.done")
+        _export_student(folder)
+        fault("stage.exported")
+        number = stop()
+        if number is not None and stage.number < count:
+            name = signal.Signals(number).name
+            raise Interrupted(number, f"stopped by {name} after its last step; go on with --resume")
+
+    def _model_of(self, name: str) -> str:
+        """The folder of a stage's final student, or the model that the pipeline starts from."""
+        if name != BASE:
+            (stage,) = (stage for stage in self.pipeline.stages if stage.name == name)
+            return str(self.home.stages / stage.folder / "model")
+        model = self.pipeline.recipe.student.model
+        return str(self.home.models / BASE) if isinstance(model, Scratch) else model
+
+    def _summary(self) -> dict[str, Any]:
+        """Every stage's own summary, and the accuracy after each stage on each domain."""
+        summaries = []
+        for stage in self.pipeline.stages:
+            found = read_json(self.home.stages / stage.folder / "summary.json")
+            own = {"name": stage.name, "start": stage.start, "folder": f"stages/{stage.folder}"}
+            summaries.append({**own, **without(found, "samples", "name")})
+        measured = [(BASE, summaries[0]["before"]), *((summary["name"], summary["after"]) for summary in summaries)]
+        accuracy = [
+            {"stage": name, "all": evaluation["accuracy"], "by_domain": evaluation["by_domain"]}
+            for name, evaluation in measured
+            if evaluation is not None
+        ]
+        return {
+            "name": self.pipeline.recipe.name,
+            "seed": self.pipeline.recipe.seed,
+            "stages": summaries,
+            "domains": list(dict.fromkeys(domain for row in accuracy for domain in row["by_domain"])),
+            "accuracy": accuracy,
+        }
+
+    def _show(self, summary: Mapping[str, Any]) -> None:
+        """The end of a pipeline as a person wants to see it."""
+        if summary["accuracy"]:
+            columns = ["after", "accuracy", *summary["domains"]]
+            self.console.table("held-out accuracy by stage", columns, accuracy_by_stage(summary))
+        seconds = f"{monotonic() - self.started:.0f} s for {len(summary['stages'])} stages"
+        self.console.finish({"time": seconds, "run folder": near(self.home.path), "report": "report.html in it"})
+
+
+def _export_student(folder: Path) -> None:
+    """Write the final student of a stage as a model folder, once."""
+    if (folder / "model").is_dir():
+        return
+    for leftover in folder.glob("model.tmp-*"):
+        shutil.rmtree(leftover)
+    export(open_student(folder)[2], folder / "model")
