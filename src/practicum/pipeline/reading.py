@@ -73,6 +73,10 @@ class Pipeline:
     stages: tuple[Stage, ...]
     shares_task: bool
 
+    def recipes(self) -> dict[str, Recipe]:
+        """Every stage's recipe by its name, with a mark where the model of another stage will stand."""
+        return {stage.name: stage.recipe(_marked) for stage in self.stages}
+
     def resolved(self) -> dict[str, Any]:
         """The pipeline with every default filled in, as JSON data that reads back to the same pipeline."""
         shared = {*OWN, "seed", "base_dir", "student"} | ({"task"} if self.shares_task else set())
