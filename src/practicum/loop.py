@@ -57,6 +57,11 @@ class Parts:
     reference: Teacher | None = None
     archive: Archive = field(default_factory=Archive)
 
+    @property
+    def teachers(self) -> tuple[Teacher, ...]:
+        """The teacher, and the reference where there is one."""
+        return (self.teacher,) if self.reference is None else (self.teacher, self.reference)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -105,15 +110,9 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
     data = assemble(rollouts, signals, references)
     clock.lap("score")
     fault("score")
-    result = merged(
-        [
-            update(parts.student, part, now, seed_of(settings.seed, "update", step, number))
-            for number, part in enumerate(parts_of(data, settings.updates))
-        ]
-    )
-    for teacher in (parts.teacher, parts.reference):
-        if teacher is not None:
-            teacher.after_step(step)
+    result = learned(parts.student, data, now, settings, step)
+    for teacher in parts.teachers:
+        teacher.after_step(step)
     clock.lap("update")
     fault("update")
     return StepResult(
@@ -143,10 +142,15 @@ def scored(teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal 
     return teacher.score(rollouts, signal)
 
 
-def update(student: TrainingClient, data: Sequence[Datum], now: StepPlan, seed: int) -> ForwardResult:
-    """Differentiate the objective over the data, and take one step of the optimizer."""
-    result = student.forward_backward(data, now.objective, seed)
-    return ForwardResult(result.metrics | student.optim_step(now.adam), result.outputs)
+def learned(
+    student: TrainingClient, data: Sequence[Datum], now: StepPlan, settings: StepSettings, step: int
+) -> ForwardResult:
+    """Differentiate the objective and step the optimizer, once for each part that the data are split into."""
+    results = []
+    for number, part in enumerate(parts_of(data, settings.updates)):
+        result = student.forward_backward(part, now.objective, seed_of(settings.seed, "update", step, number))
+        results.append(ForwardResult(result.metrics | student.optim_step(now.adam), result.outputs))
+    return merged(results)
 
 
 def parts_of(data: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:

@@ -19,7 +19,7 @@ from practicum.objective.calls import did_you_mean
 from practicum.plugins import Plugin, module_of
 from practicum.ports import AdamParams, Capabilities
 from practicum.rollouts import Prefix, SourceChoice, StudentSource, source_problems
-from practicum.schedule import Schedule, ScheduleError, planned, put_in, taken_out
+from practicum.schedule import Adaptive, Schedule, planned, put_in, taken_out
 from practicum.types import SamplingParams
 
 LARGEST_RECIPE = 1 << 20
@@ -178,7 +178,7 @@ class Recipe(BaseModel):
             return self
         data = resolved(self)
         put_in(data, numbers)
-        return parse_recipe(data, self.name)
+        return _validated(data, self.name)
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -270,14 +270,35 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
     """Validate a recipe's data; RecipeError with one line a problem, each naming its field."""
     try:
         plain, schedules = taken_out(_with_losses(data))
-        if schedules:
-            plain["schedules"] = {**data.get("schedules", {}), **schedules}
-        return Recipe.model_validate(plain)
-    except ScheduleError as error:
+    except ValueError as error:
         raise RecipeError(f"{source}: {error}") from None
+    if schedules:
+        plain["schedules"] = {**data.get("schedules", {}), **schedules}
+    recipe = _validated(plain, source)
+    for step in (1, (1 + recipe.train.steps) // 2, recipe.train.steps):
+        _check_schedules(recipe, source, step)
+    return recipe
+
+
+def _validated(data: Mapping[str, Any], source: str) -> Recipe:
+    try:
+        return Recipe.model_validate(dict(data))
     except ValidationError as error:
         kind = CapabilityError if all(not entry["loc"] for entry in error.errors()) else RecipeError
         raise kind([f"{source}: {_line(entry, data)}" for entry in error.errors(include_url=False)]) from None
+
+
+def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
+    """RecipeError where a schedule's number would be impossible at a step, or stands for nothing."""
+    for path, schedule in recipe.schedules.items():
+        ends = [schedule.end] if isinstance(schedule, Adaptive) else []
+        for number in [planned(schedule, step, recipe.train.steps), *ends]:
+            try:
+                recipe.at({path: number})
+            except (KeyError, IndexError, TypeError, AttributeError):
+                raise RecipeError(
+                    f"{source}: schedules: there is no number at {path!r}; write the schedule in the number's place"
+                ) from None
 
 
 def _with_losses(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,9 +330,10 @@ def packaged_recipes() -> Path:
 
 
 def recipe_names() -> list[str]:
-    """The packaged recipes, as `practicum run` takes them."""
+    """The packaged recipes, as `practicum run` takes them; those in `base` are there to be extended."""
     folder = packaged_recipes()
-    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+    names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+    return [name for name in names if not name.startswith("base/")]
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
@@ -399,7 +421,7 @@ def override(data: dict[str, Any], text: str) -> None:
     place = data
     for number, name in enumerate(parents):
         if isinstance(place.get(name), list):
-            return _override_item(place[name], parents[number + 1 :] + [last], value, text)
+            return _override_item(place[name], [*parents[number + 1 :], last], value, text)
         if not isinstance(place.get(name), dict):
             place[name] = {}
         place = place[name]

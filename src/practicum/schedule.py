@@ -19,10 +19,6 @@ SCHEDULED = ("objective", "rollout", "optimizer")
 """The sections of a recipe whose numbers may change."""
 
 
-class ScheduleError(ValueError):
-    """A schedule that cannot be read."""
-
-
 class Linear(Call):
     """From `start` at the first step in a straight line to `end`, reached after `steps` (none: at the last step)."""
 
@@ -97,7 +93,7 @@ def planned(schedule: Linear | Cosine | Switch | Adaptive, step: int, steps: int
     progress = min((step - 1) / max((schedule.steps or steps) - 1, 1), 1.0)
     if isinstance(schedule, Cosine):
         progress = 0.5 * (1.0 - math.cos(math.pi * progress))
-    return schedule.start + (schedule.end - schedule.start) * progress
+    return schedule.start * (1.0 - progress) + schedule.end * progress
 
 
 class Courses:
@@ -205,7 +201,7 @@ def _without(value: Any, path: tuple[str, ...], schedules: dict[str, str]) -> An
             argument = _first(argument)
         arguments[key] = argument
     if None in arguments:
-        raise ScheduleError(f"{'.'.join(path)}: name every argument of {name!r} where one of them is a schedule")
+        raise ValueError(f"{'.'.join(path)}: name every argument of {name!r} where one of them is a schedule")
     return format_call(name, {str(key): argument for key, argument in arguments.items()})
 
 
@@ -214,7 +210,7 @@ def _first(schedule: str) -> Any:
     _, positional, keywords = parse_call(schedule)
     given: Sequence[Any] = positional or [keywords.get("start", keywords.get("before"))]
     if not isinstance(given[0], int | float):
-        raise ScheduleError(f"{schedule} needs a number to begin with, for example linear(0.5, 0)")
+        raise ValueError(f"{schedule} needs a number to begin with, for example linear(0.5, 0)")
     return given[0]
 
 

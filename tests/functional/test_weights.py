@@ -75,7 +75,9 @@ def test_importance_falls_along_each_completion_from_at_most_one_plus_gamma_to_o
 
 def test_trust_is_the_probability_that_a_speculative_decoder_accepts():
     student, teacher = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.2, 0.3, 0.5]).log()
-    weights = F.WEIGHTS["trust"].function(statistics(length=3, loss_mask=torch.ones(3), logprobs=student, teacher_logprobs=teacher))
+    weights = F.WEIGHTS["trust"].function(
+        statistics(length=3, loss_mask=torch.ones(3), logprobs=student, teacher_logprobs=teacher)
+    )
     assert (student.exp() * weights).sum().item() == pytest.approx(1 - F.tvd(student, teacher).item())
 
 

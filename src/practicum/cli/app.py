@@ -64,19 +64,35 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = Fa
 
 
 @app.command(epilog="Example: practicum show quickstart objective.divergence='jsd(0.3)'")
-def show(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
-    """The recipe with every default filled in."""
+def show(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    plot: Annotated[bool, typer.Option("--plot", help="draw what changes from step to step instead")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The recipe with every default filled in, or its schedules drawn."""
     with _errors(debug):
         import json
 
         import yaml
 
+        from practicum.cli.drawing import schedules_drawn
+        from practicum.methods import axes
         from practicum.pipeline import Pipeline, load
         from practicum.recipe import resolved
 
         found = load(recipe, overrides or [])
+        parts = found.recipes() if isinstance(found, Pipeline) else {"": found}
         data = found.resolved() if isinstance(found, Pipeline) else resolved(found)
-        print(json.dumps(data) if as_json else yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="\n")
+        if as_json:
+            print(json.dumps(data))
+            return
+        for name, part in parts.items():
+            lines = schedules_drawn(part) if plot else [f"# {axis}: {value}" for axis, value in axes(part).items()]
+            print("\n".join([f"# stage {name}", *lines] if name else lines), end="\n\n")
+        if not plot:
+            print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
 
 
 @app.command(epilog="Example: practicum ls divergences")
@@ -205,7 +221,10 @@ def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
         return
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        print(f"{row['name']:<{width}}  {row['summary']}".rstrip())
+        paper = f" ({row['paper']})" if row.get("paper") else ""
+        print(f"{row['name']:<{width}}  {row['summary']}{paper}".rstrip())
+        if row.get("method"):
+            print(f"{'':<{width}}  {row['method']}")
 
 
 def _print_summary(summary: dict[str, object], as_json: bool) -> None:

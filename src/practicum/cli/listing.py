@@ -27,12 +27,18 @@ def listing(room: str) -> list[dict[str, str]]:
 
 
 def _recipes() -> list[dict[str, str]]:
-    from practicum.recipe import packaged_recipes, read_yaml, recipe_names
+    from practicum.methods import in_one_line
+    from practicum.recipe import find_recipe, load_recipe, read_recipe, recipe_names
 
-    folder = packaged_recipes()
-    return [
-        {"name": name, "summary": str(read_yaml(folder / f"{name}.yaml").get("about", ""))} for name in recipe_names()
-    ]
+    rows = []
+    for name in recipe_names():
+        data = read_recipe(find_recipe(name))
+        stages = [str(stage["name"]) for stage in data.get("stages", [])]
+        method = " -> ".join(stages) if stages else in_one_line(load_recipe(name))
+        rows.append(
+            {"name": name, "summary": data.get("about", ""), "paper": str(data.get("paper", "")), "method": method}
+        )
+    return rows
 
 
 def _modules(room: str) -> list[dict[str, str]]:

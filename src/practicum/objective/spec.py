@@ -188,8 +188,11 @@ class Term(BaseModel):
     @property
     def gradient(self) -> Pathwise | ScoreFunction | K2Surrogate:
         """The estimator, with `auto` decided."""
-        if not isinstance(self.estimator, Auto):
-            return self.estimator
+        return self.usual_gradient if isinstance(self.estimator, Auto) else self.estimator
+
+    @property
+    def usual_gradient(self) -> Pathwise | ScoreFunction:
+        """What `auto` decides for the term's signal."""
         return ScoreFunction() if isinstance(self.signal, Sampled | Draws | Score) else Pathwise()
 
     @property

@@ -1,0 +1,43 @@
+"""Small drawings for a terminal."""
+
+from collections.abc import Sequence
+
+from practicum.recipe import Recipe
+from practicum.schedule import Adaptive, drawn
+
+HEIGHT, WIDTH = 6, 60
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def schedules_drawn(recipe: Recipe) -> list[str]:
+    """Every scheduled number of a recipe, and its learning rate, over the steps of the run."""
+    steps = recipe.train.steps
+    courses = dict(drawn(recipe.schedules, steps))
+    if "optimizer.learning_rate" not in courses:
+        courses["optimizer.learning_rate"] = [
+            recipe.optimizer.adam(step, steps).learning_rate for step in range(1, steps + 1)
+        ]
+    lines = []
+    for path, values in courses.items():
+        schedule = recipe.schedules.get(path)
+        known = (
+            "" if not isinstance(schedule, Adaptive) else f" (adapts to {schedule.metric}, towards {schedule.end:g})"
+        )
+        lines += [f"{path}{known}", *chart(values), ""]
+    return lines[:-1]
+
+
+def chart(values: Sequence[float]) -> list[str]:
+    """The values as columns of blocks, with their range at the left and the first and last step below."""
+    columns = (
+        [values[column * len(values) // WIDTH] for column in range(WIDTH)] if len(values) > WIDTH else list(values)
+    )
+    low, high = min(0.0, *columns), max(columns)
+    spread = (high - low) or 1.0
+    eighths = [round((value - low) / spread * HEIGHT * 8) for value in columns]
+    rows = []
+    for row in range(HEIGHT - 1, -1, -1):
+        label = f"{high:.4g}" if row == HEIGHT - 1 else f"{low:.4g}" if row == 0 else ""
+        rows.append(f"{label:>10} |" + "".join(BLOCKS[max(0, min(8, eighth - 8 * row))] for eighth in eighths))
+    first, last = "step 1", str(len(values))
+    return [*rows, f"{'':>10} +{'-' * len(columns)}", f"{'':>12}{first}{last:>{max(len(columns) - len(first), 1)}}"]
