@@ -23,10 +23,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from practicum import errors, model_config, plugins, recipe
+from practicum import errors, model_config, plugins, recipe, rollouts
 from practicum.cli.app import app
 from practicum.functional import CORRECTIONS, DIVERGENCES, WEIGHTS
-from practicum.objective import Objective, Term, spec
+from practicum.objective import Objective, Term, choices
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -49,7 +49,7 @@ MEANINGS = {
     "Recipe.optimizer": "AdamW, below",
     "Recipe.train": "how long and how much at once, below",
     "Recipe.evaluation": "what is measured before and after, below",
-    "RolloutConfig.source": "whose tokens are learned from",
+    "RolloutConfig.source": "whose tokens are learned from: see [rollouts](rollouts.md)",
     "RolloutConfig.max_new_tokens": "the longest completion, stop token included",
     "RolloutConfig.temperature": "of sampling only; the loss is always at temperature 1",
     "RolloutConfig.top_p": "nucleus; 1 keeps every token",
@@ -132,7 +132,7 @@ def _corrections() -> str:
 
 def _calls(which: str) -> str:
     """The choices of one axis, read from its union of classes."""
-    union = typing.get_args(getattr(spec, which))[0]
+    union = typing.get_args(getattr(choices, which))[0]
     rows = [
         [
             f"`{cls.model_fields['type'].default}`",
@@ -142,6 +142,22 @@ def _calls(which: str) -> str:
         for cls in typing.get_args(union)
     ]
     return _table([which.lower(), "parameters", "meaning"], rows)
+
+
+def _sources() -> str:
+    rows = [
+        [f"`{name}`", _parameters(source), _first_paragraph(source.__doc__)]
+        for name, source in rollouts.SOURCES.items()
+    ]
+    return _table(["source", "parameters", "meaning"], rows)
+
+
+def _parameters(call: type[BaseModel]) -> str:
+    """The parameters of a call with their defaults, where they have one."""
+    fields = {key: field for key, field in call.model_fields.items() if key != "type"}
+    return ", ".join(
+        f"`{key}`" if field.is_required() else f"`{key}` = {field.default}" for key, field in fields.items()
+    )
 
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -259,6 +275,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "weights": _weights,
     "corrections": _corrections,
     "axis": _calls,
+    "sources": _sources,
     "keys": _keys,
     "plugins": _plugins,
     "exit_codes": _exit_codes,
@@ -301,7 +318,7 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "call" if issubclass(annotation, spec.Call | spec.Choice) else "mapping"
+        return "call" if issubclass(annotation, choices.Call | choices.Choice) else "mapping"
     names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path", dict: "mapping"}
     return names.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
 
@@ -312,7 +329,7 @@ def _default(field: Any) -> str:
     value = field.default
     if value is None:
         return "none"
-    if isinstance(value, spec.Call | spec.Choice):
+    if isinstance(value, choices.Call | choices.Choice):
         return f"`{value.model_dump()}`"
     if isinstance(value, BaseModel) or (isinstance(value, tuple) and value and isinstance(value[0], BaseModel)):
         return "its defaults"

@@ -351,19 +351,24 @@ def test_a_prefix_may_get_shorter(models: Path, tmp_path: Path) -> None:
     assert longest == [3, 2, 1, 0]
 
 
+SILENT = {
+    "scripted": {"teacher": {"type": "scripted", "tape": "tape.jsonl"}, "objective": {"signal": "sampled"}},
+    "none": {"teacher": "none", "objective": {"signal": "text", "divergence": "ce"}},
+}
+
+
+@pytest.mark.parametrize("teacher", SILENT)
 @pytest.mark.parametrize("source", ["teacher", "token_mix", "mix(other=teacher)", "join(teacher)", "prefix(2)"])
-def test_a_source_that_needs_a_writing_teacher_is_refused_without_one(source: str) -> None:
-    text = (
-        r"rollout\.source: .* lets the teacher write, but teacher 'scripted' writes no answers; write source: student, "
-    )
-    tape = {"type": "scripted", "tape": "tape.jsonl"}
+def test_a_source_that_needs_a_writing_teacher_is_refused_without_one(source: str, teacher: str) -> None:
+    text = rf"rollout\.source: .* lets the teacher write, but teacher '{teacher}' writes no answers; write source: student, "
     with pytest.raises(CapabilityError, match=text):
-        recipe_with(source, {"teacher": tape, "objective": {"signal": "sampled"}})
+        recipe_with(source, SILENT[teacher])
 
 
+@pytest.mark.parametrize("teacher", SILENT)
 @pytest.mark.parametrize("source", ["dataset", "mix(other=replay)", "prefix(2, origin=dataset)"])
-def test_other_sources_need_no_writing_teacher(source: str) -> None:
-    recipe_with(source, {"teacher": {"type": "scripted", "tape": "t"}, "objective": {"signal": "sampled"}})
+def test_other_sources_need_no_writing_teacher(source: str, teacher: str) -> None:
+    recipe_with(source, SILENT[teacher])
 
 
 def test_the_sources_are_listed_with_a_line_each() -> None:

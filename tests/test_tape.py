@@ -128,6 +128,16 @@ def test_a_cache_replays_an_earlier_run_token_for_token(models: Path, finished: 
     assert curve(folder, "staleness") == [0.0, 1.0, 2.0, 3.0]
 
 
+def test_a_tape_stands_in_for_sampler_and_teacher(models: Path, finished: Path, tmp_path: Path) -> None:
+    """Lightning OPD (2604.13010): nothing is sampled and no teacher is loaded."""
+    tape = finished / "rollouts.jsonl"
+    changes = {"rollout.source": f"cache({tape})", "teacher": {"type": "scripted", "tape": str(tape)}}
+    changes["objective"] = {"signal": "sampled", "estimator": "score_function", "correction": "ratio"}
+    folder = toy_run(models, tmp_path, changes).folder
+    recorded, replayed = rows(tape), rows(folder / "rollouts.jsonl")
+    assert [row["teacher_logprobs"] for row in replayed] == [row["teacher_logprobs"] for row in recorded]
+
+
 def test_a_cached_run_is_resumed_on_the_same_tape_only(models: Path, finished: Path, tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
     tape.write_bytes((finished / "rollouts.jsonl").read_bytes())
