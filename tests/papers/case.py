@@ -12,12 +12,16 @@ from practicum.recipe import Recipe
 from practicum.schedule import Courses
 from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
 
-V = 7
+V = 40
+"""More than the candidates of most papers, so that top-k is a choice."""
 
 
 @dataclass
 class Token:
-    """One token of a rollout: distributions as log-probabilities [V], of which `S` carries the gradient."""
+    """One token of a rollout: distributions as log-probabilities [V], of which `S` carries the gradient.
+
+    `uniforms` are the random numbers with which `mc` signals draw more tokens in its place.
+    """
 
     S: Tensor
     T: Tensor
@@ -25,6 +29,7 @@ class Token:
     id: int
     position: int
     sampler: float
+    uniforms: Tensor
 
     @property
     def lS(self) -> Tensor:
@@ -109,7 +114,9 @@ def library_and_formula(
     count = sum(length for *_, length in ROWS)
 
     def logits() -> Tensor:
-        return 1.5 * torch.randn(count, V, generator=generator, dtype=torch.float64)
+        # From nearly uniform to nearly certain.
+        spread = 0.5 + 4.0 * torch.rand(count, 1, generator=generator, dtype=torch.float64)
+        return spread * torch.randn(count, V, generator=generator, dtype=torch.float64)
 
     student, teacher, reference = logits(), torch.log_softmax(logits(), -1), torch.log_softmax(logits(), -1)
     ids = torch.randint(V, (count,), generator=generator)
@@ -121,8 +128,9 @@ def library_and_formula(
         if source == "dataset":
             sampler[starts[row] : starts[row + 1]] = 0.0
     objective = recipe.at(Courses(recipe.schedules, recipe.train.steps).at(step)).objective
-    ours = _library(objective, student, teacher, reference, ids, sampler, starts)
-    theirs = _formula(formula, student, teacher, reference, ids, sampler, starts, (step, recipe.train.steps))
+    ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts)
+    steps = (step, recipe.train.steps)
+    theirs = _formula(formula, student, teacher, reference, ids, sampler, uniforms, starts, steps)
     return ours, theirs
 
 
@@ -134,7 +142,8 @@ def _library(
     ids: Tensor,
     sampler: Tensor,
     starts: list[int],
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
+    """The gradient, and the random numbers [T, K] of drawn tokens."""
     data = []
     for row, (group, source, reward, length) in enumerate(ROWS):
         part = slice(starts[row], starts[row + 1])
@@ -160,7 +169,7 @@ def _library(
     )
     shares = [token_side(term, value.detached(), batch) for term, value in zip(objective.losses, values, strict=True)]
     loss = sum((share * value.value).sum() for share, value in zip(shares, values, strict=True))
-    return torch.autograd.grad(loss, leaf)[0]
+    return torch.autograd.grad(loss, leaf)[0], batch.draws
 
 
 def _formula(
@@ -170,8 +179,9 @@ def _formula(
     reference: Tensor,
     ids: Tensor,
     sampler: Tensor,
+    uniforms: Tensor,
     starts: list[int],
-    step: tuple[int, int],
+    steps: tuple[int, int],
 ) -> Tensor:
     leaf = logits.clone().requires_grad_()
     student = torch.log_softmax(leaf, -1)
@@ -185,11 +195,12 @@ def _formula(
                 int(ids[place]),
                 place - starts[row],
                 float(sampler[place]),
+                uniforms[place],
             )
             for place in range(starts[row], starts[row + 1])
         ]
         sequences.append(Sequence(tokens, reward, group, source, TEXTS[row]))
-    return torch.autograd.grad(formula(Case(sequences, *step)), leaf)[0]
+    return torch.autograd.grad(formula(Case(sequences, *steps)), leaf)[0]
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
