@@ -404,6 +404,16 @@ def test_a_run_learns_from_every_source_and_says_who_wrote(models: Path, tmp_pat
     assert all(value is not None and value > 0 for value in curve(folder, "grad_norm"))
 
 
+@pytest.mark.parametrize("source", ["teacher", "token_mix(0.5)", "prefix(2)", "mix(other=teacher)"])
+def test_a_student_that_sees_more_writes_for_itself(models: Path, tmp_path: Path, source: str) -> None:
+    """Context distillation (2209.15189): the teacher writes after its own prompt, and the student learns after the plain one."""
+    shown = {"type": "privileged", "teacher": {"type": "self", "weights": "ema", "rate": 0.3}, "reference": "{answer}"}
+    folder = toy_run(models, tmp_path, {"rollout.source": source, "teacher": shown}).folder
+    for row in rows(folder / "rollouts.jsonl"):
+        assert len(row["prompt_tokens"]) == len(row["prompt"]) + 2
+    assert all(value > 0 for value in curve(folder, "grad_norm"))
+
+
 def recipe_with(source: Any, changes: Mapping[str, Any] | None = None) -> Recipe:
     return parse_recipe(toy_data(Path("models"), {"rollout.source": source, **(changes or {})}), "r.yaml")
 

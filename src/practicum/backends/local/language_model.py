@@ -100,7 +100,7 @@ class LanguageModel:
     @contextlib.contextmanager
     def weights(self, overlay: Mapping[str, Tensor]) -> Iterator[None]:
         """Within the block the named parameters have the overlay's values; the live ones come back after it."""
-        parameters = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters()) if overlay else {}
         live = {name: parameters[name].data for name in overlay}
         try:
             for name, value in overlay.items():
