@@ -29,6 +29,7 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@$(BIN)/python -m benchmarks.demo
 	@$(BIN)/python -m benchmarks.logit_side
+	@$(BIN)/python -m benchmarks.residency
 
 $(VENV)/.ready-base: pyproject.toml
 	@echo "== making the environment in $(VENV) =="

@@ -208,6 +208,8 @@ def _distance(
         divergence, entropy = _whole(own, other) if full else _by_samples(own, other)
         divergences += [] if divergence is None else [divergence.double()]
         entropies.append(entropy.double())
+    for head in {head.key: head for other in theirs for head in other.heads}.values():
+        head.release()
     distance = torch.cat(divergences).mean().item() if divergences else None
     return torch.cat(entropies).mean().item(), distance
 

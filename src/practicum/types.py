@@ -176,6 +176,13 @@ class TeacherSignal:
         """Whether the teacher said nothing about this rollout."""
         return self.logprobs is None and self.topk_logprobs is None and self.hidden is None and self.pool is None
 
+    @property
+    def heads(self) -> tuple[HeadLike, ...]:
+        """The heads that read its hidden states: its own, and those of a pool's members."""
+        members = () if self.pool is None else self.pool.members
+        own = () if self.head is None else (self.head,)
+        return own + tuple(head for member in members for head in member.heads)
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:

@@ -89,8 +89,10 @@ class PoolTeacher:
         return self._config.capabilities()
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """The members' answers side by side. They give whole distributions wherever sampled tokens do not suffice,
-        for the best candidates of a pool are not those of its members.
+        """The members' answers side by side.
+
+        They give whole distributions wherever sampled tokens do not suffice, for the best candidates of a pool are not
+        those of its members.
         """
         asked = signal if signal.type == "sampled" and self._config.gate is None else Full()
         answers = [self._members.score(name, rollouts, asked) for name in self._members.teachers]

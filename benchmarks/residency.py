@@ -1,0 +1,164 @@
+"""Four teachers behind a route, with their weights resident, swapped or on disk: seconds and peak memory.
+
+    python -m benchmarks.residency [--teachers 4] [--rollouts 32] [--tokens 128]
+
+Each residency runs in a process of its own. *Score* is the teachers' pass over all rollouts; *read* is what a trainer does
+with the answers, teacher by teacher: the whole log-probabilities in chunks, then the head let go.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.measuring import report, spread
+from practicum import functional as F
+from practicum.backends.local import load, make_scratch_model, scorer
+from practicum.model_config import ScorerConfig, Scratch
+from practicum.objective import Full
+from practicum.ports import Teacher
+from practicum.teachers._client import ClientTeacher
+from practicum.teachers._members import Members
+from practicum.teachers.route import Config, RouteTeacher
+from practicum.types import Message, Prompt, Rollout, TeacherSignal
+
+WIDTH, LAYERS, HEADS, VOCABULARY = 512, 8, 8, 32000
+PROMPT, CHUNK, BATCH, REPEATS = 32, 256, 8, 3
+LETTERS = [chr(first + place) for first, count in ((0x4E00, 20992), (0xAC00, 11172)) for place in range(count)]
+
+
+def main() -> None:
+    """Report one line for each residency."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--teachers", type=int, default=4)
+    parser.add_argument("--rollouts", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "RESIDENCY"), help="internal: measure one and stop")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.measure:
+        folder, residency = options.measure
+        print(json.dumps(_measured(Path(folder), residency, options.teachers, options.rollouts, options.tokens)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        mib = sum(_make(Path(folder) / str(number), number) for number in range(options.teachers))
+        for residency in ("resident", "swap", "disk"):
+            report(
+                "residency",
+                residency=residency,
+                teachers=options.teachers,
+                weights_mib=round(mib, 1),
+                rollouts=options.rollouts,
+                tokens=options.tokens,
+                **_in_a_process(folder, residency, options),
+            )
+
+
+def _make(folder: Path, seed: int) -> float:
+    """Write one teacher; the size of its weights in MiB."""
+    scratch = Scratch(hidden_size=WIDTH, layers=LAYERS, heads=HEADS, padded_vocabulary=VOCABULARY, seed=seed)
+    make_scratch_model(folder, scratch, "".join(LETTERS[: VOCABULARY - 7]), [])
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
+
+
+def _in_a_process(folder: str, residency: str, options: argparse.Namespace) -> dict[str, object]:
+    command = [sys.executable, "-m", "benchmarks.residency", "--measure", folder, residency]
+    command += [
+        "--teachers",
+        str(options.teachers),
+        "--rollouts",
+        str(options.rollouts),
+        "--tokens",
+        str(options.tokens),
+    ]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _measured(folder: Path, residency: str, teachers: int, rollouts: int, tokens: int) -> dict[str, object]:
+    """Seconds of the two passes, and MiB above the bare process: at the peak, and held between the steps."""
+    before = _memory("VmRSS")
+    start = time.perf_counter()
+    teacher = _route(folder, residency, teachers)
+    load_seconds = time.perf_counter() - start
+    items = _rollouts(rollouts, tokens, teachers)
+    _clear_peak()
+    score, read = [], []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        signals = teacher.score(items, Full())
+        score.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        _read(signals)
+        read.append(time.perf_counter() - start)
+        del signals
+    return {
+        "load_seconds": round(load_seconds, 2),
+        "score_seconds": spread(score),
+        "read_seconds": spread(read),
+        "peak_mib": round(_memory("VmHWM") - before, 1),
+        "held_mib": round(_memory("VmRSS") - before, 1),
+    }
+
+
+def _route(folder: Path, residency: str, teachers: int) -> Teacher:
+    members: dict[str, Teacher] = {}
+    for number in range(teachers):
+        config = ScorerConfig(model=str(folder / str(number)), residency=residency)  # type: ignore[arg-type]
+        loaded = load(config)
+        members[str(number)] = ClientTeacher(scorer(loaded, config, BATCH, CHUNK), loaded.renderer)
+    return RouteTeacher(Members(members), Config.model_validate({"teachers": dict.fromkeys(members, "none")}))
+
+
+def _rollouts(count: int, tokens: int, teachers: int) -> list[Rollout]:
+    generator = torch.Generator().manual_seed(0)
+    items = []
+    for number in range(count):
+        letters = [LETTERS[place] for place in torch.randint(20000, (PROMPT,), generator=generator).tolist()]
+        prompt = Prompt(str(number), (Message("user", "".join(letters)),), domain=str(number % teachers))
+        nothing = torch.zeros(tokens)
+        items.append(
+            Rollout(
+                prompt=prompt,
+                prompt_tokens=(0,),
+                tokens=torch.randint(7, VOCABULARY, (tokens,), generator=generator),
+                loss_mask=torch.ones(tokens, dtype=torch.bool),
+                sampling_logprobs=nothing,
+                policy_logprobs=nothing,
+                policy_version=0,
+                stop_reason="length",
+                text="",
+            )
+        )
+    return items
+
+
+def _read(signals: Sequence[TeacherSignal]) -> None:
+    """Read all that was said, teacher by teacher."""
+    for name in sorted({signal.name for signal in signals}):
+        said = [signal for signal in signals if signal.name == name]
+        head = said[0].head
+        assert head is not None
+        hidden = torch.cat([signal.hidden for signal in said if signal.hidden is not None])
+        for part in F.chunks(len(hidden), CHUNK):
+            head.logprobs(hidden[part])
+        head.release()
+
+
+def _clear_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _memory(field: str) -> float:
+    """A figure of this process's memory in MiB (Linux); pages mapped from files count."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
+
+
+if __name__ == "__main__":
+    main()
