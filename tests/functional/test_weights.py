@@ -126,6 +126,8 @@ def test_by_hand():
     assert soft_or_score(given_statistics).tolist() == [1.0, 1.0, 0.625, 0.0]
     assert kept("soft_or", fraction=0.6) == [1.0, 1.0, 0.0, 0.0]
     assert kept("prefix", length=1) == [1.0, 0.0, 1.0, 0.0]
+    assert kept("certain", beta=2) == pytest.approx([1.0, math.exp(-2), math.exp(-1), 0.0])
+    assert kept("certain", of="student") == pytest.approx([math.exp(-1), 1.0, math.exp(-0.5), 0.0])
     assert kept("threshold", above=0.2) == [0.0, 1.0, 1.0, 0.0]
     assert kept("threshold", above=0.5, of="divergence") == [0.0, 1.0, 1.0, 0.0]
 
@@ -134,6 +136,8 @@ def test_by_hand():
     ("name", "parameters", "text"),
     [
         ("entropy_top", {"fraction": 0.0}, r"fraction must be in \(0, 1\], got 0\.0"),
+        ("certain", {"of": "judge"}, "certain: of must be student or teacher, got 'judge'"),
+        ("certain", {"beta": -1.0}, r"certain: beta must not be negative, got -1\.0"),
         ("divergence_top", {"fraction": 1.2}, r"got 1\.2"),
         (
             "entropy_top",

@@ -261,3 +261,28 @@ def test_a_statistic_that_one_chunk_lacks_is_unknown_there():
     assert joined.teacher_entropy[count:].isnan().all()
     assert TermValues.concatenate([sampled, sampled]).teacher_entropy is None
     torch.testing.assert_close(joined.logprobs, torch.cat([known.logprobs, known.logprobs]))
+
+
+def test_a_group_is_solved_by_the_students_own_completions():
+    """Of five prompts: right, wrong, wrong beside somebody's right one, without own completions right and wrong."""
+    rows = [
+        ("right", "student", 1.0),
+        ("wrong", "student", 0.0),
+        ("helped", "student", 0.0),
+        ("helped", "teacher", 1.0),
+        ("given", "dataset", 1.0),
+        ("misled", "teacher", 0.0),
+    ]
+    data = [
+        Datum(replace(rollout(group, [True], reward, seed), source=source), TeacherSignal())
+        for seed, (group, source, reward) in enumerate(rows)
+    ]
+    counted = {}
+    for outcome in ("solved_group", "failed_group"):
+        objective = Objective.model_validate({"filter": outcome})
+        batch = token_batch(data, objective)
+        uniform = torch.full((len(rows), VOCABULARY), 1 / VOCABULARY, dtype=torch.float64).log()
+        (values,) = logit_side(uniform, TeacherTokens(full=uniform), batch, objective)
+        share = token_side(objective.losses[0], values.detached(), batch)
+        counted[outcome] = [group for (group, *_), value in zip(rows, share.tolist(), strict=True) if value]
+    assert counted == {"solved_group": ["right", "given"], "failed_group": ["wrong", "helped", "helped", "misled"]}

@@ -171,6 +171,7 @@ WRONG = [
     ({"signal": "sampled", "target": "log_linear(2)", "divergence": "forward_kl"}, "target 'log_linear' must be"),
     ({"signal": "sampled", "estimator": "score_function(0, kl)"}, "baseline 'kl' needs signal full or topk"),
     ({"signal": "sampled", "weights": "threshold"}, "weights 'threshold' needs the teacher's entropy"),
+    ({"signal": "sampled", "weights": "certain"}, "weights 'certain' needs the teacher's entropy"),
     ({"signal": "sampled", "weights": "entropy_top(of=teacher)"}, "weights 'entropy_top' needs the teacher's entropy"),
 ]
 

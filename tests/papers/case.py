@@ -102,8 +102,11 @@ ROWS: list[tuple[str, Source, float, int]] = [
     ("b", "dataset", 0.0, 2),
     ("c", "student", 1.0, 2),
     ("c", "student", 0.5, 3),
+    ("d", "student", 0.0, 2),
+    ("d", "student", 0.0, 3),
+    ("d", "teacher", 1.0, 2),
 ]
-TEXTS = ["x", "x", "y", "x", "x", "z", "z", "z", "y", "y"]
+TEXTS = ["x", "x", "y", "x", "x", "z", "z", "z", "y", "y", "x", "z", "y"]
 
 
 def library_and_formula(

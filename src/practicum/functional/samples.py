@@ -52,6 +52,13 @@ def ppl_softmax(statistics: SampleStatistics, of: str = "student", temperature: 
     return [next(weights) if kept else 0.0 for kept in statistics.kept]
 
 
+def above_mean(statistics: SampleStatistics) -> list[float]:
+    """1 for the completions whose reward is above their group's mean, else 0: a positive advantage (SDPG, 2606.04036)."""
+    known = [reward for reward in statistics.rewards if reward is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    return [float(reward is not None and reward > mean) for reward in statistics.rewards]
+
+
 def consensus(statistics: SampleStatistics, share: float = 0.5) -> list[float]:
     """1 for the completions that say what at least `share` of the group says, else 0 (GATES, arXiv 2602.20574)."""
     texts = [text.strip() for text in statistics.texts]
@@ -76,6 +83,7 @@ SAMPLE_WEIGHTS: dict[str, SampleWeight] = {
         SampleWeight("uniform", uniform, "every completion counts 1"),
         SampleWeight("pass_rate", pass_rate, "prompts neither solved nor hopeless", {"a": 1.0, "b": 1.0}, "2603.11178"),
         SampleWeight("ppl_softmax", ppl_softmax, "by perplexity", {"of": "student", "temperature": 1.0}, "2604.10688"),
+        SampleWeight("above_mean", above_mean, "what earned more than the group's mean", paper="2606.04036"),
         SampleWeight("consensus", consensus, "what most of the group says", {"share": 0.5}, "2602.20574"),
     )
 }

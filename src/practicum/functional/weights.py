@@ -117,6 +117,15 @@ def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     return _mask(statistics) - accepted(statistics, k)
 
 
+def certain(statistics: TokenStatistics, beta: float = 1.0, of: str = "teacher") -> Float[Tensor, " T"]:
+    """exp(-beta H): a teacher (or student) that is unsure counts less (SRPO, arXiv 2604.02288)."""
+    if of not in ("student", "teacher"):
+        raise ValueError(f"certain: of must be student or teacher, got {of!r}")
+    if beta < 0:
+        raise ValueError(f"certain: beta must not be negative, got {beta}")
+    return _mask(statistics) * torch.exp(-beta * precise(_statistic("certain", statistics, f"{of}_entropy")))
+
+
 def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor, " T"]:
     """1 + gamma (1 - c), c the share of the completion's |log T - log S| that lies up to the token (arXiv 2606.22600)."""
     if gamma < 0:
@@ -204,6 +213,7 @@ WEIGHTS: dict[str, Weight] = {
         Weight("negative_advantage", negative_advantage, "tokens the teacher finds less likely", paper="2605.06387"),
         Weight("accepted", accepted, "tokens among the teacher's k likeliest", {"k": 5}, {"k": 1 << 40}, "2510.24021"),
         Weight("rejected", rejected, "tokens not among the teacher's k likeliest", {"k": 5}),
+        Weight("certain", certain, "exp(-beta H)", {"beta": 1.0, "of": "teacher"}, {"beta": 0.0}, "2604.02288"),
         Weight(
             "importance",
             importance,

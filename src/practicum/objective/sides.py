@@ -562,9 +562,12 @@ def _weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
 
 
 def _kept(term: Term, batch: TokenBatch) -> list[bool]:
-    """The rows that the term is about, by outcome and by who wrote them."""
+    """The rows that the term is about, by outcome and by who wrote them.
+
+    Whether a group is solved is up to the student's own completions; those of others count where it has none.
+    """
     right = [None if reward is None else reward >= 1.0 for reward in batch.rewards]
-    solved_first = {row: any(right[row] for row in rows) for rows in batch.by_group() for row in rows}
+    solved_first = {row: any(right[row] for row in _own(rows, batch)) for rows in batch.by_group() for row in rows}
     solved = [solved_first[row] for row in batch.first]
     outcome = {
         "all": lambda row: True,
@@ -574,6 +577,11 @@ def _kept(term: Term, batch: TokenBatch) -> list[bool]:
         "solved_group": lambda row: solved[row],
     }[term.filter]
     return [outcome(row) and term.source in ("all", batch.sources[row]) for row in range(len(batch.groups))]
+
+
+def _own(rows: Sequence[int], batch: TokenBatch) -> Sequence[int]:
+    """Those of the rows that the student wrote, or all of them where it wrote none."""
+    return [row for row in rows if batch.sources[row] == "student"] or rows
 
 
 def _by_sample(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]) -> Tensor:

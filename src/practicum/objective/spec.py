@@ -50,6 +50,7 @@ LOCAL_WEIGHTS = (
     "negative_advantage",
     "accepted",
     "rejected",
+    "certain",
 )
 """The token weights that look at one token at a time."""
 
