@@ -242,13 +242,13 @@ def _described(config: ModelConfig) -> str:
 
 
 def _letters(prompt: Prompt) -> str:
-    return "".join(message.content for message in prompt.messages) + (prompt.answer or "")
+    return "".join([*(message.content for message in prompt.messages), prompt.answer or "", prompt.response or ""])
 
 
 def _content(prompt: Prompt) -> list[Any]:
     """What of a prompt the training depends on, as JSON data."""
     turns = [[message.role, message.content] for message in prompt.messages]
-    return [prompt.id, turns, prompt.answer, dict(prompt.privileged)]
+    return [prompt.id, turns, prompt.answer, prompt.response, dict(prompt.privileged)]
 
 
 def _digest(value: object) -> str:

@@ -56,11 +56,13 @@ def test_every_field_arrives(folder: Folder) -> None:
         {"role": "user", "content": "\u202e\u4f60\u200d\U0001f600e\u0301"},
     ]
     row = {"id": "x", "messages": messages, "answer": 2.5, "domain": "d", "teacher": "t", "privileged": {"hint": "h"}}
+    row["response"] = "1 + 1.5 is 2.5"
     folder.write(json.dumps(row).encode(), b'{"prompt": "p", "answer": null}')
     first, second = folder.task().train_prompts()
     assert (first.id, first.answer, first.domain, first.teacher) == ("x", "2.5", "d", "t")
     assert first.messages == tuple(Message(turn["role"], turn["content"]) for turn in messages)
     assert dict(first.privileged) == {"hint": "h"}
+    assert first.response == "1 + 1.5 is 2.5" and second.response is None
     assert (second.id, second.answer, second.messages) == ("train-2", None, (Message("user", "p"),))
     assert folder.task().reward(second, "anything") is None
     assert folder.task().reward(first, "2.5") == 1.0

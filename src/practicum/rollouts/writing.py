@@ -35,7 +35,7 @@ class Authors:
 
 
 def write_rollouts(batch: Batch, source: Source, authors: Authors, params: SamplingParams) -> list[Rollout]:
-    """The completions of a batch from its source; `policy_version` is the number of updates behind the student's.
+    """The completions of a batch from its source; `policy_version` counts the steps that the student had learned.
 
     The archive learns what the student wrote, for the steps to come.
     """

@@ -15,7 +15,7 @@ from practicum.types import Message, Prompt
 HOPELESS_ROW = 1 << 26
 """Bytes after which a row is no row: the file is something else, and reading on would take for ever."""
 DEEPEST = 20
-FIELDS = ("id", "prompt", "messages", "answer", "domain", "teacher", "privileged")
+FIELDS = ("id", "prompt", "messages", "answer", "response", "domain", "teacher", "privileged")
 CHUNK = 1 << 16
 ARCHIVES = {
     b"\x1f\x8b": "a gzip",
@@ -94,6 +94,7 @@ def read_prompt(line: bytes, name: str, largest: int) -> Prompt:
         id=identity or name,
         messages=_messages(row),
         answer=_answer(row),
+        response=_text(row, "response"),
         domain=_text(row, "domain"),
         teacher=_text(row, "teacher"),
         privileged=_privileged(row),
