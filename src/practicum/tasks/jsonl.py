@@ -1,7 +1,8 @@
 """Prompts from JSONL files, one object a line: `{"prompt": "...", "answer": "..."}`.
 
-A row has `prompt` or `messages`, and may have `id`, `answer`, `response` (a whole worked answer), `domain`, `teacher` and
-`privileged` (an object of texts that only a teacher sees). Rows that cannot be used are written to `rejected.jsonl` with their number and the reason.
+A row has `prompt` or `messages`, and may have `id`, `answer`, `response` (a whole worked answer), `domain`, `teacher`
+and `privileged` (an object of texts that only a teacher sees). Rows that cannot be used are written to
+`rejected.jsonl` with their number and the reason.
 """
 
 import json
