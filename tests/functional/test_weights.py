@@ -126,7 +126,7 @@ def test_by_hand():
     assert soft_or_score(given_statistics).tolist() == [1.0, 1.0, 0.625, 0.0]
     assert kept("soft_or", fraction=0.6) == [1.0, 1.0, 0.0, 0.0]
     assert kept("prefix", length=1) == [1.0, 0.0, 1.0, 0.0]
-    assert kept("certain", beta=2) == pytest.approx([1.0, math.exp(-2), math.exp(-1), 0.0])
+    assert kept("certain", beta=2.0) == pytest.approx([1.0, math.exp(-2), math.exp(-1), 0.0])
     assert kept("certain", of="student") == pytest.approx([math.exp(-1), 1.0, math.exp(-0.5), 0.0])
     assert kept("threshold", above=0.2) == [0.0, 1.0, 1.0, 0.0]
     assert kept("threshold", above=0.5, of="divergence") == [0.0, 1.0, 1.0, 0.0]

@@ -340,6 +340,8 @@ def token_side(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tenso
     For a differentiated value that is weight times aggregate; for a sampled token it is also times minus the return.
     Terms with `needs_sequences` must be given whole sequences.
     """
+    if not values.answered.any():
+        return torch.zeros_like(values.logprobs)
     kept = _kept(term, batch)
     coefficient = (
         term.coefficient * batch.aggregate * _weights(term, values, batch) * _by_sample(term, values, batch, kept)
@@ -479,7 +481,7 @@ def _teacher_returns(term: Term, values: TermValues, batch: TokenBatch, log_rati
     returns = advantage
     if gradient.gamma > 0:
         returns = _by_row(batch, advantage, lambda row: _to_go(row, gradient))
-    return returns - _others_mean(returns, batch) if gradient.baseline == "group_mean" else returns
+    return returns - _others_mean(returns, values, batch) if gradient.baseline == "group_mean" else returns
 
 
 def _to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
@@ -502,11 +504,11 @@ def _rewards(advantage: str, batch: TokenBatch) -> Tensor:
     return torch.tensor([by_row[row] for row in batch.first])[batch.rows]
 
 
-def _others_mean(returns: Tensor, batch: TokenBatch) -> Tensor:
-    """For each token the mean return of the *other* completions of its prompt (0 where there are none)."""
+def _others_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
+    """For each token the mean return of the *other* answered completions of its prompt (0 where there are none)."""
     count = len(batch.groups)
     sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)
-    sizes = returns.new_zeros(count).index_add_(0, batch.rows, torch.ones_like(returns))
+    sizes = returns.new_zeros(count).index_add_(0, batch.rows, values.answered.to(returns.dtype))
     names = {name: index for index, name in enumerate(dict.fromkeys(batch.groups))}
     group = torch.tensor([names[name] for name in batch.groups])
     other_sums = returns.new_zeros(len(names)).index_add_(0, group, sums)[group] - sums
@@ -588,10 +590,11 @@ def _by_sample(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence
     """What each token's completion counts: 0 where the term is not about it, else its sample weight."""
     by_row = [1.0] * len(kept)
     if term.samples.name != "uniform":
+        answered = set(batch.rows[values.answered].tolist())
         student, teacher = _mean_nll(values.logprobs, batch), _mean_nll(values.teacher_logprobs, batch)
         for rows in batch.by_group():
             statistics = SampleStatistics(
-                kept=[kept[row] for row in rows],
+                kept=[kept[row] and row in answered for row in rows],
                 rewards=[batch.rewards[row] for row in rows],
                 texts=[batch.texts[row] for row in rows],
                 student_nll=[student[row] for row in rows],
