@@ -1,0 +1,232 @@
+"""Losses in which a verifier's reward has a part, or a reference beside the teacher, as their papers write them."""
+
+from collections.abc import Callable, Iterator
+from statistics import mean, stdev
+
+import torch
+from torch import Tensor
+
+from .case import Case, Sequence, Token, jsd, kl, sg
+
+EPSILON = 1e-6  # stands under the spread of a group, so that equal rewards give 0
+
+Rule = Callable[[list[float], int], float]
+
+
+def reward_itself(rewards: list[float], place: int) -> float:
+    """REINFORCE without a baseline."""
+    return rewards[place]
+
+
+def normalized(rewards: list[float], place: int) -> float:
+    """The advantage of GRPO: (r - mean) / std."""
+    return (rewards[place] - mean(rewards)) / (stdev(rewards) + EPSILON)
+
+
+def centred(rewards: list[float], place: int) -> float:
+    """The advantage of Dr. GRPO: r - mean."""
+    return rewards[place] - mean(rewards)
+
+
+def against_others(rewards: list[float], place: int) -> float:
+    """The advantage of RLOO: r - the mean of the others."""
+    return rewards[place] - mean(rewards[:place] + rewards[place + 1 :])
+
+
+def advantages(case: Case, rule: Rule) -> Iterator[tuple[Sequence, float]]:
+    """Every rollout with its advantage among the rollouts of its prompt."""
+    for group in case.groups():
+        rewards = [row.reward for row in group]
+        for place, row in enumerate(group):
+            yield row, rule(rewards, place)
+
+
+def ratio(token: Token) -> Tensor:
+    """pi / pi_old, differentiable."""
+    return torch.exp(token.lS - token.sampler)
+
+
+def clipped(value: Tensor, advantage: float, low: float = 0.2, high: float = 0.2) -> Tensor:
+    """PPO's loss of one token: -min(r A, clip(r) A)."""
+    return -torch.minimum(value * advantage, value.clamp(1 - low, 1 + high) * advantage)
+
+
+def right(row: Sequence) -> bool:
+    """Whether the verifier accepts the rollout."""
+    return row.reward >= 1
+
+
+def linearly(case: Case, start: float, end: float) -> float:
+    """A number on the straight line from the first step to the last."""
+    return start + (end - start) * (case.step - 1) / (case.steps - 1)
+
+
+def k2(token: Token, other: Tensor) -> Tensor:
+    """Half the squared log-ratio of the token, differentiable."""
+    return (token.lS - other) ** 2 / 2
+
+
+def reinforce(case: Case) -> Tensor:
+    """Theorem 1 of Williams 1992: minus the mean over answers of r log pi(y | x)."""
+    rows = list(advantages(case, reward_itself))
+    return sum(-reward * sum(token.lS for token in row.tokens) for row, reward in rows) / len(rows)
+
+
+def rloo(case: Case) -> Tensor:
+    """Section 2.3 of 2402.14740: minus the mean over answers of (r - mean of the others) log pi(y | x)."""
+    rows = list(advantages(case, against_others))
+    return sum(-advantage * sum(token.lS for token in row.tokens) for row, advantage in rows) / len(rows)
+
+
+def grpo(case: Case) -> Tensor:
+    """Equations 3 and 4 of 2402.03300: the clipped surrogate and 0.04 times k3 to the reference, 1 / |o| an answer."""
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        k3 = torch.exp(token.lR - token.lS) - (token.lR - token.lS) - 1
+        return clipped(ratio(token), advantage) + 0.04 * k3
+
+    rows = list(advantages(case, normalized))
+    return sum(sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows) / len(rows)
+
+
+def dr_grpo(case: Case) -> Tensor:
+    """Section 3.2 of 2503.20783: the clipped surrogate of the centred reward, summed over tokens, over the token limit."""
+    rows = list(advantages(case, centred))
+    return sum(clipped(ratio(token), a) for row, a in rows for token in row.tokens) / (8 * len(rows))
+
+
+def kdrl(case: Case) -> Tensor:
+    """2506.02208: minus rho A, plus beta k2 to the teacher, over all tokens; beta falls from 5e-3 to 1e-3."""
+    beta = linearly(case, 5e-3, 1e-3)
+    reward = sum(-ratio(token) * a for row, a in advantages(case, normalized) for token in row.tokens)
+    return (reward + beta * sum(k2(token, token.lT) for token in case.tokens())) / case.count
+
+
+def _extrapolated(case: Case, scale: float) -> Tensor:
+    """Section 3.2 of 2602.12125: the advantage lambda (log T - log R) - (log S - log R) of each token, weight at most 5."""
+
+    def loss(token: Token) -> Tensor:
+        advantage = scale * (token.lT - token.lR) - (token.lS - token.lR)
+        return -sg(ratio(token).clamp(max=5) * advantage) * token.lS
+
+    return case.token_mean(loss)
+
+
+def g_opd(case: Case) -> Tensor:
+    """Half of the teacher's reward."""
+    return _extrapolated(case, 0.5)
+
+
+def exopd(case: Case) -> Tensor:
+    """The teacher's reward and a quarter of it."""
+    return _extrapolated(case, 1.25)
+
+
+def aligndistil(case: Case) -> Tensor:
+    """2503.02832 as released: beta / w KL(S || softmax(z_T + w (z_T - z_R))), w = 15 sum |T - R| + 0.001.
+
+    The target's log-probabilities are held above -50, as in every reverse KL of the library.
+    """
+
+    def loss(token: Token) -> Tensor:
+        w = 15 * (token.T.exp() - token.R.exp()).abs().sum() + 1e-3
+        target = torch.log_softmax(token.T + w * (token.T - token.R), -1)
+        return 0.1 / w * kl(token.S, torch.maximum(target, sg(token.S).clamp(max=-50)))
+
+    return case.sequence_mean(loss)
+
+
+def rlad(case: Case) -> Tensor:
+    """2602.22495: PPO's clip of (S / S_old)^alpha (S / T)^(1 - alpha) with GRPO's advantage, alpha 1/2."""
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        anchored = torch.exp(0.5 * (token.lS - token.sampler) + 0.5 * (token.lS - token.lT))
+        return clipped(anchored, advantage)
+
+    rows = list(advantages(case, normalized))
+    return sum(sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows) / len(rows)
+
+
+def rlsd(case: Case) -> Tensor:
+    """2604.03128: A ((1 - lambda) + lambda clip((T / S)^sign(A), 1 - eps, 1 + eps)) in PPO's clip; lambda falls to 0."""
+    strength, bound = linearly(case, 0.5, 0.0), 0.2
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        sign = (advantage > 0) - (advantage < 0)
+        leaning = min(max(float(torch.exp(sign * (token.lT - sg(token.lS)))), 1 - bound), 1 + bound)
+        return clipped(ratio(token), advantage * ((1 - strength) + strength * leaning))
+
+    return sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens) / case.count
+
+
+def hdpo(case: Case) -> Tensor:
+    """2603.23871: GRPO where an own answer is right; else 0.1 JSD on the right answers of the informed model."""
+    total = torch.zeros(())
+    for group in case.groups():
+        rewards = [row.reward for row in group]
+        own = [row for row in group if row.source == "student"]
+        failed = not any(right(row) for row in own)
+        for place, row in enumerate(group):
+            for token in row.tokens:
+                if row.source == "student" and not failed:
+                    total = total + clipped(ratio(token), normalized(rewards, place))
+                if row.source == "teacher" and failed and right(row):
+                    total = total + 0.1 * jsd(token.S, token.T, 0.5)
+    return total / case.count
+
+
+def sdpg(case: Case) -> Tensor:
+    """2606.04036 as released: GRPO + beta KL(S || T) where A > 0 + alpha k2 to the reference; both 0.001."""
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        gate = 1.0 if advantage > 0 else 0.0
+        distilled = 0.001 * gate * kl(token.S, token.T)
+        return clipped(ratio(token), advantage, 0.2, 0.28) + distilled + 0.001 * k2(token, token.lR)
+
+    return sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens) / case.count
+
+
+def srpo(case: Case) -> Tensor:
+    """2604.02288: GRPO on right answers; on wrong ones JSD to the self-teacher, each token by exp(-H) of the teacher."""
+
+    def loss(row: Sequence, token: Token, advantage: float) -> Tensor:
+        if right(row):
+            return clipped(ratio(token), advantage)
+        entropy = -(token.T.exp() * token.T).sum()
+        return torch.exp(-entropy) * jsd(token.S, token.T, 0.5)  # the 100 candidates are the whole vocabulary here
+
+    return sum(loss(row, token, a) for row, a in advantages(case, normalized) for token in row.tokens) / case.count
+
+
+def luffy(case: Case) -> Tensor:
+    """2504.14945 as released: own tokens by PPO's clip, the trace's by f(p) = p / (p + 0.1); advantages over both."""
+
+    def loss(row: Sequence, token: Token, advantage: float) -> Tensor:
+        if row.source == "student":
+            return clipped(ratio(token), advantage)
+        p = torch.exp(token.lS)
+        return -advantage * p / (p + 0.1)
+
+    rows = list(advantages(case, centred))
+    own = [(row, a) for row, a in rows if row.source in ("student", "dataset")]
+    return sum(loss(row, token, a) for row, a in own for token in row.tokens) / (8 * len(rows))
+
+
+def llm4teach(case: Case) -> Tensor:
+    """2311.13373: PPO's clip plus the coefficient, from 10 to 0.1, times the cross-entropy of the teacher's actions."""
+    coefficient = linearly(case, 10.0, 0.1)
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        return clipped(ratio(token), advantage) - coefficient * (token.T.exp() * token.S).sum()
+
+    return sum(loss(token, a) for row, a in advantages(case, against_others) for token in row.tokens) / case.count
+
+
+def vold(case: Case) -> Tensor:
+    """2510.23497: GRPO and KL(S || T) on the same answers."""
+
+    def loss(token: Token, advantage: float) -> Tensor:
+        return clipped(ratio(token), advantage) + kl(token.S, token.T)
+
+    rows = list(advantages(case, normalized))
+    return sum(sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows) / len(rows)
