@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.measuring import report, spread
 from practicum import functional as F
-from practicum.objective import Objective, TeacherTokens, TokenBatch, logit_side, token_side
+from practicum.objective import LogitSide, Objective, TeacherTokens, TokenBatch, token_side
 from practicum.types import Head
 
 STUDENT, TEACHER, CHUNK, REPEATS = 576, 576, 256, 5
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--vocabulary", type=int, default=49152)
     parser.add_argument(
-        "--memory", choices=["chunked", "naive"], help="internal: measure one variant's memory and stop"
+        "--memory", choices=["chunked", "naive", "products"], help="internal: measure one variant's memory and stop"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,7 +48,8 @@ def main() -> None:
             widths=[STUDENT, TEACHER],
             chunk=CHUNK,
             seconds={name: spread(values) for name, values in times.items()},
-            time_ratio=spread([a / b for a, b in zip(times["chunked"], times["naive"], strict=True)]),
+            of_naive=spread([a / b for a, b in zip(times["chunked"], times["naive"], strict=True)]),
+            of_products=spread([a / b for a, b in zip(times["chunked"], times["products"], strict=True)]),
             peak_mib={name: round(value, 1) for name, value in memory.items()},
             peak_in_matrices={name: round(value / matrix, 3) for name, value in memory.items()},
             memory_ratio=round(memory["chunked"] / memory["naive"], 4),
@@ -71,13 +72,37 @@ def _chunked(student: Tensor, teacher: Tensor, student_weight: Tensor, teacher_w
     mine, theirs = Head(student_weight, len(student_weight)), Head(teacher_weight, len(teacher_weight))
     count = len(ids)
     zeros, rows = torch.zeros(count), torch.zeros(count, dtype=torch.long)
-    batch = TokenBatch(ids, rows, torch.arange(count), zeros, zeros, torch.full((count,), 1 / count), (None,), ("",))
+    batch = TokenBatch(
+        tokens=ids,
+        rows=rows,
+        positions=torch.arange(count),
+        sampling_logprobs=zeros,
+        policy_logprobs=zeros,
+        aggregate=torch.full((count,), 1 / count),
+        draws=torch.zeros(count, 0),
+        rewards=(None,),
+        groups=("",),
+        texts=("",),
+        sources=("student",),
+        first=(0,),
+    )
     for part in F.chunks(count, CHUNK):
         piece = student[part].detach().requires_grad_()
         with torch.no_grad():
             full = theirs.logprobs(teacher[part])
-        (values,) = logit_side(mine.logprobs(piece), TeacherTokens(full=full), ids[part], objective)
-        (token_side(objective.losses[0], values.detached(), batch[part]) * values.value).sum().backward()
+        side = LogitSide(mine.logits(piece), TeacherTokens(full=full), batch[part], objective)
+        del full
+        side.backward([token_side(objective.losses[0], side.values[0], batch[part])])
+
+
+def _products(student: Tensor, teacher: Tensor, student_weight: Tensor, teacher_weight: Tensor, ids: Tensor) -> None:
+    """The four matrix products alone: the floor of the time."""
+    assert student_weight.grad is not None
+    for part in F.chunks(len(ids), CHUNK):
+        logits = student[part] @ student_weight.detach().T
+        _ = teacher[part] @ teacher_weight.T
+        _ = logits @ student_weight.detach()
+        student_weight.grad.addmm_(logits.T, student[part])
 
 
 def _naive(student: Tensor, teacher: Tensor, student_weight: Tensor, teacher_weight: Tensor, ids: Tensor) -> None:
@@ -88,7 +113,7 @@ def _naive(student: Tensor, teacher: Tensor, student_weight: Tensor, teacher_wei
     (logprobs.exp() * (logprobs - teacher_logprobs)).sum(dim=-1).mean().backward()
 
 
-VARIANTS = {"chunked": _chunked, "naive": _naive}
+VARIANTS = {"chunked": _chunked, "naive": _naive, "products": _products}
 
 
 def _times(tokens: int, vocabulary: int) -> dict[str, list[float]]:

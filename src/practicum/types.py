@@ -145,12 +145,18 @@ class Head:
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the real tokens, in float32 whatever the weights' dtype."""
+        return torch.log_softmax(self.logits(hidden), dim=-1)
+
+    def logits(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Their logits, in float32, in memory that nobody else reads."""
         rows = self.weight[: self.vocab_size]
         bias = None if self.bias is None else self.bias[: self.vocab_size]
-        logits = torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias).float() * self.scale
+        logits = torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        return torch.log_softmax(logits, dim=-1)
+        return logits
 
 
 @dataclass(frozen=True, slots=True)

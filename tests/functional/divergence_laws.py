@@ -8,7 +8,7 @@ import math
 import torch
 
 from practicum import functional as F
-from practicum.functional.divergences import DIVERGENCES
+from practicum.functional.divergences import DIVERGENCES, Pair
 
 
 def random_logits(seed, positions=4, vocabulary=6, scale=1.5, count=2):
@@ -262,6 +262,28 @@ def slow_twin(divergence, parameter, student, teacher):
         close(divergence.value(logp(student), logp(teacher), parameter), torch.tensor(twin, dtype=torch.float64), 1e-9)
 
 
+def slope_is_the_derivative(divergence, parameter, student, teacher):
+    """In closed form as by autograd, up to a multiple of S that no gradient of logits sees; inputs stay as they are."""
+    if divergence.slope is None:
+        return
+    resolved = divergence.resolve(parameter)
+    for s, t in (
+        (logp(student), logp(teacher)),
+        (logp(student), logp(student + 0.1 * teacher)),
+        (logp(40 * student), logp(teacher)),
+    ):
+        pair = Pair(s, s.exp(), t, t.exp())
+        before = [tensor.clone() for tensor in (s, pair.student_probs, t, pair.teacher_probs)]
+        value, slope = divergence.slope(pair, resolved)
+        torch.testing.assert_close(value, divergence.value(s, t, parameter), rtol=1e-9, atol=1e-12)
+        in_logits = slope - s.exp() * slope.sum(-1, keepdim=True)
+        leaf = s.clone().requires_grad_()
+        expected = gradient(lambda x, other=t: divergence.value(x, other, parameter), leaf)
+        torch.testing.assert_close(in_logits, expected, rtol=1e-9, atol=1e-12)
+        for tensor, old in zip((s, pair.student_probs, t, pair.teacher_probs), before, strict=True):
+            assert torch.equal(tensor, old)
+
+
 LAWS = [
     zero_at_equality,
     non_negative,
@@ -277,5 +299,6 @@ LAWS = [
     advantage_in_float32,
     all_candidates_are_the_whole,
     bucket_is_a_lower_bound,
+    slope_is_the_derivative,
     slow_twin,
 ]

@@ -57,6 +57,16 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """Two distributions as log-probabilities [*s, K] and as probabilities, so that no exponential is taken twice."""
+
+    student: Tensor
+    student_probs: Tensor
+    teacher: Tensor
+    teacher_probs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Divergence:
     """One divergence: its term, and the facts about it that decide where it can be used.
 
@@ -64,6 +74,8 @@ class Divergence:
     - f_divergence: it is E_S[f(r)] for a convex f, so that merging candidates never raises it
     - exact_gradient: no factor is held constant, so that autograd gives the gradient of the value
     - zero_at_equality: the value is zero at equality
+    - slope: its value and its derivative in log S at each candidate in closed form, the latter up to a multiple of S, which
+      no gradient of logits sees; None where autograd is as good
     """
 
     name: str
@@ -75,6 +87,7 @@ class Divergence:
     f_divergence: bool = True
     exact_gradient: bool = True
     zero_at_equality: bool = True
+    slope: Callable[["Pair", float], tuple[Tensor, Tensor]] | None = None
 
     def resolve(self, parameter: float | None) -> float:
         """The parameter to use: the given one if it is allowed, else the default (0 where there is none)."""
@@ -143,7 +156,8 @@ def _cast(values: Tensor, like: Tensor) -> Tensor:
     return values.clamp(-limit, limit).to(dtype)
 
 
-def _floored(student: Tensor, teacher: Tensor) -> Tensor:
+def floored(student: Tensor, teacher: Tensor) -> Tensor:
+    """The teacher's log-probabilities, not below `TEACHER_FLOOR` except where the student's are."""
     return torch.maximum(teacher, student.detach().clamp(max=TEACHER_FLOOR))
 
 
@@ -157,7 +171,7 @@ def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
 
 
 def _reverse_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
-    return student.exp() * (student - _floored(student, teacher))
+    return student.exp() * (student - floored(student, teacher))
 
 
 def _forward_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
@@ -169,7 +183,7 @@ def _skew_forward_kl(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
 
 
 def _skew_reverse_kl(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
-    return -student.exp() * _log_mix(_floored(student, teacher) - student, 1.0 - alpha)
+    return -student.exp() * _log_mix(floored(student, teacher) - student, 1.0 - alpha)
 
 
 def _jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
@@ -235,6 +249,61 @@ def _mse(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return possible * (gap - gap.sum(dim=-1, keepdim=True) / count).square() / count
 
 
+def inner(one: Tensor, other: Tensor) -> Tensor:
+    """The sum over candidates of a product, without the product."""
+    return (one.unsqueeze(-2) @ other.unsqueeze(-1))[..., 0, 0]
+
+
+def _reverse_kl_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
+    slope = pair.student - floored(pair.student, pair.teacher)
+    value = inner(pair.student_probs, slope)
+    return value, slope.mul_(pair.student_probs)
+
+
+def _forward_kl_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
+    value = inner(pair.teacher_probs, pair.teacher - pair.student)
+    return value, -pair.teacher_probs
+
+
+def _ce_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
+    return -inner(pair.teacher_probs, pair.student), -pair.teacher_probs
+
+
+def _mixed_kl_slope(pair: Pair, w: float) -> tuple[Tensor, Tensor]:
+    reverse, slope = _reverse_kl_slope(pair, w)
+    forward = inner(pair.teacher_probs, pair.teacher - pair.student)
+    return w * forward + (1.0 - w) * reverse, slope.mul_(1.0 - w).sub_(pair.teacher_probs, alpha=w)
+
+
+def _jsd_slope(pair: Pair, beta: float) -> tuple[Tensor, Tensor]:
+    middle = torch.lerp(pair.student_probs, pair.teacher_probs, beta).clamp_(min=SMALLEST).log_()
+    from_teacher = inner(pair.teacher_probs, pair.teacher - middle)
+    slope = torch.sub(pair.student, middle, out=middle)
+    value = beta * from_teacher + (1.0 - beta) * inner(pair.student_probs, slope)
+    return value, slope.mul_(pair.student_probs).mul_(1.0 - beta)
+
+
+def _jsd_normalized_slope(pair: Pair, beta: float) -> tuple[Tensor, Tensor]:
+    if beta in (0.0, 1.0):
+        return (_reverse_kl_slope if beta else _forward_kl_slope)(pair, beta)
+    value, slope = _jsd_slope(pair, beta)
+    return value / (beta * (1.0 - beta)), slope.div_(beta * (1.0 - beta))
+
+
+def _skew_forward_kl_slope(pair: Pair, alpha: float) -> tuple[Tensor, Tensor]:
+    mixed = torch.lerp(pair.student_probs, pair.teacher_probs, alpha).clamp_(min=SMALLEST)
+    value = inner(pair.teacher_probs, pair.teacher - mixed.log())
+    return value, (pair.teacher_probs * pair.student_probs).div_(mixed).mul_(alpha - 1.0)
+
+
+def _tvd_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
+    gap = pair.student_probs - pair.teacher_probs
+    return 0.5 * gap.abs().sum(dim=-1), gap.sign_().mul_(pair.student_probs).mul_(0.5)
+
+
+SMALLEST = 1e-38
+"""Stands for 0 under a logarithm."""
+
 BETA = Parameter("beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture", False, False)
 BETA_CLOSED = Parameter("beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture; 0 is forward, 1 reverse KL")
 ALPHA_SKEW_FORWARD = Parameter("alpha", 0.1, 0.0, 1.0, "teacher mass in the mixture; 0 is forward KL", True, False)
@@ -246,19 +315,56 @@ POWER = Parameter("alpha", 0.5, 0.0, math.inf, "power of the probabilities; 0 te
 DIVERGENCES: dict[str, Divergence] = {
     entry.name: entry
     for entry in (
-        Divergence("forward_kl", _forward_kl, None, "1503.02531", "KL(T || S), covers the teacher's modes"),
-        Divergence("reverse_kl", _reverse_kl, None, "2306.08543", "KL(S || T), seeks the teacher's modes"),
-        Divergence("jsd", _jsd, BETA, "2306.13649", "generalised Jensen-Shannon, bounded"),
-        Divergence("jsd_normalized", _jsd_normalized, BETA_CLOSED, "2306.13649", "jsd / (beta (1 - beta))"),
-        Divergence("skew_forward_kl", _skew_forward_kl, ALPHA_SKEW_FORWARD, "2402.03898", "KL(T || aT + (1-a)S)"),
+        Divergence(
+            "forward_kl",
+            _forward_kl,
+            None,
+            "1503.02531",
+            "KL(T || S), covers the teacher's modes",
+            slope=_forward_kl_slope,
+        ),
+        Divergence(
+            "reverse_kl",
+            _reverse_kl,
+            None,
+            "2306.08543",
+            "KL(S || T), seeks the teacher's modes",
+            slope=_reverse_kl_slope,
+        ),
+        Divergence("jsd", _jsd, BETA, "2306.13649", "generalised Jensen-Shannon, bounded", slope=_jsd_slope),
+        Divergence(
+            "jsd_normalized",
+            _jsd_normalized,
+            BETA_CLOSED,
+            "2306.13649",
+            "jsd / (beta (1 - beta))",
+            slope=_jsd_normalized_slope,
+        ),
+        Divergence(
+            "skew_forward_kl",
+            _skew_forward_kl,
+            ALPHA_SKEW_FORWARD,
+            "2402.03898",
+            "KL(T || aT + (1-a)S)",
+            slope=_skew_forward_kl_slope,
+        ),
         Divergence("skew_reverse_kl", _skew_reverse_kl, ALPHA_SKEW_REVERSE, "2402.03898", "KL(S || (1-a)T + aS)"),
-        Divergence("mixed_kl", _mixed_kl, W, "2310.07177", "w forward + (1 - w) reverse KL"),
+        Divergence("mixed_kl", _mixed_kl, W, "2310.07177", "w forward + (1 - w) reverse KL", slope=_mixed_kl_slope),
         Divergence("alpha", _alpha, ALPHA, "2606.01039", "Amari's alpha-divergence"),
-        Divergence("tvd", _tvd, None, "2310.08461", "total variation: 1 - speculative acceptance"),
+        Divergence("tvd", _tvd, None, "2310.08461", "total variation: 1 - speculative acceptance", slope=_tvd_slope),
         Divergence("adaptive_kl", _adaptive_kl, None, "2404.02657", "mixed_kl, w by head gap", False, False, False),
         Divergence("todi", _todi, None, "2505.16297", "mixed_kl, w = T / (T + S)", True, False, False),
         Divergence("density_power", _density_power, POWER, "2606.17199", "bounded Bregman", f_divergence=False),
-        Divergence("ce", _ce, None, "1503.02531", "forward KL + H(T)", f_divergence=False, zero_at_equality=False),
+        Divergence(
+            "ce",
+            _ce,
+            None,
+            "1503.02531",
+            "forward KL + H(T)",
+            f_divergence=False,
+            zero_at_equality=False,
+            slope=_ce_slope,
+        ),
         Divergence("mse", _mse, None, "2105.08919", "squared gap of centred log-probabilities", False, False),
     )
 }

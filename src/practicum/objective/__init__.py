@@ -19,6 +19,7 @@ from practicum.objective.choices import (
     Text,
     TopK,
 )
+from practicum.objective.closed_form import LogitSide
 from practicum.objective.reading import read_signal
 from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.objective.spec import Objective, Term
@@ -31,6 +32,7 @@ __all__ = [
     "Full",
     "K2Surrogate",
     "LogLinear",
+    "LogitSide",
     "Mixture",
     "Modulate",
     "Objective",

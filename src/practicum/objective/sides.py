@@ -235,7 +235,7 @@ def logit_side(
                 student_entropy=student_entropy,
                 teacher_entropy=None if of.full is None else F.entropy(of.full),
                 reverse_kl=reverse_kl,
-                teacher_rank=_rank(term, of, batch.tokens),
+                teacher_rank=teacher_rank(term, of.full, batch.tokens),
             )
         )
     return values
@@ -308,11 +308,11 @@ def _over_candidates(term: Term, student: Tensor, teacher: TeacherTokens) -> Ten
 
 
 @torch.no_grad()
-def _rank(term: Term, teacher: TeacherTokens, tokens: Tensor) -> Tensor | None:
+def teacher_rank(term: Term, teacher: Tensor | None, tokens: Tensor) -> Tensor | None:
     """How many tokens the teacher finds likelier than the sampled one, where the weights ask."""
-    if teacher.full is None or term.weights.name not in ("accepted", "rejected"):
+    if teacher is None or term.weights.name not in ("accepted", "rejected"):
         return None
-    return (teacher.full > F.gather_logprobs(teacher.full, tokens)[:, None]).sum(dim=-1)
+    return (teacher > F.gather_logprobs(teacher, tokens)[:, None]).sum(dim=-1)
 
 
 @torch.no_grad()

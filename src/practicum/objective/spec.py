@@ -97,7 +97,7 @@ class Term(BaseModel):
             return None
         if self.divergence.name != "ce":
             return "signal 'text' has one label a token, the token itself; write divergence: ce"
-        if not isinstance(self.gradient, Pathwise) or not self._plain_target:
+        if not isinstance(self.gradient, Pathwise) or not self.plain_target:
             return "signal 'text' is its own target and is differentiated itself; leave out target and estimator"
         return None
 
@@ -106,7 +106,7 @@ class Term(BaseModel):
             return None
         if not isinstance(self.gradient, ScoreFunction):
             return "signal 'score' is a reward, not a function of the logits; write estimator: score_function"
-        if self.divergence.name != "reverse_kl" or not self._plain_target or self.gradient != ScoreFunction():
+        if self.divergence.name != "reverse_kl" or not self.plain_target or self.gradient != ScoreFunction():
             return "signal 'score' asks no teacher; leave out target, divergence and the estimator's arguments"
         if not isinstance(self.reward, NoReward):
             return "signal 'score' is the reward itself; leave out reward, or use a teacher's signal with it"
@@ -148,12 +148,13 @@ class Term(BaseModel):
         return None
 
     @property
-    def _plain_target(self) -> bool:
+    def plain_target(self) -> bool:
+        """Whether the target is the teacher as it is."""
         target = self.target
         return target == TeacherTarget() or (isinstance(target, LogLinear) and target.plain)
 
     def _target(self) -> str | None:
-        if self._plain_target or isinstance(self.signal, Full):
+        if self.plain_target or isinstance(self.signal, Full):
             return None
         if (
             isinstance(self.signal, Sampled)

@@ -21,10 +21,10 @@ from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import chunks
 from practicum.objective import (
+    LogitSide,
     Objective,
     TermValues,
     TokenBatch,
-    logit_side,
     read_signal,
     token_batch,
     token_side,
@@ -34,7 +34,6 @@ from practicum.types import (
     Datum,
     ForwardResult,
     Head,
-    HeadLike,
     Metrics,
     Rollout,
     TeacherSignal,
@@ -218,27 +217,22 @@ class LocalTrainer:
         for part in chunks(len(micro.index), self.limits.chunk_tokens):
             piece = hidden[part].detach().requires_grad_()
             tokens = micro.tokens[part]
-            values = self._logit_side(head, piece, micro, part, objective)
-            detached = [value.detached() for value in values]
+            side = self._logit_side(head, piece, micro, part, objective)
             shares = (
-                [token_side(term, value, tokens) for term, value in zip(objective.losses, detached, strict=True)]
+                [token_side(term, value, tokens) for term, value in zip(objective.losses, side.values, strict=True)]
                 if coefficients is None
                 else [whole[micro.index[part]] for whole in coefficients]
             )
-            loss = torch.stack(
-                [
-                    (share.to(value.value.device) * value.value).sum()
-                    for share, value in zip(shares, values, strict=True)
-                ]
-            ).sum()
-            if not torch.isfinite(loss):
-                records.broken += tokens.rows[~torch.isfinite(detached[0].value)].tolist() or tokens.rows.tolist()
+            loss = sum((share * value.value).sum() for share, value in zip(shares, side.values, strict=True))
+            if not torch.isfinite(torch.as_tensor(loss)):
+                broken = ~torch.isfinite(side.values[0].value)
+                records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
                 return
-            loss.backward()
+            side.backward(shares)
             gradients.append(piece.grad)
-            _measure(records, detached, tokens, micro.signal.name)
+            _measure(records, side.values, tokens, micro.signal.name)
             self._measure_conflict(records, head, piece, micro, part)
-            records.place(micro.index[part], detached[0])
+            records.place(micro.index[part], side.values[0])
         if hidden.requires_grad:
             hidden.backward(torch.cat(gradients))
 
@@ -256,8 +250,7 @@ class LocalTrainer:
             hidden = self._hidden(micro)
             order.append(micro.index)
             for part in chunks(len(micro.index), self.limits.chunk_tokens):
-                values = self._logit_side(head, hidden[part], micro, part, objective)
-                pieces.append([value.detached() for value in values])
+                pieces.append(self._logit_side(head, hidden[part], micro, part, objective).values)
             _release(data, rows, following)
         if not order:
             return [torch.zeros(0) for _ in objective.losses]
@@ -267,12 +260,9 @@ class LocalTrainer:
         ]
         return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
 
-    def _logit_side(
-        self, head: Head, hidden: Tensor, micro: "_Micro", part: slice, objective: Objective
-    ) -> list[TermValues]:
-        student, tokens = head.logprobs(hidden), micro.tokens[part].to(hidden.device)
+    def _logit_side(self, head: Head, hidden: Tensor, micro: "_Micro", part: slice, objective: Objective) -> LogitSide:
         teacher, reference = (read_signal(signal, part).to(hidden.device) for signal in (micro.signal, micro.reference))
-        return logit_side(student, teacher, tokens, objective, reference)
+        return LogitSide(head.logits(hidden), teacher, micro.tokens[part].to(hidden.device), objective, reference)
 
     @torch.no_grad()
     def _measure_conflict(self, records: _Records, head: Head, hidden: Tensor, micro: "_Micro", part: slice) -> None:
@@ -327,17 +317,11 @@ class _Micro:
 def _release(data: Sequence[Datum], rows: Sequence[int], following: Sequence[int]) -> None:
     """Let go of the teachers' heads that the next micro-batch does not read; all rows of one share their heads."""
     read, kept = (
-        {head.key: head for row in part[:1] for head in (*_heads(data[row].signal), *_heads(data[row].reference))}
+        {head.key: head for row in part[:1] for head in (*data[row].signal.heads, *data[row].reference.heads)}
         for part in (rows, following)
     )
     for key in read.keys() - kept.keys():
         read[key].release()
-
-
-def _heads(signal: TeacherSignal) -> list[HeadLike]:
-    members = () if signal.pool is None else signal.pool.members
-    own = [] if signal.head is None else [signal.head]
-    return own + [head for member in members for head in _heads(member)]
 
 
 def _one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
