@@ -20,44 +20,12 @@ PIPELINE_STYLE = """
 dt { font-weight: 600; } dd { margin: 0 0 .4rem; color: var(--soft); }
 """
 
-USUAL = {"none", "all", "uniform", "auto", "learner", "teacher", "teacher(temperature=1.0)", None, 1.0}
-"""Choices of a term that go without saying."""
-
 
 def write_pipeline_report(folder: Path) -> Path:
     """Write `report.html` into a pipeline's folder from its pipeline.json and summary.json; returns its path."""
     path = folder / "report.html"
     write_text(path, _page(read_json(folder / "pipeline.json"), read_json(folder / "summary.json")))
     return path
-
-
-def method_in_words(stage: Mapping[str, Any]) -> str:
-    """What a resolved stage does, for example `reverse_kl, sampled; teacher: stage math; student rollouts x 4`."""
-    terms = " + ".join(_term(term) for term in stage["objective"]["losses"])
-    rollout = stage["rollout"]
-    return f"{terms}; teacher: {_teacher(stage['teacher'])}; rollouts: {rollout['source']} x {rollout['n']}"
-
-
-def _term(term: Mapping[str, Any]) -> str:
-    main = f"{term['divergence']}, {term['signal']}"
-    others = [
-        f"{key} {value}"
-        for key, value in term.items()
-        if key not in ("divergence", "signal") and not isinstance(value, Mapping) and value not in USUAL
-    ]
-    return ", ".join([main, *others])
-
-
-def _teacher(teacher: Mapping[str, Any]) -> str:
-    """The type of a teacher, with the models inside."""
-    kind = str(teacher["type"])
-    if "teachers" in teacher:
-        return f"{kind} of {', '.join(teacher['teachers'])}"
-    model = teacher.get("model")
-    if isinstance(model, Mapping):
-        return f"stage {model['stage']}" if "stage" in model else f"{kind} from scratch"
-    inner = teacher.get("teacher")
-    return f"{kind} {_teacher(inner)}" if isinstance(inner, Mapping) else f"{kind} {model or ''}".strip()
 
 
 def _page(pipeline: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -81,7 +49,7 @@ def _stages(stages: Sequence[Mapping[str, Any]], summaries: Sequence[Mapping[str
     rows = "".join(
         f'<tr><td><a href="{html.escape(summary["folder"])}/report.html">{safe(summary["name"])}</a></td>'
         f"<td>{safe((stage['slot'] or '').replace('_', ' '))}</td><td>{safe(summary['start'])}</td>"
-        f"<td>{safe(method_in_words(stage))}</td><td>{summary['steps']}</td>"
+        f"<td>{safe(summary['method'])}</td><td>{summary['steps']}</td>"
         f"<td>{_measured(summary['before'])}</td><td>{_measured(summary['after'])}</td></tr>"
         for stage, summary in zip(stages, summaries, strict=True)
     )

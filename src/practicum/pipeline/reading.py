@@ -36,6 +36,9 @@ MODELS = ("student", "teacher", "reference")
 MARK = "stage:"
 """Begins what stands for the model of a stage while no run folder is known; no folder or hub name begins so."""
 
+ModelOf = Callable[[Mapping[str, Any]], Any]
+"""Finds a model that is written as a mapping: `{stage: NAME}`, or the settings of one from scratch."""
+
 STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
 
 
@@ -53,8 +56,8 @@ class Stage:
         """Its folder among those of the stages, such as `02-math_expert`."""
         return folder_of(self.number, self.name)
 
-    def recipe(self, model_of: Callable[[str], str]) -> Recipe:
-        """Its recipe, each stage's model where `model_of` says it is; RecipeError with every problem."""
+    def recipe(self, model_of: ModelOf) -> Recipe:
+        """Its recipe, with the models that `model_of` finds for `{stage: NAME}` and for settings from scratch."""
         return parse_recipe({**self.data, **_models(self.data, model_of), "name": self.folder}, self.name)
 
     def resolved(self) -> dict[str, Any]:
@@ -215,35 +218,32 @@ def _section(line: str) -> str:
     return re.split(r"[.:\[]", line, maxsplit=1)[0]
 
 
-def _is_reference(key: str, value: Any) -> bool:
-    return key == "model" and isinstance(value, Mapping) and "stage" in value
-
-
 def _references(field: str, section: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every `model: {stage: NAME}` of a section, with its dotted name."""
     for key, value in section.items() if isinstance(section, Mapping) else ():
-        if _is_reference(key, value):
+        if key == "model" and isinstance(value, Mapping) and "stage" in value:
             yield f"{field}.{key}", value
         yield from _references(f"{field}.{key}", value)
 
 
-def _with_models(section: Any, model_of: Callable[[str], str]) -> Any:
-    """The section with what `model_of(NAME)` is in the place of every `model: {stage: NAME}`."""
+def _with_models(section: Any, model_of: ModelOf) -> Any:
+    """The section with what `model_of` finds in the place of every model that is a mapping."""
     if not isinstance(section, Mapping):
         return section
     return {
-        key: model_of(str(value["stage"])) if _is_reference(key, value) else _with_models(value, model_of)
+        key: model_of(value) if key == "model" and isinstance(value, Mapping) else _with_models(value, model_of)
         for key, value in section.items()
     }
 
 
-def _models(data: Mapping[str, Any], model_of: Callable[[str], str]) -> dict[str, Any]:
-    """The sections that name models, with those of stages where `model_of` says they are."""
+def _models(data: Mapping[str, Any], model_of: ModelOf) -> dict[str, Any]:
+    """The sections that name models, with those that `model_of` finds."""
     return {key: _with_models(data[key], model_of) for key in MODELS if key in data}
 
 
-def _marked(name: str) -> str:
-    return MARK + name
+def _marked(model: Mapping[str, Any]) -> Any:
+    """A mark for the model of a stage, the settings of one from scratch as they are."""
+    return f"{MARK}{model['stage']}" if "stage" in model else model
 
 
 def _unmarked(section: Any) -> Any:

@@ -1,5 +1,6 @@
 """The runner of stages: each is a run in a folder of its own, begun where an earlier one ended."""
 
+import hashlib
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.diagnosis.tables import accuracy_by_stage
 from practicum.errors import Interrupted, RecipeError
 from practicum.faults import fault
-from practicum.model_config import Scratch
+from practicum.methods import in_one_line
+from practicum.model_config import ModelConfig, Scratch
 from practicum.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load, without
 from practicum.recipe import Recipe
 from practicum.run_dir import RunDir, read_json, write_json
@@ -64,7 +66,6 @@ class _PipelineRun:
         write_json(self.home.pipeline_json, self.pipeline.resolved())
         try:
             with stop_signals() as stop:
-                self._make_base()
                 for stage in self.pipeline.stages:
                     self._run(stage, stop)
         except Interrupted as stopped:
@@ -86,7 +87,7 @@ class _PipelineRun:
                 after = now["stages"][place] if place < len(now["stages"]) else {}
                 changes = changed_fields(without(before, *WORDS), without(after, *WORDS))
                 lines += [f"stages[{place}] ({before['name']}).{line}" for line in changes]
-        if (self.home.models / BASE).is_dir():
+        if any(self.home.stages.glob("*/recipe.json")):
             lines += changed_fields(without(saved, "stages", *OWN), without(now, "stages", *OWN))
         if lines:
             raise RecipeError(
@@ -94,28 +95,16 @@ class _PipelineRun:
             )
         return saved == now
 
-    def _make_base(self) -> None:
-        """Make the recipe's own student, where it is one from scratch, for all stages that start there."""
-        recipe = self.pipeline.recipe
-        if not isinstance(recipe.student.model, Scratch) or (self.home.models / BASE / "config.json").is_file():
-            return
-        if recipe.train.threads is not None:
-            torch.set_num_threads(recipe.train.threads)
-        self.console.event("making the student from scratch")
-        task = build_task(recipe, None, self.console.event)
-        scratch_folder(recipe, recipe.student, BASE, self.home.models, task)
-
     def _run(self, stage: Stage, stop: Stop) -> None:
         """Run one stage, or go on with it, and write its student for the stages after it."""
         count = len(self.pipeline.stages)
-        recipe = stage.recipe(self._model_of)
-        slot = "" if recipe.slot is None else f" ({recipe.slot.replace('_', ' ')})"
+        slot = f" ({stage.data['slot'].replace('_', ' ')})" if stage.data.get("slot") else ""
         self.heading = f"stage {stage.number} of {count}: {stage.name}{slot}"
         folder = self.home.stages / stage.folder
         finished = (folder / "report.html").is_file()
         self.console.event(f"{self.heading}{', finished' if finished else ''}")
         if not finished:
-            begun = (folder / "recipe.json").is_file()
+            recipe, begun = stage.recipe(self._model_of), (folder / "recipe.json").is_file()
             runs.run(recipe, out=self.home.stages, resume=begun, console=self.console, stop=stop)
         fault("stage.done")
         _export_student(folder)
@@ -125,21 +114,38 @@ class _PipelineRun:
             name = signal.Signals(number).name
             raise Interrupted(number, f"stopped by {name} after its last step; go on with --resume")
 
-    def _model_of(self, name: str) -> str:
-        """The folder of a stage's final student, or the model that the pipeline starts from."""
-        if name != BASE:
-            (stage,) = (stage for stage in self.pipeline.stages if stage.name == name)
-            return str(self.home.stages / stage.folder / "model")
-        model = self.pipeline.recipe.student.model
-        return str(self.home.models / BASE) if isinstance(model, Scratch) else model
+    def _model_of(self, model: Mapping[str, Any]) -> str:
+        """The folder of a stage's final student or of a model from scratch, or the name of what the pipeline starts from."""
+        if "stage" not in model:
+            return self._made(ModelConfig(model=Scratch.model_validate(model)))
+        if model["stage"] == BASE:
+            student = self.pipeline.recipe.student
+            return student.model if isinstance(student.model, str) else self._made(student)
+        (stage,) = (stage for stage in self.pipeline.stages if stage.name == model["stage"])
+        return str(self.home.stages / stage.folder / "model")
+
+    def _made(self, config: ModelConfig) -> str:
+        """The folder of a model from scratch, made once for all stages, on the task that they share."""
+        assert isinstance(config.model, Scratch)
+        name = f"scratch-{hashlib.sha256(config.model.model_dump_json().encode()).hexdigest()[:12]}"
+        folder = self.home.models / name
+        if not folder.is_dir():
+            recipe = self.pipeline.recipe
+            if recipe.train.threads is not None:
+                torch.set_num_threads(recipe.train.threads)
+            self.console.event(f"making a model from scratch: {name}")
+            task = build_task(recipe, None, self.console.event)
+            scratch_folder(recipe, config, name, self.home.models, task)
+        return str(folder)
 
     def _summary(self) -> dict[str, Any]:
         """Every stage's own summary, and the accuracy after each stage on each domain."""
+        methods = {name: in_one_line(recipe) for name, recipe in self.pipeline.recipes().items()}
         summaries = []
         for stage in self.pipeline.stages:
             found = read_json(self.home.stages / stage.folder / "summary.json")
-            own = {"name": stage.name, "start": stage.start, "folder": f"stages/{stage.folder}"}
-            summaries.append({**own, **without(found, "samples", "name")})
+            own = {"name": stage.name, "start": stage.start, "method": methods[stage.name]}
+            summaries.append({**own, "folder": f"stages/{stage.folder}", **without(found, "samples", "name")})
         measured = [(BASE, summaries[0]["before"]), *((summary["name"], summary["after"]) for summary in summaries)]
         accuracy = [
             {"stage": name, "all": evaluation["accuracy"], "by_domain": evaluation["by_domain"]}
