@@ -1,0 +1,414 @@
+"""What must be equal between objectives: pools, estimators in exact expectation, targets, rewards, silence and splits."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from backends.tiny import hidden_signal, rollout, rollouts, tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from practicum.backends.local import LocalTrainer, TrainerLimits
+from practicum.loop import parts_of
+from practicum.objective import Objective
+from practicum.types import Datum, Pool, TeacherSignal
+
+from .worlds import (
+    SYMBOLS,
+    Batch,
+    answer,
+    close,
+    coefficients,
+    expected_formula,
+    expected_gradient,
+    formula_gradient,
+    gradient,
+    loss,
+    policies,
+    random_batch,
+    sequence_gradient,
+)
+
+# Pools, through the trainer.
+
+
+def trained(data, choice, limits=None):
+    """The gradient of an objective in every parameter of a tiny student, as one vector."""
+    student = tiny()
+    student.model.requires_grad_(True)
+    LocalTrainer(student, limits).forward_backward(data, Objective.model_validate(choice), 0)
+    found = [
+        torch.zeros_like(value) if value.grad is None else value.grad
+        for _, value in sorted(student.trainable().items())
+    ]
+    return torch.cat([value.flatten() for value in found])
+
+
+def near(found, expected, relative=1e-5):
+    """Equal but for the rounding of float32."""
+    assert expected.norm() > 0
+    assert (found - expected).norm() <= relative * expected.norm()
+
+
+def pooled(kind, weights):
+    """The rollouts of the tests of the backend, each read by two teachers."""
+    teachers = (tiny(seed=1), tiny(seed=2))
+    return [
+        Datum(item, TeacherSignal(pool=Pool(kind, weights, tuple(hidden_signal(one, item) for one in teachers))))
+        for item in rollouts()
+    ]
+
+
+@pytest.mark.parametrize("limits", [None, TrainerLimits(1, 2)], ids=["whole", "cut"])
+@pytest.mark.parametrize(("divergence", "kind"), [("reverse_kl", "geometric"), ("forward_kl", "arithmetic")])
+def test_a_sum_of_kls_is_the_kl_to_a_pool_times_the_sum_of_the_weights(divergence, kind, limits):
+    weights = (0.9, 0.4)
+    total = sum(weights)
+    summed = trained(pooled("sum", weights), {"divergence": divergence}, limits)
+    one_target = trained(pooled(kind, tuple(weight / total for weight in weights)), {"divergence": divergence}, limits)
+    near(summed, total * one_target)
+
+
+def test_the_other_pool_is_another_target():
+    """The identity is not a matter of all pools being alike."""
+    shares = (0.7, 0.3)
+    for divergence, kind in (("reverse_kl", "arithmetic"), ("forward_kl", "geometric")):
+        summed, other = (trained(pooled(how, shares), {"divergence": divergence}) for how in ("sum", kind))
+        assert (summed - other).norm() > 0.01 * summed.norm()
+
+
+def test_a_sum_is_each_teachers_own_loss_by_its_weight():
+    choice = {"divergence": "jsd(0.3)", "aggregate": "seq_mean_token_mean"}
+    alone = [
+        trained([Datum(item, hidden_signal(teacher, item)) for item in rollouts()], choice)
+        for teacher in (tiny(seed=1), tiny(seed=2))
+    ]
+    near(trained(pooled("sum", (0.9, 0.4)), choice), 0.9 * alone[0] + 0.4 * alone[1])
+
+
+@pytest.mark.parametrize("kind", ["geometric", "arithmetic", "sum"])
+def test_a_pool_of_one_teacher_is_that_teacher(kind):
+    alone = [Datum(item, hidden_signal(tiny(seed=1), item)) for item in rollouts()]
+    pool = [Datum(datum.rollout, TeacherSignal(pool=Pool(kind, (1.0,), (datum.signal,)))) for datum in alone]
+    for choice in ({}, {"signal": "sampled"}, {"divergence": "jsd(0.3)"}):
+        near(trained(pool, choice), trained(alone, choice))
+
+
+# Estimators, in exact expectation over answers.
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd(0.3)", "skew_forward_kl(0.1)", "alpha(0.5)"])
+def test_score_function_at_gamma_0_is_the_divergence_of_every_state(divergence):
+    world = policies()
+    choice = {"signal": "sampled", "divergence": divergence}
+    close(expected_gradient(choice, world), expected_gradient({"divergence": divergence}, world), 1e-5)
+
+
+def test_score_function_at_gamma_1_is_the_gradient_between_whole_answers():
+    world = policies()
+    close(expected_gradient({"signal": "sampled", "estimator": "score_function(1)"}, world), sequence_gradient(world))
+
+
+def test_minillms_decomposition_is_the_gradient_between_whole_answers():
+    """2306.08543, equation 5: the exact step of each state, and a return that begins at the next token."""
+    world = policies()
+    later = {"signal": "sampled", "estimator": "score_function(gamma=1, start=1)"}
+    close(expected_gradient({"losses": [{}, later]}, world), sequence_gradient(world))
+
+
+def test_a_return_that_begins_at_this_token_would_count_it_twice():
+    """As released code of MiniLLM does beside the exact step."""
+    world = policies()
+    twice = expected_gradient({"losses": [{}, {"signal": "sampled", "estimator": "score_function(gamma=1)"}]}, world)
+    exact = sequence_gradient(world)
+    assert (twice - exact).norm() > 0.3 * exact.norm()
+
+
+def test_a_mean_over_what_remains_divides_each_return_by_its_length():
+    """2306.08543, section 2.2: R_(t+1) over the number of tokens after t."""
+    batch = random_batch()
+
+    def formula(here):
+        total = torch.zeros((), dtype=torch.float64)
+        own, gap = here.of(here.S), (here.of(here.T) - here.of(here.S)).detach()
+        for row in range(len(here.answers)):
+            places = (here.rows == row).nonzero()[:, 0].tolist()
+            for number, place in enumerate(places[:-1]):
+                later = places[number + 1 :]
+                total = total - gap[later].mean() * own[place]
+        return total / len(own)
+
+    choice = {"signal": "sampled", "estimator": "score_function(gamma=1, start=1, length=mean)"}
+    close(gradient(choice, batch), formula_gradient(formula, batch))
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd(0.3)"])
+def test_over_all_candidates_the_score_function_is_the_whole_gradient(divergence):
+    batch = random_batch()
+    choice = {"signal": "topk(7)", "estimator": "score_function(over=candidates)", "divergence": divergence}
+    close(gradient(choice, batch), gradient({"divergence": divergence}, batch))
+
+
+def test_over_few_candidates_each_counts_its_renormalised_probability():
+    """2604.13016: minus the sum over k of p_k (log T_k - log S_k) log S_k, p_k detached and renormalised."""
+    batch = random_batch()
+
+    def formula(here):
+        total = torch.zeros((), dtype=torch.float64)
+        for own, teacher in zip(here.S, here.T, strict=True):
+            best = own.argsort(descending=True)[:3]
+            p = torch.softmax(own[best], -1).detach()
+            total = total - (p * (teacher[best] - own[best].detach()) * own[best]).sum()
+        return total / len(here.ids)
+
+    choice = {"signal": "topk(3)", "estimator": "score_function(over=candidates)"}
+    close(gradient(choice, batch), formula_gradient(formula, batch))
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_drawn_tokens_give_the_whole_gradient_in_expectation(k, divergence):
+    """2606.24143: every outcome of k draws at one state, each by its probability."""
+    one = random_batch(rows=[("a", 1.0, 1)])
+    p = one.S[0].exp()
+    middles = p.cumsum(0) - p / 2  # a random number within each token's share of [0, 1]
+    total = torch.zeros_like(one.logits)
+    for outcome in torch.cartesian_prod(*[torch.arange(len(p))] * k).reshape(-1, k):
+        choice = {"signal": f"mc({k})", "divergence": divergence}
+        total += p[outcome].prod() * gradient(choice, one, draws=middles[outcome][None])
+    close(total, gradient({"divergence": divergence}, one))
+
+
+def test_drawn_tokens_are_each_rollouts_own_and_change_with_the_seed():
+    batch, objective = random_batch(), Objective.model_validate({"signal": "mc(4)"})
+    first, again, other = (batch.tokens(objective, seed).draws for seed in (0, 0, 1))
+    assert first.shape == (len(batch.ids), 4)
+    assert torch.equal(first, again)
+    assert not (first == other).any()
+    backwards = replace(batch, answers=batch.answers[::-1]).tokens(objective, 0).draws
+    sizes = [len(row.tokens) for row in batch.answers]
+    assert torch.equal(torch.cat(backwards.split(sizes[::-1])[::-1]), first)
+
+
+# Targets.
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl"])
+def test_a_log_linear_target_is_the_renormalised_product(divergence):
+    batch = random_batch()
+
+    def formula(here):
+        mix = 0.6 * here.T + 0.3 * here.S.detach() - 0.2 * here.R
+        target = mix - torch.logsumexp(mix, -1, keepdim=True)
+        p, q = (here.S, target) if divergence == "reverse_kl" else (target, here.S)
+        return (p.exp() * (p - q)).sum(-1).mean()
+
+    choice = {"target": "log_linear(0.6, 0.3, -0.2)", "divergence": divergence}
+    close(gradient(choice, batch), formula_gradient(formula, batch))
+
+
+def test_veto_in_reverse_is_cross_entropy_and_less_entropy():
+    """2601.07155: with T S^beta as target, detached, reverse KL is CE(S, T) - (1 - beta) H(S) in gradient."""
+    world = policies()
+    close(
+        expected_gradient({"target": "log_linear(teacher=1, student=0.4)"}, world),
+        expected_formula(
+            lambda batch: (batch.S.exp() * (batch.S - batch.T - 0.4 * batch.S.detach())).sum(),
+            world,
+        ),
+    )
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+def test_contrast_divides_by_its_own_weight(scale):
+    """2503.02832: softmax((1 + w) log T - w log R), the loss over w = scale TV + floor."""
+    batch = random_batch()
+
+    def formula(here):
+        w = scale * 0.5 * (here.T.exp() - here.R.exp()).abs().sum(-1, keepdim=True) + 0.2
+        target = torch.log_softmax((1 + w) * here.T - w * here.R, -1)
+        return ((here.S.exp() * (here.S - target)).sum(-1) / w[:, 0]).mean()
+
+    close(gradient({"target": f"contrast({scale}, 0.2)"}, batch), formula_gradient(formula, batch))
+
+
+def test_a_mixture_of_the_teacher_alone_and_a_temperature_of_1_are_the_teacher():
+    batch = random_batch()
+    plain = gradient({}, batch)
+    for target in ("mixture(1)", "teacher(1)", "log_linear(1, 0, 0)"):
+        close(gradient({"target": target}, batch), plain, 1e-9)
+
+
+# Rewards.
+
+
+def test_advantages_by_hand():
+    """Two prompts: rewards 1, 0, 0 and 1, 1."""
+    rows = [("a", 1.0, 1), ("a", 0.0, 1), ("a", 0.0, 1), ("b", 1.0, 1), ("b", 1.0, 1)]
+    batch = random_batch(rows=rows)
+    spread = (1 / 3) ** 0.5  # the sample standard deviation of 1, 0, 0
+    expected = {
+        "none": [1, 0, 0, 1, 1],
+        "group_mean": [2 / 3, -1 / 3, -1 / 3, 0, 0],
+        "leave_one_out": [1, -1 / 2, -1 / 2, 0, 0],
+        "group_normalized": [2 / 3 / spread, -1 / 3 / spread, -1 / 3 / spread, 0, 0],
+    }
+    for name, advantages in expected.items():
+        found = -5 * coefficients({"signal": f"score({name})"}, batch)  # token_mean of five tokens
+        assert found.tolist() == pytest.approx(advantages, rel=1e-5)
+
+
+def test_a_reward_of_a_fraction_counts_and_a_missing_one_does_not():
+    batch = random_batch(rows=[("a", 1.0, 1), ("a", 0.25, 1), ("a", 0.0, 1)])
+    batch.answers[2] = replace(batch.answers[2], reward=None)
+    found = -3 * coefficients({"signal": "score(group_mean)"}, batch)
+    assert found.tolist() == pytest.approx([0.375, -0.375, 0.0])
+
+
+@pytest.mark.parametrize("signal", ["sampled", "full"])
+@pytest.mark.parametrize("estimator", ["score_function(0)", "score_function(0.7)"])
+def test_no_reward_added_is_none(signal, estimator):
+    batch = random_batch()
+    plain = {"signal": signal, "estimator": estimator, "correction": "ratio_mask(0.5, 2)"}
+    assert torch.equal(gradient({**plain, "reward": "add_advantage(0)"}, batch), gradient(plain, batch))
+
+
+def test_an_added_reward_is_the_reward_alone_beside_the_teacher_alone():
+    batch = random_batch()
+    both = gradient({"signal": "sampled", "reward": "add_advantage(0.4, leave_one_out)"}, batch)
+    apart = {"losses": [{"signal": "sampled"}, {"signal": "score(leave_one_out)", "coefficient": 0.4}]}
+    close(both, gradient(apart, batch))
+
+
+def test_reward_to_the_whole_answer_is_the_gradient_of_the_expected_reward():
+    """REINFORCE by enumeration: the reward is how many symbols are the first one."""
+    world = policies()
+
+    def formula(batch: Batch):
+        reward = float((batch.ids == 0).sum())
+        return -reward * batch.of(batch.S).sum()
+
+    def rewarded(batch: Batch):
+        rows = [replace(row, reward=float((row.tokens == 0).sum())) for row in batch.answers]
+        return loss({"signal": "score(none)", "aggregate": "seq_mean_token_sum"}, replace(batch, answers=rows))
+
+    close(expected_formula(rewarded, world), expected_formula(formula, world))
+
+
+# Silence and splits, through the trainer.
+
+RL = [
+    {"signal": "score(group_normalized)", "correction": "ratio_clip(0.2, 0.2)"},
+    {"signal": "score(leave_one_out)", "aggregate": "seq_mean_token_sum"},
+    {"signal": "sampled", "reward": "add_advantage(0.5)", "correction": "ratio_mask(0.5, 2)"},
+    {"signal": "sampled", "reward": "modulate(0.5)", "correction": "ratio_anchor(0.5)"},
+    {"estimator": "score_function(0.9, group_mean)", "reward": "add_advantage(0.5)"},
+    {"signal": "score(group_mean)", "correction": "prefix_ratio", "aggregate": "seq_mean_token_mean"},
+    {"losses": [{"signal": "score", "filter": "solved_group"}, {"divergence": "jsd(0.5)", "filter": "failed_group"}]},
+    {"losses": [{"signal": "score"}, {"samples": "above_mean"}, {"weights": "certain", "filter": "incorrect"}]},
+]
+
+SPEAKING = [
+    {},
+    {"signal": "sampled", "correction": "ratio"},
+    {"signal": "topk(5)", "divergence": "jsd(0.3)"},
+    {"signal": "mc(3)"},
+    {"estimator": "score_function(1)"},
+    {"estimator": "score_function(0.5, group_mean)"},
+    {"estimator": "score_function(0, kl)", "correction": "prefix_ratio"},
+    {"weights": "entropy_top(0.5)"},
+    {"weights": "soft_or(0.5)"},
+    {"weights": "importance"},
+    {"weights": "trust"},
+    {"weights": "certain"},
+    {"samples": "ppl_softmax(student)"},
+    {"samples": "ppl_softmax(teacher)"},
+]
+
+
+def taught(items, silent=()):
+    """What a teacher says about all but some of the rollouts."""
+    teacher = tiny(seed=1)
+    return [
+        Datum(item, TeacherSignal() if number in silent else hidden_signal(teacher, item))
+        for number, item in enumerate(items)
+    ]
+
+
+def group_of_items():
+    """Three prompts with several completions of unequal lengths, right and wrong."""
+    sizes = [("a", 5), ("a", 2), ("a", 4), ("b", 6), ("b", 3), ("c", 4), ("c", 1)]
+    return [rollout(3, length, seed, group=group) for seed, (group, length) in enumerate(sizes, start=1)]
+
+
+@pytest.mark.parametrize("choice", RL, ids=str)
+def test_rewards_do_not_depend_on_how_the_batch_is_cut(choice):
+    data = taught(group_of_items())
+    whole = trained(data, choice, TrainerLimits(10**6, 10**6))
+    for limits in (TrainerLimits(1, 10**6), TrainerLimits(10**6, 1), TrainerLimits(17, 3)):
+        near(trained(data, choice, limits), whole)
+    near(trained(data[::-1], choice), whole)
+
+
+@pytest.mark.parametrize("choice", SPEAKING, ids=str)
+@pytest.mark.parametrize("limits", [None, TrainerLimits(1, 2)], ids=["whole", "cut"])
+def test_silence_about_some_answers_leaves_the_others_as_they_were(choice, limits):
+    items, silent = group_of_items(), {1, 3, 4}
+    choice = {"aggregate": "seq_mean_token_sum", **choice}
+    mixed = trained(taught(items, silent), choice, limits)
+    alone = trained(taught([item for number, item in enumerate(items) if number not in silent]), choice, limits)
+    near(mixed * len(items), alone * (len(items) - len(silent)))
+
+
+def test_rewards_of_answers_that_the_teacher_is_silent_about_still_count_in_their_group():
+    items, choice = group_of_items(), {"signal": "sampled", "reward": "modulate(0)", "aggregate": "seq_mean_token_sum"}
+    reward_alone = {"signal": "score(group_normalized)", "aggregate": "seq_mean_token_sum"}
+    only = {"losses": [{"signal": "score(group_normalized)", "source": "student"}], "aggregate": "seq_mean_token_sum"}
+    heard = [item if number in {1, 3, 4} else replace(item, source="teacher") for number, item in enumerate(items)]
+    near(
+        trained(taught(items, silent={1, 3, 4}), choice),
+        trained(taught(items), reward_alone) - trained(taught(heard), only),
+    )
+
+
+@pytest.mark.parametrize("choice", [*SPEAKING, {"signal": "sampled", "reward": "modulate(0.5)"}], ids=str)
+def test_silence_about_all_answers_is_no_gradient(choice):
+    data = taught(group_of_items(), silent=range(7))
+    assert not trained(data, choice).any()
+
+
+def test_what_needs_no_teacher_learns_in_silence():
+    choice = {"losses": [{"signal": "score"}, {"divergence": "jsd(0.5)"}]}
+    silent = trained(taught(group_of_items(), silent=range(7)), choice)
+    near(silent, trained(taught(group_of_items()), {"signal": "score"}))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12))
+def test_updates_share_out_prompts_and_split_none(groups, updates):
+    ids, drawn = torch.zeros(1, dtype=torch.long), torch.zeros(1)
+    data = [
+        Datum(answer(ids, drawn, group=str(group), sample=number), TeacherSignal())
+        for number, group in enumerate(groups)
+    ]
+    parts = parts_of(data, updates)
+    assert sorted(datum.rollout.sample for part in parts for datum in part) == list(range(len(groups)))
+    prompts = [{datum.rollout.prompt.id for datum in part} for part in parts]
+    assert Counter(prompt for part in prompts for prompt in part).most_common(1)[0][1] == 1
+    assert len(parts) == min(updates, len(set(groups)))
+    assert max(map(len, prompts)) - min(map(len, prompts)) <= 1
+
+
+def test_advantages_are_the_same_in_each_update_as_in_one():
+    """A prompt's completions stay together, so the group of each is whole."""
+    data = taught(group_of_items())
+    choice = {"signal": "score(group_normalized)", "aggregate": "seq_mean_token_sum"}
+    parts = parts_of(data, 3)
+    assert [len(part) for part in parts] == [3, 2, 2]
+    total = sum(trained(part, choice) * len(part) for part in parts)
+    near(total, trained(data, choice) * len(data))
+
+
+def test_worlds_are_as_small_as_they_say():
+    world = policies()
+    assert world.student.shape == (1 + SYMBOLS + SYMBOLS**2, SYMBOLS)
