@@ -18,10 +18,11 @@ from torch import Tensor
 
 from benchmarks.measuring import report, spread
 from practicum import functional as F
-from practicum.objective import LogitSide, Objective, TeacherTokens, TokenBatch, token_side
-from practicum.types import Head
+from practicum.functional.chunked import Tiles
+from practicum.objective import Objective, TokenBatch, open_chunk, token_side
+from practicum.types import Head, TeacherSignal
 
-STUDENT, TEACHER, CHUNK, REPEATS = 576, 576, 256, 5
+STUDENT, TEACHER, CHUNK, REPEATS = 576, 576, 128, 5
 
 
 def main() -> None:
@@ -86,12 +87,10 @@ def _chunked(student: Tensor, teacher: Tensor, student_weight: Tensor, teacher_w
         sources=("student",),
         first=(0,),
     )
+    tiles = Tiles()
     for part in F.chunks(count, CHUNK):
-        piece = student[part].detach().requires_grad_()
-        with torch.no_grad():
-            full = theirs.logprobs(teacher[part])
-        side = LogitSide(mine.logits(piece), TeacherTokens(full=full), batch[part], objective)
-        del full
+        said = (TeacherSignal(hidden=teacher[part], head=theirs), TeacherSignal())
+        side = open_chunk(mine, student[part], said, batch[part], objective, tiles)
         side.backward([token_side(objective.losses[0], side.values[0], batch[part])])
 
 

@@ -98,7 +98,7 @@ class TrainConfig(BaseModel):
     checkpoint_every: int | None = Field(default=None, ge=1, description="steps; the last step is always saved")
     keep_checkpoints: int = Field(default=2, ge=1)
     micro_batch_tokens: int = Field(default=4096, ge=1, description="padded tokens whose graph is held at once")
-    chunk_tokens: int = Field(default=256, ge=1, description="tokens whose [., V] log-probabilities are held at once")
+    chunk_tokens: int = Field(default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once")
     sampling_batch: int = Field(default=64, ge=1, description="completions decoded or scored together")
     threads: int | None = Field(default=None, ge=1, description="torch threads; none: torch's own choice")
 

@@ -4,7 +4,7 @@ Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidd
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -117,6 +117,10 @@ class HeadLike(Protocol):
         """Log-probabilities of the tokens, in float32."""
         ...
 
+    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
+        """Their logits, in float32, or in `out` where it is given (without a graph)."""
+        ...
+
     def release(self) -> None:
         """Let go of what was only brought here to be read; the next `logprobs` brings it back."""
         ...
@@ -147,11 +151,33 @@ class Head:
         """Log-probabilities of the real tokens, in float32 whatever the weights' dtype."""
         return torch.log_softmax(self.logits(hidden), dim=-1)
 
-    def logits(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
-        """Their logits, in float32, in memory that nobody else reads."""
+    @property
+    def plain(self) -> bool:
+        """Whether it is a matrix of float32 (or float64) and nothing more, so that its gradient can be written down."""
+        bare = self.bias is None and self.softcap is None
+        return bare and self.weight.dtype in (torch.float32, torch.float64) and self.weight.is_leaf
+
+    def pull(self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]) -> Float[Tensor, "T D"]:
+        """From the gradient of a plain head's logits to that of its hidden states; that of its weights is added to theirs."""
+        gradient = gradient if self.scale == 1.0 else gradient.mul_(self.scale)
+        rows = self.weight.detach()[: self.vocab_size]
+        if self.weight.requires_grad:
+            if self.weight.grad is None:
+                self.weight.grad = torch.zeros_like(self.weight)
+            self.weight.grad[: self.vocab_size].addmm_(gradient.T, hidden.to(rows.dtype))
+        return (gradient @ rows).to(hidden.dtype)
+
+    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
+        """Their logits, in float32, or in `out` where it is given (without a graph)."""
+        if out is not None and self.plain:
+            product = torch.mm(hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out)
+            return product if self.scale == 1.0 else product.mul_(self.scale)
+        if out is not None:
+            return out.copy_(self.logits(hidden))
         rows = self.weight[: self.vocab_size]
         bias = None if self.bias is None else self.bias[: self.vocab_size]
-        logits = torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias).float()
+        logits = torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -181,6 +207,20 @@ class TeacherSignal:
     def silent(self) -> bool:
         """Whether the teacher said nothing about this rollout."""
         return self.logprobs is None and self.topk_logprobs is None and self.hidden is None and self.pool is None
+
+    def __getitem__(self, part: slice) -> "TeacherSignal":
+        """The same about some of the tokens."""
+        tensors = {
+            name: None if tensor is None else tensor[part]
+            for name, tensor in (
+                ("logprobs", self.logprobs),
+                ("topk_ids", self.topk_ids),
+                ("topk_logprobs", self.topk_logprobs),
+                ("hidden", self.hidden),
+            )
+        }
+        pool = None if self.pool is None else replace(self.pool, members=tuple(m[part] for m in self.pool.members))
+        return replace(self, **tensors, pool=pool)
 
     @property
     def heads(self) -> tuple[HeadLike, ...]:

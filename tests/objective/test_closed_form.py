@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from practicum.objective import LogitSide, Objective, TeacherTokens, logit_side, token_batch, token_side
-from practicum.objective.closed_form import has_closed_form
+from practicum.functional.chunked import Tiles
+from practicum.objective import Objective, open_chunk, token_batch, token_side
+from practicum.objective.closed_form import Differentiated, WrittenDown, has_closed_form
+from practicum.types import Head, TeacherSignal
 
-from .test_sides import ALL, batch, logits
+from .test_sides import ALL, VOCABULARY, batch, logits
 
 MORE = [
     {"signal": "text", "divergence": "ce"},
@@ -19,29 +21,60 @@ MORE = [
     {"target": "log_linear(1.2, 0, -0.2)"},
     {"losses": [{"divergence": "jsd(0.2)"}, {"signal": "text", "divergence": "ce"}, {"signal": "score"}, {}]},
 ]
+WIDTH = 5
 
 
+def heads(scale=1.0, seed=4):
+    """A head that learns, one of a teacher, and hidden states for both."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(2, VOCABULARY + 2, WIDTH, generator=generator, dtype=torch.float64)
+    hidden = torch.randn(2, len(logits(1)), WIDTH, generator=generator, dtype=torch.float64)
+    student = Head(torch.nn.Parameter(weights[0]), VOCABULARY, scale=scale)
+    return student, TeacherSignal(hidden=hidden[1], head=Head(weights[1], VOCABULARY)), hidden[0]
+
+
+def spoken(signal, tokens):
+    """The same teacher, telling the sampled tokens' log-probabilities only."""
+    full = signal.head.logprobs(signal.hidden)
+    return TeacherSignal(logprobs=full.gather(-1, tokens.tokens[:, None])[:, 0])
+
+
+@pytest.mark.parametrize("teacher", ["whole", "sampled", "silent"])
 @pytest.mark.parametrize("choice", [*ALL, *MORE], ids=str)
-def test_both_ways_to_the_gradient_agree(choice):
+def test_both_ways_to_the_gradient_agree(choice, teacher):
     objective = Objective.model_validate(choice)
-    teacher, reference = (TeacherTokens(full=torch.log_softmax(logits(seed), dim=-1)) for seed in (2, 3))
     tokens = token_batch(batch(), objective)
-    leaf = (logits(1) + 5.0).requires_grad_()
-    side = LogitSide(1.0 * leaf, teacher, tokens, objective, reference)
-    shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, side.values, strict=True)]
-    side.backward(shares)
+    head, signal, hidden = heads(scale=0.7)
+    twin, _, _ = heads(scale=0.7)
+    said = {"whole": signal, "sampled": spoken(signal, tokens), "silent": TeacherSignal()}[teacher]
+    if teacher == "sampled" and (objective.signal is not None and objective.signal.type != "sampled"):
+        return
+    reference = heads(seed=5)[1]
+    ours = open_chunk(head, hidden, (said, reference), tokens, objective, Tiles())
+    theirs = Differentiated(twin, hidden, (said, reference), tokens, objective)
+    for mine, other in zip(ours.values, theirs.values, strict=True):
+        for name in (
+            "value",
+            "answered",
+            "logprobs",
+            "teacher_logprobs",
+            "divergence",
+            "student_entropy",
+            "reverse_kl",
+        ):
+            if mine.answered.all() or name in ("answered", "logprobs"):
+                torch.testing.assert_close(vars_of(mine)[name], vars_of(other)[name])
+    shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)]
+    torch.testing.assert_close(ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(head.weight.grad, twin.weight.grad, rtol=1e-9, atol=1e-12)
 
-    twin = logits(1).requires_grad_()
-    values = logit_side(torch.log_softmax(twin, dim=-1), teacher, tokens, objective, reference)
-    for ours, theirs in zip(side.values, values, strict=True):
-        for name in ("value", "logprobs", "teacher_logprobs", "divergence", "student_entropy", "reverse_kl"):
-            torch.testing.assert_close(getattr(ours, name), getattr(theirs.detached(), name))
-    loss = sum((share * value.value).sum() for share, value in zip(shares, values, strict=True))
-    torch.testing.assert_close(leaf.grad, torch.autograd.grad(loss, twin)[0], rtol=1e-9, atol=1e-12)
+
+def vars_of(values):
+    return {name: getattr(values, name) for name in type(values).__dataclass_fields__}
 
 
 def test_the_usual_objectives_have_a_closed_form():
-    for choice in ({}, {"divergence": "jsd(0.3)"}, {"signal": "sampled"}, {"signal": "score"}, {"signal": "sampled"}):
+    for choice in ({}, {"divergence": "jsd(0.3)"}, {"signal": "sampled"}, {"signal": "score"}):
         assert all(has_closed_form(term) for term in Objective.model_validate(choice).losses)
     for choice in (
         {"signal": "topk(4)"},
@@ -53,14 +86,34 @@ def test_the_usual_objectives_have_a_closed_form():
 
 
 def test_impossible_tokens_and_great_logits_stay_finite():
-    teacher = torch.log_softmax(40 * logits(2), dim=-1).masked_fill(torch.arange(11) % 3 == 1, -torch.inf)
+    head, signal, hidden = heads()
+    bias = torch.where(torch.arange(VOCABULARY + 2) % 3 == 1, -torch.inf, 0.0).double()
+    signal = TeacherSignal(hidden=40 * signal.hidden, head=Head(signal.head.weight, VOCABULARY, bias=bias))
     for choice in ({}, {"divergence": "forward_kl"}, {"divergence": "jsd(0.3)"}, {"divergence": "skew_forward_kl"}):
         objective = Objective.model_validate(choice)
         tokens = token_batch(batch(), objective)
-        leaf = (60 * logits(1)).float().requires_grad_()
-        side = LogitSide(1.0 * leaf, TeacherTokens(full=teacher.float()), tokens, objective)
-        side.backward(
-            [token_side(term, value, tokens) for term, value in zip(objective.losses, side.values, strict=True)]
-        )
-        assert leaf.grad is not None
-        assert leaf.grad.isfinite().all()
+        chunk = open_chunk(head, 60 * hidden, (signal, TeacherSignal()), tokens, objective, Tiles())
+        assert isinstance(chunk, WrittenDown)
+        shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, chunk.values, strict=True)]
+        assert chunk.backward(shares).isfinite().all()
+        assert head.weight.grad is not None
+        assert head.weight.grad.isfinite().all()
+
+
+def test_a_head_that_is_more_than_a_matrix_goes_through_autograd():
+    head, signal, hidden = heads()
+    capped = Head(head.weight, VOCABULARY, softcap=5.0)
+    objective = Objective()
+    tokens = token_batch(batch(), objective)
+    assert isinstance(open_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, Tiles()), Differentiated)
+
+
+def test_tiles_are_used_again_and_cut_to_size():
+    tiles, like = Tiles(), torch.zeros(1)
+    first = tiles.take("a", (4, 6), like)
+    again = tiles.take("a", (3, 6), like)
+    assert again.data_ptr() == first.data_ptr()
+    assert again.shape == (3, 6)
+    assert tiles.take("b", (4, 6), like).data_ptr() != first.data_ptr()
+    assert tiles.take("a", (2, 3), torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+    tiles.release()

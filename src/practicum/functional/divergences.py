@@ -74,8 +74,8 @@ class Divergence:
     - f_divergence: it is E_S[f(r)] for a convex f, so that merging candidates never raises it
     - exact_gradient: no factor is held constant, so that autograd gives the gradient of the value
     - zero_at_equality: the value is zero at equality
-    - slope: its value and its derivative in log S at each candidate in closed form, the latter up to a multiple of S, which
-      no gradient of logits sees; None where autograd is as good
+    - slope: `slope(pair, parameter, out, scratch)` writes its derivative in log S at each candidate into `out`, up to a
+      multiple of S, which no gradient of logits sees, and returns its value; None where it is left to autograd
     """
 
     name: str
@@ -87,7 +87,7 @@ class Divergence:
     f_divergence: bool = True
     exact_gradient: bool = True
     zero_at_equality: bool = True
-    slope: Callable[["Pair", float], tuple[Tensor, Tensor]] | None = None
+    slope: Callable[["Pair", float, Tensor, Tensor], Tensor] | None = None
 
     def resolve(self, parameter: float | None) -> float:
         """The parameter to use: the given one if it is allowed, else the default (0 where there is none)."""
@@ -156,9 +156,10 @@ def _cast(values: Tensor, like: Tensor) -> Tensor:
     return values.clamp(-limit, limit).to(dtype)
 
 
-def floored(student: Tensor, teacher: Tensor) -> Tensor:
+def floored(student: Tensor, teacher: Tensor, out: Tensor | None = None) -> Tensor:
     """The teacher's log-probabilities, not below `TEACHER_FLOOR` except where the student's are."""
-    return torch.maximum(teacher, student.detach().clamp(max=TEACHER_FLOOR))
+    floor = torch.clamp(student.detach(), max=TEACHER_FLOOR, out=out)
+    return torch.maximum(teacher, floor, out=out)
 
 
 def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
@@ -249,56 +250,63 @@ def _mse(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return possible * (gap - gap.sum(dim=-1, keepdim=True) / count).square() / count
 
 
-def inner(one: Tensor, other: Tensor) -> Tensor:
-    """The sum over candidates of a product, without the product."""
-    return (one.unsqueeze(-2) @ other.unsqueeze(-1))[..., 0, 0]
+def _sum_of_product(one: Tensor, other: Tensor, out: Tensor) -> Tensor:
+    return torch.mul(one, other, out=out).sum(dim=-1)
 
 
-def _reverse_kl_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
-    slope = pair.student - floored(pair.student, pair.teacher)
-    value = inner(pair.student_probs, slope)
-    return value, slope.mul_(pair.student_probs)
+def _reverse_kl_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+    torch.sub(pair.student, floored(pair.student, pair.teacher, out=scratch), out=slope)
+    return slope.mul_(pair.student_probs).sum(dim=-1)
 
 
-def _forward_kl_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
-    value = inner(pair.teacher_probs, pair.teacher - pair.student)
-    return value, -pair.teacher_probs
+def _forward_kl_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+    value = torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    torch.neg(pair.teacher_probs, out=slope)
+    return value
 
 
-def _ce_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
-    return -inner(pair.teacher_probs, pair.student), -pair.teacher_probs
+def _ce_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+    torch.neg(pair.teacher_probs, out=slope)
+    return _sum_of_product(slope, pair.student, scratch)
 
 
-def _mixed_kl_slope(pair: Pair, w: float) -> tuple[Tensor, Tensor]:
-    reverse, slope = _reverse_kl_slope(pair, w)
-    forward = inner(pair.teacher_probs, pair.teacher - pair.student)
-    return w * forward + (1.0 - w) * reverse, slope.mul_(1.0 - w).sub_(pair.teacher_probs, alpha=w)
+def _mixed_kl_slope(pair: Pair, w: float, slope: Tensor, scratch: Tensor) -> Tensor:
+    forward = torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    reverse = _reverse_kl_slope(pair, w, slope, scratch)
+    slope.mul_(1.0 - w).sub_(pair.teacher_probs, alpha=w)
+    return w * forward + (1.0 - w) * reverse
 
 
-def _jsd_slope(pair: Pair, beta: float) -> tuple[Tensor, Tensor]:
-    middle = torch.lerp(pair.student_probs, pair.teacher_probs, beta).clamp_(min=SMALLEST).log_()
-    from_teacher = inner(pair.teacher_probs, pair.teacher - middle)
-    slope = torch.sub(pair.student, middle, out=middle)
-    value = beta * from_teacher + (1.0 - beta) * inner(pair.student_probs, slope)
-    return value, slope.mul_(pair.student_probs).mul_(1.0 - beta)
+def _jsd_slope(pair: Pair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
+    middle = torch.lerp(pair.student_probs, pair.teacher_probs, beta, out=slope).clamp_(min=SMALLEST).log_()
+    from_teacher = torch.sub(pair.teacher, middle, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    torch.sub(pair.student, middle, out=slope).mul_(pair.student_probs)
+    value = beta * from_teacher + (1.0 - beta) * slope.sum(dim=-1)
+    slope.mul_(1.0 - beta)
+    return value
 
 
-def _jsd_normalized_slope(pair: Pair, beta: float) -> tuple[Tensor, Tensor]:
+def _jsd_normalized_slope(pair: Pair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
     if beta in (0.0, 1.0):
-        return (_reverse_kl_slope if beta else _forward_kl_slope)(pair, beta)
-    value, slope = _jsd_slope(pair, beta)
-    return value / (beta * (1.0 - beta)), slope.div_(beta * (1.0 - beta))
+        return (_reverse_kl_slope if beta else _forward_kl_slope)(pair, beta, slope, scratch)
+    value = _jsd_slope(pair, beta, slope, scratch)
+    slope.div_(beta * (1.0 - beta))
+    return value / (beta * (1.0 - beta))
 
 
-def _skew_forward_kl_slope(pair: Pair, alpha: float) -> tuple[Tensor, Tensor]:
-    mixed = torch.lerp(pair.student_probs, pair.teacher_probs, alpha).clamp_(min=SMALLEST)
-    value = inner(pair.teacher_probs, pair.teacher - mixed.log())
-    return value, (pair.teacher_probs * pair.student_probs).div_(mixed).mul_(alpha - 1.0)
+def _skew_forward_kl_slope(pair: Pair, alpha: float, slope: Tensor, scratch: Tensor) -> Tensor:
+    mixed = torch.lerp(pair.student_probs, pair.teacher_probs, alpha, out=slope).clamp_(min=SMALLEST)
+    torch.log(mixed, out=scratch)
+    value = torch.sub(pair.teacher, scratch, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    torch.div(pair.student_probs, mixed, out=slope).mul_(pair.teacher_probs).mul_(alpha - 1.0)
+    return value
 
 
-def _tvd_slope(pair: Pair, _: float) -> tuple[Tensor, Tensor]:
-    gap = pair.student_probs - pair.teacher_probs
-    return 0.5 * gap.abs().sum(dim=-1), gap.sign_().mul_(pair.student_probs).mul_(0.5)
+def _tvd_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+    torch.sub(pair.student_probs, pair.teacher_probs, out=slope)
+    value = 0.5 * torch.abs(slope, out=scratch).sum(dim=-1)
+    slope.sign_().mul_(pair.student_probs).mul_(0.5)
+    return value
 
 
 SMALLEST = 1e-38

@@ -19,7 +19,7 @@ from practicum.objective.choices import (
     Text,
     TopK,
 )
-from practicum.objective.closed_form import LogitSide
+from practicum.objective.closed_form import Chunk, open_chunk
 from practicum.objective.reading import read_signal
 from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.objective.spec import Objective, Term
@@ -27,12 +27,12 @@ from practicum.objective.spec import Objective, Term
 __all__ = [
     "AXES",
     "AddAdvantage",
+    "Chunk",
     "Contrast",
     "Draws",
     "Full",
     "K2Surrogate",
     "LogLinear",
-    "LogitSide",
     "Mixture",
     "Modulate",
     "Objective",
@@ -49,6 +49,7 @@ __all__ = [
     "TokenBatch",
     "TopK",
     "logit_side",
+    "open_chunk",
     "read_signal",
     "token_batch",
     "token_side",

@@ -1,154 +1,230 @@
-"""The logit side with its gradient at hand: for the usual objectives, nothing is differentiated twice.
+"""One chunk of the logit side with its gradient, from hidden states to hidden states.
 
-Log-probabilities are made in place of the logits, each exponential is taken once, and the gradient of the logits is written
-down instead of asked of autograd, so that a chunk costs little more than its matrix products. Objectives with another kind
-of term (candidates, drawn tokens, mixed targets) go through `logit_side`, with the same result.
+For the usual objectives nothing is asked of autograd: both heads' products go into tiles that are made once, each exponential
+is taken once, and the gradient of the logits is written down, so that a chunk costs little more than its matrix products
+and the memory does not grow with the tokens. Objectives with another kind of term (candidates, drawn tokens, other targets)
+go through `logit_side` and autograd, with the same result.
 """
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.functional.divergences import DIVERGENCES, Pair, floored, inner
+from practicum.functional.chunked import Tiles
+from practicum.functional.divergences import DIVERGENCES, Pair, floored
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipLoss, Full, Pathwise, Sampled, Text
-from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, teacher_rank
+from practicum.objective.reading import read_signal
+from practicum.objective.sides import TermValues, TokenBatch, logit_side, teacher_rank
 from practicum.objective.spec import Objective, Term
+from practicum.types import Head, TeacherSignal
 
 
-class LogitSide:
-    """One chunk's logits: `values` for the token side, and the gradient once it has answered."""
+@runtime_checkable
+class Chunk(Protocol):
+    """Some tokens between the two sides: `values` for the token side, which answers with a share for each term."""
+
+    values: list[TermValues]
+
+    def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
+        """The gradient of `sum(share * value)` in the hidden states; that of the head's weights is added to theirs."""
+        ...
+
+
+def open_chunk(
+    head: Head,
+    hidden: Float[Tensor, "T D"],
+    said: tuple[TeacherSignal, TeacherSignal],
+    batch: TokenBatch,
+    objective: Objective,
+    tiles: Tiles,
+) -> Chunk:
+    """The chunk, by the cheapest way that its objective allows; `said` is what teacher and reference sent about it."""
+    teacher = said[0]
+    local = teacher.hidden is not None and teacher.head is not None and teacher.hidden.device == hidden.device
+    if head.plain and all(has_closed_form(term, local) for term in objective.losses):
+        return WrittenDown(head, hidden, teacher, batch, objective, tiles)
+    return Differentiated(head, hidden, said, batch, objective)
+
+
+class Differentiated:
+    """The chunk by autograd; see `Chunk`."""
 
     def __init__(
         self,
-        logits: Float[Tensor, "T V"],
-        teacher: TeacherTokens,
+        head: Head,
+        hidden: Float[Tensor, "T D"],
+        said: tuple[TeacherSignal, TeacherSignal],
         batch: TokenBatch,
         objective: Objective,
-        reference: TeacherTokens | None = None,
     ) -> None:
-        self._logits = logits
+        whole = slice(0, len(hidden))
+        teacher, reference = (read_signal(signal, whole).to(hidden.device) for signal in said)
+        self._hidden = hidden.detach().requires_grad_()
+        with torch.enable_grad():
+            self._values = logit_side(head.logprobs(self._hidden), teacher, batch, objective, reference)
+        self.values = [value.detached() for value in self._values]
+
+    def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
+        """As `Chunk` says."""
+        with torch.enable_grad():
+            parts = [
+                (share.to(value.value) * value.value).sum() for share, value in zip(shares, self._values, strict=True)
+            ]
+            torch.stack(parts).sum().backward()
+        assert self._hidden.grad is not None
+        return self._hidden.grad
+
+
+class WrittenDown:
+    """The chunk in closed form; see `Chunk`."""
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        head: Head,
+        hidden: Float[Tensor, "T D"],
+        teacher: TeacherSignal,
+        batch: TokenBatch,
+        objective: Objective,
+        tiles: Tiles,
+    ) -> None:
+        self._head = head
+        self._hidden = hidden.detach()
         self._batch = batch
         self._objective = objective
-        self.values: list[TermValues]
-        if teacher.full is not None and all(has_closed_form(term) for term in objective.losses):
-            self._slopes = self._written_down(teacher.full)
+        self._tiles = tiles
+        self._shape = (len(hidden), head.vocab_size)
+        logits = self._tile("logits")
+        head.logits(self._hidden, out=logits)
+        self._probs = torch.softmax(logits, dim=-1, out=self._tile("student_probs"))
+        student = torch.log_softmax(logits, dim=-1, out=self._tile("student"))
+        if teacher.hidden is not None and teacher.head is not None:
+            pair = self._pair(student, teacher)
+            found = [self._value_and_slope(number, term, pair) for number, term in enumerate(objective.losses)]
+            self._slopes = [slope for _, slope in found]
+            self.values = self._values(pair, [value for value, _ in found])
         else:
-            self._slopes = None
-            self._leaf = torch.log_softmax(logits.detach(), dim=-1).requires_grad_()
-            self._attached = logit_side(self._leaf, teacher, batch, objective, reference)
-            self.values = [value.detached() for value in self._attached]
-
-    def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> None:
-        """Add up the gradient of `sum(share * value)` over the terms, and hand it to the graph behind the logits."""
-        torch.autograd.backward(self._logits, self.gradient(shares))
+            self._slopes = [None for _ in objective.losses]
+            self.values = self._values_of_tokens(student, teacher)
 
     @torch.no_grad()
-    def gradient(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T V"]:
-        """That gradient, in the logits."""
-        shares = [share.to(self._logits) for share in shares]
-        if self._slopes is None:
-            return self._differentiated(shares)
-        return self._assembled(shares, self._slopes)
+    def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
+        """As `Chunk` says; the tiles hold nothing of use afterwards."""
+        return self._head.pull(self._hidden, self._gradient([share.to(self._probs) for share in shares]))
 
-    @torch.no_grad()
-    def _written_down(self, teacher: Tensor) -> list[Tensor | None]:
-        """The slope of each term, None for a term on the sampled token; the logits become log-probabilities in place."""
-        student = self._logits.detach()
-        student.sub_(student.amax(dim=-1, keepdim=True))
-        probs = student.exp()
-        total = probs.sum(dim=-1, keepdim=True)
-        probs.div_(total)
-        student.sub_(total.log_())
-        teacher = teacher if teacher.amin() > IMPOSSIBLE else finite(teacher)
-        pair = Pair(student, probs, teacher, teacher.exp())
-        self._probs = probs
-        found = [_value_and_slope(term, pair) for term in self._objective.losses]
-        self.values = self._values(pair, [value for value, _ in found])
-        return [slope for _, slope in found]
+    def _tile(self, name: str) -> Tensor:
+        return self._tiles.take(name, self._shape, self._hidden)
+
+    def _pair(self, student: Tensor, teacher: TeacherSignal) -> Pair:
+        assert teacher.head is not None and teacher.hidden is not None
+        logits = self._tile("logits")
+        teacher.head.logits(teacher.hidden, out=logits)
+        logprobs = torch.log_softmax(logits, dim=-1, out=self._tile("teacher"))
+        if logprobs.amin() < IMPOSSIBLE:
+            logprobs.copy_(finite(logprobs))
+        return Pair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
+
+    def _value_and_slope(self, number: int, term: Term, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
+        if not isinstance(term.gradient, Pathwise) or isinstance(term.signal, Text):
+            return None, None
+        entry = DIVERGENCES[term.divergence.name]
+        assert entry.slope is not None, "only terms with a closed form come here"
+        slope = self._tile(f"slope {number}")
+        value = entry.slope(pair, entry.resolve(term.parameter), slope, self._tile("scratch"))
+        if isinstance(term.clip, ClipLoss):
+            slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
+        return value, slope
 
     def _values(self, pair: Pair, divergences: Sequence[Tensor | None]) -> list[TermValues]:
         tokens = self._batch.tokens
         logprobs, teacher_logprobs = F.gather_logprobs(pair.student, tokens), F.gather_logprobs(pair.teacher, tokens)
-        entropies = -inner(pair.student_probs, pair.student), -inner(pair.teacher_probs, pair.teacher)
-        reverse_kl = _yardstick(self._objective, pair, divergences)
+        student_entropy = self._entropy(pair.student_probs, pair.student)
+        teacher_entropy = self._entropy(pair.teacher_probs, pair.teacher)
+        reverse_kl = self._yardstick(pair, divergences)
         values = []
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
-            value = divergence if divergence is not None else -logprobs if isinstance(term.signal, Text) else logprobs
-            if term.on_sampled_token and isinstance(term.signal, Full):
-                divergence = reverse_kl
+            sampled = term.on_sampled_token and isinstance(term.signal, Full)
             term_values = TermValues(
-                value=value,
+                value=_value(term, logprobs) if divergence is None else divergence,
                 answered=torch.ones_like(logprobs, dtype=torch.bool),
                 logprobs=logprobs,
                 teacher_logprobs=teacher_logprobs if term.asks else None,
-                divergence=divergence,
-                student_entropy=entropies[0],
-                teacher_entropy=entropies[1],
+                divergence=reverse_kl if sampled else divergence,
+                student_entropy=student_entropy,
+                teacher_entropy=teacher_entropy,
                 reverse_kl=reverse_kl,
                 teacher_rank=teacher_rank(term, pair.teacher, tokens),
             )
             values.append(term_values.detached())
         return values
 
-    def _differentiated(self, shares: Sequence[Tensor]) -> Tensor:
-        """The gradient by autograd, through log-probabilities that are a leaf."""
-        with torch.enable_grad():
-            loss = torch.stack(
-                [(share * value.value).sum() for share, value in zip(shares, self._attached, strict=True)]
-            ).sum()
-        (slope,) = torch.autograd.grad(loss, self._leaf)
-        return slope.sub_(self._leaf.detach().exp().mul_(slope.sum(dim=-1, keepdim=True)))
+    def _values_of_tokens(self, student: Tensor, teacher: TeacherSignal) -> list[TermValues]:
+        """The same where the teacher knows the sampled tokens alone, or nothing."""
+        logprobs = F.gather_logprobs(student, self._batch.tokens)
+        theirs = None if teacher.logprobs is None else teacher.logprobs.to(logprobs)
+        values = []
+        for term in self._objective.losses:
+            term_values = TermValues(
+                value=_value(term, logprobs),
+                answered=torch.full_like(logprobs, not term.asks or theirs is not None, dtype=torch.bool),
+                logprobs=logprobs,
+                teacher_logprobs=theirs if term.asks else None,
+                divergence=None,
+                student_entropy=self._entropy(self._probs, student),
+                teacher_entropy=None,
+                reverse_kl=None if theirs is None else F.k1(logprobs, theirs),
+            )
+            values.append(term_values.detached())
+        return values
 
-    def _assembled(self, shares: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> Tensor:
-        """The gradient from the terms' slopes, in the place of the first of them."""
+    def _entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
+        return -torch.mul(probs, logprobs, out=self._tile("scratch")).sum(dim=-1)
+
+    def _yardstick(self, pair: Pair, divergences: Sequence[Tensor | None]) -> Tensor:
+        """Reverse KL to the teacher, taken from a term that has it or else measured."""
+        for term, divergence in zip(self._objective.losses, divergences, strict=True):
+            if term.divergence.name == "reverse_kl" and divergence is not None:
+                return divergence
+        scratch = floored(pair.student, pair.teacher, out=self._tile("scratch"))
+        return torch.sub(pair.student, scratch, out=scratch).mul_(pair.student_probs).sum(dim=-1)
+
+    def _gradient(self, shares: Sequence[Tensor]) -> Tensor:
+        """The gradient in the logits, in the place of the first slope."""
         total: Tensor | None = None
         sampled = torch.zeros_like(shares[0])
-        for term, share, slope in zip(self._objective.losses, shares, slopes, strict=True):
+        for term, share, slope in zip(self._objective.losses, shares, self._slopes, strict=True):
             if slope is None:
                 sampled += -share if isinstance(term.signal, Text) else share
             elif total is None:
                 total = slope.mul_(share[:, None])
             else:
                 total.addcmul_(slope, share[:, None])
-        total = torch.zeros_like(self._probs) if total is None else total
-        drift = total.sum(dim=-1) + sampled
+        total = self._tile("logits").zero_() if total is None else total
+        drift = total.sum(dim=-1).add_(sampled)
         total.scatter_add_(-1, self._batch.tokens[:, None], sampled[:, None])
         return total.sub_(self._probs.mul_(drift[:, None]))
 
 
-def has_closed_form(term: Term) -> bool:
-    """Whether the term's gradient can be written down: a divergence to the teacher as it is, or a sampled token."""
+def has_closed_form(term: Term, local: bool = True) -> bool:
+    """Whether the term's gradient can be written down: a divergence to the teacher as it is, or a sampled token.
+
+    `local`: whether the teacher's hidden states and head are at hand.
+    """
     if not term.asks:
         return True
     if term.against != "teacher" or not term.plain_target:
         return False
     if term.on_sampled_token:
-        known = isinstance(term.signal, Sampled) or (
-            isinstance(term.signal, Full) and term.divergence.name == "reverse_kl"
-        )
-        return known and term.baseline != "kl"
+        whole = local and isinstance(term.signal, Full) and term.divergence.name == "reverse_kl"
+        return (isinstance(term.signal, Sampled) or whole) and term.baseline != "kl"
     slope = DIVERGENCES[term.divergence.name].slope
-    return isinstance(term.signal, Full) and isinstance(term.gradient, Pathwise) and slope is not None
+    return local and isinstance(term.signal, Full) and isinstance(term.gradient, Pathwise) and slope is not None
 
 
-def _value_and_slope(term: Term, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
-    if not isinstance(term.gradient, Pathwise) or isinstance(term.signal, Text):
-        return None, None
-    entry = DIVERGENCES[term.divergence.name]
-    assert entry.slope is not None, "only terms with a closed form come here"
-    value, slope = entry.slope(pair, entry.resolve(term.parameter))
-    if isinstance(term.clip, ClipLoss):
-        slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
-    return value, slope
-
-
-def _yardstick(objective: Objective, pair: Pair, divergences: Sequence[Tensor | None]) -> Tensor:
-    """Reverse KL to the teacher, taken from a term that has it or else measured."""
-    for term, divergence in zip(objective.losses, divergences, strict=True):
-        if term.divergence.name == "reverse_kl" and divergence is not None:
-            return divergence
-    return inner(pair.student_probs, pair.student - floored(pair.student, pair.teacher))
+def _value(term: Term, logprobs: Tensor) -> Tensor:
+    return -logprobs if isinstance(term.signal, Text) else logprobs

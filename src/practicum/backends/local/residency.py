@@ -67,9 +67,16 @@ class StoredHead:
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the tokens, with the weights fetched if they are not here."""
+        return self._fetched().logprobs(hidden)
+
+    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
+        """Their logits."""
+        return self._fetched().logits(hidden, out)
+
+    def _fetched(self) -> Head:
         if self._held is None:
             self._held = self._fetch()
-        return self._held.logprobs(hidden)
+        return self._held
 
     def release(self) -> None:
         """Drop the weights until they are needed again."""

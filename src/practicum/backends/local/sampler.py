@@ -41,7 +41,7 @@ class LocalSampler:
     language_model: LanguageModel
     overlay: Mapping[str, Tensor] | None = None
     batch_size: int = 64
-    chunk_tokens: int = 256
+    chunk_tokens: int = 128
 
     @property
     def capabilities(self) -> Capabilities:

@@ -19,12 +19,13 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler, _padded
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.errors import CheckpointError, ResourceError
-from practicum.functional.chunked import chunks
+from practicum.functional.chunked import Tiles, chunks
 from practicum.objective import (
-    LogitSide,
+    Chunk,
     Objective,
     TermValues,
     TokenBatch,
+    open_chunk,
     read_signal,
     token_batch,
     token_side,
@@ -46,7 +47,7 @@ class TrainerLimits:
     """How much is held at once: padded tokens of a micro-batch, tokens of a chunk of the logit side."""
 
     micro_batch_tokens: int = 4096
-    chunk_tokens: int = 256
+    chunk_tokens: int = 128
     sampling_batch: int = 64
 
 
@@ -100,6 +101,7 @@ class LocalTrainer:
         self.language_model = language_model
         self.limits = limits or TrainerLimits()
         self._parameters = language_model.trainable()
+        self._tiles = Tiles()
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
 
     def refuses(self, objective: Objective) -> str | None:
@@ -215,9 +217,8 @@ class LocalTrainer:
         head = self.language_model.head()
         gradients = []
         for part in chunks(len(micro.index), self.limits.chunk_tokens):
-            piece = hidden[part].detach().requires_grad_()
             tokens = micro.tokens[part]
-            side = self._logit_side(head, piece, micro, part, objective)
+            side = self._open(head, hidden[part], micro, part, objective)
             shares = (
                 [token_side(term, value, tokens) for term, value in zip(objective.losses, side.values, strict=True)]
                 if coefficients is None
@@ -228,10 +229,9 @@ class LocalTrainer:
                 broken = ~torch.isfinite(side.values[0].value)
                 records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
                 return
-            side.backward(shares)
-            gradients.append(piece.grad)
+            gradients.append(side.backward(shares))
             _measure(records, side.values, tokens, micro.signal.name)
-            self._measure_conflict(records, head, piece, micro, part)
+            self._measure_conflict(records, head, hidden[part], micro, part)
             records.place(micro.index[part], side.values[0])
         if hidden.requires_grad:
             hidden.backward(torch.cat(gradients))
@@ -250,7 +250,7 @@ class LocalTrainer:
             hidden = self._hidden(micro)
             order.append(micro.index)
             for part in chunks(len(micro.index), self.limits.chunk_tokens):
-                pieces.append(self._logit_side(head, hidden[part], micro, part, objective).values)
+                pieces.append(self._open(head, hidden[part], micro, part, objective).values)
             _release(data, rows, following)
         if not order:
             return [torch.zeros(0) for _ in objective.losses]
@@ -260,9 +260,9 @@ class LocalTrainer:
         ]
         return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
 
-    def _logit_side(self, head: Head, hidden: Tensor, micro: "_Micro", part: slice, objective: Objective) -> LogitSide:
-        teacher, reference = (read_signal(signal, part).to(hidden.device) for signal in (micro.signal, micro.reference))
-        return LogitSide(head.logits(hidden), teacher, micro.tokens[part].to(hidden.device), objective, reference)
+    def _open(self, head: Head, hidden: Tensor, micro: "_Micro", part: slice, objective: Objective) -> Chunk:
+        said = (micro.signal[part], micro.reference[part])
+        return open_chunk(head, hidden, said, micro.tokens[part].to(hidden.device), objective, self._tiles)
 
     @torch.no_grad()
     def _measure_conflict(self, records: _Records, head: Head, hidden: Tensor, micro: "_Micro", part: slice) -> None:
