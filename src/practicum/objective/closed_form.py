@@ -46,7 +46,8 @@ def open_chunk(
     """The chunk, by the cheapest way that its objective allows; `said` is what teacher and reference sent about it."""
     teacher = said[0]
     local = teacher.hidden is not None and teacher.head is not None and teacher.hidden.device == hidden.device
-    if head.plain and all(has_closed_form(term, local) for term in objective.losses):
+    readable = teacher.pool is None and (local or teacher.hidden is None)
+    if head.plain and readable and all(has_closed_form(term, local) for term in objective.losses):
         return WrittenDown(head, hidden, teacher, batch, objective, tiles)
     return Differentiated(head, hidden, said, batch, objective)
 
