@@ -25,8 +25,10 @@ from pydantic_core import PydanticUndefined
 
 from practicum import errors, model_config, plugins, recipe, rollouts
 from practicum.cli.app import app
-from practicum.functional import CORRECTIONS, DIVERGENCES, WEIGHTS
+from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.objective import Objective, Term, choices
+from practicum.schedule import SCHEDULES
+from tests import methods_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -90,7 +92,6 @@ MEANINGS = {
     "Term.correction": "of a sampler that is not the learner: see [estimators](estimators.md)",
     "Term.advantage_logprob": "whose log-probability of the sampled token stands in the advantage",
     "Term.weights": "how much each token counts: see [weights](weights.md)",
-    "Term.filter": "only rollouts with reward 1, or only those below it",
     "Term.coefficient": "what the term is multiplied by",
 }
 
@@ -123,6 +124,36 @@ def _divergences() -> str:
 def _weights() -> str:
     rows = [[f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)] for e in WEIGHTS.values()]
     return _table(["weight", "parameters", "what counts", "paper"], rows)
+
+
+def _samples() -> str:
+    rows = [[f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)] for e in SAMPLE_WEIGHTS.values()]
+    return _table(["samples", "parameters", "what counts", "paper"], rows)
+
+
+def _advantages() -> str:
+    rows = [[f"`{e.name}`", e.summary, _arxiv(e.paper)] for e in ADVANTAGES.values()]
+    return _table(["advantage", "of each completion among those of its prompt", "paper"], rows)
+
+
+def _schedules() -> str:
+    rows = [
+        [
+            f"`{name}`",
+            ", ".join(f"`{key}`" for key in kind.model_fields if key != "type"),
+            _first_paragraph(kind.__doc__),
+        ]
+        for name, kind in SCHEDULES.items()
+    ]
+    return _table(["schedule", "parameters", "the number"], rows)
+
+
+def _methods() -> str:
+    return _table(["recipe", "paper", "axes", "measured here"], methods_page.rows())
+
+
+def _teams() -> str:
+    return _table(["pipeline", "report", "stages", "claim", "differs"], methods_page.teams())
 
 
 def _corrections() -> str:
@@ -273,6 +304,12 @@ def _recipes() -> str:
 GENERATORS: dict[str, Callable[..., str]] = {
     "divergences": _divergences,
     "weights": _weights,
+    "samples": _samples,
+    "advantages": _advantages,
+    "schedules": _schedules,
+    "methods": _methods,
+    "method_sections": methods_page.sections,
+    "teams": _teams,
     "corrections": _corrections,
     "axis": _calls,
     "sources": _sources,

@@ -100,7 +100,7 @@ def test_an_adaptive_number_follows_the_metric_by_taids_rule() -> None:
 
 def test_a_metric_that_nobody_measures_is_named() -> None:
     courses = Courses({"x": Adaptive(start=0.0, end=1.0, metric="validation")}, 10)
-    with pytest.raises(NumericError, match="x adapts to the metric 'validation', .* it measures: length, loss"):
+    with pytest.raises(NumericError, match=r"x adapts to the metric 'validation', .* it measures: length, loss"):
         courses.after_step({"loss": 1.0, "length": 2.0})
     courses.after_step({"nonfinite": 1.0})
 

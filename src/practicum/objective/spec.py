@@ -61,18 +61,27 @@ class Term(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     signal: Signal = Full()
-    against: Literal["teacher", "reference"] = "teacher"
+    against: Literal["teacher", "reference"] = Field(default="teacher", description="whom the term is about")
     target: Target = TeacherTarget()
     divergence: DivergenceChoice = Choice(name="reverse_kl")
     estimator: Estimator = Auto()
     correction: CorrectionChoice = Choice(name="none")
     advantage_logprob: Literal["learner", "sampler"] = "learner"
-    reward: Reward = NoReward()
-    clip: Clip = NoClip()
+    reward: Reward = Field(
+        default=NoReward(), description="how the verifier's reward joins a sampled token's advantage"
+    )
+    clip: Clip = Field(default=NoClip(), description="what is held within bounds")
     weights: WeightChoice = Choice(name="all")
-    samples: SampleWeightChoice = Choice(name="uniform")
-    filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"] = "all"
-    source: Literal["all", "student", "dataset", "teacher"] = "all"
+    samples: SampleWeightChoice = Field(
+        default=Choice(name="uniform"), description="how much each completion counts: see [weights](weights.md#samples)"
+    )
+    filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"] = Field(
+        default="all",
+        description="only completions with reward 1 or below it, or of prompts without or with a right one",
+    )
+    source: Literal["all", "student", "dataset", "teacher"] = Field(
+        default="all", description="only tokens of this writer: see [rollouts](rollouts.md)"
+    )
     coefficient: float = 1.0
 
     @model_validator(mode="after")

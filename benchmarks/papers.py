@@ -1,0 +1,98 @@
+"""Every paper's recipe, run as it stands: what changed on held-out prompts, one JSON line a recipe in docs/papers.jsonl.
+
+python -m benchmarks.papers [NAME ...] [--seeds 0] [--jobs 2]
+
+A line is kept until its recipe is run again; the page of methods shows only lines that are of the recipe as it is.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import machine
+from practicum.recipe import load_recipe, recipe_names, resolved
+
+ROOT = Path(__file__).resolve().parents[1]
+LINES = ROOT / "docs" / "papers.jsonl"
+
+
+def main() -> None:
+    """Run the recipes that are named, or all, and put their lines in their places."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="such as gkd; none: every paper's recipe")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    wanted = parser.parse_args()
+    names = [name for name in recipe_names() if name.startswith("papers/")]
+    if wanted.names:
+        names = [name for name in names if name.removeprefix("papers/") in wanted.names]
+    with ThreadPoolExecutor(wanted.jobs) as pool:
+        for number, line in enumerate(pool.map(lambda name: measured(name, wanted.seeds), names), start=1):
+            keep(line)
+            print(f"{number} of {len(names)}: {json.dumps(line)}", flush=True)
+
+
+def fingerprint(name: str) -> str:
+    """What a line is of: the resolved recipe."""
+    recipe = resolved(load_recipe(name))
+    return hashlib.sha256(json.dumps({**recipe, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def measured(name: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """One recipe over its seeds, each in a process of its own with one thread."""
+    summaries = [_summary(name, seed) for seed in seeds]
+    return {
+        "recipe": name,
+        "of": fingerprint(name),
+        "seeds": list(seeds),
+        "accuracy_before": _mean([summary["before"]["accuracy"]["mean"] for summary in summaries]),
+        "accuracy_after": _mean([summary["after"]["accuracy"]["mean"] for summary in summaries]),
+        "gains": [[round(summary["gain"][end], 3) for end in ("low", "mean", "high")] for summary in summaries],
+        "accuracy_teacher": _mean([_teacher(summary) for summary in summaries]),
+        "reverse_kl_before": _mean([summary["before"].get("reverse_kl") for summary in summaries]),
+        "reverse_kl_after": _mean([summary["after"].get("reverse_kl") for summary in summaries]),
+        "seconds": _mean([summary["seconds"] for summary in summaries]),
+        "machine": machine(),
+    }
+
+
+def _summary(name: str, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "practicum", "run", name, f"seed={seed}", "train.threads=1", "--out", folder]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if ended.returncode:
+            raise SystemExit(f"{name}: exit {ended.returncode}: {ended.stderr.strip()[-400:]}")
+        (run,) = Path(folder).iterdir()
+        timings = [json.loads(line) for line in (run / "timings.jsonl").read_text(encoding="utf-8").splitlines()]
+        seconds = sum(value for row in timings for key, value in row.items() if key.startswith("seconds"))
+        return {**json.loads((run / "summary.json").read_text(encoding="utf-8")), "seconds": seconds}
+
+
+def _teacher(summary: dict[str, Any]) -> float | None:
+    teacher = summary["teacher"]
+    return None if teacher is None else teacher["accuracy"]["mean"]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 3) if known else None
+
+
+def keep(line: dict[str, Any]) -> None:
+    """Put a line in its place by name."""
+    lines = [json.loads(text) for text in LINES.read_text(encoding="utf-8").splitlines()] if LINES.is_file() else []
+    by_name = {**{one["recipe"]: one for one in lines}, line["recipe"]: line}
+    LINES.write_text("".join(json.dumps(by_name[name]) + "\n" for name in sorted(by_name)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
