@@ -1,7 +1,7 @@
 """The documentation says what the code does: tables are generated, links lead somewhere, examples run.
 
 `python -m tests.test_docs` rewrites the generated parts. They stand between `<!-- generated: NAME -->` and
-`<!-- end of generated -->`. A yaml block names in its first line what it is: `# objective`, `# recipe`, or
+`<!-- end of generated -->`. A yaml block names in its first line what it is: `# objective`, `# recipe`, `# pipeline` or
 `# overrides` (of the recipe smoke/toy). A python block runs, unless its first line is `# file: FOLDER/NAME.py`, in which case
 it is written to that file for the blocks after it.
 """
@@ -27,6 +27,7 @@ from practicum import errors, model_config, plugins, recipe, rollouts
 from practicum.cli.app import app
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.objective import Objective, Term, choices
+from practicum.pipeline import parse_pipeline
 from practicum.schedule import SCHEDULES
 from tests import methods_page
 
@@ -468,8 +469,10 @@ def test_yaml_blocks_are_valid(text):
         Objective.model_validate(data)
     elif mark == "# recipe":
         recipe.parse_recipe(data, "block")
+    elif mark == "# pipeline":
+        parse_pipeline(data, "block")
     else:
-        assert mark == "# overrides", f"a yaml block starts with # objective, # recipe or # overrides, not {mark!r}"
+        assert mark == "# overrides", f"a yaml block starts with # objective, # recipe, # pipeline or # overrides, not {mark!r}"
         toy = recipe.read_yaml(recipe.find_recipe("smoke/toy"))
         recipe.parse_recipe(_merged(toy, data), "block")
 

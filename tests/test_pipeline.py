@@ -415,8 +415,8 @@ class TestStopping:
         assert result.summary == read_json(finished / "summary.json")
         assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
-    def test_a_stage_that_began_does_not_change_and_one_to_come_may(self, models: Path, tmp_path: Path) -> None:
-        assert forked(lambda: toy_run(toy(models, *THREE), tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+    def test_a_stage_that_was_saved_does_not_change_and_one_to_come_may(self, models: Path, tmp_path: Path) -> None:
+        assert forked(lambda: toy_run(toy(models, *THREE), tmp_path), {"PRACTICUM_FAULT": "update:4"}) == 137
         sft, expert, merge = THREE
         changed = toy(models, sft, {**expert, "optimizer": {"learning_rate": 0.5}}, merge)
         with pytest.raises(RecipeError, match="the recipe changed since it began") as caught:
@@ -426,9 +426,17 @@ class TestStopping:
             with pytest.raises(RecipeError, match=r"stages\[\d\] \(\w+\)\."):
                 toy_run(other, tmp_path, resume=True)
         to_come = toy(models, sft, expert, {"name": "other", "start": "sft", "train": {"steps": 1}})
-        assert [stage["name"] for stage in toy_run(to_come, tmp_path, resume=True).summary["stages"]] == [
-            "sft", "expert", "other",
-        ]  # fmt: skip
+        summary = toy_run(to_come, tmp_path, resume=True).summary
+        assert [stage["name"] for stage in summary["stages"]] == ["sft", "expert", "other"]
+
+    def test_a_stage_that_saved_no_step_may_change_and_begins_anew(
+        self, models: Path, finished: Path, tmp_path: Path
+    ) -> None:
+        sft, expert, merge = THREE
+        wrong = toy(models, sft, {**expert, "optimizer": {"learning_rate": 0.5}}, merge)
+        assert forked(lambda: toy_run(wrong, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
+        assert (tmp_path / "toy" / "stages" / "02-expert" / "before.json").is_file()
+        self.assert_same(finished, toy_run(toy(models, *THREE), tmp_path, resume=True).folder)
 
     def test_a_stage_may_be_added_to_a_finished_pipeline(self, models: Path, finished: Path, tmp_path: Path) -> None:
         two = THREE[:2]

@@ -22,7 +22,7 @@ ANSWERS = {
     "upper": "DCAB",
     "next": "edbc",
     "back": "cbfa",
-    "rotate": "cabd",
+    "left": "cabd",
     "swap": "bcad",
     "double": "ddccaabb",
     "mirror": "dcabbacd",

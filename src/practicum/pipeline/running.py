@@ -77,22 +77,27 @@ class _PipelineRun:
         return RunResult(self.home.path, summary)
 
     def _refuse_changes(self) -> bool:
-        """Whether the pipeline is as it began; RecipeError where what changed has already been computed with."""
+        """Whether the pipeline is as it began; RecipeError where what changed has already been trained with."""
         if not self.home.pipeline_json.is_file():
             return False
         saved, now = read_json(self.home.pipeline_json), self.pipeline.resolved()
-        lines = []
+        lines, changed = [], []
         for place, before in enumerate(saved["stages"]):
-            if (self.home.stages / folder_of(place + 1, before["name"]) / "recipe.json").is_file():
-                after = now["stages"][place] if place < len(now["stages"]) else {}
-                changes = changed_fields(without(before, *WORDS), without(after, *WORDS))
+            after = now["stages"][place] if place < len(now["stages"]) else {}
+            changes = changed_fields(without(before, *WORDS), without(after, *WORDS))
+            folder = self.home.stages / folder_of(place + 1, before["name"])
+            if any(folder.glob("checkpoints/step-*")):
                 lines += [f"stages[{place}] ({before['name']}).{line}" for line in changes]
-        if any(self.home.stages.glob("*/recipe.json")):
+            elif changes and folder.is_dir():
+                changed.append(folder)
+        if any(self.home.stages.glob("*/checkpoints/step-*")):
             lines += changed_fields(without(saved, "stages", *OWN), without(now, "stages", *OWN))
         if lines:
             raise RecipeError(
                 [f"{self.home.path}: the recipe changed since it began; start a new run, or undo:", *lines]
             )
+        for folder in changed:
+            shutil.rmtree(folder)  # a stage that has saved no step begins anew
         return saved == now
 
     def _run(self, stage: Stage, stop: Stop) -> None:

@@ -28,7 +28,7 @@ SKILLS: Mapping[str, Skill] = {
     "upper": lambda word, alphabet: word.upper(),
     "next": lambda word, alphabet: _shifted(word, alphabet, 1),
     "back": lambda word, alphabet: _shifted(word, alphabet, -1),
-    "rotate": lambda word, alphabet: word[1:] + word[:1],
+    "left": lambda word, alphabet: word[1:] + word[:1],
     "swap": lambda word, alphabet: word[-1] + word[1:-1] + word[0],
     "double": lambda word, alphabet: "".join(2 * letter for letter in word),
     "mirror": lambda word, alphabet: word + word[::-1],
