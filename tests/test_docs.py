@@ -472,7 +472,9 @@ def test_yaml_blocks_are_valid(text):
     elif mark == "# pipeline":
         parse_pipeline(data, "block")
     else:
-        assert mark == "# overrides", f"a yaml block starts with # objective, # recipe, # pipeline or # overrides, not {mark!r}"
+        assert mark == "# overrides", (
+            f"a yaml block starts with # objective, # recipe, # pipeline or # overrides, not {mark!r}"
+        )
         toy = recipe.read_yaml(recipe.find_recipe("smoke/toy"))
         recipe.parse_recipe(_merged(toy, data), "block")
 
