@@ -145,6 +145,24 @@ def test_objective_equals_its_slow_twin(choice):
     assert gradient.abs().max() > 0
 
 
+@pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "jsd(0.5)"])
+def test_what_a_candidate_adds_over_the_clip_gives_no_gradient(name):
+    objective = Objective.model_validate({"divergence": name, "clip": "entries(0.05)"})
+    (term,) = objective.losses
+    teacher = torch.log_softmax(logits(2), dim=-1)
+
+    def clipped(student):
+        parts = DIVERGENCES[term.divergence.name].contributions(torch.log_softmax(student, -1), teacher, term.parameter)
+        return parts.clamp(max=0.05).sum(dim=-1).mean()
+
+    loss, gradient = loss_and_gradient(lambda student: loss_of(objective, student, whole(teacher)), logits(1))
+    plain = Objective.model_validate({"divergence": name})
+    unclipped, other = loss_and_gradient(lambda student: loss_of(plain, student, whole(teacher)), logits(1))
+    torch.testing.assert_close(gradient, loss_and_gradient(clipped, logits(1))[1])
+    torch.testing.assert_close(loss, unclipped)
+    assert not torch.allclose(gradient, other)
+
+
 def test_k2_surrogate_has_the_gradient_of_half_the_squared_log_ratio():
     objective = Objective.model_validate({"signal": "sampled", "estimator": "k2_surrogate"})
     teacher, tokens = logits(2), token_batch(batch(), objective)

@@ -137,6 +137,8 @@ WRONG = [
     ({"signal": "topk", "estimator": "score_function(1, over=candidates)"}, "one state at a time; leave out gamma"),
     ({"reward": "add_advantage"}, "reward 'add_advantage' is added to an advantage; write estimator: score_function"),
     ({"signal": "sampled", "clip": "loss"}, r"for an advantage write clip: advantage\(-5, 5\)"),
+    ({"signal": "text", "divergence": "ce", "clip": "loss"}, "clip 'loss' is of a divergence that is differentiated"),
+    ({"signal": "mc(4)", "clip": "entries"}, "clip 'entries' is of a divergence that is differentiated"),
     ({"clip": "advantage"}, r"for a divergence write clip: loss\(0.05\)"),
     ({"signal": "sampled", "clip": "advantage(1, -1)"}, "clip 'advantage' needs low <= high, got 1.0 and -1.0"),
     ({"signal": "topk", "weights": "accepted"}, "weights 'accepted' ranks the whole vocabulary; write signal: full"),

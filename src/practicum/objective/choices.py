@@ -179,9 +179,16 @@ class NoClip(Call):
 
 
 class ClipLoss(Call):
-    """A token whose loss exceeds `maximum` gives no gradient (OPSD 2601.18734)."""
+    """A token whose loss exceeds `maximum` gives no gradient."""
 
     type: Literal["loss"] = "loss"
+    maximum: float = Field(default=0.05, gt=0)
+
+
+class ClipEntries(Call):
+    """A candidate that alone adds more than `maximum` to a token's loss gives no gradient there (OPSD 2601.18734)."""
+
+    type: Literal["entries"] = "entries"
     maximum: float = Field(default=0.05, gt=0)
 
 
@@ -221,7 +228,7 @@ AXES = {
     "targets": by_name(TeacherTarget, LogLinear, Mixture, Contrast),
     "estimators": by_name(Auto, Pathwise, ScoreFunction, K2Surrogate),
     "rewards": by_name(NoReward, AddAdvantage, Modulate),
-    "clips": by_name(NoClip, ClipLoss, ClipAdvantage),
+    "clips": by_name(NoClip, ClipLoss, ClipEntries, ClipAdvantage),
 }
 """The choices that are classes, by axis and name."""
 
@@ -342,7 +349,7 @@ Target = Annotated[
     Field(discriminator="type"),
 ]
 Reward = Annotated[NoReward | AddAdvantage | Modulate, _reader("reward"), Field(discriminator="type")]
-Clip = Annotated[NoClip | ClipLoss | ClipAdvantage, _reader("clip"), Field(discriminator="type")]
+Clip = Annotated[NoClip | ClipLoss | ClipEntries | ClipAdvantage, _reader("clip"), Field(discriminator="type")]
 Estimator = Annotated[
     Auto | Pathwise | ScoreFunction | K2Surrogate,
     _reader("estimator"),

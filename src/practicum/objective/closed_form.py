@@ -17,7 +17,7 @@ from practicum import functional as F
 from practicum.functional.chunked import Tiles
 from practicum.functional.divergences import DIVERGENCES, Pair, floored
 from practicum.functional.precision import IMPOSSIBLE, finite
-from practicum.objective.choices import ClipLoss, Full, Pathwise, Sampled, Text
+from practicum.objective.choices import ClipEntries, ClipLoss, Full, Pathwise, Sampled, Text
 from practicum.objective.reading import read_signal
 from practicum.objective.sides import TermValues, TokenBatch, logit_side, teacher_rank
 from practicum.objective.spec import Objective, Term
@@ -218,7 +218,7 @@ def has_closed_form(term: Term, local: bool = True) -> bool:
     """
     if not term.asks:
         return True
-    if term.against != "teacher" or not term.plain_target:
+    if term.against != "teacher" or not term.plain_target or isinstance(term.clip, ClipEntries):
         return False
     if term.on_sampled_token:
         whole = local and isinstance(term.signal, Full) and term.divergence.name == "reverse_kl"

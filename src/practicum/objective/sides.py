@@ -24,6 +24,7 @@ from practicum.functional.weights import WEIGHTS, TokenStatistics
 from practicum.objective.choices import (
     AddAdvantage,
     ClipAdvantage,
+    ClipEntries,
     ClipLoss,
     Contrast,
     Draws,
@@ -401,18 +402,25 @@ def _divergence(term: Term, student: Tensor, said: _Said, tokens: Tensor) -> Ten
     if isinstance(term.signal, Sampled | Draws | Text | Score) or not said.answer(term):
         return None
     student = student if isinstance(term.gradient, Pathwise) else student.detach()
-    divergence = DIVERGENCES[term.divergence.name]
     if isinstance(term.signal, Full) and teacher.full is not None:
         with torch.no_grad():
             target, size = _target(term, student, said)
-        value = divergence.value(student, target, term.parameter)
+        value = _summed(term, student, target)
         return value if size is None else value / size
     assert isinstance(term.signal, TopK)
     ids, valid, student_part, teacher_part = _candidates(term.signal, student, teacher)
-    value = divergence.value(student_part, teacher_part, term.parameter)
+    value = _summed(term, student_part, teacher_part)
     if term.signal.tail != "sampled":
         return value
     return value + _sampled_tail(term, student, said, tokens, (ids == tokens[:, None]) & valid)
+
+
+def _summed(term: Term, student: Tensor, target: Tensor) -> Tensor:
+    """The divergence of two sets of candidates, of which those over the clip are held constant."""
+    parts = DIVERGENCES[term.divergence.name].contributions(student, target, term.parameter)
+    if isinstance(term.clip, ClipEntries):
+        parts = torch.where(parts > term.clip.maximum, parts.detach(), parts)
+    return parts.sum(dim=-1)
 
 
 def _candidates(signal: TopK, student: Tensor, teacher: TeacherTokens) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from practicum.objective.choices import (
     Choice,
     Clip,
     ClipAdvantage,
+    ClipEntries,
     ClipLoss,
     Contrast,
     CorrectionChoice,
@@ -176,8 +177,11 @@ class Term(BaseModel):
     def _rewards(self) -> str | None:
         if not isinstance(self.reward, NoReward) and not self.on_sampled_token:
             return f"reward {self.reward.type!r} is added to an advantage; write estimator: score_function"
-        if isinstance(self.clip, ClipLoss) and self.on_sampled_token:
-            return "clip 'loss' is of a loss that is differentiated; for an advantage write clip: advantage(-5, 5)"
+        if isinstance(self.clip, ClipLoss | ClipEntries) and not (self.asks and isinstance(self.gradient, Pathwise)):
+            return (
+                f"clip {self.clip.type!r} is of a divergence that is differentiated; for an advantage write clip: "
+                "advantage(-5, 5)"
+            )
         if isinstance(self.clip, ClipAdvantage) and not self.on_sampled_token:
             return "clip 'advantage' is of a sampled token's advantage; for a divergence write clip: loss(0.05)"
         return None
