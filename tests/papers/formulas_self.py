@@ -1,90 +1,143 @@
-"""The losses of self-distillation, as their papers write them; T is the same model with more in its context."""
+"""The losses of models that learn from themselves in a richer context, as their papers write them; T is that model."""
 
-from collections import Counter
+from statistics import mean, stdev
 
 import torch
 from torch import Tensor
 
-from .case import Case, Sequence, Token, jsd, kl, sg
+from .case import Case, Sequence, Token, kl, sg
 
 
-def _reverse_kl(case: Case) -> Tensor:
-    return case.token_mean(lambda token: kl(token.S, token.T))
+def ratio(token: Token) -> Tensor:
+    """What the learner gives the token over what the sampler gave it, differentiable."""
+    return torch.exp(token.lS - token.sampler)
+
+
+def group_advantage(case: Case, row: Sequence) -> float:
+    """GRPO's advantage of a rollout among those of its prompt."""
+    rewards = [other.reward for other in case.sequences if other.group == row.group]
+    return (row.reward - mean(rewards)) / (stdev(rewards) + 1e-6)
+
+
+def likeliest(logprobs: Tensor, k: int) -> list[int]:
+    """The ids of the k likeliest tokens."""
+    values = logprobs.tolist()
+    return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:k]
+
+
+def half_jsd(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
+    """The Jensen-Shannon divergence of two lists of probabilities."""
+    total = torch.zeros(())
+    for s, t in zip(student, teacher, strict=True):
+        middle = (s + t) / 2
+        total = total + t * torch.log(t / middle) / 2 + s * torch.log(s / middle) / 2
+    return total
 
 
 def opsd(case: Case) -> Tensor:
-    """The token mean of JSD(1/2), where a token's divergence beyond 0.05 counts as the constant 0.05."""
-    return case.token_mean(lambda token: jsd(token.S, token.T, 0.5).clamp(max=0.05))
-
-
-crisp = opsdl = sdft = sd_zero = _reverse_kl
-
-
-def _bucketed(token: Token, k: int) -> tuple[Tensor, Tensor]:
-    """Student and teacher on the student's k likeliest tokens and one bucket for the rest."""
-    best = token.S.detach().topk(min(k, len(token.S))).indices
-
-    def with_rest(logprobs: Tensor) -> Tensor:
-        kept = logprobs[best]
-        if len(best) == len(logprobs):
-            return kept
-        return torch.cat([kept, (1 - kept.exp().sum()).log()[None]])
-
-    return with_rest(token.S), with_rest(token.T)
-
-
-def opcd(case: Case) -> Tensor:
-    """KL(S || T) on the student's top 256 and a bucket."""
-    return case.token_mean(lambda token: kl(*_bucketed(token, 256)))
-
-
-def sdpo(case: Case) -> Tensor:
-    """JSD(1/2) on the student's top 100 and a bucket, times the importance ratio, at most 2."""
+    """Section 3 of 2601.18734 as released: sum over v of min(T_v (log T_v - log S_v), 0.05)."""
 
     def loss(token: Token) -> Tensor:
-        ratio = (sg(token.lS) - token.sampler).exp().clamp(max=2.0)
-        return ratio * jsd(*_bucketed(token, 100), 0.5)
+        return sum(
+            (torch.clamp(t.exp() * (t - s), max=0.05) for s, t in zip(token.S, token.T, strict=True)), torch.zeros(())
+        )
 
     return case.token_mean(loss)
 
 
+def crisp(case: Case) -> Tensor:
+    """Equation 1 of 2603.05433, over |y|: KL(S || T)."""
+    return case.sequence_mean(lambda token: kl(token.S, token.T))
+
+
+def opcd(case: Case) -> Tensor:
+    """2602.12275: KL(S || T) over the student's 256 likeliest tokens, both renormalised there."""
+
+    def loss(token: Token) -> Tensor:
+        ids = likeliest(token.S, 256)
+        return kl(torch.log_softmax(token.S[ids], -1), torch.log_softmax(token.T[ids], -1))
+
+    return case.token_mean(loss)
+
+
+def opsdl(case: Case) -> Tensor:
+    """2604.17535: the policy gradient with A_t = log T(y_t | short) - log S(y_t | long)."""
+    return case.token_mean(lambda token: -sg(token.lT - token.lS) * token.lS)
+
+
+def sdft(case: Case) -> Tensor:
+    """2601.19897: KL(S || T) at each token, the mean of each answer."""
+    return case.sequence_mean(lambda token: kl(token.S, token.T))
+
+
+def sdpo(case: Case) -> Tensor:
+    """2601.20802 as released: JSD of the student's top 100 and a bucket for the rest, times min(S / S_old, 2)."""
+
+    def loss(token: Token) -> Tensor:
+        ids = likeliest(token.S, 100)
+        student, teacher = ([logprobs[id].exp() for id in ids] for logprobs in (token.S, token.T))
+        if len(ids) < len(token.S):
+            student, teacher = ([*chosen, 1 - sum(chosen)] for chosen in (student, teacher))
+        return sg(ratio(token).clamp(max=2)) * half_jsd(student, teacher)
+
+    return case.token_mean(loss)
+
+
+def sd_zero(case: Case) -> Tensor:
+    """Section 2.2 of 2604.12002: E sum_t KL(S(. | x) || T(. | x, y, P_r))."""
+    rows = case.sequences
+    return sum((kl(token.S, token.T) for row in rows for token in row.tokens), torch.zeros(())) / len(rows)
+
+
 def gates(case: Case) -> Tensor:
-    """KL(S || T) on the completions that say what at least half of their group says."""
-    total = torch.zeros((), dtype=torch.float64)
+    """2602.20574: cross-entropy of the answers that at least half of the prompt's answers agree with."""
+    total = torch.zeros(())
     for group in case.groups():
-        counts = Counter(row.text for row in group)
+        texts = [row.text for row in group]
         for row in group:
-            if counts[row.text] >= 0.5 * len(group):
-                total = total + sum(kl(token.S, token.T) for token in row.tokens)
+            if texts.count(row.text) >= len(texts) / 2:
+                total = total - sum(token.lS for token in row.tokens)
     return total / case.count
 
 
 def pi_distill(case: Case) -> Tensor:
-    """The group-normalised reward's policy gradient, and half of the sampled reverse KL's."""
-    total = torch.zeros((), dtype=torch.float64)
-    for group in case.groups():
-        for row in group:
-            advantage = _normalised(row, group)
-            for token in row.tokens:
-                total = total - advantage * token.lS - 0.5 * sg(token.lT - token.lS) * token.lS
+    """2602.04942, alpha 0: - E_T[S / sg[T] A] + beta KL(sg[T] || S); the sampler is the teacher."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        advantage = group_advantage(case, row)
+        for token in row.tokens:
+            total = total - ratio(token) * advantage + 0.25 * kl(token.T, token.S)
     return total / case.count
 
 
-def _normalised(row: Sequence, group: list[Sequence]) -> float:
-    rewards = torch.tensor([one.reward for one in group], dtype=torch.float64)
-    return float((row.reward - rewards.mean()) / (rewards.std() + 1e-6))
-
-
 def caopd(case: Case) -> Tensor:
-    """The policy gradient of log T - log S of the sampled token."""
-    return case.token_mean(lambda token: -sg(token.lT - token.lS) * token.lS)
+    """2604.16830: the loss of self-distillation, KL(S || T), to a teacher with another statement of confidence."""
+    return case.sequence_mean(lambda token: kl(token.S, token.T))
 
 
 def ssd(case: Case) -> Tensor:
-    """The negative log-likelihood of the model's own answers."""
+    """2604.01193: cross-entropy of the sampled tokens."""
     return case.token_mean(lambda token: -token.lS)
 
 
 def context_distillation(case: Case) -> Tensor:
-    """KL(T || S) on whichever answers there are."""
-    return case.token_mean(lambda token: kl(token.T, token.S))
+    """2209.15189: cross-entropy of the sampled tokens without their context."""
+    return case.token_mean(lambda token: -token.lS)
+
+
+def skill_sd(case: Case) -> Tensor:
+    """2604.10674: GRPO and 0.001 rho k3(T / S), where the gradient also goes through rho."""
+    total = torch.zeros(())
+    for row in case.sequences:
+        advantage = group_advantage(case, row)
+        for token in row.tokens:
+            rho, log_r = ratio(token), token.lT - token.lS
+            surrogate = torch.minimum(rho * advantage, rho.clamp(0.8, 1.2) * advantage)
+            k3 = torch.exp(log_r) - 1 - log_r
+            total = total + (-surrogate + 0.001 * rho * k3) / len(row.tokens)
+    return total / len(case.sequences)
+
+
+def user_interactions(case: Case) -> Tensor:
+    """2603.12273 as released: - clip(sg[log T - log S], -2, 2) log S, the mean of each answer."""
+    return case.sequence_mean(lambda token: -sg(token.lT - token.lS).clamp(-2, 2) * token.lS)
