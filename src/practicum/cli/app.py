@@ -230,9 +230,14 @@ def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
 def _print_summary(summary: dict[str, object], as_json: bool) -> None:
     import json
 
-    print(
-        json.dumps(summary) if as_json else "\n".join(f"{name:16} {_plain(value)}" for name, value in summary.items())
-    )
+    if as_json:
+        print(json.dumps(summary))
+        return
+    domains = summary["by_domain"]
+    assert isinstance(domains, dict)
+    numbers = {name: value for name, value in summary.items() if name != "by_domain"}
+    for name, value in {**numbers, **{f"  {domain}": interval for domain, interval in domains.items()}}.items():
+        print(f"{name:16} {_plain(value)}")
 
 
 def _plain(value: object) -> str:

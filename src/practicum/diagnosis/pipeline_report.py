@@ -9,7 +9,8 @@ from typing import Any
 from practicum.diagnosis.report import STYLE, number, safe
 from practicum.run_dir import read_json, write_text
 
-WIDTH, HEIGHT, MARGIN = 760, 300, 48
+WIDTH, HEIGHT, MARGIN, LABELS = 760, 360, 56, 80
+"""Of the chart; its lowest part is for the names of the stages."""
 
 WHOLE = "all"
 """The column and the line of the accuracy on all prompts."""
@@ -80,7 +81,7 @@ def _values(row: Mapping[str, Any], summary: Mapping[str, Any]) -> list[dict[str
 
 def _chart(summary: Mapping[str, Any]) -> str:
     """A line a domain over the stages, and a thick one for all prompts."""
-    rows, bottom = summary["accuracy"], HEIGHT - 30
+    rows, bottom = summary["accuracy"], HEIGHT - LABELS
     across = (WIDTH - 2 * MARGIN) / max(len(rows) - 1, 1)
     names = [WHOLE, *summary["domains"]]
     values = [_values(row, summary) for row in rows]
@@ -91,7 +92,8 @@ def _chart(summary: Mapping[str, Any]) -> str:
         for column, name in enumerate(names)
     )
     ticks = "".join(
-        f'<text x="{MARGIN + place * across:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{safe(row["stage"])}</text>'
+        f'<text text-anchor="end" transform="translate({MARGIN + place * across:.1f} {bottom + 16}) rotate(-35)">'
+        f"{safe(row['stage'])}</text>"
         for place, row in enumerate(rows)
     )
     legend = "".join(
@@ -109,7 +111,7 @@ def _chart(summary: Mapping[str, Any]) -> str:
 
 def _line(name: str, colour: str, values: Sequence[Mapping[str, float] | None], stages: Sequence[str]) -> str:
     """One domain over the stages, with a dot wherever it was measured."""
-    bottom, across = HEIGHT - 30, (WIDTH - 2 * MARGIN) / max(len(stages) - 1, 1)
+    bottom, across = HEIGHT - LABELS, (WIDTH - 2 * MARGIN) / max(len(stages) - 1, 1)
     dots = [
         (MARGIN + place * across, bottom - value["mean"] * (bottom - 16), f"{name} after {stage}: {value['mean']:.2f}")
         for place, (stage, value) in enumerate(zip(stages, values, strict=True))
