@@ -72,7 +72,7 @@ def test_a_signal_ends_the_run_after_the_step_and_the_resume_is_exact(
 
 
 def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(models: Path, tmp_path: Path) -> None:
-    changes = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 48, "rollout.n": 60}
+    changes = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 48, "rollout.n": 200}
     pid = start_fork(lambda: toy_run(models, tmp_path, changes), output=tmp_path / "output")
     when((tmp_path / "toy" / "before.json").is_file)
     os.kill(pid, signal.SIGINT)

@@ -507,7 +507,7 @@ class TestCommandLine:
         assert all(exported[name].equal(value) for name, value in last.items())
 
     def test_a_second_interrupt_names_the_stage_too(self, models: Path, tmp_path: Path) -> None:
-        slow = {"name": "slow", "rollout": {"max_new_tokens": 400, "n": 60}, "train": {"prompts_per_step": 48}}
+        slow = {"name": "slow", "rollout": {"max_new_tokens": 400, "n": 200}, "train": {"prompts_per_step": 48}}
         pid = start_fork(lambda: toy_run(toy(models, slow), tmp_path), output=tmp_path / "output")
         when((tmp_path / "toy" / "stages" / "01-slow" / "before.json").is_file)
         os.kill(pid, signal.SIGINT)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 from toy import assert_same_run, curve, forked, rows, toy_run
 
 from practicum.backends.local import StoredHead
+from practicum.types import Head
 
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 
@@ -40,18 +40,18 @@ def test_no_head_from_disk_is_held_longer_than_it_is_read(
 ) -> None:
     held: set[tuple[int, ...]] = set()
     most = [0]
-    read, release = StoredHead.logprobs, StoredHead.release
+    fetch, release = StoredHead._fetched, StoredHead.release
 
-    def reading(self: StoredHead, hidden: Tensor) -> Tensor:
+    def reading(self: StoredHead) -> Head:
         held.add(self.key)
         most.append(len(held))
-        return read(self, hidden)
+        return fetch(self)
 
     def releasing(self: StoredHead) -> None:
         held.discard(self.key)
         release(self)
 
-    monkeypatch.setattr(StoredHead, "logprobs", reading)
+    monkeypatch.setattr(StoredHead, "_fetched", reading)
     monkeypatch.setattr(StoredHead, "release", releasing)
     disk = model(models, "disk")
     lines = [json.dumps({"prompt": word, "answer": word, "domain": domain}) for word in ("ab", "cd") for domain in "xy"]
