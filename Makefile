@@ -27,9 +27,9 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu"
 
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
-	@$(BIN)/python -m benchmarks.demo
-	@$(BIN)/python -m benchmarks.logit_side
-	@$(BIN)/python -m benchmarks.residency
+	@$(BIN)/python -m benchmarks demo
+	@$(BIN)/python -m benchmarks loss
+	@$(BIN)/python -m benchmarks residency
 
 $(VENV)/.ready-base: pyproject.toml
 	@echo "== making the environment in $(VENV) =="

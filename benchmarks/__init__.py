@@ -1,1 +1,1 @@
-"""Measurements, each a module: `python -m benchmarks.demo`. Every one prints one JSON line a result."""
+"""Measurements by name: `python -m benchmarks --help` lists them. Every one prints a table and one JSON line a result."""

@@ -1,9 +1,8 @@
 """The quick start over several seeds: wall seconds of the whole process, gain, and the share of each phase of a step.
 
-python -m benchmarks.demo [--seeds 0 1 2]
+python -m benchmarks demo [--seeds 0 1 2]
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measuring import report, spread
+from benchmarks.measuring import Session, parser, spread
 from practicum import functional as F
 from practicum.assembly import build_task
 from practicum.backends.local import LoadedModel, LocalSampler, load
@@ -47,17 +46,18 @@ PHASES = ("sample", "score", "update")
 
 def main() -> None:
     """Run every seed in a process of its own and report once."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    seeds = parser.parse_args().seeds
+    made = parser(__doc__)
+    made.add_argument("--seeds", type=int, nargs="+", help="default 0 1 2, with --quick 0")
+    options = made.parse_args()
+    seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
+    now = Session("demo", options.quick, options.record, command="python -m benchmarks demo")
     with tempfile.TemporaryDirectory() as folder:
         runs = [_run(Path(folder), seed) for seed in seeds]
         honesty = _honesty([Path(folder) / f"seed-{seed}" for seed in seeds])
     # The same questions come back in every seed, so it is questions that are drawn again, each with its mean over seeds.
     gains = torch.tensor([run["gains"] for run in runs], dtype=torch.float64).mean(dim=0)
     pooled = bootstrap(gains, seed=0)
-    report(
-        "demo",
+    now.report(
         seeds=seeds,
         wall_seconds=spread([run["seconds"] for run in runs]),
         accuracy_before=[run["before"] for run in runs],

@@ -1,24 +1,189 @@
-"""What all benchmarks share: medians, the machine, and one JSON line a result."""
+"""What all benchmarks share: rounds, medians and ratios, peak memory, the machine, one table and one JSON line a result.
 
+Times are processor seconds of one thread, which other work on the machine hardly moves; contenders take turns within a round, and
+what is compared are ratios within one round.
+"""
+
+import argparse
 import json
+import math
 import os
 import platform
+import shlex
 import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
+from benchmarks import goals
+
+ROOT = Path(__file__).resolve().parents[1]
+LINES = ROOT / "docs" / "performance.jsonl"
+WARM_UP, ROUNDS = 2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One run of a benchmark: how many rounds, and where its results go."""
+
+    name: str
+    quick: bool = False
+    record: bool = False
+    warm_up: int = WARM_UP
+    rounds: int = ROUNDS
+    command: str = ""
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+
+    def report(self, readings: Mapping[str, Mapping[str, float]] | None = None, **figures: object) -> dict[str, Any]:
+        """Print how the goals stand and the JSON line; keep the line where it is wanted."""
+        readings = {key: dict(reading) for key, reading in (readings or {}).items()}
+        line = {
+            "benchmark": self.name,
+            "quick": self.quick,
+            "command": self.command,
+            **figures,
+            "readings": readings,
+            "ceilings": dict(self.ceilings),
+            "machine": machine(),
+            "load": [round(self.load, 1), round(os.getloadavg()[0], 1)],
+            "commit": commit(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        stands = [goals.stand(goals.BY_KEY[key], reading) for key, reading in readings.items() if key in goals.BY_KEY]
+        if stands and not self.quick:  # small sizes say nothing about the goals
+            print(table(goals.HEAD, stands))
+        print(json.dumps(line), flush=True)
+        if self.record:
+            with LINES.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return line
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="small sizes and few rounds: whether it works, not how fast")
+    made.add_argument("--record", action="store_true", help=f"append the results to {LINES.relative_to(ROOT)}")
+    made.add_argument("--rounds", type=int, help=f"rounds that are kept (default {ROUNDS}, with --quick 2)")
+    return made
+
+
+def session(name: str, options: argparse.Namespace, ceilings: Mapping[str, float] | None = None) -> Session:
+    """The session of a command, with one thread; warm-up rounds come before those that are kept."""
+    torch.set_num_threads(1)
+    rounds = options.rounds or (2 if options.quick else ROUNDS)
+    given = shlex.join(argument for argument in sys.argv[1:] if argument != "--record")
+    command = f"python -m benchmarks {name} {given}".strip()
+    warm_up = 1 if options.quick else WARM_UP
+    return Session(name, options.quick, options.record, warm_up, rounds, command, ceilings=ceilings or {})
+
+
+def interleaved(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int) -> dict[str, list[float]]:
+    """What each contender returns in each round that is kept; every other round goes through them backwards."""
+    kept: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(warm_up + rounds):
+        order = list(contenders) if number % 2 == 0 else list(contenders)[::-1]
+        for name in order:
+            value = contenders[name]()
+            if number >= warm_up:
+                kept[name].append(value)
+    return kept
+
+
+def seconds(work: Callable[[], object]) -> Callable[[], float]:
+    """The work as something that returns the processor seconds it took."""
+
+    def timed() -> float:
+        start = time.process_time()
+        work()
+        return time.process_time() - start
+
+    return timed
+
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The median with the least and the greatest."""
+    """The median with the least and the greatest, and how far those are apart as a share of the median."""
+    middle = statistics.median(values)
     return {
-        "median": round(statistics.median(values), 4),
-        "least": round(min(values), 4),
-        "greatest": round(max(values), 4),
+        "median": significant(middle),
+        "least": significant(min(values)),
+        "greatest": significant(max(values)),
+        "spread": significant((max(values) - min(values)) / abs(middle)) if middle else 0.0,
         "count": len(values),
     }
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, float]:
+    """The ratios of each round: their median, least and greatest."""
+    return spread([above / below for above, below in zip(numerators, denominators, strict=True)])
+
+
+def single(value: float) -> dict[str, float]:
+    """A reading that was taken once."""
+    return spread([value])
+
+
+def scaled(reading: Mapping[str, float], factor: float) -> dict[str, float]:
+    """The reading in another unit."""
+    sized = {key: significant(reading[key] * factor) for key in ("median", "least", "greatest")}
+    return {**reading, **sized}
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The slope of a straight line through the logarithms: 1 where the value grows in proportion to the size."""
+    xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    return statistics.linear_regression(xs, ys).slope
+
+
+def significant(value: float, digits: int = 5) -> float:
+    """The value with so many digits."""
+    return float(f"{value:.{digits}g}")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned columns for a terminal."""
+    cells = [list(map(str, head)), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def clear_peak() -> None:
+    """Let the peak of this process's memory begin at what it holds now (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory(what: str = "VmHWM") -> float:
+    """This process's memory in MiB (Linux): `VmHWM` its peak, `VmRSS` what it holds now."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
+
+
+def in_a_process(module: str, *arguments: object, python: str = sys.executable) -> Any:
+    """What another process prints as the last line of its output, read as JSON."""
+    command = [python, "-m", module, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    if ended.returncode:
+        raise SystemExit(f"{shlex.join(command[1:])}: exit {ended.returncode}: {ended.stderr.strip()[-800:]}")
+    return json.loads(ended.stdout.strip().splitlines()[-1])
+
+
+def environment() -> dict[str, str]:
+    """That of another process: one thread, and nothing fetched from a hub."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def machine() -> dict[str, object]:
@@ -30,14 +195,30 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "practicum": _version("practicum"),
         "load": round(os.getloadavg()[0], 1),
     }
 
 
-def report(name: str, **figures: object) -> None:
-    """Print one result as one JSON line."""
-    print(json.dumps({"benchmark": name, **figures, "machine": machine()}), flush=True)
-    sys.stdout.flush()
+def commit() -> str:
+    """The commit that was measured, with a plus where files differ from it."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "src"], capture_output=True, text=True, cwd=ROOT, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}+" if changed else head
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _processor() -> str:

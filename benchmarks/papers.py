@@ -1,6 +1,6 @@
 """Every paper's recipe, run as it stands: what changed on held-out prompts, one JSON line a recipe in docs/papers.jsonl.
 
-python -m benchmarks.papers [NAME ...] [--seeds 0] [--jobs 2]
+python -m benchmarks papers [NAME ...] [--seeds 0] [--jobs 2]
 
 A line is kept until its recipe is run again; the page of methods shows only lines that are of the recipe as it is.
 """

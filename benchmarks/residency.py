@@ -1,15 +1,12 @@
 """Four teachers behind a route, with their weights resident, swapped or on disk: seconds and peak memory.
 
-    python -m benchmarks.residency [--teachers 4] [--rollouts 32] [--tokens 128]
+    python -m benchmarks residency [--teachers 4] [--rollouts 32] [--tokens 128]
 
 Each residency runs in a process of its own. *Score* is the teachers' pass over all rollouts; *read* is what a trainer does
 with the answers, teacher by teacher: the whole log-probabilities in chunks, then the head let go.
 """
 
-import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measuring import report, spread
+from benchmarks.measuring import clear_peak, in_a_process, memory, parser, session, spread
 from practicum import functional as F
 from practicum.backends.local import load, make_scratch_model, scorer
 from practicum.model_config import ScorerConfig, Scratch
@@ -35,28 +32,30 @@ LETTERS = [chr(first + place) for first, count in ((0x4E00, 20992), (0xAC00, 111
 
 def main() -> None:
     """Report one line for each residency."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--teachers", type=int, default=4)
-    parser.add_argument("--rollouts", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "RESIDENCY"), help="internal: measure one and stop")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    made = parser(__doc__)
+    made.add_argument("--teachers", type=int, help="default 4, with --quick 2")
+    made.add_argument("--rollouts", type=int, help="default 32, with --quick 4")
+    made.add_argument("--tokens", type=int, default=128)
+    made.add_argument("--measure", nargs=2, metavar=("FOLDER", "RESIDENCY"), help="internal: measure one and stop")
+    options = made.parse_args()
+    options.teachers = options.teachers or (2 if options.quick else 4)
+    options.rollouts = options.rollouts or (4 if options.quick else 32)
+    now = session("residency", options)
     if options.measure:
         folder, residency = options.measure
         print(json.dumps(_measured(Path(folder), residency, options.teachers, options.rollouts, options.tokens)))
         return
+    sizes = ["--teachers", options.teachers, "--rollouts", options.rollouts, "--tokens", options.tokens]
     with tempfile.TemporaryDirectory() as folder:
         mib = sum(_make(Path(folder) / str(number), number) for number in range(options.teachers))
         for residency in ("resident", "swap", "disk"):
-            report(
-                "residency",
+            now.report(
                 residency=residency,
                 teachers=options.teachers,
                 weights_mib=round(mib, 1),
                 rollouts=options.rollouts,
                 tokens=options.tokens,
-                **_in_a_process(folder, residency, options),
+                **in_a_process("benchmarks.residency", "--measure", folder, residency, *sizes),
             )
 
 
@@ -67,27 +66,14 @@ def _make(folder: Path, seed: int) -> float:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
 
 
-def _in_a_process(folder: str, residency: str, options: argparse.Namespace) -> dict[str, object]:
-    command = [sys.executable, "-m", "benchmarks.residency", "--measure", folder, residency]
-    command += [
-        "--teachers",
-        str(options.teachers),
-        "--rollouts",
-        str(options.rollouts),
-        "--tokens",
-        str(options.tokens),
-    ]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
 def _measured(folder: Path, residency: str, teachers: int, rollouts: int, tokens: int) -> dict[str, object]:
     """Seconds of the two passes, and MiB above the bare process: at the peak, and held between the steps."""
-    before = _memory("VmRSS")
+    before = memory("VmRSS")
     start = time.perf_counter()
     teacher = _route(folder, residency, teachers)
     load_seconds = time.perf_counter() - start
     items = _rollouts(rollouts, tokens, teachers)
-    _clear_peak()
+    clear_peak()
     score, read = [], []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -101,8 +87,8 @@ def _measured(folder: Path, residency: str, teachers: int, rollouts: int, tokens
         "load_seconds": round(load_seconds, 2),
         "score_seconds": spread(score),
         "read_seconds": spread(read),
-        "peak_mib": round(_memory("VmHWM") - before, 1),
-        "held_mib": round(_memory("VmRSS") - before, 1),
+        "peak_mib": round(memory("VmHWM") - before, 1),
+        "held_mib": round(memory("VmRSS") - before, 1),
     }
 
 
@@ -148,16 +134,6 @@ def _read(signals: Sequence[TeacherSignal]) -> None:
         for part in F.chunks(len(hidden), CHUNK):
             head.logprobs(hidden[part])
         head.release()
-
-
-def _clear_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _memory(field: str) -> float:
-    """A figure of this process's memory in MiB (Linux); pages mapped from files count."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""The goals: what is measured, what it must reach, and how a reading stands against it.
+
+A reading is a median with its least and greatest round. A goal is missed only where its best round misses it too, and is void
+where the rounds are further apart than `SPREAD` of their median.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+SPREAD = 0.15
+HEAD = ("goal", "measured", "threshold", "stands", "rounds", "spread")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One goal; `sense` says on which side of the threshold (or between which two) a reading has to be."""
+
+    key: str
+    about: str
+    sense: Literal["most", "least", "between"]
+    threshold: float
+    upper: float = 0.0
+    unit: str = ""
+
+    @property
+    def bound(self) -> str:
+        """The threshold as a reader writes it."""
+        if self.sense == "between":
+            return f"{self.threshold:g} to {self.upper:g}{self.unit}"
+        return f"{'≤' if self.sense == 'most' else '≥'} {self.threshold:g}{self.unit}"
+
+    def reached(self, value: float) -> bool:
+        """Whether a value is on the right side."""
+        if self.sense == "between":
+            return self.threshold <= value <= self.upper
+        return value <= self.threshold if self.sense == "most" else value >= self.threshold
+
+
+GOALS: dict[str, tuple[Goal, ...]] = {
+    "The loss": (
+        Goal("loss.products.49152", "time / its four matrix products, V = 49,152, T = 2,048", "most", 1.35),
+        Goal("loss.products.151936", "time / its four matrix products, V = 151,936, T = 512", "most", 1.35),
+        Goal("loss.trl", "time / the kernel of TRL 1.16, V = 49,152, T = 2,048", "most", 0.40),
+        Goal("loss.naive", "time / whole [T, V] matrices, V = 49,152, T = 2,048", "most", 0.75),
+        Goal("loss.liger", "time / LigerFusedLinearJSDLoss, V = 49,152, T = 2,048", "most", 0.70),
+        Goal("loss.memory", "extra peak memory, V = 49,152, T = 8,192", "most", 256, unit=" MiB"),
+        Goal("loss.memory_growth", "its growth from T = 2,048 to 8,192 a token", "most", 6144, unit=" B"),
+        Goal("loss.forward_kl", "forward KL / reverse KL", "most", 1.15),
+        Goal("loss.tvd", "total variation / reverse KL", "most", 1.20),
+        Goal("loss.jsd", "Jensen-Shannon / reverse KL", "most", 1.45),
+        Goal("loss.sampled", "the whole vocabulary / the sampled token alone", "most", 1.10),
+    ),
+    "Rollouts": (
+        Goal("rollout.fixed", "tokens a second / HF generate, 17m, 8 answers of one length", "least", 1.9),
+        Goal("rollout.mixed", "tokens a second / HF generate, 17m, mixed lengths, 8 slots", "least", 3.4),
+        Goal("rollout.occupancy", "share of the slots at work there", "least", 0.75),
+        Goal("rollout.floor.17m", "a decode step / its floor, 17m, 8 slots", "most", 4.0),
+        Goal("rollout.floor.135m", "a decode step / its floor, 135m, 8 slots", "most", 3.3),
+        Goal("rollout.draw.8", "share of drawing in a decode step, 17m, 8 slots", "most", 0.12),
+        Goal("rollout.draw.32", "share of drawing in a decode step, 17m, 32 slots", "most", 0.12),
+        Goal("rollout.draw.64", "share of drawing in a decode step, 17m, 64 slots", "most", 0.12),
+    ),
+    "The whole step": (
+        Goal("step.fixed.gkd", "tokens a second / TRL's GKDTrainer, 8 answers of one length", "least", 1.8),
+        Goal("step.fixed.distillation", "the same / TRL's DistillationTrainer", "least", 1.9),
+        Goal("step.mixed.gkd", "tokens a second / GKDTrainer, 32 answers of mixed lengths", "least", 3.0),
+        Goal("step.mixed.distillation", "the same / DistillationTrainer", "least", 4.5),
+        Goal("step.toy.gkd", "tokens a second / GKDTrainer, the toy pair", "least", 1.25),
+        Goal("step.fixed.memory.gkd", "peak memory / GKDTrainer, one length", "most", 0.5),
+        Goal("step.fixed.memory.distillation", "peak memory / DistillationTrainer, one length", "most", 0.7),
+        Goal("step.mixed.memory.gkd", "peak memory / GKDTrainer, mixed lengths", "most", 0.5),
+        Goal("step.mixed.memory.distillation", "peak memory / DistillationTrainer, mixed lengths", "most", 0.7),
+        Goal("step.fixed.roofline", "time / what arithmetic and bandwidth allow, one length", "most", 1.9),
+        Goal("step.toy.roofline", "time / what arithmetic and bandwidth allow, the toy pair", "most", 2.0),
+        Goal("step.fixed.framework", "share outside the calls of the backend, one length", "most", 0.03),
+        Goal("step.toy.framework", "share outside the calls of the backend, the toy pair", "most", 0.08),
+        Goal("step.loss", "greatest difference of the loss from TRL's on the same answers", "most", 1e-4),
+    ),
+    "The cache of teachers' states": (
+        Goal("cache.second", "second scoring / the first, over what the head alone should cost", "most", 1.15),
+        Goal("cache.bytes", "bytes a token beyond two a number of the hidden state", "most", 16, unit=" B"),
+        Goal("cache.error", "relative error of the gradient from the cache's format", "most", 3e-3),
+    ),
+    "Several teachers": (
+        Goal("teachers.route.time", "step, 8 routed teachers / 1, the same tokens, weights resident", "most", 1.10),
+        Goal("teachers.route.memory", "peak memory, 8 routed teachers / 1, weights on disk", "most", 1.15),
+        Goal("teachers.sum.time", "scoring and loss, 8 summed teachers / 8 times that of 1", "most", 1.05),
+    ),
+    "Growth": (
+        Goal("scaling.loss.tokens", "loss time as a power of the tokens", "between", 0.95, 1.05),
+        Goal("scaling.loss.vocabulary", "loss time as a power of the vocabulary", "between", 0.93, 1.07),
+        Goal("scaling.step.tokens", "step time as a power of the tokens, one length", "between", 0.90, 1.10),
+        Goal("scaling.rollout.prompts", "decode time a token as a power of the prompts", "between", -0.15, 0.05),
+    ),
+    "Starting": (
+        Goal("startup.help", "`practicum --help`, wall", "most", 0.5, unit=" s"),
+        Goal("startup.first", "the first step beyond a warm one", "most", 2.0, unit=" s"),
+    ),
+    "A GPU": (
+        Goal("gpu.loss.products", "loss / its four matrix products, V = 151,936, T = 8,192, bfloat16", "most", 1.45),
+        Goal("gpu.loss.memory", "extra peak memory of the loss there", "most", 1000, unit=" MiB"),
+        Goal("gpu.rollout", "tokens a second / HF generate, 64 answers", "least", 3.0),
+    ),
+}
+BY_KEY = {goal.key: goal for group in GOALS.values() for goal in group}
+
+
+def verdict(goal: Goal, reading: Mapping[str, float]) -> str:
+    """How a reading stands, in words."""
+    ends = [reading["least"], reading["greatest"]]
+    if goal.reached(reading["median"]):
+        said = "pass"
+    elif any(map(goal.reached, ends)):
+        said = "pass in its best round only"
+    else:
+        said = "fail"
+    return f"{said}, but void: the rounds differ by {reading['spread']:.0%}" if reading["spread"] > SPREAD else said
+
+
+def stand(goal: Goal, reading: Mapping[str, float]) -> tuple[str, ...]:
+    """A row of `HEAD`."""
+    return (
+        goal.about,
+        f"{number(reading['median'])}{goal.unit}",
+        goal.bound,
+        verdict(goal, reading),
+        str(int(reading["count"])),
+        f"{reading['spread']:.0%}",
+    )
+
+
+def number(value: float) -> str:
+    """A number with three digits, without an exponent where it is of usual size."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

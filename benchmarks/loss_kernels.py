@@ -1,0 +1,247 @@
+"""The contenders of the loss, one process each: the same inputs, then one pass, its gradients or its memory on demand.
+
+Only torch and the contender's own library are imported, so that another environment can run it.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.measuring import clear_peak, memory
+from benchmarks.peers import serve
+
+WIDTHS, CHUNK = (256, 512), 128
+OURS = ("reverse_kl", "forward_kl", "jsd", "tvd", "sampled")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Hidden states of both sides, both heads and the sampled tokens; the student's head has its gradient at hand."""
+
+    student: Tensor
+    teacher: Tensor
+    student_weight: torch.nn.Parameter
+    teacher_weight: Tensor
+    ids: Tensor
+
+
+Kernel = Callable[[Inputs], tuple[Tensor, Tensor]]
+"""The mean over the tokens with the gradient of the hidden states; that of the head is added to its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much there is: tokens, vocabulary, the widths of student and teacher."""
+
+    tokens: int
+    vocabulary: int
+    student: int = WIDTHS[0]
+    teacher: int = WIDTHS[1]
+
+
+def inputs(size: Size, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+    """Random ones; two distributions of some nats that differ."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(size.vocabulary, size.student, generator=generator) * (1.28 / size.student**0.5)
+    teacher_weight = torch.randn(size.vocabulary, size.teacher, generator=generator) * (1.13 / size.teacher**0.5)
+    made = Inputs(
+        torch.randn(size.tokens, size.student, generator=generator).to(device, dtype),
+        torch.randn(size.tokens, size.teacher, generator=generator).to(device, dtype),
+        torch.nn.Parameter(weight.to(device, dtype)),
+        teacher_weight.to(device, dtype),
+        torch.randint(size.vocabulary, (size.tokens,), generator=generator).to(device),
+    )
+    made.student_weight.grad = torch.zeros_like(made.student_weight)
+    return made
+
+
+def products(given: Inputs) -> tuple[Tensor, Tensor]:
+    """The four matrix products alone: the floor of the time."""
+    weight = given.student_weight.detach()
+    assert given.student_weight.grad is not None
+    pulled = torch.empty_like(given.student)
+    logits = torch.empty(CHUNK, len(weight), dtype=weight.dtype, device=weight.device)
+    theirs = torch.empty_like(logits)
+    for start in range(0, len(given.ids), CHUNK):
+        part = slice(start, min(start + CHUNK, len(given.ids)))
+        count = part.stop - part.start
+        torch.mm(given.student[part], weight.T, out=logits[:count])
+        torch.mm(given.teacher[part], given.teacher_weight.T, out=theirs[:count])
+        torch.mm(logits[:count], weight, out=pulled[part])
+        given.student_weight.grad.addmm_(logits[:count].T, given.student[part])
+    return torch.zeros(()), pulled
+
+
+def naive(given: Inputs) -> tuple[Tensor, Tensor]:
+    """Whole [T, V] matrices and autograd."""
+    hidden = given.student.detach().requires_grad_()
+    logprobs = torch.log_softmax(hidden @ given.student_weight.T, dim=-1)
+    with torch.no_grad():
+        teacher = torch.log_softmax(given.teacher @ given.teacher_weight.T, dim=-1)
+    value = (logprobs.exp() * (logprobs - teacher)).sum(dim=-1).mean()
+    value.backward()
+    assert hidden.grad is not None
+    return value.detach(), hidden.grad
+
+
+def ours(name: str) -> Kernel:
+    """This library's step: a divergence over the whole vocabulary, or `sampled` for the sampled token alone."""
+    from practicum import functional as F
+    from practicum.functional.chunked import Tiles
+    from practicum.objective import Objective, TokenBatch, open_chunk, token_side
+    from practicum.types import Head, TeacherSignal
+
+    objective = Objective.model_validate({"signal": "sampled"} if name == "sampled" else {"divergence": name})
+    tiles = Tiles()
+
+    def run(given: Inputs) -> tuple[Tensor, Tensor]:
+        mine, theirs = (Head(weight, len(weight)) for weight in (given.student_weight, given.teacher_weight))
+        count = len(given.ids)
+        zeros, rows = torch.zeros(count), torch.zeros(count, dtype=torch.long)
+        batch = TokenBatch(
+            tokens=given.ids,
+            rows=rows,
+            positions=torch.arange(count),
+            sampling_logprobs=zeros,
+            policy_logprobs=zeros,
+            aggregate=torch.full((count,), 1 / count),
+            draws=torch.zeros(count, 0),
+            rewards=(None,),
+            groups=("",),
+            texts=("",),
+            sources=("student",),
+            first=(0,),
+        )
+        total, gradients = torch.zeros(()), []
+        for part in F.chunks(count, CHUNK):
+            said = TeacherSignal(hidden=given.teacher[part], head=theirs)
+            if name == "sampled":
+                known = F.gather_logprobs(theirs.logprobs(given.teacher[part]), given.ids[part])
+                said = TeacherSignal(logprobs=known)
+            side = open_chunk(mine, given.student[part], (said, TeacherSignal()), batch[part], objective, tiles)
+            share = token_side(objective.losses[0], side.values[0], batch[part])
+            total = total + (share * side.values[0].value).sum()
+            gradients.append(side.backward([share]))
+        return total, torch.cat(gradients)
+
+    return run
+
+
+def trl() -> Kernel:
+    """The kernel of TRL's DistillationTrainer."""
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction  # type: ignore[import-not-found]
+
+    def run(given: Inputs) -> tuple[Tensor, Tensor]:
+        hidden = given.student.detach().requires_grad_()
+        values, _ = ChunkedDivergenceFunction.apply(
+            hidden, given.student_weight, None, given.teacher, given.teacher_weight, None, 1.0
+        )
+        values.mean().backward()
+        assert hidden.grad is not None
+        return values.detach().mean(), hidden.grad
+
+    return run
+
+
+def liger() -> Kernel:
+    """Liger's fused linear loss, not compiled, without the hard loss."""
+    from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # type: ignore[import-not-found]
+
+    loss = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=1.0, compiled=False)
+
+    def run(given: Inputs) -> tuple[Tensor, Tensor]:
+        hidden = given.student.detach().requires_grad_()
+        value = loss(hidden, given.student_weight, given.teacher, given.teacher_weight, given.ids)
+        value.backward()
+        assert hidden.grad is not None
+        return value.detach(), hidden.grad
+
+    return run
+
+
+def kernel(name: str) -> Kernel:
+    """A contender by its name."""
+    if name in OURS:
+        return ours(name)
+    return {"products": lambda: products, "naive": lambda: naive, "trl": trl, "liger": liger}[name]()
+
+
+def reference(name: str, given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Value and both gradients in float64, from the definition."""
+    hidden = given.student.detach().double().requires_grad_()
+    weight = given.student_weight.detach().double().requires_grad_()
+    s = torch.log_softmax(hidden @ weight.T, dim=-1)
+    t = torch.log_softmax(given.teacher.double() @ given.teacher_weight.double().T, dim=-1)
+    m = torch.logaddexp(s, t) - torch.log(torch.tensor(2.0, dtype=torch.float64))
+    at = given.ids[:, None]
+    values = {
+        "forward_kl": lambda: (t.exp() * (t - s)).sum(dim=-1),
+        "tvd": lambda: (t.exp() - s.exp()).abs().sum(dim=-1) / 2,
+        "jsd": lambda: (t.exp() * (t - m) + s.exp() * (s - m)).sum(dim=-1) / 2,
+        "sampled": lambda: ((s - t).detach() * s).gather(-1, at)[:, 0],
+    }
+    value = values.get(name, lambda: (s.exp() * (s - t)).sum(dim=-1))().mean()
+    value.backward()
+    assert hidden.grad is not None and weight.grad is not None
+    return value.detach(), hidden.grad, weight.grad
+
+
+def errors(name: str, size: Size, tokens: int = 48, seed: int = 7) -> dict[str, float]:
+    """The contender's errors on a slice of fresh inputs, relative to the greatest number of each."""
+    few = replace(size, tokens=tokens)
+    given = inputs(few, seed)
+    run = kernel(name)
+    run(inputs(few, seed + 1))  # so that what is held between calls is of other inputs
+    value, gradient = run(given)
+    wanted = reference(name, given)
+    assert given.student_weight.grad is not None
+    found = (value, gradient, given.student_weight.grad)
+    return {
+        which: float(((a.double() - b).abs().max() / b.abs().max()).item())
+        for which, a, b in zip(("value", "hidden", "head"), found, wanted, strict=True)
+    }
+
+
+def peak_growth(name: str, size: Size) -> float:
+    """MiB by which the peak grows above the inputs and the gradient that is wanted anyway (Linux)."""
+    given = inputs(size)
+    run = kernel(name)
+    run(inputs(replace(size, tokens=8, vocabulary=64)))  # what the libraries keep for themselves
+    clear_peak()
+    before = memory("VmRSS")
+    run(given)
+    return memory("VmHWM") - before
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve one contender at one size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("sizes", type=int, nargs=4, help="tokens, vocabulary, widths of student and teacher")
+    options = parser.parse_args(arguments)
+    size = Size(*options.sizes)
+    torch.set_num_threads(1)
+    held: list[tuple[Kernel, Inputs]] = []
+
+    def answer(question: dict[str, Any]) -> Any:
+        if question["do"] == "errors":
+            return errors(options.name, size)
+        if question["do"] == "memory":
+            return peak_growth(options.name, size)
+        if not held:
+            held.append((kernel(options.name), inputs(size)))
+        run, given = held[0]
+        start = time.process_time()
+        run(given)
+        return time.process_time() - start
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The models that are measured: Llama shapes with random weights, made here or written as folders; lengths and prompts.
+
+Everything that knows how a model of this library is made, or how it draws, stands in `language_model`, `sampler`, `trainer` and
+`metered`.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+
+END = "</s>"
+TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama with tied embeddings: width, depth, heads, key-value heads, width of the feed-forward part, vocabulary."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    vocabulary: int
+
+    @property
+    def body(self) -> int:
+        """Parameters of the layers."""
+        head = self.width // self.heads
+        attention = 2 * self.width * head * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.width * self.feed_forward + 2 * self.width) + self.width
+
+    @property
+    def head(self) -> int:
+        """Parameters of the embedding, which is the head too."""
+        return self.vocabulary * self.width
+
+
+SHAPES = {
+    "toy": Shape(192, 6, 3, 3, 512, 4096),
+    "toy-teacher": Shape(384, 6, 6, 3, 1024, 4096),
+    "17m": Shape(256, 6, 4, 2, 704, 49152),
+    "57m": Shape(512, 8, 8, 4, 2048, 49152),
+    "135m": Shape(576, 30, 9, 3, 1536, 49152),
+    "tiny": Shape(64, 2, 2, 1, 128, 512),
+    "tiny-teacher": Shape(96, 2, 2, 1, 192, 512),
+    "600m": Shape(1024, 28, 16, 8, 3072, 151936),
+}
+
+
+def config(shape: Shape) -> LlamaConfig:
+    """The shape as settings of transformers."""
+    made = AutoConfig.for_model(
+        "llama",
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.width // shape.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert isinstance(made, LlamaConfig)
+    return made
+
+
+def causal_lm(shape: Shape, seed: int = 0) -> PreTrainedModel:
+    """A model of transformers with random weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config(shape)).eval()
+
+
+def language_model(shape: Shape, seed: int = 0):  # type: ignore[no-untyped-def]
+    """The same weights as this library's language model."""
+    from practicum.backends.local import LanguageModel
+    from practicum.backends.local.packing import ready_to_pack
+
+    return ready_to_pack(LanguageModel(causal_lm(shape, seed), shape.vocabulary))
+
+
+def sampler(model, slots: int):  # type: ignore[no-untyped-def]
+    """This library's sampler with so many sequences at once."""
+    from practicum.backends.local import LocalSampler
+
+    return LocalSampler(model, batch_size=slots)
+
+
+def trainer(model, slots: int):  # type: ignore[no-untyped-def]
+    """This library's trainer, which samples so many sequences at once."""
+    from practicum.backends.local import LocalTrainer, TrainerLimits
+
+    return LocalTrainer(model, TrainerLimits(sampling_batch=slots))
+
+
+@dataclass(slots=True)
+class Meter:
+    """What the sampler's drawing of tokens cost: how many decode steps there were, and the seconds of the drawing."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def metered() -> Iterator[Meter]:
+    """Within the block every drawing of this library's sampler is counted."""
+    from practicum.backends.local import sampler as engine
+
+    meter, draw = Meter(), engine.draw
+
+    def counted(*given: Any) -> Any:
+        start = time.process_time()
+        drawn = draw(*given)
+        meter.steps += 1
+        meter.seconds += time.process_time() - start
+        return drawn
+
+    engine.draw = counted
+    try:
+        yield meter
+    finally:
+        engine.draw = draw
+
+
+def prompts(count: int, vocabulary: int, seed: int = 0, shortest: int = 16, longest: int = 48) -> list[tuple[int, ...]]:
+    """Prompts of random tokens, none of them padding."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
+    return [tuple(torch.randint(2, vocabulary, (length,), generator=generator).tolist()) for length in lengths]
+
+
+def geometric_stops(vocabulary: int, mean: int, seed: int = 0) -> frozenset[int]:
+    """So many random tokens as stop tokens that lengths are geometric with that mean, as long as weights are random."""
+    generator = torch.Generator().manual_seed(seed)
+    return frozenset((torch.randperm(vocabulary - 2, generator=generator)[: vocabulary // mean] + 2).tolist())
+
+
+def refill_bound(lengths: Sequence[int], slots: int) -> float:
+    """The greatest share of the slots that can be at work: no order of answers of these lengths does better."""
+    total = sum(lengths)
+    return total / (slots * max(-(-total // slots), max(lengths)))
+
+
+def batch_steps(lengths: Sequence[int], slots: int) -> int:
+    """The decode steps of batches that wait for their longest answer."""
+    return sum(max(lengths[start : start + slots]) for start in range(0, len(lengths), slots))
+
+
+def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Words `w2`, `w3`, ... between spaces, one token each; 0 is padding and 1 the end."""
+    words = {"<pad>": 0, END: 1, **{f"w{number}": number for number in range(2, vocabulary)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token=END, chat_template=TEMPLATE, padding_side="left"
+    )
+
+
+def words(tokens: Sequence[int]) -> str:
+    """The text that `tokenizer` reads as these tokens."""
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def write_folder(shape: Shape, folder: Path, seed: int, stops: frozenset[int] = frozenset()) -> None:
+    """The model with its tokenizer and its stop tokens, for anyone who loads folders."""
+    model = causal_lm(shape, seed)
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = sorted({1, *stops})
+        model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    tokenizer(shape.vocabulary).save_pretrained(folder)

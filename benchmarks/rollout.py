@@ -1,0 +1,238 @@
+"""Rollouts: tokens a second against `generate` of transformers, the cost of a decode step, the share of the slots at work.
+
+    python -m benchmarks rollout [--model 17m 135m toy] [--lengths fixed geometric]
+
+Random weights. Geometric lengths come of a random set of stop tokens (mean 64, at most 256; 40 prompts of 16 to 48 tokens in 8
+slots); both sides have the same prompts, stop tokens and settings, and take turns in one process. Each side draws the same
+answers in every round, so that rounds differ by the machine alone.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks import ceilings, models
+from benchmarks.measuring import Session, interleaved, parser, ratios, scaled, seconds, session, spread, table
+from practicum.types import SampleRequest, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload: how many prompts in how many slots, how long an answer may be, and the mean where lengths differ."""
+
+    model: str
+    lengths: str
+    prompts: int
+    slots: int
+    new_tokens: int
+    mean: int = 0
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """The stop tokens; none where all answers have the same length."""
+        return models.geometric_stops(models.SHAPES[self.model].vocabulary, self.mean) if self.mean else frozenset()
+
+
+CASES = (
+    Case("17m", "fixed", 8, 8, 96),
+    Case("17m", "fixed", 32, 32, 96),
+    Case("17m", "fixed", 64, 64, 64),
+    Case("17m", "geometric", 40, 8, 256, 64),
+    Case("135m", "fixed", 8, 8, 48),
+    Case("toy", "fixed", 8, 8, 96),
+)
+STEP = ("milliseconds", "occupancy", "occupancy_bound")
+QUICK = (Case("17m", "fixed", 8, 8, 12), Case("17m", "geometric", 16, 8, 32, 8))
+
+
+@dataclass(slots=True)
+class Contender:
+    """One side: its model, and of each rollout its lengths, its decode steps and, where known, the seconds of drawing."""
+
+    model: object
+    case: Case
+    lengths: list[list[int]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    drawing: list[float] = field(default_factory=list)
+
+
+def main() -> None:
+    """Report one line for each workload."""
+    made = parser(__doc__)
+    made.add_argument("--model", nargs="+", choices=sorted(models.SHAPES), help="only these")
+    made.add_argument("--lengths", nargs="+", choices=("fixed", "geometric"), help="only these")
+    options = made.parse_args()
+    now = session("rollout", options, ceilings.short())
+    for case in QUICK if options.quick else CASES:
+        wanted = (
+            not options.model or case.model in options.model,
+            not options.lengths or case.lengths in options.lengths,
+        )
+        if all(wanted):
+            measure(now, case)
+
+
+def measure(now: Session, case: Case) -> None:
+    """Time both sides of one workload."""
+    shape = models.SHAPES[case.model]
+    prompts = models.prompts(case.prompts, shape.vocabulary)
+    mine, theirs = Contender(models.language_model(shape), case), Contender(models.causal_lm(shape), case)
+    error = check(mine, prompts)
+    times = interleaved(
+        {
+            "ours": seconds(lambda: _ours(mine, prompts)),
+            "generate": seconds(lambda: _generate(theirs, prompts)),
+        },
+        now.rounds,
+        now.warm_up,
+    )
+    counts = {name: [sum(one) for one in side.lengths[-now.rounds :]] for name, side in _sides(mine, theirs)}
+    speed = {name: [n / t for n, t in zip(counts[name], times[name], strict=True)] for name in times}
+    figures = _steps(case, mine, theirs, times, now)
+    floor = _floor(shape, case.slots, dict(now.ceilings))
+    drawing = [drawn / taken for drawn, taken in zip(mine.drawing[-now.rounds :], times["ours"], strict=True)]
+    rows = [[name, spread(speed[name])["median"], *(figures[name][key]["median"] for key in STEP)] for name in times]
+    print(
+        f"{case.model}, {case.lengths} lengths, {case.prompts} prompts in {case.slots} slots, at most {case.new_tokens}"
+    )
+    print(table(["contender", "tokens/s", "ms a step", "slots at work", "at best"], rows))
+    now.report(
+        _readings(case, speed, figures, floor, drawing),
+        model=case.model,
+        lengths=case.lengths,
+        prompts=case.prompts,
+        slots=case.slots,
+        new_tokens=case.new_tokens,
+        mean=case.mean,
+        tokens_per_second={name: spread(values) for name, values in speed.items()},
+        of_generate=ratios(speed["ours"], speed["generate"]),
+        steps=figures,
+        floor_milliseconds=floor * 1000,
+        drawing=spread(drawing),
+        logprob_error=error,
+        mean_length=sum(map(sum, mine.lengths)) / sum(map(len, mine.lengths)),
+        longest=max(map(max, mine.lengths)),
+    )
+
+
+def _sides(mine: Contender, theirs: Contender) -> list[tuple[str, Contender]]:
+    return [("ours", mine), ("generate", theirs)]
+
+
+def _ours(side: Contender, prompts: list[tuple[int, ...]]) -> None:
+    case = side.case
+    client = models.sampler(side.model, case.slots)
+    requests = [SampleRequest(prompt, number) for number, prompt in enumerate(prompts)]
+    with models.metered() as meter:
+        samples = client.sample(requests, SamplingParams(case.new_tokens, stop_ids=case.stops))
+    side.lengths.append([len(sample.tokens) for sample in samples])
+    side.steps.append(meter.steps)
+    side.drawing.append(meter.seconds)
+
+
+@torch.no_grad()
+def _generate(side: Contender, prompts: list[tuple[int, ...]]) -> None:
+    """HF's `generate` in batches as large as there are slots, all of them waiting for their longest."""
+    case = side.case
+    assert isinstance(side.model, PreTrainedModel)
+    torch.manual_seed(0)
+    lengths = []
+    for start in range(0, len(prompts), case.slots):
+        ids, mask = _left_padded(prompts[start : start + case.slots], side.model.device)
+        settings = {"eos_token_id": sorted(case.stops)} if case.stops else {}
+        made = side.model.generate(  # type: ignore[operator]
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=case.new_tokens,
+            pad_token_id=0,
+            **settings,
+        )
+        lengths += _lengths(made[:, ids.shape[1] :], case.stops)
+    side.lengths.append(lengths)
+    side.steps.append(models.batch_steps(lengths, case.slots))
+
+
+def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([(0,) * (width - len(prompt)) + (1,) * len(prompt) for prompt in prompts])
+    return ids.to(device), mask.to(device)
+
+
+def _lengths(answers: Tensor, stops: frozenset[int]) -> list[int]:
+    """The tokens of each answer up to and with its stop token."""
+    found = []
+    for answer in answers.tolist():
+        at = next((place for place, token in enumerate(answer) if token in stops), len(answer) - 1)
+        found.append(at + 1)
+    return found
+
+
+@torch.no_grad()
+def check(side: Contender, prompts: list[tuple[int, ...]]) -> float:
+    """The greatest difference of the reported log-probabilities from the whole model's own, over a few short answers."""
+    shape = models.SHAPES[side.case.model]
+    model = models.causal_lm(shape)
+    requests = [SampleRequest(prompt, number) for number, prompt in enumerate(prompts[:4])]
+    samples = models.sampler(side.model, 4).sample(requests, SamplingParams(8, stop_ids=side.case.stops))
+    worst = 0.0
+    for request, sample in zip(requests, samples, strict=True):
+        ids = torch.tensor([[*request.prompt_tokens, *sample.tokens.tolist()]])
+        logprobs = torch.log_softmax(model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1], dim=-1)
+        wanted = logprobs.gather(-1, sample.tokens[:, None])[:, 0]
+        worst = max(worst, (wanted - sample.policy_logprobs).abs().max().item())
+    if worst > 1e-3:
+        raise SystemExit(f"the sampler's log-probabilities differ from the model's by {worst:.2g}")
+    return worst
+
+
+def _steps(
+    case: Case, mine: Contender, theirs: Contender, times: dict[str, list[float]], now: Session
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Milliseconds a decode step, the share of the slots at work, and the greatest share that the lengths allow."""
+    figures = {}
+    for name, side in _sides(mine, theirs):
+        rounds = list(zip(side.lengths[-now.rounds :], side.steps[-now.rounds :], times[name], strict=True))
+        figures[name] = {
+            "milliseconds": spread([1000 * taken / count for _, count, taken in rounds]),
+            "occupancy": spread([sum(one) / (case.slots * count) for one, count, _ in rounds]),
+            "occupancy_bound": spread([models.refill_bound(one, case.slots) for one, _, _ in rounds]),
+        }
+    return figures
+
+
+def _floor(shape: models.Shape, rows: int, limits: dict[str, float]) -> float:
+    """Seconds that reading all weights, or the products of so many rows, take at least."""
+    numbers = shape.body + shape.head
+    return ceilings.seconds_at_least(2.0 * rows * numbers, 4.0 * numbers, limits)
+
+
+def _readings(
+    case: Case,
+    speed: dict[str, list[float]],
+    figures: dict[str, dict[str, dict[str, float]]],
+    floor: float,
+    drawing: list[float],
+) -> dict[str, dict[str, float]]:
+    """What the goals ask of this workload."""
+    ratio = ratios(speed["ours"], speed["generate"])
+    if case.model == "17m" and case.lengths == "geometric":
+        return {"rollout.mixed": ratio, "rollout.occupancy": figures["ours"]["occupancy"]}
+    readings = {}
+    if case.model == "17m":
+        readings[f"rollout.draw.{case.slots}"] = spread(drawing)
+    if case.model in ("17m", "135m") and case.slots == 8:
+        readings[f"rollout.floor.{case.model}"] = scaled(figures["ours"]["milliseconds"], 0.001 / floor)
+    if case.model == "17m" and case.slots == 8:
+        readings["rollout.fixed"] = ratio
+    return readings
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Whole training steps (rollout, teacher, full-vocabulary reverse KL, AdamW) against TRL's two trainers: speed and memory.
+
+    python -m benchmarks step [--config fixed mixed toy] [--peer trl] [--peer-python PATH]
+
+Random weights, the same folders, prompts and stop tokens for all; every contender has a process of its own, they alternate,
+and the first step of each is dropped. What is compared are tokens of answers a processor second, and peak memory. On given answers
+the loss has to be TRL's.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import ceilings, models, peers
+from benchmarks.measuring import (
+    Session,
+    in_a_process,
+    interleaved,
+    parser,
+    ratios,
+    session,
+    single,
+    spread,
+    table,
+)
+
+TRAINERS = ("gkd", "distillation")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One workload: the pair, how many prompts in how large a batch, how long answers get, and the mean where they differ."""
+
+    name: str
+    student: str
+    teacher: str
+    prompts: int
+    batch: int
+    new_tokens: int
+    mean: int = 0
+    steps: int = 2
+
+
+CONFIGS = {
+    config.name: config
+    for config in (
+        Config("fixed", "17m", "57m", 8, 8, 128),
+        Config("mixed", "17m", "57m", 32, 8, 256, 64),
+        Config("toy", "toy", "toy-teacher", 32, 32, 128),
+    )
+}
+QUICK = {
+    "fixed": Config("fixed", "toy", "toy-teacher", 8, 8, 32, steps=1),
+    "mixed": Config("mixed", "toy", "toy-teacher", 8, 4, 48, 16, steps=1),
+    "toy": Config("toy", "tiny", "tiny-teacher", 8, 8, 16, steps=1),
+}
+
+
+def main() -> None:
+    """Report one line for each workload."""
+    made = parser(__doc__)
+    made.add_argument("--config", nargs="+", choices=sorted(CONFIGS), default=list(CONFIGS), help="only these")
+    made.add_argument("--alternations", type=int, help="processes of each contender (default 3, with --quick 1)")
+    peers.add_options(made, ("trl",))
+    options = made.parse_args()
+    options.rounds = options.rounds or options.alternations or (1 if options.quick else 3)
+    now = session("step", options, ceilings.short())
+    found = peers.installed(options.peer, options.peer_python)
+    for name in options.config:
+        _measure(now, (QUICK if options.quick else CONFIGS)[name], TRAINERS if found else (), options)
+
+
+def _measure(now: Session, config: Config, trainers: Sequence[str], options: argparse.Namespace) -> None:
+    """Alternate the contenders on one workload."""
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ours", *trainers)}
+    with tempfile.TemporaryDirectory() as folder:
+        _write(config, Path(folder))
+
+        def run(name: str) -> float:
+            job = _job(config, Path(folder), name, len(answers[name]))
+            module = "benchmarks.step_ours" if name == "ours" else "benchmarks.step_trl"
+            python = {} if name == "ours" else {"python": options.peer_python}
+            answers[name].append(in_a_process(module, job, **python))
+            return _speed(answers[name][-1])
+
+        speed = interleaved({name: lambda name=name: run(name) for name in answers}, now.rounds, 0)
+    peak = {name: [one["peak_mib"] for one in rows] for name, rows in answers.items()}
+    rows = [
+        [
+            name,
+            spread(speed[name])["median"],
+            spread([_mean(one["seconds"]) for one in answers[name]])["median"],
+            spread([_mean(one["sample"]) for one in answers[name]])["median"],
+            spread(peak[name])["median"],
+            answers[name][0]["loss"],
+        ]
+        for name in answers
+    ]
+    print(
+        f"{config.name}: {config.student} <- {config.teacher}, {config.prompts} prompts, at most {config.new_tokens} new"
+    )
+    print(table(["contender", "tokens/s", "s a step", "of it rollout", "peak MiB", "loss"], rows))
+    phases = _phases(answers["ours"])
+    print(table(["phase", "share"], [[phase, share["median"]] for phase, share in phases.items()]))
+    ideal = _roofline(config, answers["ours"], dict(now.ceilings))
+    now.report(
+        _readings(config, speed, peak, answers, phases, ideal),
+        config=config.name,
+        pair=[config.student, config.teacher],
+        prompts=config.prompts,
+        batch=config.batch,
+        new_tokens=config.new_tokens,
+        mean=config.mean,
+        tokens_per_second={name: spread(values) for name, values in speed.items()},
+        ratios={name: ratios(speed["ours"], speed[name]) for name in trainers},
+        peak_mib={name: spread(values) for name, values in peak.items()},
+        imports_mib={name: spread([one["imports_mib"] for one in rows]) for name, rows in answers.items()},
+        rollout_seconds={name: spread([_mean(one["sample"]) for one in rows]) for name, rows in answers.items()},
+        step_seconds={name: spread([_mean(one["seconds"]) for one in rows]) for name, rows in answers.items()},
+        phases=phases,
+        roofline=ideal,
+        loss={name: rows[0]["loss"] for name, rows in answers.items()},
+        measured_steps=config.steps,
+        peers=peers.versions(["trl"] if trainers else [], options.peer_python),
+    )
+
+
+def _write(config: Config, folder: Path) -> None:
+    stops = _stops(config)
+    models.write_folder(models.SHAPES[config.student], folder / "student", 1, stops)
+    models.write_folder(models.SHAPES[config.teacher], folder / "teacher", 2, stops)
+
+
+def _stops(config: Config) -> frozenset[int]:
+    """The tokens that end an answer; the tokenizer's own end is always among them."""
+    vocabulary = models.SHAPES[config.student].vocabulary
+    return frozenset({1}) | (models.geometric_stops(vocabulary, config.mean) if config.mean else frozenset())
+
+
+def _job(config: Config, folder: Path, name: str, number: int) -> Path:
+    """What a process is to do, as a file."""
+    vocabulary = models.SHAPES[config.student].vocabulary
+    generator = torch.Generator().manual_seed(99)
+    answers = [
+        (prompt, torch.randint(2, vocabulary, (5 + 3 * place,), generator=generator).tolist())
+        for place, prompt in enumerate(models.prompts(4, vocabulary, seed=98))
+    ]
+    job = {
+        "trainer": name,
+        "student": str(folder / "student"),
+        "teacher": str(folder / "teacher"),
+        "out": str(folder / f"{name}-{number}"),
+        "prompts": models.prompts(config.prompts, vocabulary, seed=5),
+        "answers": answers,
+        "stops": sorted(_stops(config)),
+        "batch": config.batch,
+        "new_tokens": config.new_tokens,
+        "steps": config.steps + 1,
+        "learning_rate": 1e-4,
+        "seed": number,
+    }
+    path = folder / f"{name}-{number}.json"
+    path.write_text(json.dumps(job), encoding="utf-8")
+    return path
+
+
+def _speed(answer: dict[str, Any]) -> float:
+    return sum(answer["tokens"]) / sum(answer["seconds"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _phases(answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The share of each phase in the seconds of a step, and of what is outside the calls of the backend."""
+    shares: dict[str, list[float]] = {}
+    for answer in answers:
+        whole = sum(answer["seconds"])
+        for phase in answer["phases"][0]:
+            shares.setdefault(phase, []).append(sum(row[phase] for row in answer["phases"]) / whole)
+        shares.setdefault("outside", []).append(1 - sum(sum(row.values()) for row in answer["phases"]) / whole)
+    return {phase: spread(values) for phase, values in shares.items()}
+
+
+def _roofline(config: Config, answers: Sequence[dict[str, Any]], limits: dict[str, float]) -> dict[str, float]:
+    """Seconds that the arithmetic and the weights' bytes of a step take at the ceilings, by phase, for its mean tokens."""
+    student, teacher = models.SHAPES[config.student], models.SHAPES[config.teacher]
+    new = _mean([_mean(answer["tokens"]) for answer in answers])
+    read = new + sum(map(len, models.prompts(config.prompts, student.vocabulary, seed=5)))
+    numbers, rows = student.body + student.head, config.batch
+    decode = new / rows * ceilings.seconds_at_least(2.0 * rows * numbers, 4.0 * numbers, limits)
+    rate = limits["gflops"] * 1e9
+    parts = {
+        "decode": decode,
+        "prefill": 2.0 * student.body * (read - new) / rate,
+        "teacher": 2.0 * teacher.body * read / rate,
+        "student": 6.0 * student.body * read / rate,
+        "loss": 2.0 * new * student.vocabulary * (3 * student.width + teacher.width) / rate,
+    }
+    whole = sum(parts.values())
+    taken = _mean([_mean(answer["seconds"]) for answer in answers])
+    return {**parts, "whole": whole, "measured": taken, "ratio": taken / whole}
+
+
+def _readings(
+    config: Config,
+    speed: dict[str, list[float]],
+    peak: dict[str, list[float]],
+    answers: dict[str, list[dict[str, Any]]],
+    phases: dict[str, dict[str, float]],
+    ideal: dict[str, float],
+) -> dict[str, dict[str, float]]:
+    """What the goals ask of this workload."""
+    readings = {
+        f"step.{config.name}.roofline": single(ideal["ratio"]),
+        f"step.{config.name}.framework": single(phases["outside"]["median"]),
+    }
+    for name in speed:
+        if name != "ours":
+            readings[f"step.{config.name}.{name}"] = ratios(speed["ours"], speed[name])
+            readings[f"step.{config.name}.memory.{name}"] = ratios(peak["ours"], peak[name])
+    losses = [rows[0]["loss"] for rows in answers.values()]
+    if len(losses) > 1:
+        readings["step.loss"] = single(max(losses) - min(losses))
+    return readings
+
+
+if __name__ == "__main__":
+    main()

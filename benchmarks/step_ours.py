@@ -1,0 +1,159 @@
+"""Whole steps of this library on the models and prompts of a workload, in a process of its own.
+
+`python -m benchmarks.step_ours JOB`; JOB is a file of JSON, see `benchmarks.step`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measuring import memory
+from benchmarks.models import trainer as make_trainer
+from benchmarks.models import words
+from practicum.backends.local import load, load_student, scorer
+from practicum.loop import Parts, StepPlan, StepSettings, assemble, train_step
+from practicum.model_config import ScorerConfig, StudentConfig
+from practicum.objective import Full, Objective
+from practicum.ports import AdamParams
+from practicum.rollouts import StudentSource
+from practicum.teachers._client import ClientTeacher
+from practicum.types import Message, Prompt, Rollout, SamplingParams
+
+
+class Given:
+    """A task of given prompts, without rewards."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._prompts = prompts
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """All of them."""
+        return self._prompts
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """None."""
+        return []
+
+    def reward(self, prompt: Prompt, completion: str) -> float | None:
+        """Nobody judges."""
+        return None
+
+
+class Phases:
+    """Processor seconds of the calls of the backend, by phase, innermost first."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def watch(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, its seconds counted under the phase."""
+
+        def watched(*given: Any, **named: Any) -> Any:
+            start = time.process_time()
+            try:
+                return call(*given, **named)
+            finally:
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + time.process_time() - start
+
+        return watched
+
+    def take(self) -> dict[str, float]:
+        """What has been counted, which begins anew."""
+        taken, self.seconds = self.seconds, {}
+        return taken
+
+
+class Sampling:
+    """A sampling client whose calls are counted."""
+
+    def __init__(self, client: Any, phases: Phases) -> None:
+        self.sample = phases.watch("sample", client.sample)
+        self.score = phases.watch("score", client.score)
+        self.capabilities = client.capabilities
+
+
+def main() -> None:
+    """Compare the loss on given answers, then train and print the seconds, tokens and phases of each step."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    imports = memory("VmRSS")
+    student = load_student(StudentConfig(model=job["student"], device="cpu"), seed=0)
+    taught = ScorerConfig(model=job["teacher"], device="cpu")
+    loaded = load(taught)
+    trainer = make_trainer(student.language_model, job["batch"])
+    limits = trainer.limits
+    teacher = ClientTeacher(scorer(loaded, taught, limits.sampling_batch, limits.chunk_tokens), loaded.renderer)
+    loss = _loss(job, trainer, teacher)
+    phases = Phases()
+    _watch(trainer, teacher, phases)
+    prompts = [_prompt(number, prompt) for number, prompt in enumerate(job["prompts"])]
+    parts = Parts(trainer, teacher, Given(prompts), student.renderer, prompts)
+    plan = StepPlan(
+        objective=Objective(),
+        n=1,
+        sampling=SamplingParams(job["new_tokens"], stop_ids=frozenset(job["stops"])),
+        source=StudentSource(),
+        adam=AdamParams(job["learning_rate"]),
+    )
+    settings = StepSettings(job["seed"], len(prompts), lambda step: plan)
+    rows = []
+    for step in range(1, job["steps"] + 1):
+        start = time.process_time()
+        result = train_step(step, parts, settings)
+        taken = time.process_time() - start
+        rows.append((taken, sum(len(rollout.tokens) for rollout in result.rollouts), phases.take()))
+    answer = {
+        "seconds": [row[0] for row in rows[1:]],
+        "tokens": [row[1] for row in rows[1:]],
+        "sample": [row[2]["sample"] for row in rows[1:]],
+        "phases": [row[2] for row in rows[1:]],
+        "loss": loss,
+        "peak_mib": memory("VmHWM"),
+        "imports_mib": imports,
+    }
+    print(json.dumps(answer))
+
+
+def _watch(trainer: Any, teacher: Any, phases: Phases) -> None:
+    """Count the calls through which a step reaches the backend."""
+    clients = trainer.sampling_client
+    trainer.sampling_client = lambda: Sampling(clients(), phases)
+    trainer.forward_backward = phases.watch("forward_backward", trainer.forward_backward)
+    trainer.optim_step = phases.watch("optimizer", trainer.optim_step)
+    teacher.score = phases.watch("teacher", teacher.score)
+
+
+def _prompt(number: int, tokens: Sequence[int]) -> Prompt:
+    return Prompt(str(number), (Message("user", words(tokens)),))
+
+
+def _loss(job: dict[str, Any], trainer: Any, teacher: ClientTeacher) -> float:
+    """The mean over the tokens of the given answers; the gradient is thrown away."""
+    rollouts = [
+        Rollout(
+            prompt=_prompt(number, prompt),
+            prompt_tokens=tuple(prompt),
+            tokens=torch.tensor(answer),
+            loss_mask=torch.ones(len(answer), dtype=torch.bool),
+            sampling_logprobs=torch.zeros(len(answer)),
+            policy_logprobs=torch.zeros(len(answer)),
+            policy_version=0,
+            stop_reason="length",
+            text="",
+        )
+        for number, (prompt, answer) in enumerate(job["answers"])
+    ]
+    data = assemble(rollouts, teacher.score(rollouts, Full()))
+    result = trainer.forward_backward(data, Objective(), 0)
+    for parameter in trainer.language_model.model.parameters():
+        parameter.grad = None
+    return result.metrics["loss"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""One trainer of TRL on the models and prompts of a workload, in a process of its own: `python -m benchmarks.step_trl JOB`.
+
+JOB is a file of JSON, see `benchmarks.step`. Only TRL and what it needs are imported.
+"""
+
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset  # type: ignore[import-not-found]
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers.utils import logging
+from trl import DistillationConfig, DistillationTrainer  # type: ignore[import-not-found]
+from trl.experimental.gkd import GKDConfig, GKDTrainer  # type: ignore[import-not-found]
+
+from benchmarks.measuring import memory
+from benchmarks.models import words
+
+
+class Marks(TrainerCallback):
+    """Processor seconds and tokens at the end of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.tokens: list[int] = []
+        self.count = 0
+        self.generating = 0.0
+        self.generated: list[float] = []
+
+    def on_step_end(self, *given: Any, **named: Any) -> None:
+        self.seconds.append(time.process_time())
+        self.tokens.append(self.count)
+        self.generated.append(self.generating)
+
+
+def main() -> None:
+    """Compare the loss on given answers, then train and print the seconds and tokens of each step."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    imports = memory("VmRSS")
+    marks = Marks()
+    trainer = {"gkd": _gkd, "distillation": _distillation}[job["trainer"]](job, marks)
+    loss = {"gkd": _gkd_loss, "distillation": _distillation_loss}[job["trainer"]](trainer, job)
+    trainer.add_callback(marks)
+    trainer.train()
+    answer = {
+        "seconds": _steps(marks.seconds),
+        "tokens": _steps(marks.tokens),
+        "sample": _steps(marks.generated),
+        "loss": loss,
+        "peak_mib": memory("VmHWM"),
+        "imports_mib": imports,
+    }
+    print(json.dumps(answer))
+
+
+def _steps(marks: list[Any]) -> list[Any]:
+    """The differences of the marks: every step but the first, which warms up."""
+    return [later - earlier for earlier, later in itertools.pairwise(marks)]
+
+
+def _settings(job: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "output_dir": job["out"],
+        "per_device_train_batch_size": job["batch"],
+        "gradient_accumulation_steps": len(job["prompts"]) // job["batch"],
+        "max_steps": job["steps"],
+        "learning_rate": job["learning_rate"],
+        "lr_scheduler_type": "constant",
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "temperature": 1.0,
+        "beta": 1.0,
+        "seed": job["seed"],
+    }
+
+
+def _models(job: dict[str, Any]) -> tuple[Any, Any, Any]:
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(job[name], dtype=torch.float32) for name in ("student", "teacher")
+    )
+    if not job["stops"]:
+        student.generation_config.eos_token_id = None
+    return student, teacher, AutoTokenizer.from_pretrained(job["student"])
+
+
+def _gkd(job: dict[str, Any], marks: Marks) -> Any:
+    student, teacher, tokenizer = _models(job)
+    rows = [
+        {"messages": [{"role": "user", "content": words(prompt)}, {"role": "assistant", "content": words([2])}]}
+        for prompt in job["prompts"]
+    ]
+    plain = GKDTrainer.generate_on_policy_outputs
+
+    def generate(*given: Any, **named: Any) -> Any:
+        start = time.process_time()
+        ids, mask, labels = plain(*given, **named)
+        marks.generating += time.process_time() - start
+        marks.count += int((labels != -100).sum())
+        return ids, mask, labels
+
+    GKDTrainer.generate_on_policy_outputs = staticmethod(generate)
+    return GKDTrainer(
+        model=student,
+        teacher_model=teacher,
+        args=GKDConfig(**_settings(job), lmbda=1.0, max_new_tokens=job["new_tokens"]),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+
+
+def _distillation(job: dict[str, Any], marks: Marks) -> Any:
+    student, teacher, tokenizer = _models(job)
+
+    class Counted(DistillationTrainer):
+        def _generate(self, *given: Any, **named: Any) -> Any:
+            start = time.process_time()
+            made = super()._generate(*given, **named)
+            marks.generating += time.process_time() - start
+            marks.count += sum(map(len, made[1]))
+            return made
+
+    return Counted(
+        model=student,
+        teacher_model=teacher,
+        args=DistillationConfig(**_settings(job), max_completion_length=job["new_tokens"], top_k=0),
+        train_dataset=Dataset.from_list([{"prompt": words(prompt)} for prompt in job["prompts"]]),
+        processing_class=tokenizer,
+    )
+
+
+@torch.no_grad()
+def _gkd_loss(trainer: Any, job: dict[str, Any]) -> float:
+    """The mean over the tokens of the given answers."""
+    texts = [(*prompt, *answer) for prompt, answer in job["answers"]]
+    ids, mask = _padded(texts, "right")
+    labels = ids.masked_fill(mask == 0, -100)
+    for row, (prompt, _) in enumerate(job["answers"]):
+        labels[row, : len(prompt)] = -100
+    return float(trainer.compute_loss(trainer.model, {"input_ids": ids, "attention_mask": mask, "labels": labels}))
+
+
+@torch.no_grad()
+def _distillation_loss(trainer: Any, job: dict[str, Any]) -> float:
+    """The same."""
+    prompt_ids, prompt_mask = _padded([prompt for prompt, _ in job["answers"]], "left")
+    completion_ids, completion_mask = _padded([answer for _, answer in job["answers"]], "right")
+    inputs = {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+    }
+    return float(trainer._compute_loss(trainer.model, inputs, None)[0])
+
+
+def _padded(texts: list[Any], side: str) -> tuple[Tensor, Tensor]:
+    width = max(map(len, texts))
+    ids, mask = torch.zeros(2, len(texts), width, dtype=torch.long)
+    for row, text in enumerate(texts):
+        part = slice(width - len(text), width) if side == "left" else slice(0, len(text))
+        ids[row, part] = torch.tensor(text)
+        mask[row, part] = 1
+    return ids, mask
+
+
+if __name__ == "__main__":
+    main()
