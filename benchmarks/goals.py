@@ -1,7 +1,7 @@
 """The goals: what is measured, what it must reach, and how a reading stands against it.
 
-A reading is a median with its least and greatest round. A goal is missed only where its best round misses it too, and is void
-where the rounds are further apart than `SPREAD` of their median.
+A reading is a median with its least and greatest round. A goal is missed only where its best round misses it too. Where the rounds
+do not agree and are further apart than `SPREAD` of their median, the measurement is void.
 """
 
 from collections.abc import Mapping
@@ -108,14 +108,17 @@ BY_KEY = {goal.key: goal for group in GOALS.values() for goal in group}
 
 def verdict(goal: Goal, reading: Mapping[str, float]) -> str:
     """How a reading stands, in words."""
-    ends = [reading["least"], reading["greatest"]]
+    ends = [goal.reached(reading[end]) for end in ("least", "greatest")]
     if goal.reached(reading["median"]):
         said = "pass"
-    elif any(map(goal.reached, ends)):
+    elif any(ends):
         said = "pass in its best round only"
     else:
         said = "fail"
-    return f"{said}, but void: the rounds differ by {reading['spread']:.0%}" if reading["spread"] > SPREAD else said
+    agreed = all(ends) or not any(ends)
+    if reading["spread"] > SPREAD and not agreed:
+        return f"{said}, but void: the rounds differ by {reading['spread']:.0%}"
+    return said
 
 
 def stand(goal: Goal, reading: Mapping[str, float]) -> tuple[str, ...]:

@@ -60,15 +60,15 @@ def inputs(size: Size, seed: int = 0, device: str = "cpu", dtype: torch.dtype = 
     return made
 
 
-def products(given: Inputs) -> tuple[Tensor, Tensor]:
+def products(given: Inputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     """The four matrix products alone: the floor of the time."""
     weight = given.student_weight.detach()
     assert given.student_weight.grad is not None
     pulled = torch.empty_like(given.student)
-    logits = torch.empty(CHUNK, len(weight), dtype=weight.dtype, device=weight.device)
+    logits = torch.empty(chunk, len(weight), dtype=weight.dtype, device=weight.device)
     theirs = torch.empty_like(logits)
-    for start in range(0, len(given.ids), CHUNK):
-        part = slice(start, min(start + CHUNK, len(given.ids)))
+    for start in range(0, len(given.ids), chunk):
+        part = slice(start, min(start + chunk, len(given.ids)))
         count = part.stop - part.start
         torch.mm(given.student[part], weight.T, out=logits[:count])
         torch.mm(given.teacher[part], given.teacher_weight.T, out=theirs[:count])
@@ -89,7 +89,7 @@ def naive(given: Inputs) -> tuple[Tensor, Tensor]:
     return value.detach(), hidden.grad
 
 
-def ours(name: str) -> Kernel:
+def ours(name: str, chunk: int = CHUNK) -> Kernel:
     """This library's step: a divergence over the whole vocabulary, or `sampled` for the sampled token alone."""
     from practicum import functional as F
     from practicum.functional.chunked import Tiles
@@ -104,7 +104,7 @@ def ours(name: str) -> Kernel:
         count = len(given.ids)
         zeros, rows = torch.zeros(count), torch.zeros(count, dtype=torch.long)
         batch = TokenBatch(
-            tokens=given.ids,
+            tokens=given.ids.cpu(),
             rows=rows,
             positions=torch.arange(count),
             sampling_logprobs=zeros,
@@ -118,14 +118,15 @@ def ours(name: str) -> Kernel:
             first=(0,),
         )
         total, gradients = torch.zeros(()), []
-        for part in F.chunks(count, CHUNK):
+        for part in F.chunks(count, chunk):
             said = TeacherSignal(hidden=given.teacher[part], head=theirs)
             if name == "sampled":
                 known = F.gather_logprobs(theirs.logprobs(given.teacher[part]), given.ids[part])
                 said = TeacherSignal(logprobs=known)
-            side = open_chunk(mine, given.student[part], (said, TeacherSignal()), batch[part], objective, tiles)
+            tokens = batch[part].to(given.ids.device)
+            side = open_chunk(mine, given.student[part], (said, TeacherSignal()), tokens, objective, tiles)
             share = token_side(objective.losses[0], side.values[0], batch[part])
-            total = total + (share * side.values[0].value).sum()
+            total = total + (share * side.values[0].value).sum().item()
             gradients.append(side.backward([share]))
         return total, torch.cat(gradients)
 

@@ -80,19 +80,19 @@ def config(shape: Shape) -> LlamaConfig:
     return made
 
 
-def causal_lm(shape: Shape, seed: int = 0) -> PreTrainedModel:
+def causal_lm(shape: Shape, seed: int = 0, device: str = "cpu") -> PreTrainedModel:
     """A model of transformers with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config(shape)).eval()
+        return AutoModelForCausalLM.from_config(config(shape)).eval().to(device)
 
 
-def language_model(shape: Shape, seed: int = 0):  # type: ignore[no-untyped-def]
+def language_model(shape: Shape, seed: int = 0, device: str = "cpu"):  # type: ignore[no-untyped-def]
     """The same weights as this library's language model."""
     from practicum.backends.local import LanguageModel
     from practicum.backends.local.packing import ready_to_pack
 
-    return ready_to_pack(LanguageModel(causal_lm(shape, seed), shape.vocabulary))
+    return ready_to_pack(LanguageModel(causal_lm(shape, seed, device), shape.vocabulary))
 
 
 def sampler(model, slots: int):  # type: ignore[no-untyped-def]

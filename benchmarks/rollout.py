@@ -7,6 +7,7 @@ slots); both sides have the same prompts, stop tokens and settings, and take tur
 answers in every round, so that rounds differ by the machine alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,9 @@ from transformers import PreTrainedModel
 from benchmarks import ceilings, models
 from benchmarks.measuring import Session, interleaved, parser, ratios, scaled, seconds, session, spread, table
 from practicum.types import SampleRequest, SamplingParams
+
+Timer = Callable[[Callable[[], object]], Callable[[], float]]
+"""Makes of some work something that returns its seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +78,16 @@ def main() -> None:
             measure(now, case)
 
 
-def measure(now: Session, case: Case) -> None:
-    """Time both sides of one workload."""
+def measure(now: Session, case: Case, device: str = "cpu", timer: Timer = seconds) -> dict[str, float]:
+    """Time both sides of one workload; how many times as fast as `generate` this library is."""
     shape = models.SHAPES[case.model]
     prompts = models.prompts(case.prompts, shape.vocabulary)
-    mine, theirs = Contender(models.language_model(shape), case), Contender(models.causal_lm(shape), case)
-    error = check(mine, prompts)
+    mine, theirs = (Contender(make(shape, device=device), case) for make in (models.language_model, models.causal_lm))
+    error = check(mine, prompts, device)
     times = interleaved(
         {
-            "ours": seconds(lambda: _ours(mine, prompts)),
-            "generate": seconds(lambda: _generate(theirs, prompts)),
+            "ours": timer(lambda: _ours(mine, prompts)),
+            "generate": timer(lambda: _generate(theirs, prompts)),
         },
         now.rounds,
         now.warm_up,
@@ -98,8 +102,10 @@ def measure(now: Session, case: Case) -> None:
         f"{case.model}, {case.lengths} lengths, {case.prompts} prompts in {case.slots} slots, at most {case.new_tokens}"
     )
     print(table(["contender", "tokens/s", "ms a step", "slots at work", "at best"], rows))
+    ratio = ratios(speed["ours"], speed["generate"])
     now.report(
-        _readings(case, speed, figures, floor, drawing),
+        _readings(case, speed, figures, floor, drawing) if device == "cpu" else {"gpu.rollout": ratio},
+        device=device,
         model=case.model,
         lengths=case.lengths,
         prompts=case.prompts,
@@ -107,7 +113,7 @@ def measure(now: Session, case: Case) -> None:
         new_tokens=case.new_tokens,
         mean=case.mean,
         tokens_per_second={name: spread(values) for name, values in speed.items()},
-        of_generate=ratios(speed["ours"], speed["generate"]),
+        of_generate=ratio,
         steps=figures,
         floor_milliseconds=floor * 1000,
         drawing=spread(drawing),
@@ -115,6 +121,7 @@ def measure(now: Session, case: Case) -> None:
         mean_length=sum(map(sum, mine.lengths)) / sum(map(len, mine.lengths)),
         longest=max(map(max, mine.lengths)),
     )
+    return ratio
 
 
 def _sides(mine: Contender, theirs: Contender) -> list[tuple[str, Contender]]:
@@ -175,17 +182,17 @@ def _lengths(answers: Tensor, stops: frozenset[int]) -> list[int]:
 
 
 @torch.no_grad()
-def check(side: Contender, prompts: list[tuple[int, ...]]) -> float:
+def check(side: Contender, prompts: list[tuple[int, ...]], device: str) -> float:
     """The greatest difference of the reported log-probabilities from the whole model's own, over a few short answers."""
     shape = models.SHAPES[side.case.model]
-    model = models.causal_lm(shape)
+    model = models.causal_lm(shape, device=device)
     requests = [SampleRequest(prompt, number) for number, prompt in enumerate(prompts[:4])]
     samples = models.sampler(side.model, 4).sample(requests, SamplingParams(8, stop_ids=side.case.stops))
     worst = 0.0
     for request, sample in zip(requests, samples, strict=True):
-        ids = torch.tensor([[*request.prompt_tokens, *sample.tokens.tolist()]])
+        ids = torch.tensor([[*request.prompt_tokens, *sample.tokens.tolist()]], device=device)
         logprobs = torch.log_softmax(model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1], dim=-1)
-        wanted = logprobs.gather(-1, sample.tokens[:, None])[:, 0]
+        wanted = logprobs.cpu().gather(-1, sample.tokens[:, None])[:, 0]
         worst = max(worst, (wanted - sample.policy_logprobs).abs().max().item())
     if worst > 1e-3:
         raise SystemExit(f"the sampler's log-probabilities differ from the model's by {worst:.2g}")

@@ -1,0 +1,144 @@
+"""How costs grow: the loss with tokens and vocabulary, a step with its tokens, decoding with the number of prompts.
+
+    python -m benchmarks scaling [--quick]
+
+Each is fitted as a power of its size over four sizes, by a straight line through the logarithms; the four take turns.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks import ceilings, models
+from benchmarks.loss_kernels import Size, inputs, kernel
+from benchmarks.measuring import (
+    Session,
+    exponent,
+    interleaved,
+    memory,
+    parser,
+    session,
+    significant,
+    spread,
+    table,
+)
+from practicum.loop import assemble
+from practicum.objective import Full, Objective
+from practicum.ports import AdamParams, ScoreRequest
+from practicum.types import Prompt, Rollout, SampleRequest, SamplingParams
+
+FULL = {
+    "loss.tokens": (256, 512, 1024, 2048),
+    "loss.vocabulary": (8192, 16384, 32768, 65536),
+    "step.tokens": (512, 1024, 2048, 4096),
+    "rollout.prompts": (32, 64, 128, 256),
+}
+QUICK = {
+    "loss.tokens": (128, 256),
+    "loss.vocabulary": (1024, 2048),
+    "step.tokens": (256, 512),
+    "rollout.prompts": (16, 32),
+}
+SLOTS, MEAN, LONGEST, ANSWER = 8, 16, 64, 64
+
+
+def main() -> None:
+    """Report one line."""
+    options = parser(__doc__).parse_args()
+    now = session("scaling", options, ceilings.short())
+    sizes = QUICK if options.quick else FULL
+    shape = models.SHAPES["tiny" if options.quick else "toy"]
+    makers: dict[str, Callable[[int], Callable[[], float]]] = {
+        "loss.tokens": lambda tokens: _loss(Size(tokens, sizes["loss.vocabulary"][-1] // 2)),
+        "loss.vocabulary": lambda vocabulary: _loss(Size(sizes["loss.tokens"][1], vocabulary)),
+        "step.tokens": _steps(shape, "tiny-teacher" if options.quick else "toy-teacher"),
+        "rollout.prompts": _decoding(shape),
+    }
+    found = {what: _fit(now, sizes[what], make) for what, make in makers.items()}
+    rows = [[what, *one["seconds"], one["exponent"]["median"]] for what, one in found.items()]
+    heads = [f"size {number}" for number in range(1, len(sizes["loss.tokens"]) + 1)]
+    print(table(["seconds of", *heads, "exponent"], rows))
+    now.report(
+        {f"scaling.{what}": one["exponent"] for what, one in found.items()},
+        fits=found,
+        peak_mib=round(memory("VmHWM")),
+    )
+
+
+def _fit(now: Session, sizes: Sequence[int], make: Callable[[int], Callable[[], float]]) -> dict:
+    """Median seconds of each size, and the exponent of each round."""
+    times = interleaved({str(size): make(size) for size in sizes}, now.rounds, now.warm_up)
+    exponents = [exponent(sizes, [times[str(size)][number] for size in sizes]) for number in range(now.rounds)]
+    return {
+        "sizes": list(sizes),
+        "seconds": [spread(times[str(size)])["median"] for size in sizes],
+        "exponent": {**spread(exponents), "spread": significant(max(exponents) - min(exponents))},
+    }
+
+
+def _loss(size: Size) -> Callable[[], float]:
+    run, given = kernel("reverse_kl"), inputs(size)
+    return _timed(lambda: run(given))
+
+
+def _timed(work: Callable[[], object], share: float = 1.0) -> Callable[[], float]:
+    """The work as something that returns its processor seconds, divided by `share`."""
+
+    def timed() -> float:
+        start = time.process_time()
+        work()
+        return (time.process_time() - start) / share
+
+    return timed
+
+
+def _steps(shape: models.Shape, teacher: str) -> Callable[[int], Callable[[], float]]:
+    """Scores, gradient and AdamW on so many tokens of answers, all of one length."""
+    trainer = models.trainer(models.language_model(shape), SLOTS)
+    scorer = models.sampler(models.language_model(models.SHAPES[teacher], 1), SLOTS)
+
+    def make(tokens: int) -> Callable[[], float]:
+        items = [_rollout(shape, number) for number in range(tokens // ANSWER)]
+        requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
+
+        def step() -> None:
+            trainer.forward_backward(assemble(items, scorer.score(requests, Full())), Objective(), 0)
+            trainer.optim_step(AdamParams(1e-6))
+
+        return _timed(step)
+
+    return make
+
+
+def _rollout(shape: models.Shape, number: int) -> Rollout:
+    (prompt,) = models.prompts(1, shape.vocabulary, number, 32, 32)
+    (answer,) = models.prompts(1, shape.vocabulary, 10**6 + number, ANSWER, ANSWER)
+    return Rollout(
+        prompt=Prompt(str(number), ()),
+        prompt_tokens=prompt,
+        tokens=torch.tensor(answer),
+        loss_mask=torch.ones(ANSWER, dtype=torch.bool),
+        sampling_logprobs=torch.zeros(ANSWER),
+        policy_logprobs=torch.zeros(ANSWER),
+        policy_version=0,
+        stop_reason="length",
+        text="",
+    )
+
+
+def _decoding(shape: models.Shape) -> Callable[[int], Callable[[], float]]:
+    """Seconds a token of so many prompts' answers of mixed lengths, in few slots."""
+    client = models.sampler(models.language_model(shape), SLOTS)
+    params = SamplingParams(LONGEST, stop_ids=models.geometric_stops(shape.vocabulary, MEAN))
+
+    def make(count: int) -> Callable[[], float]:
+        requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(models.prompts(count, shape.vocabulary))]
+        tokens = sum(len(sample.tokens) for sample in client.sample(requests, params))
+        return _timed(lambda: client.sample(requests, params), tokens)
+
+    return make
+
+
+if __name__ == "__main__":
+    main()

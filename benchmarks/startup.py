@@ -1,0 +1,63 @@
+"""Seconds until something happens: the command line's help, and the first training step against a warm one.
+
+python -m benchmarks startup [--recipe smoke/toy]
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measuring import environment, in_a_process, parser, session, spread, table
+
+STEPS = 6
+
+
+def main() -> None:
+    """Report one line; these are wall seconds, so the machine should be idle."""
+    made = parser(__doc__)
+    made.add_argument("--recipe", default="smoke/toy")
+    made.add_argument("--measure", action="store_true", help="internal: the seconds of a few steps")
+    options = made.parse_args()
+    if options.measure:
+        print(json.dumps(_steps(options.recipe)))
+        return
+    now = session("startup", options)
+    helps = [_help() for _ in range(now.warm_up + now.rounds)][now.warm_up :]
+    runs = [in_a_process("benchmarks.startup", "--measure", "--recipe", options.recipe) for _ in range(now.rounds)]
+    beyond = spread([steps[0] - spread(steps[1:])["median"] for steps in runs])
+    warm = spread([spread(steps[1:])["median"] for steps in runs])
+    rows = [["practicum --help", spread(helps)["median"]], ["first step beyond a warm one", beyond["median"]]]
+    print(table(["what", "wall seconds"], [*rows, ["a warm step", warm["median"]]]))
+    now.report({"startup.help": spread(helps), "startup.first": beyond}, recipe=options.recipe, warm_step_seconds=warm)
+
+
+def _help() -> float:
+    start = time.monotonic()
+    command = [sys.executable, "-m", "practicum", "--help"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
+    return time.monotonic() - start
+
+
+def _steps(recipe: str) -> list[float]:
+    """Wall seconds of the first steps of a recipe."""
+    from practicum.assembly import assemble_run
+    from practicum.loop import train_step
+    from practicum.recipe import load_recipe
+
+    with tempfile.TemporaryDirectory() as folder:
+        built = assemble_run(
+            load_recipe(recipe, [f"train.steps={STEPS}"]), models=Path(folder), rejected=None, say=lambda line: None
+        )
+        seconds = []
+        for step in range(1, STEPS + 1):
+            start = time.monotonic()
+            train_step(step, built.parts, built.settings)
+            seconds.append(time.monotonic() - start)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
