@@ -31,6 +31,7 @@ from practicum.recipe import Recipe
 from practicum.rollouts import Archive, Cache, read_tape, replays
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
+from practicum.teachers import cached
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
 from practicum.types import Prompt, Rollout
 
@@ -47,6 +48,7 @@ class Assembled:
     courses: Courses
     identity: dict[str, str]
     too_long: list[Prompt]
+    cached: list[cached.CachedTeacher]
 
     def teachers(self) -> dict[str, Teacher]:
         """The teacher, and the reference where there is one."""
@@ -54,8 +56,13 @@ class Assembled:
         return {"teacher": self.parts.teacher, **({} if reference is None else {"reference": reference})}
 
 
-def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Callable[[str], None]) -> Assembled:
-    """Build all parts. `models` holds from-scratch models; `rejected` takes the rows that could not be used."""
+def assemble_run(
+    recipe: Recipe, models: Path, rejected: Path | None, say: Callable[[str], None], scores: Path | None = None
+) -> Assembled:
+    """Build all parts. `models` holds from-scratch models; `rejected` takes the rows that could not be used.
+
+    `scores` is where `cached` teachers keep their answers unless they name a folder; None: they keep none.
+    """
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     task = build_task(recipe, rejected, say)
@@ -65,7 +72,7 @@ def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Calla
     )
     limits = TrainerLimits(recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch)
     trainer = LocalTrainer(student.language_model, limits)
-    builder = _TeacherBuilder(recipe, student, trainer, models, task, say)
+    builder = _TeacherBuilder(recipe, student, trainer, models, task, say, scores)
     teacher = builder.build("teacher", recipe.teacher)
     reference = None if recipe.reference is None else builder.build("reference", recipe.reference)
     prompts, too_long = fitting(task.train_prompts(), student, recipe)
@@ -96,6 +103,7 @@ def assemble_run(recipe: Recipe, models: Path, rejected: Path | None, say: Calla
             **tape,
         },
         too_long=too_long,
+        cached=builder.cached,
     )
 
 
@@ -192,14 +200,17 @@ class _TeacherBuilder:
         models: Path,
         task: Task,
         say: Callable[[str], None],
+        scores: Path | None,
     ) -> None:
         self.sources: list[str] = []
+        self.cached: list[cached.CachedTeacher] = []
         self._recipe = recipe
         self._student = student
         self._trainer = trainer
         self._models = models
         self._task = task
         self._say = say
+        self._scores = scores
 
     def build(self, role: str, config: Any) -> Teacher:
         """The recipe's teacher or reference."""
@@ -215,6 +226,9 @@ class _TeacherBuilder:
             return self._load(config, made[-1])
 
         def build(context: TeacherContext, config: Any) -> Teacher:
+            if isinstance(config, cached.Config):
+                self.cached.append(cached.build(config, context, self._scores, self._say))
+                return self.cached[-1]
             return module_of("teachers", config.type).build(config, context)
 
         base_dir = Path(self._recipe.base_dir)

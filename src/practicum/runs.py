@@ -148,7 +148,9 @@ class _Run:
             if not self.home.report_html.is_file():
                 write_report(self.home.path)
             return RunResult(self.home.path, json.loads(self.home.summary_json.read_text(encoding="utf-8")))
-        built = assemble_run(self.recipe, self.home.models, self.home.rejected_jsonl, self.console.event)
+        built = assemble_run(
+            self.recipe, self.home.models, self.home.rejected_jsonl, self.console.event, self.home.scores
+        )
         self._write_recipe(built)
         self._report_too_long(built)
         checkpoint = self._restore(built, resume)
@@ -269,6 +271,8 @@ class _Run:
                     )
         for line in records.losses():
             self.console.event(f"warning: {line}")
+        for teacher in built.cached:
+            self.console.event(teacher.remark())
 
     def _checkpoint(self, built: Assembled, step: int) -> None:
         tensors = built.trainer.save_state()

@@ -24,9 +24,14 @@ from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParam
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 FROZEN = {"type": "self", "weights": "frozen"}
 
-# One set of settings or more for each file; a teacher without an entry here fails the first test. MODEL and TAPE stand for
-# a model folder and a tape.
+# One set of settings or more for each file; a teacher without an entry here fails the first test. MODEL, TAPE and FOLDER stand
+# for a model folder, a tape and a folder to write to.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "cached": [
+        {"teacher": {"type": "model", "model": "MODEL"}, "folder": "FOLDER"},
+        {"teacher": {"type": "model", "model": "MODEL", "residency": "disk"}},
+        {"teacher": {"type": "privileged", "system": "ab", "teacher": {"type": "model", "model": "MODEL"}}},
+    ],
     "model": [{"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")],
     "none": [{}],
     "pool": [
@@ -148,7 +153,9 @@ def assemble(request: pytest.FixtureRequest, models: Path, tape: Path) -> Callab
 def parsed(name: str, settings: dict[str, Any], models: Path, tape: Path) -> Any:
     """The settings as the plug-in reads them, with paths filled in."""
     text = json.dumps({"type": name, **settings})
-    text = text.replace('"MODEL"', json.dumps(str(models / "teacher"))).replace('"TAPE"', json.dumps(str(tape)))
+    places = {"MODEL": models / "teacher", "TAPE": tape, "FOLDER": tape.parent / "scores"}
+    for word, place in places.items():
+        text = text.replace(f'"{word}"', json.dumps(str(place)))
     return module_of("teachers", name).Config.model_validate(json.loads(text))
 
 

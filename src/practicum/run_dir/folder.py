@@ -114,6 +114,11 @@ class RunDir:
         """Where trained models are written."""
         return self.path / "models"
 
+    @property
+    def scores(self) -> Path:
+        """Where `cached` teachers keep their answers."""
+        return self.path / "scores"
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only process that writes this run.

@@ -1,0 +1,388 @@
+"""A model teacher that scores each completion once: what it said is kept on disk and read back.
+
+What is kept are hidden states, from which the head rebuilds all log-probabilities (as DeepSeek-V4 does, 2606.19348; offline
+as in Lightning OPD, 2604.13010).
+"""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from jaxtyping import Float, Int8
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from practicum.errors import RecipeError, TeacherError
+from practicum.model_config import ModelConfig, Scratch
+from practicum.objective import Full, Signal, TopK
+from practicum.plugins import Plugin
+from practicum.ports import Capabilities, SamplingClient, ScoreRequest, Teacher, TeacherContext, TeacherRequest, Voice
+from practicum.teachers import none, pool, privileged, route, scripted
+from practicum.teachers._scores import Entry, Scores
+from practicum.teachers.self import Config as SelfConfig
+from practicum.text import Renderer
+from practicum.types import HeadLike, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+
+_MIB = 2**20
+_HIGHEST = 15
+"""Hidden states are scaled so that a token's largest is below 2^15, half of what float16 can hold."""
+
+_LEAST_SHIFT, _LARGEST_SHIFT = -113, 100
+
+
+class Config(BaseModel):
+    """Whose answers are kept, where, and how many."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: Literal["cached"] = "cached"
+    teacher: Plugin("teachers") = Field(description="who scores: a `model`, alone or inside `privileged`")  # type: ignore[valid-type]
+    folder: Path | None = Field(default=None, description="where answers are kept; none: `scores` in the run's folder")
+    max_mib: float = Field(default=1024, gt=0, description="when a call's answers do not fit, no more are kept")
+
+    @model_validator(mode="after")
+    def _does_not_change(self) -> "Config":
+        inside = _innermost(self.teacher)
+        if isinstance(inside, SelfConfig):
+            raise ValueError(_about_self(inside))
+        if isinstance(inside, route.Config | pool.Config):
+            raise ValueError(f"a {inside.type} is several teachers; put `cached` inside each member that is a model")
+        if isinstance(inside, Config):
+            raise ValueError("the teacher inside is cached already; take one `cached` away")
+        if isinstance(inside, none.Config | scripted.Config):
+            raise ValueError(f"{inside.type!r} scores without a model, so there is nothing to keep; take `cached` away")
+        if isinstance(inside, ModelConfig) and isinstance(inside.model, Scratch) and self.folder is not None:
+            raise ValueError(
+                "folder: a model made from scratch is another one in every run; leave folder out, and its answers are kept "
+                "in the run's own"
+            )
+        return self
+
+    def capabilities(self) -> Capabilities:
+        """Those of the teacher inside."""
+        return self.teacher.capabilities()
+
+
+def _innermost(config: BaseModel) -> BaseModel:
+    return _innermost(config.teacher) if isinstance(config, privileged.Config) else config
+
+
+def _about_self(config: SelfConfig) -> str:
+    if config.weights == "frozen":
+        return "`self` is not kept; name the student's model as {type: model, model: ...}, which answers the same"
+    return (
+        f"a `self` teacher with {config.weights} weights follows the student, so its answers change; take `cached` away"
+    )
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was asked since the teacher was built: `found` of the `asked` were there, `left_out` came when all was full."""
+
+    asked: int = 0
+    found: int = 0
+    left_out: int = 0
+
+
+class CachedTeacher:
+    """The teacher inside, whose model answers from what is kept; see `practicum.ports.Teacher`."""
+
+    def __init__(self, inner: Teacher, client: "KeepingClient") -> None:
+        self._inner = inner
+        self._client = client
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the teacher inside."""
+        return self._inner.capabilities
+
+    @property
+    def counts(self) -> Counts:
+        """How often an answer was there."""
+        return self._client.counts
+
+    @property
+    def scores(self) -> Scores | None:
+        """What is kept; None before the first question, and outside of a run."""
+        return self._client.scores
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """What the teacher inside says; its model is asked only about completions that it did not read before."""
+        return self._inner.score(rollouts, signal)
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+        """The answers of the teacher inside, which are not kept."""
+        return self._inner.sample(requests, params)
+
+    def voice(self, prompt: Prompt) -> Voice | None:
+        """That of the teacher inside, with the model's own client."""
+        voice = self._inner.voice(prompt)
+        return replace(voice, client=self._client.bare) if voice and voice.client is self._client else voice
+
+    def after_step(self, step: int) -> None:
+        """Pass it on."""
+        self._inner.after_step(step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """That of the teacher inside; what is kept is on disk already."""
+        return self._inner.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """That of the teacher inside."""
+        self._inner.load_state(tensors)
+
+    def remark(self) -> str:
+        """One line about how much was there and what a token takes."""
+        counts, scores = self.counts, self.scores
+        found = f"{counts.found} of {counts.asked} completions were scored before"
+        if scores is None or not scores.tokens:
+            return found
+        left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
+        return f"{found}{left_out}; {scores.size / scores.tokens:.0f} bytes a token in {scores.folder}"
+
+
+class KeepingClient:
+    """Scores with a model, each completion once; see `practicum.ports.SamplingClient`.
+
+    An answer is found by all that it depends on: the model, the prompt's tokens as the model reads them, the completion's
+    tokens, and the signal. It is rounded to its stored form also where it is not kept. A call's new answers are kept all or
+    none, so a call that comes again, in a run resumed from before it, finds all of them or none, and then the model reads
+    the same batch as the first time.
+    """
+
+    def __init__(self, bare: SamplingClient, fetch: "Callable[[], Kept]", say: Callable[[str], None]) -> None:
+        self.bare = bare
+        self.counts = Counts()
+        self._fetch = fetch
+        self._say = say
+        self._kept: Kept | None = None
+        self._head: HeadLike | None = None
+        self._device = torch.device("cpu")
+        self._said_full = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the model."""
+        return self.bare.capabilities
+
+    @property
+    def scores(self) -> Scores | None:
+        """What is kept; None before the first question, and where nothing is kept."""
+        return None if self._kept is None else self._kept.scores
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        """The model's own answers."""
+        return self.bare.sample(requests, params)
+
+    @torch.no_grad()
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        """What the model says, or said; float32 hidden states as they come back from float16."""
+        if not requests:
+            return []
+        if self._kept is None:
+            self._kept = self._fetch()
+        if self._kept.scores is not None:
+            self._kept.scores.refresh()
+        forms = _forms(signal)
+        names = [tuple(self._kept.key(request, form) for form in forms) for request in requests]
+        asked = dict(zip(names, requests, strict=True))
+        entries = {name: entry for name in asked if (entry := self._found(name)) is not None}
+        self.counts.asked += len(names)
+        self.counts.found += sum(name in entries for name in names)
+        missing = {name: request for name, request in asked.items() if name not in entries}
+        if missing:
+            entries |= self._asked(missing, signal)
+        if self._head is None and any("hidden" in entry for entry in entries.values()):
+            self._take_head(requests[0])
+        return [self._signal(entries[name]) for name in names]
+
+    def _found(self, names: tuple[bytes, ...]) -> Entry | None:
+        """What is kept under the first of the names that is known."""
+        scores = self.scores
+        known = [] if scores is None else [name for name in names if name in scores]
+        return scores.read(known[0]) if scores is not None and known else None
+
+    def _asked(
+        self, missing: Mapping[tuple[bytes, ...], ScoreRequest], signal: Signal
+    ) -> dict[tuple[bytes, ...], Entry]:
+        """The model's own answers in their stored form, kept where they may be; those that others kept meanwhile count."""
+        answers = self.bare.score(list(missing.values()), signal)
+        new = {name: _stored(answer) for name, answer in zip(missing, answers, strict=True)}
+        for request, entry in zip(missing.values(), new.values(), strict=True):
+            _check(request, entry, next(iter(new.values())))
+        if answers[0].head is not None and answers[0].hidden is not None and self._head is None:
+            self._head, self._device = answers[0].head, answers[0].hidden.device
+        scores = self.scores
+        if scores is None or not all(map(_finite, new.values())):
+            return new
+        key = {name: name[0] if "hidden" in entry else name[-1] for name, entry in new.items()}
+        taken = scores.keep({key[name]: entry for name, entry in new.items()})
+        self.counts.left_out += sum(key[name] not in scores for name in new)
+        if scores.full and not self._said_full:
+            self._said_full = True
+            self._say(
+                f"warning: {scores.folder} is full ({scores.size / _MIB:.1f} MiB kept), so no more of the teacher's answers are "
+                "kept; what is there is used"
+            )
+        return {name: scores.read(key[name]) if key[name] in taken else entry for name, entry in new.items()}
+
+    def _take_head(self, request: ScoreRequest) -> None:
+        """The head and its device, from an answer about one token; only where nothing was asked of the model before."""
+        (answer,) = self.bare.score([ScoreRequest(request.prompt_tokens[-1:], request.tokens[:1])], Full())
+        if answer.hidden is not None:
+            self._head, self._device = answer.head, answer.hidden.device
+
+    def _signal(self, entry: Entry) -> TeacherSignal:
+        """The answer that an entry stands for; hidden states where the model is, all else in CPU memory."""
+        ids = entry.get("topk_ids")
+        hidden = entry.get("hidden")
+        if hidden is not None and "exponents" in entry:
+            hidden = unscaled(hidden, entry["exponents"])
+        return TeacherSignal(
+            logprobs=entry.get("logprobs"),
+            topk_ids=None if ids is None else ids.long(),
+            topk_logprobs=entry.get("topk_logprobs"),
+            hidden=None if hidden is None else hidden.to(self._device),
+            head=None if hidden is None else self._head,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The fingerprint of a model, and what is kept of it; `scores` is None where nothing is."""
+
+    fingerprint: str
+    scores: Scores | None
+
+    def key(self, request: ScoreRequest, form: str) -> bytes:
+        """The SHA-256 sum of all that an answer depends on."""
+        prompt, tokens = array("q", request.prompt_tokens), array("q", request.tokens)
+        start = f"{self.fingerprint} {form} {len(prompt)} ".encode()
+        return hashlib.sha256(start + prompt.tobytes() + tokens.tobytes()).digest()
+
+
+def scaled(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Tensor, " T"]]:
+    """Hidden states in float16 after each token's is multiplied by a power of 2, and the powers' exponents.
+
+    The largest of a token comes to lie below 2^15, so none overflows, and the relative error is that of float16 (2^-11)
+    down to 2^-29 of the largest.
+    """
+    largest = hidden.float().abs().amax(dim=-1) if hidden.shape[-1] else hidden.new_zeros(len(hidden))
+    exponents = _HIGHEST - torch.frexp(largest).exponent
+    exponents = exponents.where(torch.isfinite(largest), 0).clamp(_LEAST_SHIFT, _LARGEST_SHIFT)
+    return (hidden.float() * _power(exponents)).half(), exponents.to(torch.int8)
+
+
+def unscaled(hidden: Float[Tensor, "T D"], exponents: Int8[Tensor, " T"]) -> Float[Tensor, "T D"]:
+    """The float32 hidden states that `scaled` gave; powers of 2 lose nothing."""
+    return hidden.float() * _power(-exponents.int())
+
+
+def _power(exponents: Tensor) -> Tensor:
+    """2^exponent as a column of float32, made of its bits, for a power function may round."""
+    return ((exponents.int() + 127) << 23).view(torch.float32)[:, None]
+
+
+def _stored(answer: TeacherSignal) -> Entry:
+    """An answer in its stored form, widest numbers first: hidden states of 16 bits as they are, others scaled to float16."""
+    entry: Entry = {}
+    if answer.topk_ids is not None:
+        entry["topk_ids"] = answer.topk_ids.int()
+    if answer.topk_logprobs is not None:
+        entry["topk_logprobs"] = answer.topk_logprobs.float()
+    if answer.logprobs is not None:
+        entry["logprobs"] = answer.logprobs.float()
+    if answer.hidden is not None and answer.hidden.dtype in (torch.bfloat16, torch.float16):
+        entry["hidden"] = answer.hidden
+    elif answer.hidden is not None:
+        entry["hidden"], entry["exponents"] = scaled(answer.hidden)
+    return {name: tensor.cpu() for name, tensor in entry.items()}
+
+
+def _check(request: ScoreRequest, entry: Entry, first: Entry) -> None:
+    """TeacherError where an answer is not about its tokens, or says other things than the first one of its call."""
+    if not entry or any(len(tensor) != len(request.tokens) for tensor in entry.values()):
+        raise TeacherError(
+            f"the model's answer does not cover the {len(request.tokens)} tokens it was asked about; score exactly the given "
+            "tokens, or take `cached` away"
+        )
+    if [_kind(*item) for item in entry.items()] != [_kind(*item) for item in first.items()]:
+        raise TeacherError("the model answers one call in several forms, which cannot be kept; take `cached` away")
+
+
+def _kind(name: str, tensor: Tensor) -> tuple[object, ...]:
+    return name, tensor.dtype, tensor.shape[1:]
+
+
+def _finite(entry: Entry) -> bool:
+    """Whether every number is one: a fault of the moment must not be kept for good."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in entry.values())
+
+
+def _forms(signal: Signal) -> tuple[str, ...]:
+    """The forms that answer a signal, best first; hidden states answer every signal that asks for candidates."""
+    return ("full", f"topk({signal.k}, {signal.support})") if isinstance(signal, TopK) else (signal.type,)
+
+
+def fingerprint(config: ModelConfig) -> str:
+    """SHA-256 over what a model's answers depend on: weights, settings, code and dtype.
+
+    A model from the hub is known by its name and commit, a packaged one by its name, one made from scratch by its settings.
+    """
+    return hashlib.sha256(json.dumps([config.dtype, _weights(config)]).encode()).hexdigest()
+
+
+def _weights(config: ModelConfig) -> object:
+    if isinstance(config.model, Scratch):
+        return config.model.model_dump()
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        return [config.model, _commit(config.model) if "/" in config.model else ""]
+    sums = []
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]):
+        with path.open("rb") as file:
+            sums.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
+    return sums
+
+
+def _commit(name: str) -> str:
+    """The commit of a model that was loaded from the hub: its folder in the cache is named after it."""
+    try:
+        return Path(snapshot_download(name, local_files_only=True)).name
+    except LocalEntryNotFoundError:
+        return ""
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+def build(
+    config: Config, context: TeacherContext, home: Path | None = None, say: Callable[[str], None] = _silent
+) -> CachedTeacher:
+    """Build the teacher inside over a model that remembers; without `folder` and `home` it only rounds."""
+    place = home if config.folder is None else context.base_dir / config.folder.expanduser()
+    made: list[KeepingClient] = []
+
+    def load_model(inner: Any) -> tuple[SamplingClient, Renderer]:
+        def fetch() -> Kept:
+            mark = fingerprint(inner)
+            return Kept(mark, None if place is None else Scores(place / mark, int(config.max_mib * _MIB)))
+
+        client, renderer = context.load_model(inner)
+        made.append(KeepingClient(client, fetch, say))
+        return made[-1], renderer
+
+    inner = context.build(replace(context, load_model=load_model), config.teacher)
+    if len(made) != 1:
+        raise RecipeError(
+            f"cached: the teacher inside loads {len(made)} models, and the answers of exactly one are kept; put `cached` "
+            "around each model by itself"
+        )
+    return CachedTeacher(inner, made[0])
