@@ -60,6 +60,7 @@ FUNCTIONAL = [
     "mixture",
     "modulate",
     "mse",
+    "overlap",
     "restrict",
     "restrict_candidates",
     "reverse_kl",

@@ -81,14 +81,26 @@ class SamplingClient(Protocol):
 
 @runtime_checkable
 class Reading(Protocol):
-    """Texts that a model reads token by token, one row each."""
+    """Texts that a model reads token by token, one row each, out of a queue of prompts."""
 
-    def logprobs(self) -> Float[Tensor, "B V"]:
-        """The model's own log-probabilities of each row's next token."""
+    @property
+    def refills(self) -> bool:
+        """Whether texts can be admitted while others are being read."""
+        ...
+
+    def admit(self, most: int) -> int:
+        """Read the next prompts of the queue, at most so many, as rows after those that are there; how many it took.
+
+        There is room for at least one where no row is left, and none is taken when the queue is empty.
+        """
+        ...
+
+    def logits(self) -> Float[Tensor, "B V"]:
+        """The logits of each row's next token."""
         ...
 
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
-        """Read each row's next token and go on with the rows in `keep` alone."""
+        """Read each row's next token and go on with the rows in `keep` alone, in that order."""
         ...
 
 
@@ -105,8 +117,8 @@ class MixedRequest:
 class LockstepClient(Protocol):
     """A client that can decode in lockstep with another of its kind: both read the same tokens as they are drawn."""
 
-    def read(self, prompts: Sequence[tuple[int, ...]]) -> Reading:
-        """Read the prompts, one row each, equal ones once."""
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+        """Read the prompts, at most `rows` at a time and equal ones once, each with at most `new_tokens` after it."""
         ...
 
     def sample_mixed(

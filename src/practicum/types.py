@@ -153,9 +153,12 @@ class Head:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a matrix of float32 (or float64) and nothing more, so that its gradient can be written down."""
-        bare = self.bias is None and self.softcap is None
-        return bare and self.weight.dtype in (torch.float32, torch.float64) and self.weight.is_leaf
+        """Whether it is a matrix and nothing more, so that its gradient can be written down.
+
+        A matrix of less than float32 must be frozen: its own gradient would be added up in too few digits.
+        """
+        bare = self.bias is None and self.softcap is None and self.weight.is_leaf
+        return bare and (self.weight.dtype in (torch.float32, torch.float64) or not self.weight.requires_grad)
 
     def pull(self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]) -> Float[Tensor, "T D"]:
         """From the gradient of a plain head's logits to that of its hidden states; that of its weights is added to theirs."""
@@ -165,19 +168,22 @@ class Head:
             if self.weight.grad is None:
                 self.weight.grad = torch.zeros_like(self.weight)
             self.weight.grad[: self.vocab_size].addmm_(gradient.T, hidden.to(rows.dtype))
-        return (gradient @ rows).to(hidden.dtype)
+        return (gradient.to(rows.dtype) @ rows).to(hidden.dtype)
 
     def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
         """Their logits, in float32, or in `out` where it is given (without a graph)."""
-        if out is not None and self.plain:
+        if out is not None and self.plain and out.dtype == self.weight.dtype:
             product = torch.mm(hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out)
             return product if self.scale == 1.0 else product.mul_(self.scale)
         if out is not None:
             return out.copy_(self.logits(hidden))
         rows = self.weight[: self.vocab_size]
         bias = None if self.bias is None else self.bias[: self.vocab_size]
-        logits = torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return self.bent(torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias))
+
+    def bent(self, product: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
+        """The logits that a product of hidden states with the weights stands for: scaled and softly capped, in float32."""
+        logits = product.to(torch.promote_types(product.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:

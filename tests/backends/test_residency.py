@@ -105,7 +105,7 @@ def test_nothing_of_a_model_on_disk_stays_in_memory(folder: Path, alive: "weakre
         assert visiting.sample([SampleRequest((3,), 1)], SamplingParams(2))
         answers[0].head.logprobs(answers[0].hidden)
         assert not alive
-        reading = visiting.read([(3, 4)])
+        reading = visiting.read([(3, 4)], 1, 4)
         assert len(alive) == 1, "a reading needs its model"
         del reading
         assert not alive

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from practicum.backends.local import LocalSampler
-from practicum.backends.local.sampler import SHORTEST_SHARED_PREFIX, _inverse_cdf, _sampling_logprobs, _uniforms
+from practicum.backends.local.drawing import inverse_cdf, sampling_logprobs, uniforms
+from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.objective import Full, Sampled, TopK
 from practicum.ports import LockstepClient, MixedRequest, ScoreRequest, SelfRule
@@ -97,7 +98,7 @@ def slow_sampling_distribution(logprobs, params):
 def test_the_sampling_distribution_equals_its_slow_twin(temperature, top_k, top_p):
     params = SamplingParams(1, temperature, top_p, top_k)
     policy = torch.log_softmax(2 * torch.randn(5, 13, generator=torch.Generator().manual_seed(3)), dim=-1)
-    for row, found in zip(policy, _sampling_logprobs(policy, params), strict=True):
+    for row, found in zip(policy, sampling_logprobs(policy, params), strict=True):
         expected = torch.full((13,), -torch.inf)
         for token, logprob in slow_sampling_distribution(row, params).items():
             expected[token] = logprob
@@ -158,7 +159,7 @@ def test_a_longer_limit_continues_the_same_tokens(model):
 
 def test_the_first_random_numbers_do_not_depend_on_how_many_are_asked_for():
     for count in (1, 15, 16, 17, 100):
-        assert torch.equal(_uniforms(7, 1000)[:count], _uniforms(7, count))
+        assert torch.equal(uniforms(7, 1000)[:count], uniforms(7, count))
 
 
 def test_a_stop_token_is_the_last_one_and_only_there(model):
@@ -226,9 +227,9 @@ def test_equal_prompts_may_share_all_but_their_last_token():
 
 
 def test_a_sliding_window_shares_no_prefix():
-    assert tiny("gemma3").sliding
-    assert not tiny("llama").sliding
-    assert not tiny("qwen3").sliding
+    assert tiny("gemma3").window == 8
+    assert tiny("llama").window is None
+    assert tiny("qwen3").window is None
 
 
 def test_sampling_and_scoring_ignore_dropout_and_leave_no_training_mode():
@@ -247,8 +248,8 @@ def test_frequencies_are_the_probabilities():
     """Chi-square over 4000 draws: 19 degrees of freedom, the 0.999 quantile is 43.8."""
     logprobs = torch.log_softmax(1.5 * torch.randn(20, generator=torch.Generator().manual_seed(1)), dim=-1)
     draws = 4000
-    uniforms = torch.stack([_uniforms(seed, 1)[0] for seed in range(draws)])
-    counts = torch.bincount(_inverse_cdf(logprobs.expand(draws, -1), uniforms), minlength=20)
+    numbers = torch.stack([uniforms(seed, 1)[0] for seed in range(draws)])
+    counts = torch.bincount(inverse_cdf(logprobs.expand(draws, -1), numbers)[0], minlength=20)
     expected = draws * logprobs.exp()
     assert ((counts - expected).square() / expected).sum() < 43.8
 
@@ -257,7 +258,7 @@ def test_no_token_of_probability_zero_is_ever_drawn():
     logprobs = torch.tensor([-torch.inf, 0.1, -torch.inf, -torch.inf, 0.9, -torch.inf]).log_softmax(dim=-1)
     smallest, largest = 0.0, 1.0 - 2.0**-53
     edges = torch.tensor([smallest, 5e-324, 0.31002551887, 0.5, largest], dtype=torch.float64)
-    drawn = _inverse_cdf(logprobs.expand(len(edges), -1), edges)
+    drawn, _ = inverse_cdf(logprobs.expand(len(edges), -1), edges)
     assert set(drawn.tolist()) <= {1, 4}
     assert (drawn[0], drawn[-1]) == (1, 4)
 

@@ -271,6 +271,14 @@ def test_metrics_are_means_over_the_supervised_tokens():
         "teacher_entropy": -(t.exp() * t).sum(-1).mean().item(),
         "sampler_mismatch": (s.gather(1, tokens[:, None])[:, 0] - policy).abs().mean().item(),
     }
+    shared = [
+        set(one.topk(16).indices.tolist()) & set(other.topk(16).indices.tolist())
+        for one, other in zip(s, t, strict=True)
+    ]
+    expected["overlap"] = sum(map(len, shared)) / (16 * len(s))
+    expected["overlap_mass"] = sum(
+        row.exp()[list(both)].sum().item() for row, both in zip(s, shared, strict=True)
+    ) / len(s)
     assert result.metrics == pytest.approx(expected, rel=1e-5)
 
 
@@ -449,8 +457,8 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     trainer = LocalTrainer(student)
     batch = token_batch(data, objective)
     student.model.train()
-    micro = [[row for row, datum in enumerate(data) if datum.rollout.loss_mask.any()]]
-    first, second = (trainer._whole_coefficients(data, objective, batch, micro)[0] for _ in range(2))
+    passes = trainer._passes(data, batch)
+    first, second = (trainer._whole_coefficients(passes, objective, batch)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 

@@ -234,3 +234,11 @@ def test_half_precision_is_computed_in_float32():
 def test_errors(call, text):
     with pytest.raises(ValueError, match=text):
         call(logp(random_logits(5, count=1)[0]))
+
+
+def test_overlap_of_likeliest_tokens_by_counting():
+    student = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    teacher = torch.tensor([0.1, 0.3, 0.2, 0.4]).log()
+    ratio, mass = F.overlap(student, teacher, 2)
+    assert (ratio.item(), mass.item()) == (pytest.approx(0.5), pytest.approx(0.3))
+    assert [value.item() for value in F.overlap(student, student, 9)] == pytest.approx([1.0, 1.0])

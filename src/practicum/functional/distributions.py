@@ -25,6 +25,20 @@ def entropy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
     return -(logprobs.exp() * logprobs).sum(dim=-1)
 
 
+def overlap(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], k: int
+) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
+    """The share of the student's k likeliest tokens that are among the teacher's, and the student's mass on those.
+
+    The measure by which a teacher's way of thinking is said to fit a student's (arXiv 2604.13016).
+    """
+    k = min(k, student.shape[-1])
+    mine, theirs = student.topk(k, dim=-1), teacher.topk(k, dim=-1).indices
+    both = (mine.indices[..., :, None] == theirs[..., None, :]).any(dim=-1)
+    mass = torch.where(both, precise(mine.values).exp(), 0.0).sum(dim=-1)
+    return both.to(mass).mean(dim=-1), mass
+
+
 def temper(logprobs: Float[Tensor, "*s V"], temperature: float) -> Float[Tensor, "*s V"]:
     """The distribution at another temperature, `softmax(logprobs / temperature)` (arXiv 1503.02531)."""
     if temperature <= 0:

@@ -34,6 +34,10 @@ class Chunk(Protocol):
         """The gradient of `sum(share * value)` in the hidden states; that of the head's weights is added to theirs."""
         ...
 
+    def distributions(self, some: slice) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+        """The student's and the teacher's log-probabilities at some of the tokens, before `backward`; None where not known."""
+        ...
+
 
 def open_chunk(
     head: Head,
@@ -45,9 +49,9 @@ def open_chunk(
 ) -> Chunk:
     """The chunk, by the cheapest way that its objective allows; `said` is what teacher and reference sent about it."""
     teacher = said[0]
-    local = teacher.hidden is not None and teacher.head is not None and teacher.hidden.device == hidden.device
-    readable = teacher.pool is None and (local or teacher.hidden is None)
-    if head.plain and readable and all(has_closed_form(term, local) for term in objective.losses):
+    whole = _gives_distributions(teacher, hidden.device)
+    readable = whole or (teacher.pool is None and teacher.hidden is None)
+    if head.plain and readable and all(has_closed_form(term, whole) for term in objective.losses):
         return WrittenDown(head, hidden, teacher, batch, objective, tiles)
     return Differentiated(head, hidden, said, batch, objective)
 
@@ -67,7 +71,9 @@ class Differentiated:
         teacher, reference = (read_signal(signal, whole).to(hidden.device) for signal in said)
         self._hidden = hidden.detach().requires_grad_()
         with torch.enable_grad():
-            self._values = logit_side(head.logprobs(self._hidden), teacher, batch, objective, reference)
+            student = head.logprobs(self._hidden)
+            self._values = logit_side(student, teacher, batch, objective, reference)
+        self._pair = student.detach(), teacher.full
         self.values = [value.detached() for value in self._values]
 
     def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
@@ -79,6 +85,11 @@ class Differentiated:
             torch.stack(parts).sum().backward()
         assert self._hidden.grad is not None
         return self._hidden.grad
+
+    def distributions(self, some: slice) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+        """As `Chunk` says."""
+        student, teacher = self._pair
+        return None if teacher is None else (student[some], teacher[some])
 
 
 class WrittenDown:
@@ -100,12 +111,13 @@ class WrittenDown:
         self._objective = objective
         self._tiles = tiles
         self._shape = (len(hidden), head.vocab_size)
+        self._read: Pair | None = None
         logits = self._tile("logits")
         head.logits(self._hidden, out=logits)
         self._probs = torch.softmax(logits, dim=-1, out=self._tile("student_probs"))
         student = torch.log_softmax(logits, dim=-1, out=self._tile("student"))
-        if teacher.hidden is not None and teacher.head is not None:
-            pair = self._pair(student, teacher)
+        if teacher.hidden is not None or teacher.pool is not None:
+            pair = self._read = self._pair(student, teacher)
             found = [self._value_and_slope(number, term, pair) for number, term in enumerate(objective.losses)]
             self._slopes = [slope for _, slope in found]
             self.values = self._values(pair, [value for value, _ in found])
@@ -118,14 +130,23 @@ class WrittenDown:
         """As `Chunk` says; the tiles hold nothing of use afterwards."""
         return self._head.pull(self._hidden, self._gradient([share.to(self._probs) for share in shares]))
 
+    def distributions(self, some: slice) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+        """As `Chunk` says."""
+        return None if self._read is None else (self._read.student[some], self._read.teacher[some])
+
     def _tile(self, name: str) -> Tensor:
         return self._tiles.take(name, self._shape, self._hidden)
 
     def _pair(self, student: Tensor, teacher: TeacherSignal) -> Pair:
-        assert teacher.head is not None and teacher.hidden is not None
-        logits = self._tile("logits")
-        teacher.head.logits(teacher.hidden, out=logits)
-        logprobs = torch.log_softmax(logits, dim=-1, out=self._tile("teacher"))
+        logits, logprobs = self._tile("logits"), self._tile("teacher")
+        if teacher.pool is None:
+            assert teacher.head is not None and teacher.hidden is not None
+            teacher.head.logits(teacher.hidden, out=logits)
+            torch.log_softmax(logits, dim=-1, out=logprobs)
+        else:
+            pooled = read_signal(teacher, slice(0, self._shape[0])).full
+            assert pooled is not None, "the members give whole distributions"
+            logprobs.copy_(pooled)
         if logprobs.amin() < IMPOSSIBLE:
             logprobs.copy_(finite(logprobs))
         return Pair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
@@ -209,6 +230,14 @@ class WrittenDown:
         drift = total.sum(dim=-1).add_(sampled)
         total.scatter_add_(-1, self._batch.tokens[:, None], sampled[:, None])
         return total.sub_(self._probs.mul_(drift[:, None]))
+
+
+def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
+    """Whether the whole distribution of a teacher, or of every member of a pool of them, can be had on the device."""
+    members = (teacher,) if teacher.pool is None else teacher.pool.members
+    return all(
+        member.hidden is not None and member.head is not None and member.hidden.device == device for member in members
+    )
 
 
 def has_closed_form(term: Term, local: bool = True) -> bool:

@@ -9,17 +9,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from practicum.backends.local.attention import Layout
 from practicum.errors import ModelError
 from practicum.types import Head
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """Any `AutoModelForCausalLM`; `vocab_size` counts the tokenizer's tokens, not the rows of the embedding."""
+    """Any `AutoModelForCausalLM`; `vocab_size` counts the tokenizer's tokens, not the rows of the embedding.
+
+    Texts of at most `packs_up_to` tokens can be laid end to end (see `practicum.backends.local.packing.ready_to_pack`).
+    """
 
     model: PreTrainedModel
     vocab_size: int
     autocast: bool = False
+    packs_up_to: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -32,9 +37,11 @@ class LanguageModel:
         return int(self.model.config.get_text_config().max_position_embeddings)
 
     @property
-    def sliding(self) -> bool:
-        """Whether some layers see a window only, in which case padding inside a sequence would shorten it."""
-        return bool(self.new_cache().is_sliding and any(self.new_cache().is_sliding))
+    def window(self) -> int | None:
+        """The fewest last tokens that a layer sees, or None where all of them see everything."""
+        cache = self.new_cache()
+        layers = zip(cache.layers, cache.is_sliding, strict=True)
+        return min((int(layer.get_max_length()) for layer, sliding in layers if sliding), default=None)
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache."""
@@ -57,6 +64,20 @@ class LanguageModel:
                 use_cache=cache is not None,
             )
         return output.last_hidden_state
+
+    def packed(
+        self, input_ids: Int[Tensor, " T"], positions: Int[Tensor, " T"], layout: Layout
+    ) -> Float[Tensor, "T D"]:
+        """The last hidden states of texts laid end to end, each token at its position in its own text."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            output = self.model.base_model(
+                input_ids=input_ids[None],
+                position_ids=positions[None],
+                attention_mask=input_ids.new_zeros(1, 1, 1, 1),  # a mask made ready: transformers adds none of its own
+                use_cache=False,
+                layout=layout,
+            )
+        return output.last_hidden_state[0]
 
     def head(self) -> Head:
         """The head over the live weights; its gradient reaches them."""

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.convert import PACKAGED, packaged_model
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.packing import ready_to_pack
 from practicum.errors import ModelError, ResourceError
 from practicum.model_config import ModelConfig, Scratch, StudentConfig
 from practicum.text import Renderer, stop_ids
@@ -81,13 +82,16 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     return LoadedModel(language_model, renderer, source)
 
 
-def read_model(source: str, config: ModelConfig, vocab_size: int, device: torch.device) -> LanguageModel:
-    """A model as its folder holds it, on a device; nothing of it learns."""
+def read_model(
+    source: str, config: ModelConfig, vocab_size: int, device: torch.device, packs: int | None = None
+) -> LanguageModel:
+    """A model as its folder holds it, on a device; nothing of it learns. `packs`: its `packs_up_to` where it is known."""
     model = _weights(source, config)
     model.requires_grad_(False)
     model.eval()
     model.to(device)  # type: ignore[arg-type]
-    return LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
+    language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
+    return ready_to_pack(language_model, packs)
 
 
 def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:

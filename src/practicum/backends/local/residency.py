@@ -18,11 +18,11 @@ from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, read_model
-from practicum.backends.local.sampler import LocalReading, LocalSampler
+from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.model_config import ScorerConfig
 from practicum.objective import Signal
-from practicum.ports import Capabilities, LockstepClient, MixedRequest, SamplingClient, ScoreRequest
+from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, SamplingClient, ScoreRequest
 from practicum.types import Head, Sample, SampleRequest, SamplingParams, TeacherSignal
 
 
@@ -42,8 +42,8 @@ def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tok
             lambda: sampler(_copy_on(device, kept)), StoredHead(kept.vocab_size, lambda: _moved(kept.head(), device))
         )
     if config.residency == "disk":
-        source, vocabulary = loaded.source, model.vocab_size
-        return VisitingSampler(lambda: sampler(read_model(source, config, vocabulary, device)), _head_on_disk(loaded))
+        read = partial(read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to)
+        return VisitingSampler(lambda: sampler(read()), _head_on_disk(loaded))
     return sampler(model)
 
 
@@ -110,9 +110,9 @@ class VisitingSampler:
         """One completion a request, drawn from this model and another at once."""
         return self._fetch().sample_mixed(requests, teacher, share, params) if requests else []
 
-    def read(self, prompts: Sequence[tuple[int, ...]]) -> LocalReading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
         """Read the prompts; the model stays as long as the reading does."""
-        return self._fetch().read(prompts)
+        return self._fetch().read(prompts, rows, new_tokens)
 
 
 def _copy_on(device: torch.device, language_model: LanguageModel) -> LanguageModel:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from practicum.backends.local.sampler import _padded
+from practicum.backends.local.packing import padded
 from practicum.errors import DataError
 from practicum.model_config import Pretrain, Scratch
 from practicum.text import Renderer, character_tokenizer, stop_ids
@@ -70,7 +70,7 @@ def _pretrain(
     model.train()
     for step in range(settings.steps):
         chosen = [pairs[index] for index in torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()]
-        ids, mask = _padded([(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device)
+        ids, mask = padded([(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device)
         labels = torch.full_like(ids, -100)
         for row, (prompt, answer) in enumerate(chosen):
             labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.sampler import LocalReading, LocalSampler
+from practicum.backends.local.sampler import LocalSampler
 from practicum.objective import Signal
-from practicum.ports import Capabilities, LockstepClient, MixedRequest, ScoreRequest, SelfRule
+from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, ScoreRequest, SelfRule
 from practicum.types import Sample, SampleRequest, SamplingParams, TeacherSignal
 
 
@@ -45,9 +45,9 @@ class LocalSelfTeacher:
         """Sample from the held weights and another model at once."""
         return self._sampler.sample_mixed(requests, teacher, share, params)
 
-    def read(self, prompts: Sequence[tuple[int, ...]]) -> LocalReading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
         """Read with the held weights."""
-        return self._sampler.read(prompts)
+        return self._sampler.read(prompts, rows, new_tokens)
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

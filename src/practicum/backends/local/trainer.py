@@ -6,7 +6,7 @@ Every token's share of the loss is fixed by the whole batch before the first mic
 but rounding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.sampler import LocalSampler, _padded
+from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import Tiles, chunks
@@ -30,7 +31,7 @@ from practicum.objective import (
     token_batch,
     token_side,
 )
-from practicum.ports import AdamParams, SelfRule
+from practicum.ports import AdamParams, ScoreRequest, SelfRule
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -40,6 +41,12 @@ from practicum.types import (
     TeacherSignal,
     TokenOutputs,
 )
+
+COMPARED_TOKENS = 8
+"""At so many tokens of a chunk, or up to twice as many, whole distributions are compared for the record."""
+
+OVERLAP = 16
+"""Among so many of the likeliest tokens it is counted how many student and teacher share (arXiv 2604.13016)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,62 +203,65 @@ class LocalTrainer:
         whole, data = data, _one_teacher_each(data)
         batch = token_batch(data, objective, seed)
         records = _Records(len(batch.tokens))
-        micro_batches = _micro_batches(data, self.limits.micro_batch_tokens)
-        coefficients = (
-            self._whole_coefficients(data, objective, batch, micro_batches) if objective.needs_sequences else None
-        )
+        passes = self._passes(data, batch)
+        coefficients = self._whole_coefficients(passes, objective, batch) if objective.needs_sequences else None
         self.language_model.model.train()
-        for rows, following in pairwise([*micro_batches, []]):
-            self._micro_batch(_gather(data, rows, batch), objective, coefficients, records)
-            _release(data, rows, following)
+        for one in passes:
+            self._learn_from(one, objective, coefficients, records)
         metrics = {"tokens": float(sum(int(datum.rollout.loss_mask.sum()) for datum in whole))}
         if records.broken:
             self._optimizer.zero_grad(set_to_none=True)
             return ForwardResult(metrics | {"nonfinite": float(len(set(records.broken)))}, records.outputs(data, whole))
         return ForwardResult(metrics | records.means(), records.outputs(data, whole))
 
-    def _micro_batch(
-        self, micro: "_Micro", objective: Objective, coefficients: list[Tensor] | None, records: _Records
+    def _passes(self, data: Sequence[Datum], batch: TokenBatch) -> list["_Pass"]:
+        """The data cut into passes through the student."""
+        passes = list(_rows_of_passes(data, self.limits.micro_batch_tokens, self.language_model.packs_up_to))
+        parts = [rows for of_pass in passes for rows in of_pass]
+        read_next = {id(rows): _heads(data, following) for rows, following in pairwise([*parts, []])}
+        return [_Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows]) for rows in passes]
+
+    def _learn_from(
+        self, one: "_Pass", objective: Objective, coefficients: list[Tensor] | None, records: _Records
     ) -> None:
-        hidden = self._hidden(micro)
+        """Add the gradient of one pass; several teachers of the same tokens share the student's body."""
+        hidden = self._hidden(one)
         head = self.language_model.head()
-        gradients = []
-        for part in chunks(len(micro.index), self.limits.chunk_tokens):
-            tokens = micro.tokens[part]
-            side = self._open(head, hidden[part], micro, part, objective)
-            shares = (
-                [token_side(term, value, tokens) for term, value in zip(objective.losses, side.values, strict=True)]
-                if coefficients is None
-                else [whole[micro.index[part]] for whole in coefficients]
-            )
-            loss = sum((share * value.value).sum() for share, value in zip(shares, side.values, strict=True))
-            if not torch.isfinite(torch.as_tensor(loss)):
-                broken = ~torch.isfinite(side.values[0].value)
-                records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
-                return
-            gradients.append(side.backward(shares))
-            _measure(records, side.values, tokens, micro.signal.name)
-            self._measure_conflict(records, head, hidden[part], micro, part)
-            records.place(micro.index[part], side.values[0])
+        gradient = torch.zeros_like(hidden)
+        for part in one.parts():
+            for piece in chunks(len(part.index), self.limits.chunk_tokens):
+                tokens = part.tokens[piece]
+                side = self._open(head, hidden[piece], part, piece, objective)
+                shares = (
+                    [token_side(term, value, tokens) for term, value in zip(objective.losses, side.values, strict=True)]
+                    if coefficients is None
+                    else [whole[part.index[piece]] for whole in coefficients]
+                )
+                loss = sum((share * value.value).sum() for share, value in zip(shares, side.values, strict=True))
+                if not torch.isfinite(torch.as_tensor(loss)):
+                    broken = ~torch.isfinite(side.values[0].value)
+                    records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
+                    return
+                _compare(records, side, part, piece)
+                gradient[piece] += side.backward(shares)
+                _measure(records, side.values, tokens, part.signal.name)
+                records.place(part.index[piece], side.values[0])
         if hidden.requires_grad:
-            hidden.backward(torch.cat(gradients))
+            hidden.backward(gradient)
 
     @torch.no_grad()
-    def _whole_coefficients(
-        self, data: Sequence[Datum], objective: Objective, batch: TokenBatch, micro_batches: Sequence[list[int]]
-    ) -> list[Tensor]:
+    def _whole_coefficients(self, passes: Sequence["_Pass"], objective: Objective, batch: TokenBatch) -> list[Tensor]:
         """The coefficients of all tokens, for terms in which a token's depends on other tokens: a pass without gradient."""
         self.language_model.model.eval()
         head = self.language_model.head()
         pieces: list[list[TermValues]] = []
         order = []
-        for rows, following in pairwise([*micro_batches, []]):
-            micro = _gather(data, rows, batch)
-            hidden = self._hidden(micro)
-            order.append(micro.index)
-            for part in chunks(len(micro.index), self.limits.chunk_tokens):
-                pieces.append(self._open(head, hidden[part], micro, part, objective).values)
-            _release(data, rows, following)
+        for one in passes:
+            hidden = self._hidden(one)
+            for part in one.parts():
+                order.append(part.index)
+                for piece in chunks(len(part.index), self.limits.chunk_tokens):
+                    pieces.append(self._open(head, hidden[piece], part, piece, objective).values)
         if not order:
             return [torch.zeros(0) for _ in objective.losses]
         back = torch.cat(order).argsort()
@@ -260,33 +270,16 @@ class LocalTrainer:
         ]
         return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
 
-    def _open(self, head: Head, hidden: Tensor, micro: "_Micro", part: slice, objective: Objective) -> Chunk:
-        said = (micro.signal[part], micro.reference[part])
-        return open_chunk(head, hidden, said, micro.tokens[part].to(hidden.device), objective, self._tiles)
+    def _open(self, head: Head, hidden: Tensor, part: "_Part", piece: slice, objective: Objective) -> Chunk:
+        said = (part.signal[piece], part.reference[piece])
+        return open_chunk(head, hidden, said, part.tokens[piece].to(hidden.device), objective, self._tiles)
 
-    @torch.no_grad()
-    def _measure_conflict(self, records: _Records, head: Head, hidden: Tensor, micro: "_Micro", part: slice) -> None:
-        """How much several teachers contradict each other at the same tokens."""
-        if micro.signal.pool is None:
-            return
-        members = [full for member in micro.signal.pool.members if (full := read_signal(member, part).full) is not None]
-        if len(members) < 2:
-            return
-        student = head.logprobs(hidden)
-        records.add("conflict_cosine", F.conflict_cosine(student, members))
-        records.add("disagreement", F.disagreement(members))
-        records.add("top1_conflict", F.top1_conflict(members))
-
-    def _hidden(self, micro: "_Micro") -> Float[Tensor, "T D"]:
-        """The student's hidden states that predict the micro-batch's supervised tokens, end to end."""
-        sequences = [(*rollout.prompt_tokens, *rollout.tokens.tolist()) for rollout in micro.rollouts]
-        ids, mask = _padded(sequences, side="right", device=self.language_model.device)
-        hidden = self.language_model.body(ids, mask)
-        wanted = torch.zeros_like(mask)
-        for row, rollout in enumerate(micro.rollouts):
-            first = len(rollout.prompt_tokens) - 1
-            wanted[row, first : first + len(rollout.tokens)] = rollout.loss_mask.to(mask.device)
-        return hidden[wanted]
+    def _hidden(self, one: "_Pass") -> Float[Tensor, "T D"]:
+        """The student's hidden states that predict the supervised tokens of a pass, end to end."""
+        texts = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in one.rollouts]
+        learned = torch.cat([rollout.loss_mask for rollout in one.rollouts])
+        hidden = hidden_states(self.language_model, texts)
+        return hidden if bool(learned.all()) else hidden[learned.to(hidden.device)]
 
     def _halve(self, data: Sequence[Datum], error: RuntimeError) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -304,24 +297,50 @@ class LocalTrainer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Micro:
-    """Some rollouts of a batch whose teachers answer alike, end to end: `index` is where their tokens are in the batch."""
+class _Part:
+    """What one teacher said about the tokens of a pass, end to end; `index` is where the tokens are in the batch."""
 
-    rollouts: list[Rollout]
     index: Int[Tensor, " T"]
     tokens: TokenBatch
     signal: TeacherSignal
     reference: TeacherSignal
 
+    def release(self, keep: frozenset[tuple[int, ...]]) -> None:
+        """Let go of the heads whose keys are not to be kept."""
+        for head in (*self.signal.heads, *self.reference.heads):
+            if head.key not in keep:
+                head.release()
 
-def _release(data: Sequence[Datum], rows: Sequence[int], following: Sequence[int]) -> None:
-    """Let go of the teachers' heads that the next micro-batch does not read; all rows of one share their heads."""
-    read, kept = (
-        {head.key: head for row in part[:1] for head in (*data[row].signal.heads, *data[row].reference.heads)}
-        for part in (rows, following)
-    )
-    for key in read.keys() - kept.keys():
-        read[key].release()
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Rollouts that go through the student together: for each teacher that speaks about all of them, its rows of the data.
+
+    `read_next` are, for each teacher, the heads that are needed after it.
+    """
+
+    data: Sequence[Datum]
+    batch: TokenBatch
+    rows: list[list[int]]
+    read_next: list[frozenset[tuple[int, ...]]]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [self.data[row].rollout for row in self.rows[0]]
+
+    def parts(self) -> Iterator[_Part]:
+        """What the teachers said, one at a time, so that no two heads are held that need not be."""
+        for rows, keep in zip(self.rows, self.read_next, strict=True):
+            part = _gather(self.data, rows, self.batch)
+            try:
+                yield part
+            finally:
+                part.release(keep)
+
+
+def _heads(data: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
+    """The heads that some rows are read with; all rows of a part share theirs."""
+    return frozenset(head.key for row in rows[:1] for head in (*data[row].signal.heads, *data[row].reference.heads))
 
 
 def _one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
@@ -340,13 +359,13 @@ def _one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
     return apart
 
 
-def _gather(data: Sequence[Datum], rows: list[int], batch: TokenBatch) -> _Micro:
+def _gather(data: Sequence[Datum], rows: list[int], batch: TokenBatch) -> _Part:
     """The supervised tokens of some rows, with what their teachers said of them."""
     index = torch.cat([(batch.rows == row).nonzero()[:, 0] for row in rows])
     rollouts = [data[row].rollout for row in rows]
     signal = _end_to_end([data[row].signal for row in rows], rollouts)
     reference = _end_to_end([data[row].reference for row in rows], rollouts)
-    return _Micro(rollouts, index, batch[index], signal, reference)
+    return _Part(index, batch[index], signal, reference)
 
 
 def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
@@ -369,6 +388,29 @@ def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -
         name=signals[0].name,
         pool=pool,
     )
+
+
+@torch.no_grad()
+def _compare(records: _Records, side: Chunk, part: _Part, piece: slice) -> None:
+    """How much student and teacher overlap, and how much several teachers contradict each other, at some of the tokens."""
+    count = len(part.index[piece])
+    stride = max(count // COMPARED_TOKENS, 1)
+    pair = side.distributions(slice(0, count, stride))
+    if pair is None:
+        return
+    student, teacher = pair
+    ratio, mass = F.overlap(student, teacher, OVERLAP)
+    records.add("overlap", ratio)
+    records.add("overlap_mass", mass)
+    if part.signal.pool is None:
+        return
+    some = slice(piece.start, piece.start + count, stride)
+    read = [read_signal(member, some).full for member in part.signal.pool.members]
+    members = [full for full in read if full is not None]
+    if len(members) > 1:
+        records.add("conflict_cosine", F.conflict_cosine(student, members))
+        records.add("disagreement", F.disagreement(members))
+        records.add("top1_conflict", F.top1_conflict(members))
 
 
 def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str) -> None:
@@ -394,22 +436,32 @@ def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch
     records.add("sampler_mismatch", mismatch[~mismatch.isnan()])
 
 
-def _micro_batches(data: Sequence[Datum], limit: int) -> list[list[int]]:
-    """Rows of like length whose teachers answer alike, each list at most `limit` tokens with its padding, or one row."""
-    kinds: dict[tuple[object, ...], list[int]] = {}
+def _rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Iterator[list[list[int]]]:
+    """Rows by pass and, within it, by teacher: at most `limit` tokens a pass, or one rollout.
+
+    Rollouts go together whose teachers answer alike, so that a teacher's head is read for all of its rollouts in a row. Where
+    texts cannot be packed, those of like length go together, and padding counts.
+    """
+    by_rollout: dict[int, list[int]] = {}
     for row, datum in enumerate(data):
         if datum.rollout.loss_mask.any():
-            kinds.setdefault((_kind(datum.signal), _kind(datum.reference)), []).append(row)
-    batches: list[list[int]] = []
-    for rows in kinds.values():
-        current: list[int] = []
-        for row in sorted(rows, key=lambda row: _length(data[row])):
-            if current and _length(data[row]) * (len(current) + 1) > limit:
-                batches.append(current)
-                current = []
-            current.append(row)
-        batches.append(current)
-    return batches
+            by_rollout.setdefault(id(datum.rollout), []).append(row)
+    alike: dict[tuple[object, ...], list[list[int]]] = {}
+    for rows in by_rollout.values():
+        kind = tuple((_kind(data[row].signal), _kind(data[row].reference)) for row in rows)
+        alike.setdefault(kind, []).append(rows)
+    packs = max((_length(datum) for datum in data), default=0) <= packs_up_to
+    for found in alike.values():
+        current: list[list[int]] = []
+        tokens = longest = 0
+        for rows in found if packs else sorted(found, key=lambda rows: _length(data[rows[0]])):
+            length = _length(data[rows[0]])
+            tokens, longest = tokens + length, max(longest, length)
+            if current and (tokens if packs else longest * (len(current) + 1)) > limit:
+                yield [list(of_teacher) for of_teacher in zip(*current, strict=True)]
+                current, tokens, longest = [], length, length
+            current.append(rows)
+        yield [list(of_teacher) for of_teacher in zip(*current, strict=True)]
 
 
 def _kind(signal: TeacherSignal) -> tuple[object, ...]:

@@ -1,0 +1,274 @@
+"""Reading texts token by token with a model's keys and values kept; see `practicum.ports.Reading`.
+
+`SlotReading` gives every text a slot of a store that is made once. A text that ends leaves its slot to the next one at once,
+so that no slot waits for the longest text; nothing is padded. `LockstepReading` is for the models that cannot be packed (see
+`practicum.backends.local.packing.ready_to_pack`): texts start together and the batch ends with its last one.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from practicum.backends.local.attention import attend
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.packing import Packing, common_beginning, padded
+from practicum.backends.local.prepared import Prepared
+from practicum.ports import Reading, ScoreRequest
+
+READ_AHEAD_TOKENS = 1024
+"""So many tokens of waiting prompts are read in one go when a slot is free."""
+
+Prompt = tuple[int, ...]
+
+
+def open_reading(
+    language_model: LanguageModel,
+    overlay: Mapping[str, Tensor],
+    prompts: Sequence[Prompt],
+    rows: int,
+    new_tokens: int,
+) -> Reading:
+    """Read the prompts, at most `rows` at a time, with room for `new_tokens` after each."""
+    longest = max(map(len, prompts), default=0) + new_tokens
+    language_model.model.eval()
+    with language_model.weights(overlay):
+        prepared = Prepared(language_model, new_tokens)
+    kind = SlotReading if longest <= language_model.packs_up_to else LockstepReading
+    return kind(language_model, overlay, prepared, prompts, min(rows, len(prompts)), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadPrompt:
+    """What is kept of a prompt until its last completion has begun: keys and values by layer, its last hidden state."""
+
+    kept: Mapping[int, tuple[Float[Tensor, "T G d"], Float[Tensor, "T G d"]]]
+    places: Int[Tensor, " L"]
+    last_hidden: Float[Tensor, " D"]
+
+
+class SlotReading:
+    """Texts in slots; see `practicum.ports.Reading`. Row r is the text in slot r, and the rows have no holes.
+
+    It is the `practicum.backends.local.attention.Layout` of its own steps.
+    """
+
+    refills = True
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        overlay: Mapping[str, Tensor],
+        prepared: Prepared,
+        prompts: Sequence[Prompt],
+        rows: int,
+        longest: int,
+    ) -> None:
+        self._language_model = language_model
+        self._overlay = overlay
+        self._prepared = prepared
+        self._prompts = prompts
+        self._next = 0
+        self._uses = Counter(prompts)
+        self._read: dict[Prompt, _ReadPrompt] = {}
+        self._rows = rows
+        self._longest = longest
+        self._keys: dict[int, Float[Tensor, "R G M d"]] = {}
+        self._values: dict[int, Float[Tensor, "R G M d"]] = {}
+        self._lengths: list[int] = []
+        self._hidden: Float[Tensor, "B D"] | None = None
+        self._at: tuple[Tensor, Tensor, int, Tensor | None] | None = None
+
+    @torch.no_grad()
+    def admit(self, most: int) -> int:
+        """As `practicum.ports.Reading` says."""
+        admitted = min(most, self._rows - len(self._lengths), len(self._prompts) - self._next)
+        states = [] if self._hidden is None else [self._hidden]
+        for _ in range(admitted):
+            prompt = self._prompts[self._next]
+            if prompt not in self._read:
+                self._read_ahead()
+            known = self._read[prompt]
+            self._place(len(self._lengths), known)
+            states.append(known.last_hidden[None])
+            self._lengths.append(len(prompt))
+            self._next += 1
+            self._uses[prompt] -= 1
+            if not self._uses[prompt]:
+                del self._read[prompt]
+        if admitted:
+            self._hidden = torch.cat(states)
+        return admitted
+
+    @torch.no_grad()
+    def logits(self) -> Float[Tensor, "B V"]:
+        """As `practicum.ports.Reading` says."""
+        assert self._hidden is not None, "a text is admitted before it is read on"
+        return self._prepared.head.logits(self._hidden)
+
+    @torch.no_grad()
+    def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
+        """As `practicum.ports.Reading` says."""
+        device = self._language_model.device
+        for row, source in enumerate(keep):
+            if row != source:
+                self._move(source, row)
+        self._lengths = [self._lengths[source] for source in keep]
+        self._hidden = None
+        if not keep:
+            return
+        at = torch.tensor(self._lengths, device=device)
+        self._at = (torch.arange(len(keep), device=device), at, max(self._lengths) + 1, self._mask(at))
+        with self._language_model.weights(self._overlay), self._prepared.installed():
+            self._hidden = self._language_model.packed(tokens.to(device)[list(keep)], at, self)
+        self._lengths = [length + 1 for length in self._lengths]
+
+    def attend(
+        self,
+        layer: int,
+        query: Float[Tensor, "B H d"],
+        key: Float[Tensor, "B G d"],
+        value: Float[Tensor, "B G d"],
+        scale: float | None,
+        dropout: float,
+    ) -> Float[Tensor, "B H d"]:
+        """One token a row over the row's own text."""
+        assert self._at is not None, "rows attend while they advance"
+        rows, at, reach, mask = self._at
+        keys, values = self._keys[layer], self._values[layer]
+        keys[rows, :, at] = key
+        values[rows, :, at] = value
+        grouped = query.unflatten(1, (key.shape[1], -1))
+        seen = slice(0, len(rows)), slice(None), slice(0, reach)
+        return attend(grouped, keys[seen], values[seen], mask, scale).flatten(1, 2)
+
+    def _mask(self, at: Int[Tensor, " B"]) -> Float[Tensor, "B 1 1 M"] | None:
+        if len(set(self._lengths)) == 1:
+            return None
+        behind = torch.arange(max(self._lengths) + 1, device=at.device)[None] > at[:, None]
+        dtype = next(iter(self._keys.values())).dtype
+        return torch.zeros(behind.shape, device=at.device, dtype=dtype).masked_fill_(behind, -torch.inf)[:, None, None]
+
+    def _read_ahead(self) -> None:
+        """Read waiting prompts, each once, up to a number of tokens and no more of them than there are rows."""
+        chosen: dict[Prompt, None] = {}
+        tokens = 0
+        for prompt in self._prompts[self._next :]:
+            if prompt in self._read or prompt in chosen:
+                continue
+            if chosen and (tokens + len(prompt) > READ_AHEAD_TOKENS or len(chosen) == self._rows):
+                break
+            chosen[prompt] = None
+            tokens += len(prompt)
+        # Any one token stands for the answer: it is what the prompt's last hidden state predicts, and is not read.
+        packing = Packing([ScoreRequest(prompt, (0,)) for prompt in chosen], self._language_model.device, keep=True)
+        assert packing.kept is not None
+        with self._language_model.weights(self._overlay), self._prepared.installed():
+            hidden = self._language_model.packed(packing.ids, packing.positions, packing)[packing.wanted]
+        for number, prompt in enumerate(chosen):
+            places = torch.tensor(packing.places(number), device=hidden.device)
+            self._read[prompt] = _ReadPrompt(packing.kept, places, hidden[number])
+
+    def _place(self, row: int, prompt: _ReadPrompt) -> None:
+        """Copy what was kept of a prompt into a slot."""
+        for layer, kept in prompt.kept.items():
+            for store, part in zip((self._keys, self._values), kept, strict=True):
+                if layer not in store:
+                    store[layer] = part.new_zeros(self._rows, part.shape[1], self._longest, part.shape[2])
+                store[layer][row, :, : len(prompt.places)] = part[prompt.places].transpose(0, 1)
+
+    def _move(self, source: int, row: int) -> None:
+        length = self._lengths[source]
+        for store in (self._keys, self._values):
+            for stored in store.values():
+                stored[row, :, :length] = stored[source, :, :length]
+
+
+class LockstepReading:
+    """Texts that begin together, padded at the left; see `practicum.ports.Reading`."""
+
+    refills = False
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        overlay: Mapping[str, Tensor],
+        prepared: Prepared,
+        prompts: Sequence[Prompt],
+        rows: int,
+        longest: int,
+    ) -> None:
+        self._language_model = language_model
+        self._overlay = overlay
+        self._prepared = prepared
+        self._prompts = prompts
+        self._next = 0
+        self._rows = rows
+        self._state: _Prefilled | None = None
+
+    @torch.no_grad()
+    def admit(self, most: int) -> int:
+        """As `practicum.ports.Reading` says."""
+        prompts = self._prompts[self._next : self._next + min(most, self._rows)]
+        if not prompts:
+            return 0
+        different = list(dict.fromkeys(prompts))
+        with self._language_model.weights(self._overlay), self._prepared.installed():
+            state = _prefill(self._language_model, different)
+        rows = torch.tensor([different.index(prompt) for prompt in prompts], device=self._language_model.device)
+        self._state = _select(state, rows)
+        self._next += len(prompts)
+        return len(prompts)
+
+    @torch.no_grad()
+    def logits(self) -> Float[Tensor, "B V"]:
+        """As `practicum.ports.Reading` says."""
+        assert self._state is not None, "a text is admitted before it is read on"
+        return self._prepared.head.logits(self._state.last_hidden)
+
+    @torch.no_grad()
+    def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
+        """As `practicum.ports.Reading` says."""
+        assert self._state is not None, "a text is admitted before it is read on"
+        tokens = tokens.to(self._language_model.device)
+        if not keep:
+            self._state = None
+            return
+        rows = torch.tensor(keep, device=tokens.device)
+        state = self._state if list(keep) == list(range(len(tokens))) else _select(self._state, rows)
+        mask = torch.cat([state.mask, state.mask.new_ones(len(keep), 1)], dim=1)
+        with self._language_model.weights(self._overlay), self._prepared.installed():
+            hidden = self._language_model.body(tokens[rows][:, None], mask, state.cache)
+        self._state = _Prefilled(state.cache, mask, hidden[:, -1])
+
+
+@dataclass(slots=True)
+class _Prefilled:
+    """A batch of prompts that the body has read: its cache, its mask, and each prompt's last hidden state."""
+
+    cache: DynamicCache
+    mask: Bool[Tensor, "B M"]
+    last_hidden: Float[Tensor, "B D"]
+
+
+def _prefill(language_model: LanguageModel, prompts: Sequence[Prompt]) -> _Prefilled:
+    """Read the prompts, a long common beginning only once where no layer has a window that it might leave."""
+    shared = 0 if language_model.window is not None else common_beginning(prompts)
+    ids, mask = padded([prompt[shared:] for prompt in prompts], side="left", device=language_model.device)
+    cache = language_model.new_cache()
+    if shared:
+        first, whole = padded([prompts[0][:shared]], side="left", device=language_model.device)
+        language_model.body(first, whole, cache)
+        cache.batch_repeat_interleave(len(prompts))
+        mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
+    hidden = language_model.body(ids, mask, cache)
+    return _Prefilled(cache, mask, hidden[:, -1])
+
+
+def _select(state: _Prefilled, rows: Int[Tensor, " b"]) -> _Prefilled:
+    state.cache.batch_select_indices(rows)
+    return _Prefilled(state.cache, state.mask[rows], state.last_hidden[rows])

@@ -1,0 +1,146 @@
+"""Texts laid end to end are read as each is read alone, to the gradient."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from practicum.backends.local import packing
+from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX, Packing, hidden_states, ready_to_pack
+from practicum.ports import ScoreRequest
+
+from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
+
+CPU = torch.device("cpu")
+ROOT = random_tokens(SHORTEST_SHARED_PREFIX + 4, 9)
+TEXTS = [
+    *(ScoreRequest((*ROOT, *random_tokens(18, row // 3)), random_tokens(1 + 3 * row, 100 + row)) for row in range(6)),
+    ScoreRequest((*ROOT, 5), (4,)),
+    ScoreRequest((*ROOT, 5, 6), ()),
+    ScoreRequest((*ROOT, *random_tokens(18, 0)), ()),
+]
+"""Two levels of shared beginnings, lengths from nothing to sixteen."""
+
+
+def alone(model, texts):
+    """One text at a time by transformers, with the very last token, which nothing needs, read too."""
+    states = []
+    for text in texts:
+        ids = torch.tensor([[*text.prompt_tokens, *text.tokens]])
+        first = len(text.prompt_tokens) - 1
+        states.append(model.body(ids, torch.ones_like(ids, dtype=torch.bool))[0, first : first + len(text.tokens)])
+    return torch.cat(states)
+
+
+def gradients(model, hidden):
+    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0), dtype=hidden.dtype)
+    return torch.autograd.grad((hidden * weights).sum(), list(model.model.base_model.parameters()))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_texts_give_the_states_and_the_gradient_of_texts_read_alone(architecture):
+    model = tiny(architecture)
+    model.model.requires_grad_(True).double()
+    found, expected = hidden_states(model, TEXTS), alone(model, TEXTS)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    for one, other in zip(gradients(model, found), gradients(model, expected), strict=True):
+        assert (one - other).norm() <= 2e-6 * other.norm()  # the norms of transformers are taken in float32
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_tree_of_texts_is_read_as_its_texts(data):
+    """Prompts grown from each other, so that beginnings are shared at every depth or not at all."""
+    model = tiny()
+    model.model.double()
+    stems = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    texts = []
+    for row, length in enumerate(stems):
+        stem = random_tokens(length, data.draw(st.integers(0, 1)))
+        for twin in range(data.draw(st.integers(1, 3))):
+            texts.append(ScoreRequest(stem, random_tokens(data.draw(st.integers(0, 12)), 10 * row + twin)))
+    torch.testing.assert_close(hidden_states(model, texts), alone(model, texts), rtol=1e-10, atol=1e-10)
+
+
+def test_nothing_is_padded_and_what_is_shared_is_read_once():
+    model, read = tiny(), []
+    model.model.base_model.embed_tokens.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel()))
+    hidden_states(model, TEXTS)
+    prompts = len(ROOT) + 2 * 18 + 1 + 2  # the root, two prompts of four and three texts, and two short ones
+    answers = sum(max(len(text.tokens) - 1, 0) for text in TEXTS)
+    assert read == [prompts + answers]
+
+
+def test_a_texts_last_token_is_not_read():
+    texts = [ScoreRequest((3, 4), (5, 6, 7))]
+    assert Packing(texts, CPU).ids.tolist() == [3, 4, 5, 6]
+    assert Packing(texts, CPU).wanted.tolist() == [1, 2, 3]
+
+
+def test_texts_with_nothing_to_predict_have_no_states():
+    model = tiny()
+    assert hidden_states(model, [ScoreRequest((3, 4), ())]).shape == (0, 32)
+    both = [ScoreRequest((3, 4), ()), ScoreRequest((3, 4), (5,))]
+    torch.testing.assert_close(hidden_states(model, both), alone(model, both), rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_in_attention_is_in_force_in_training_alone():
+    model = tiny(dropout=0.5)
+    model.model.train()
+    torch.manual_seed(0)
+    first, second = hidden_states(model, TEXTS), hidden_states(model, TEXTS)
+    assert not torch.equal(first, second)
+    model.model.eval()
+    torch.testing.assert_close(hidden_states(model, TEXTS), alone(model, TEXTS), rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_packs_too():
+    model = tiny()
+    model.model.to(torch.bfloat16)
+    model = ready_to_pack(replace(model, packs_up_to=0))
+    assert model.packs_up_to == 256
+    found, expected = hidden_states(model, TEXTS).float(), alone(model, TEXTS).float()
+    assert (found - expected).norm() < 0.03 * expected.norm()
+
+
+def test_a_window_packs_what_fits_in_it():
+    assert tiny("gemma3").packs_up_to == 8
+    assert tiny("llama").packs_up_to == tiny("qwen3").packs_up_to == 256
+    model = tiny("gemma3")
+    short = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((3, 4), (5,))]
+    for texts in (short, [*short, ScoreRequest(random_tokens(9, 1), (4, 5))]):
+        torch.testing.assert_close(hidden_states(model, texts), alone(model, texts), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_mixes_tokens_outside_of_attention_is_not_packed(monkeypatch):
+    """Its trial fails: a convolution over the row would read from one text into the next."""
+    model = replace(tiny(), packs_up_to=0)
+    layer = model.model.base_model.layers[0].mlp
+    shifted = type(layer).forward
+    monkeypatch.setattr(layer, "forward", lambda rows: shifted(layer, rows) + rows.roll(1, dims=1))
+    assert ready_to_pack(model).packs_up_to == 0
+
+
+def test_a_model_with_an_attention_of_its_own_is_not_packed():
+    model = replace(tiny(), packs_up_to=0)
+    model.model.set_attn_implementation("eager")
+    assert ready_to_pack(model).packs_up_to == 0
+    texts = [ScoreRequest((3, 4), (5, 6)), ScoreRequest((7,), (8,))]
+    torch.testing.assert_close(hidden_states(ready_to_pack(model), texts), alone(model, texts), rtol=1e-5, atol=1e-5)
+
+
+def test_groups_that_attend_together_waste_little():
+    texts = [ScoreRequest((3, 4), random_tokens(length, length)) for length in (1, 2, 3, 5, 9, 30, 31, 33, 90)]
+    groups = Packing(texts, CPU)._groups
+    area = sum(group.count * -(-(group.row.stop - group.row.start) // group.count) for group in groups)
+    tokens = sum(group.row.stop - group.row.start for group in groups)
+    assert len(groups) < len(texts) and area < packing.WASTE * tokens
+    assert all(token < VOCABULARY for token in Packing(texts, CPU).ids.tolist())
+
+
+def test_a_known_length_is_not_tried_again(monkeypatch):
+    model = replace(tiny(), packs_up_to=0)
+    monkeypatch.setattr(packing, "_packs_up_to", lambda model: pytest.fail("tried"))
+    assert ready_to_pack(model, 99).packs_up_to == 99

@@ -1,0 +1,214 @@
+"""Slots: what is sampled does not depend on them, they are refilled at once, and a prompt is read once."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from practicum.backends.local import LocalSampler
+from practicum.backends.local.drawing import BLOCK, draw, inverse_cdf, uniforms
+from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX
+from practicum.backends.local.prepared import Prepared
+from practicum.backends.local.reading import LockstepReading, SlotReading
+from practicum.errors import NumericError
+from practicum.types import SampleRequest, SamplingParams
+
+from .tiny import VOCABULARY, random_tokens, tiny
+
+STOPS = frozenset({2, 17, 30, 41})
+PARAMS = SamplingParams(24, stop_ids=STOPS)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request):
+    return tiny(request.param)
+
+
+def requests(count=20, group=1):
+    return [SampleRequest(random_tokens(3 + (row // group) % 5, row // group), 100 + row) for row in range(count)]
+
+
+def token_by_token(model, request, params):
+    """The slow twin: the whole text is read again for every token, without a cache, in float64."""
+    numbers, tokens = uniforms(request.seed, params.max_new_tokens), []
+    for number in numbers:
+        logits = model.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1, :VOCABULARY]
+        cumulative = torch.softmax(logits.double() / params.temperature, dim=-1).cumsum(dim=-1)
+        tokens.append(int((cumulative <= number * cumulative[-1]).sum()))
+        if tokens[-1] in params.stop_ids:
+            break
+    return tokens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_slots_sample_what_is_sampled_token_by_token_without_a_cache(model, temperature):
+    params = SamplingParams(24, temperature, stop_ids=STOPS)
+    for request, sample in zip(requests(), LocalSampler(model, batch_size=4).sample(requests(), params), strict=True):
+        assert sample.tokens.tolist() == token_by_token(model, request, params)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_any_number_of_slots_samples_the_same_tokens(model, group):
+    asked = requests(group=group)
+    expected = LocalSampler(model, batch_size=1).sample(asked, PARAMS)
+    for slots in (2, 3, 7, 20, 64):
+        for one, other in zip(LocalSampler(model, batch_size=slots).sample(asked, PARAMS), expected, strict=True):
+            assert torch.equal(one.tokens, other.tokens)
+            torch.testing.assert_close(one.policy_logprobs, other.policy_logprobs, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_settings_give_equal_bits(model):
+    first, second = (LocalSampler(model, batch_size=3).sample(requests(), PARAMS) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one.policy_logprobs, other.policy_logprobs)
+
+
+def test_slots_and_lockstep_agree(model, monkeypatch):
+    found = LocalSampler(model, batch_size=4).sample(requests(), PARAMS)
+    kinds = []
+    monkeypatch.setattr(
+        "practicum.backends.local.reading.SlotReading", lambda *given: kinds.append(1) or LockstepReading(*given)
+    )
+    for one, other in zip(LocalSampler(model, batch_size=4).sample(requests(), PARAMS), found, strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+    assert kinds
+
+
+def test_a_slot_is_refilled_at_once(monkeypatch):
+    """With one slot more than needed free at no step, the steps are those of the best schedule in this order."""
+    model, steps = tiny(), []
+    advance = SlotReading.advance
+    monkeypatch.setattr(
+        SlotReading, "advance", lambda self, tokens, keep: steps.append(len(tokens)) or advance(self, tokens, keep)
+    )
+    lengths = [len(sample.tokens) for sample in LocalSampler(model, batch_size=4).sample(requests(), PARAMS)]
+    assert sum(steps) == sum(lengths)
+    ends = [0] * 4
+    for length in lengths:
+        ends[ends.index(min(ends))] += length
+    assert len(steps) == max(ends)
+    assert steps[: min(ends)] == [4] * min(ends)
+
+
+def test_a_prompt_is_read_once_however_many_complete_it():
+    model, read = tiny(), []
+    model.model.base_model.embed_tokens.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel()))
+    root = random_tokens(SHORTEST_SHARED_PREFIX + 2, 5)
+    asked = [SampleRequest((*root, *random_tokens(2 + row // 3, row // 3)), row) for row in range(9)]
+    samples = LocalSampler(model, batch_size=3).sample(asked, SamplingParams(5))
+    decoded = sum(len(sample.tokens) - 1 for sample in samples)
+    prompts = {request.prompt_tokens for request in asked}
+    assert sum(read) - decoded == len(root) + sum(len(prompt) - len(root) for prompt in prompts)
+
+
+def test_prompts_wait_unread_until_there_is_room():
+    """What is kept of prompts is bounded by the rows, not by how many wait."""
+    model = tiny()
+    reading = LocalSampler(model).read([random_tokens(6, row) for row in range(50)], 3, 4)
+    assert isinstance(reading, SlotReading)
+    assert reading.admit(10) == 3
+    assert len(reading._read) == 0
+    reading.advance(torch.tensor([5, 6, 7]), [2, 1])
+    assert reading.admit(10) == 1
+    assert len(reading._read) == 2
+    assert reading.logits().shape == (3, VOCABULARY)
+
+
+def test_admitting_stops_when_the_queue_is_empty():
+    reading = LocalSampler(tiny()).read([(3, 4)], 3, 4)
+    assert (reading.admit(0), reading.admit(2), reading.admit(2)) == (0, 1, 0)
+
+
+def test_what_a_slot_held_before_does_not_leak_into_the_next_text():
+    """Also not numbers that are no numbers: a masked key is still multiplied."""
+    model = tiny()
+    asked = [SampleRequest(random_tokens(30, 1), 1), SampleRequest(random_tokens(3, 2), 2)]
+    after = LocalSampler(model, batch_size=1).sample(asked, SamplingParams(12))[1]
+    fresh = LocalSampler(model, batch_size=1).sample(asked[1:], SamplingParams(12))[0]
+    assert torch.equal(after.tokens, fresh.tokens)
+    assert torch.isfinite(after.policy_logprobs).all()
+
+
+def test_prepared_weights_multiply_like_the_models_own_and_leave_no_trace(model):
+    ids = torch.tensor([[3, 4, 5, 6]])
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    prepared = Prepared(model, steps=100)
+    with torch.no_grad():
+        expected = model.body(ids, mask)
+        with prepared.installed():
+            found = model.body(ids, mask)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(prepared.head.logits(expected[0]), model.head().logits(expected[0]).detach())
+    with pytest.raises(KeyError), prepared.installed():
+        raise KeyError
+    assert not any("forward" in module.__dict__ for module in model.model.modules())
+
+
+def test_weights_are_prepared_once_a_call_and_anew_after_an_update():
+    model = tiny()
+    before = LocalSampler(model).sample(requests(4), PARAMS)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.mul_(1.5)
+    after = LocalSampler(model).sample(requests(4), PARAMS)
+    assert any(not torch.equal(one.tokens, other.tokens) for one, other in zip(before, after, strict=True))
+    for request, sample in zip(requests(4), after, strict=True):
+        with torch.no_grad():
+            assert sample.tokens.tolist() == token_by_token(model, request, PARAMS)
+
+
+def test_weights_that_are_no_numbers_are_an_error_that_says_so():
+    model = tiny()
+    with torch.no_grad():
+        model.model.get_output_embeddings().weight[5] = torch.nan
+    with pytest.raises(NumericError, match=r"lower optimizer\.learning_rate"):
+        LocalSampler(model).sample(requests(3), PARAMS)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 1000])
+def test_drawing_inverts_the_cumulative_distribution(vocabulary):
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(1, vocabulary, generator=generator)
+    logits[:, 1::3] = -torch.inf
+    probs = torch.softmax(logits[0].double(), dim=-1)
+    edges = torch.cat([probs.cumsum(0) - 1e-7, probs.cumsum(0) + 1e-7, torch.tensor([0.0, 1 - 2**-53])]).clamp(
+        0, 1 - 2**-53
+    )
+    tokens, logprobs = inverse_cdf(logits.expand(len(edges), -1), edges)
+    assert (probs[tokens] > 0).all()
+    torch.testing.assert_close(logprobs.double(), probs[tokens].log(), rtol=1e-5, atol=1e-5)
+    slow = [int((probs.cumsum(0) <= number).sum().clamp_max(vocabulary - 1)) for number in edges]
+    far = [min(abs(number - edge) for edge in probs.cumsum(0)) > 1e-6 for number in edges]
+    assert all(one == other for one, other, sure in zip(tokens.tolist(), slow, far, strict=True) if sure)
+
+
+def test_frequencies_over_many_blocks_are_the_probabilities():
+    vocabulary, draws = 5 * BLOCK + 7, 40_000
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1))
+    numbers = torch.rand(draws, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    counts = Counter(inverse_cdf(logits.expand(draws, -1), numbers)[0].tolist())
+    probs = torch.softmax(logits.double(), dim=-1).tolist()
+    chi2 = sum((counts[token] - draws * prob) ** 2 / (draws * prob) for token, prob in enumerate(probs))
+    freedom = vocabulary - 1
+    assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(1), SamplingParams(1, 0.5), SamplingParams(1, 0.0), SamplingParams(1, 1.5, top_p=0.7, top_k=9)],
+    ids=str,
+)
+def test_logprobs_of_a_draw(params):
+    logits = 3 * torch.randn(50, 30, generator=torch.Generator().manual_seed(4))
+    numbers = torch.rand(50, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    tokens, sampled, natural = draw(logits, params, numbers)
+    expected = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(natural, expected, rtol=1e-5, atol=1e-5)
+    if params.temperature == 0:
+        assert torch.equal(tokens, logits.argmax(dim=-1))
+        assert torch.equal(sampled, torch.zeros(50))
+    elif not params.top_k:
+        tempered = torch.log_softmax(logits / params.temperature, dim=-1).gather(1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(sampled, tempered, rtol=1e-5, atol=1e-5)
