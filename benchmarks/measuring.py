@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from benchmarks import goals
 
@@ -194,7 +193,7 @@ def machine() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": _version("transformers"),
         "practicum": _version("practicum"),
         "load": round(os.getloadavg()[0], 1),
     }

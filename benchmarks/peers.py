@@ -50,7 +50,10 @@ def _version(name: str, python: str) -> str:
         "import importlib.metadata as m, importlib.util as u; "
         f"print(m.version({PACKAGES[name][1].split('>')[0]!r}) if u.find_spec({PACKAGES[name][0]!r}) else '')"
     )
-    ended = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, env=environment())
+    try:
+        ended = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, env=environment())
+    except OSError as error:
+        raise SystemExit(f"--peer-python {python}: {error.strerror}") from error
     return ended.stdout.strip() if ended.returncode == 0 else ""
 
 

@@ -1,0 +1,347 @@
+"""The page of performance and its plots, written from the recorded lines: docs/performance.md, docs/img/performance-*.svg.
+
+python -m benchmarks page
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import goals
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+LINES, PAGE, IMAGES = DOCS / "performance.jsonl", DOCS / "performance.md", DOCS / "img"
+
+Line = dict[str, Any]
+
+INTRODUCTION = """# Performance
+
+What a goal is, what was measured, and whether it is reached: pass or fail, nothing left out. This page and its plots are written by
+`python -m benchmarks page` from the lines of `performance.jsonl`, which `python -m benchmarks NAME --record` appends;
+`python -m benchmarks --help` lists the names. [Measured](measured.md) has the figures of the quick start.
+
+- Ratios are of processor seconds of one thread, within one round: contenders take turns (A B C, then C B A), the first rounds are
+  dropped, and what is shown is the median of the rounds with the least and the greatest. Starting up is in wall seconds.
+- Every contender is checked before it is timed: losses and gradients against float64, samplers by the log-probabilities of
+  what they drew, whole steps by the loss of given answers.
+- A goal is missed where the median misses it; *pass in its best round only* says that one round reached it. Where rounds disagree
+  and lie further apart than 15 % of their median, the measurement is void.
+- Memory is the growth of the peak resident set in a process of its own, of a whole step the whole process.
+- The floor of a decode step is what reading all weights, or the step's arithmetic, takes at the ceilings measured in the same run.
+- Models have random weights. Mixed lengths are geometric: a random set of stop tokens ends answers after 64 tokens on average, at
+  most 256. TRL runs in float32, without gradient checkpointing, logging and saving, in a process of its own, with the same folders,
+  prompts and stop tokens.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One image: series of points as lines on logarithmic axes, or one bar for each series at each name."""
+
+    name: str
+    caption: str
+    kind: str
+    x: str
+    y: str
+    series: Mapping[str, Sequence[tuple[Any, float]]]
+
+    @property
+    def digest(self) -> str:
+        """What tells an image of other data, whichever version drew it."""
+        said = [self.name, self.caption, self.kind, self.x, self.y, self.series]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return IMAGES / f"performance-{self.name}.svg"
+
+
+def main() -> None:
+    """Write the page and the plots that have something to show."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    lines = read(LINES)
+    made = plots(lines)
+    if made:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            sys.exit("the plots are drawn by matplotlib: pip install 'practicum[dev]'")
+        IMAGES.mkdir(exist_ok=True)
+    for plot in made:
+        draw(plot)
+    PAGE.write_text(text(lines), encoding="utf-8")
+    print(f"wrote {PAGE.name} and {len(made)} plots from {len(lines)} lines")
+
+
+def read(path: Path) -> list[Line]:
+    """The recorded lines, without those of quick runs."""
+    if not path.is_file():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if not line.get("quick")]
+
+
+def text(lines: Sequence[Line]) -> str:
+    """The whole page."""
+    newest = latest(lines)
+    used: list[Line] = []
+    sections = [_section(group, members, newest, used) for group, members in goals.GOALS.items()]
+    images = [f"![{plot.caption}](img/{plot.path.name})\n\n{plot.caption}.\n" for plot in plots(lines)]
+    parts = [INTRODUCTION, summary(newest), *sections]
+    if images:
+        parts += ["## Plots\n", *images]
+    return "\n".join([*parts, _measurements(used)])
+
+
+def latest(lines: Iterable[Line]) -> dict[str, Line]:
+    """The newest line that holds a reading of each goal."""
+    return {key: line for line in lines for key in line.get("readings", {}) if key in goals.BY_KEY}
+
+
+def summary(newest: Mapping[str, Line]) -> str:
+    """How many goals stand how."""
+    counts: dict[str, int] = {}
+    for goal in goals.BY_KEY.values():
+        said = _verdict(goal, newest).partition(":")[0]
+        counts[said] = counts.get(said, 0) + 1
+    order = ["pass", "fail", *sorted(counts.keys() - {"pass", "fail", NOTHING}), NOTHING]
+    said = ", ".join(f"{counts[name]} {name}" for name in order if name in counts)
+    return f"Of {len(goals.BY_KEY)} goals: {said}.\n"
+
+
+NOTHING = "not measured"
+
+
+def _verdict(goal: goals.Goal, newest: Mapping[str, Line]) -> str:
+    line = newest.get(goal.key)
+    return NOTHING if line is None else goals.verdict(goal, line["readings"][goal.key])
+
+
+def _section(group: str, members: Sequence[goals.Goal], newest: Mapping[str, Line], used: list[Line]) -> str:
+    rows = []
+    for goal in members:
+        line = newest.get(goal.key)
+        if line is None:
+            rows.append([goal.about, "", goal.bound, NOTHING, "", "", "", ""])
+            continue
+        if line not in used:
+            used.append(line)
+        reading = line["readings"][goal.key]
+        between = f"{goals.number(reading['least'])} to {goals.number(reading['greatest'])}"
+        said = f"**{_verdict(goal, newest)}**"
+        measured = f"{goals.number(reading['median'])}{goal.unit}"
+        rounds, apart = str(int(reading["count"])), f"{reading['spread']:.0%}"
+        rows.append([goal.about, measured, goal.bound, said, between, rounds, apart, f"[{used.index(line) + 1}]"])
+    head = ["goal", "measured", "threshold", "stands", "rounds lie in", "rounds", "spread", "measurement"]
+    return f"## {group}\n\n{table(head, rows)}"
+
+
+def _measurements(used: Sequence[Line]) -> str:
+    if not used:
+        return "## Measurements\n\nNone has been recorded yet.\n"
+    rows = []
+    for number, line in enumerate(used, start=1):
+        machine = line["machine"]
+        versions = {name: machine[name] for name in ("python", "torch", "transformers")} | line.get("peers", {})
+        before, after = line["load"]
+        ceilings = line.get("ceilings", {})
+        rows.append(
+            [
+                str(number),
+                f"`{line['command']}`{_case(line)}",
+                f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} in use",
+                ", ".join(f"{name} {version}" for name, version in versions.items()),
+                f"{before:g}, {after:g}",
+                f"{ceilings['gflops']:.0f} GFLOP/s, {ceilings['read_gb']:.0f} GB/s" if ceilings else "",
+                line["commit"],
+                line["time"][:10],
+            ]
+        )
+    head = ["", "command", "machine", "versions", "load before, after", "ceilings of a core", "commit", "day"]
+    return f"## Measurements\n\nA plus after a commit: files of `src` differed from it.\n\n{table(head, rows)}"
+
+
+def _case(line: Line) -> str:
+    """Which of a command's results a line is."""
+    if line["benchmark"] == "loss":
+        return f", T = {line['tokens']:,}, V = {line['vocabulary']:,}"
+    if line["benchmark"] == "rollout":
+        return f", {line['model']}, {line['lengths']}, {line['slots']} slots"
+    return f", {line['config']}" if line["benchmark"] == "step" else ""
+
+
+def plots(lines: Sequence[Line]) -> list[Plot]:
+    """Those that have something to show, from the newest line of each case."""
+    loss = {line["tokens"]: line for line in _of(lines, "loss") if _plotted(line)}
+    rollouts = {f"{line['model']}, {line['lengths']}, {line['slots']}": line for line in _of(lines, "rollout")}
+    steps = {line["config"]: line for line in _of(lines, "step")}
+    speed = "tokens_per_second"
+    made = [
+        Plot(
+            "loss-time",
+            "Seconds of the loss with its gradient against the tokens, V = 49,152, student 256 wide, teacher 512",
+            "lines",
+            "tokens",
+            "seconds",
+            _turned({tokens: _medians(line["seconds"]) for tokens, line in sorted(loss.items())}),
+        ),
+        Plot(
+            "loss-memory",
+            "Extra peak memory of the loss against the tokens, V = 49,152",
+            "lines",
+            "tokens",
+            "MiB",
+            _turned({tokens: line["peak_mib"] for tokens, line in sorted(loss.items())}),
+        ),
+        Plot(
+            "rollout-speed",
+            "Tokens a processor second of rollouts: model, lengths and slots",
+            "bars",
+            "",
+            "tokens / s",
+            _turned({name: _medians(line[speed]) for name, line in rollouts.items()}),
+        ),
+        Plot(
+            "step-speed",
+            "Tokens of answers a processor second of whole training steps",
+            "bars",
+            "",
+            "tokens / s",
+            _turned({name: _medians(line[speed]) for name, line in steps.items()}),
+        ),
+        Plot(
+            "step-memory",
+            "Peak memory of the whole process of training",
+            "bars",
+            "",
+            "MiB",
+            _turned({name: _medians(line["peak_mib"]) for name, line in steps.items()}),
+        ),
+        *_of_teachers(lines),
+        *_of_scaling(lines),
+    ]
+    return [plot for plot in made if plot.series]
+
+
+def _of_teachers(lines: Sequence[Line]) -> list[Plot]:
+    made = []
+    for line in _of(lines, "teachers")[-1:]:
+        routed = {"route": "routed", "sum": "summed"}
+        times = {routed[kind]: [(k, line["seconds"][f"{kind} {k}"]["median"]) for k in line["k"]] for kind in routed}
+        memory = {
+            f"{routed[kind]}, {where}": [(k, line["peak_mib"][f"{kind} {k} {where}"]) for k in line["k"]]
+            for kind in routed
+            for where in ("resident", "disk")
+        }
+        caption = "against the number of teachers of the same tokens"
+        made += [
+            Plot("teachers-time", f"Seconds of a step {caption}", "lines", "teachers", "seconds", times),
+            Plot("teachers-memory", f"Peak memory of a step {caption}", "lines", "teachers", "MiB", memory),
+        ]
+    return made
+
+
+def _of_scaling(lines: Sequence[Line]) -> list[Plot]:
+    """Each cost over that of its least size."""
+    titles = {
+        "loss.tokens": "loss, tokens",
+        "loss.vocabulary": "loss, vocabulary",
+        "step.tokens": "step, tokens",
+        "rollout.prompts": "decoding a token, prompts",
+    }
+    made = []
+    for line in _of(lines, "scaling")[-1:]:
+        series = {
+            title: [
+                (size / fit["sizes"][0], seconds / fit["seconds"][0])
+                for size, seconds in zip(fit["sizes"], fit["seconds"], strict=True)
+            ]
+            for what, title in titles.items()
+            for fit in [line["fits"][what]]
+        }
+        caption = "Seconds over those of the least size, against the size over the least"
+        made.append(Plot("scaling", caption, "lines", "size / least size", "seconds / those of the least", series))
+    return made
+
+
+def _of(lines: Sequence[Line], benchmark: str) -> list[Line]:
+    return [line for line in lines if line["benchmark"] == benchmark and line.get("device", "cpu") == "cpu"]
+
+
+def _plotted(line: Line) -> bool:
+    return line["vocabulary"] == 49152 and line["widths"] == [256, 512]
+
+
+def _medians(readings: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {name: reading["median"] for name, reading in readings.items()}
+
+
+def _turned(columns: Mapping[Any, Mapping[str, float]]) -> dict[str, list[tuple[Any, float]]]:
+    """From values by place and name to the points of each name."""
+    series: dict[str, list[tuple[Any, float]]] = {}
+    for place, values in columns.items():
+        for name, value in values.items():
+            series.setdefault(name, []).append((place, value))
+    return series
+
+
+def draw(plot: Plot) -> None:
+    """Write the image; the same data give the same bytes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    settings: dict[Any, Any] = {"svg.hashsalt": "practicum", "svg.fonttype": "none", "font.size": 9}
+    with matplotlib.rc_context(settings):
+        figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+        DRAWN[plot.kind](axes, plot)
+        axes.set_xlabel(plot.x)
+        axes.set_ylabel(plot.y)
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize=8)
+        unstamped = {"Date": None, "Creator": None, "Description": plot.digest}
+        figure.savefig(plot.path, format="svg", metadata=unstamped)
+        pyplot.close(figure)
+
+
+def _lines(axes: Any, plot: Plot) -> None:
+    for name, points in plot.series.items():
+        own = name in ("ours", "reverse_kl")
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=2 if own else 1, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatter(lambda value, place: f"{value:g}")
+    places = sorted({x for points in plot.series.values() for x, _ in points})
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+
+
+def _bars(axes: Any, plot: Plot) -> None:
+    places = list(dict.fromkeys(x for points in plot.series.values() for x, _ in points))
+    width = 0.8 / len(plot.series)
+    for number, (name, points) in enumerate(plot.series.items()):
+        at = [places.index(x) - 0.4 + width * (number + 0.5) for x, _ in points]
+        bars = axes.bar(at, [y for _, y in points], width, label=name)
+        axes.bar_label(bars, fmt=lambda value: goals.number(value), fontsize=7)
+    axes.set_xticks(range(len(places)), places)
+
+
+DRAWN: dict[str, Callable[[Any, Plot], None]] = {"lines": _lines, "bars": _bars}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *cells])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The benchmarks count right, say what is missing, and their page shows what was recorded."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import __main__ as dispatcher
+from benchmarks import ceilings, goals, gpu, measuring, models, page, peers, rollout
+
+READING = {"median": 1.2, "least": 1.1, "greatest": 1.3, "spread": 0.1, "count": 5}
+
+
+def test_spread_is_the_median_with_its_ends():
+    assert measuring.spread([3.0, 1.0, 2.0]) == {
+        "median": 2.0,
+        "least": 1.0,
+        "greatest": 3.0,
+        "spread": 1.0,
+        "count": 3,
+    }
+
+
+def test_ratios_are_of_the_same_round():
+    found = measuring.ratios([2.0, 6.0, 8.0], [1.0, 2.0, 2.0])
+    assert (found["median"], found["least"], found["greatest"], found["count"]) == (3.0, 2.0, 4.0, 3)
+
+
+@pytest.mark.parametrize(("power", "factor"), [(1.0, 3.0), (2.0, 0.5), (0.0, 7.0), (-1.0, 1.0)])
+def test_exponent_finds_the_power(power: float, factor: float):
+    sizes = [1, 2, 4, 8]
+    assert measuring.exponent(sizes, [factor * size**power for size in sizes]) == pytest.approx(power, abs=1e-12)
+
+
+def test_rounds_are_interleaved_there_and_back():
+    calls: list[str] = []
+
+    def contender(name: str) -> float:
+        calls.append(name)
+        return float(len(calls))
+
+    kept = measuring.interleaved({name: lambda name=name: contender(name) for name in "ABC"}, rounds=2, warm_up=1)
+    assert "".join(calls) == "ABCCBAABC"
+    assert kept == {"A": [6.0, 7.0], "B": [5.0, 8.0], "C": [4.0, 9.0]}
+
+
+def test_scaled_changes_the_unit_and_not_the_spread():
+    assert measuring.scaled(READING, 10) == {**READING, "median": 12.0, "least": 11.0, "greatest": 13.0}
+
+
+@pytest.mark.parametrize(
+    ("median", "least", "greatest", "spread", "said"),
+    [
+        (1.2, 1.1, 1.3, 0.1, "pass"),
+        (1.4, 1.3, 1.5, 0.1, "pass in its best round only"),
+        (1.5, 1.4, 1.6, 0.1, "fail"),
+        (1.3, 1.0, 1.6, 0.5, "pass, but void: the rounds differ by 50%"),
+        (0.5, 0.1, 1.3, 2.4, "pass"),
+    ],
+)
+def test_verdicts(median: float, least: float, greatest: float, spread: float, said: str):
+    reading = {"median": median, "least": least, "greatest": greatest, "spread": spread, "count": 5}
+    assert goals.verdict(goals.Goal("x", "", "most", 1.35), reading) == said
+
+
+def test_a_goal_between_two_bounds():
+    goal = goals.Goal("x", "", "between", 0.95, 1.05)
+    assert [goal.reached(value) for value in (0.9, 0.95, 1.0, 1.05, 1.1)] == [False, True, True, True, False]
+    assert goal.bound == "0.95 to 1.05"
+
+
+def test_a_floor_is_the_slower_of_arithmetic_and_reading():
+    limits = {"gflops": 50.0, "read_gb": 10.0}
+    assert ceilings.seconds_at_least(1e9, 1e6, limits) == pytest.approx(0.02)
+    assert ceilings.seconds_at_least(1e6, 1e9, limits) == pytest.approx(0.1)
+
+
+def test_slots_cannot_be_busier_than_the_longest_answer_allows():
+    assert models.refill_bound([4, 4, 4, 4], 2) == 1.0
+    assert models.refill_bound([8, 1, 1], 2) == 10 / 16
+    assert models.batch_steps([8, 1, 1, 2], 2) == 10
+
+
+def test_stop_tokens_are_few_and_none_is_padding():
+    stops = models.geometric_stops(4096, 64)
+    assert len(stops) == 64 and min(stops) > 1 and max(stops) < 4096
+
+
+@pytest.mark.parametrize("name", ["tiny", "toy"])
+def test_shapes_count_their_parameters(name: str):
+    shape = models.SHAPES[name]
+    assert sum(weight.numel() for weight in models.causal_lm(shape).parameters()) == shape.body + shape.head
+
+
+def test_words_are_read_as_their_tokens():
+    assert models.tokenizer(32)(models.words([2, 31, 7]))["input_ids"] == [2, 31, 7]
+
+
+def test_answers_end_with_their_stop_token():
+    torch = pytest.importorskip("torch")
+    answers = torch.tensor([[5, 9, 0, 0], [5, 5, 5, 5]])
+    assert rollout._lengths(answers, frozenset({9})) == [2, 4]
+
+
+def test_a_missing_peer_is_named_with_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    peers._version.cache_clear()
+    monkeypatch.setitem(peers.PACKAGES, "trl", ("no_such_module", "trl>=1.16,<1.17"))
+    assert peers.installed(["trl"], sys.executable) == []
+    peers._version.cache_clear()
+    assert capsys.readouterr().out == (
+        "trl is not installed, so it is left out: pip install 'practicum[peers]' (or 'trl>=1.16,<1.17'), or name another "
+        "environment with --peer-python PATH\n"
+    )
+
+
+def test_a_python_that_is_not_there_is_an_error():
+    with pytest.raises(SystemExit, match="--peer-python /no/such/python: No such file"):
+        peers.installed(["trl"], "/no/such/python")
+
+
+def test_every_benchmark_is_listed_with_a_line():
+    listed = dispatcher.listing()
+    for name in dispatcher.present():
+        assert f"  {name} " in listed and len(dispatcher.about(name)) > 20
+    assert "Example: `python -m benchmarks" in listed
+
+
+def test_an_unknown_name_says_which_there_are():
+    ended = _run("rolout")
+    assert ended.returncode == 1 and "no benchmark is named 'rolout'; there are ceilings, loss" in ended.stderr
+
+
+def test_the_cheapest_one_runs():
+    ended = _run("ceilings", "--quick")
+    line = json.loads(ended.stdout.splitlines()[-1])
+    assert line["benchmark"] == "ceilings" and line["gflops"]["1024x1024x1024"]["median"] > 0
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    gpu.main()
+    assert capsys.readouterr().out == f"{gpu.NOTHING}\n"
+
+
+def test_the_page_shows_what_was_recorded():
+    said = page.PAGE.read_text(encoding="utf-8")
+    assert said == page.text(page.read(page.LINES)), (
+        "docs/performance.md is out of date; run: python -m benchmarks page"
+    )
+
+
+def test_the_plots_are_of_what_was_recorded():
+    for plot in page.plots(page.read(page.LINES)):
+        assert plot.digest in plot.path.read_text(encoding="utf-8"), "run: python -m benchmarks page"
+
+
+def test_the_page_takes_the_newest_reading_and_no_quick_one(tmp_path):
+    lines = [_line(1.9), _line(1.2), {**_line(0.5), "quick": True}]
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    said = page.text(page.read(path))
+    assert "| 1.2 | ≤ 1.35 | **pass** | 1.1 to 1.3 | 5 | 10% | [1] |" in said
+    assert f"Of {len(goals.BY_KEY)} goals: 1 pass, {len(goals.BY_KEY) - 1} not measured." in said
+    assert "`python -m benchmarks loss`, T = 2,048, V = 49,152" in said
+
+
+def _line(median: float) -> dict:
+    return {
+        "benchmark": "loss",
+        "quick": False,
+        "command": "python -m benchmarks loss",
+        "tokens": 2048,
+        "vocabulary": 49152,
+        "widths": [256, 512],
+        "seconds": {"reverse_kl": READING},
+        "peak_mib": {"reverse_kl": 150.0},
+        "readings": {"loss.products.49152": {**READING, "median": median}},
+        "ceilings": {"gflops": 80.0, "read_gb": 15.0},
+        "machine": {
+            "processor": "one",
+            "cores": 2,
+            "threads": 1,
+            "python": "3",
+            "torch": "2",
+            "transformers": "5",
+        },
+        "load": [0.1, 0.2],
+        "commit": "abc",
+        "time": "2026-01-01T00:00:00Z",
+    }
+
+
+def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=measuring.ROOT, env=measuring.environment()
+    )
