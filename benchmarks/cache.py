@@ -1,0 +1,189 @@
+"""A teacher's kept answers: seconds of the second scoring against the first, bytes a token, and the error of the gradient.
+
+    python -m benchmarks cache [--rollouts 32] [--tokens 128]
+
+Scoring here ends with the log-probabilities of all tokens over the whole vocabulary, which a trainer reads in chunks. *Bare* is the
+model without a cache, *first* writes into a new folder, *second* finds everything there, *head* reads hidden states that
+are at hand. The error is that of the reverse KL's gradient in the student's logits, for a teacher of 1.5 nats of entropy and a
+student 0.25 nats from it; bfloat16 is there for comparison.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks import ceilings, models
+from benchmarks.measuring import interleaved, parser, ratios, seconds, session, single, spread, table
+from practicum import functional as F
+from practicum.functional.chunked import chunks
+from practicum.objective import Full, Sampled, Signal
+from practicum.ports import SamplingClient, ScoreRequest
+from practicum.teachers._scores import Scores
+from practicum.teachers.cached import KeepingClient, Kept, scaled, unscaled
+from practicum.types import TeacherSignal
+
+SLOTS, CHUNK, ROOM = 8, 256, 1 << 32
+ENTROPY, DISTANCE, ERROR_TOKENS = 1.5, 0.25, 256
+
+
+def main() -> None:
+    """Report one line."""
+    made = parser(__doc__)
+    made.add_argument("--rollouts", type=int, help="answers (default 32, with --quick 8)")
+    made.add_argument("--tokens", type=int, default=128, help="tokens of each")
+    options = made.parse_args()
+    count = options.rollouts or (8 if options.quick else 32)
+    now = session("cache", options, ceilings.short())
+    name = "tiny-teacher" if options.quick else "57m"
+    shape = models.SHAPES[name]
+    client = models.sampler(models.language_model(shape), SLOTS)
+    requests = _requests(count, options.tokens, shape.vocabulary)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = _client(client, Path(folder) / "kept")
+        _check(client, kept, requests)
+        times = interleaved(_contenders(client, kept, requests, Path(folder)), now.rounds, now.warm_up)
+        sizes = {"full": _bytes(kept), "sampled": _sampled_bytes(client, requests, Path(folder) / "sampled")}
+    second, bare = ratios(times["second"], times["first"]), ratios(times["head"], times["bare"])
+    over = ratios(
+        [a / b for a, b in zip(times["second"], times["first"], strict=True)],
+        [a / b for a, b in zip(times["head"], times["bare"], strict=True)],
+    )
+    errors = _errors(client, requests)
+    tokens = count * options.tokens
+    rows = [[who, spread(values)["median"], spread(values)["median"] / tokens * 1e6] for who, values in times.items()]
+    print(table(["what", "s", "us a token"], rows))
+    print(table(["format", "error of the gradient"], list(errors.items())))
+    now.report(
+        {
+            "cache.second": over,
+            "cache.bytes": single(sizes["full"] - 2 * shape.width),
+            "cache.error": single(errors["kept"]),
+        },
+        model=name,
+        rollouts=count,
+        tokens=options.tokens,
+        seconds={who: spread(values) for who, values in times.items()},
+        second_of_first=second,
+        head_of_bare=bare,
+        first_of_bare=ratios(times["first"], times["bare"]),
+        bytes_a_token=sizes,
+        width=shape.width,
+        gradient_error=errors,
+    )
+
+
+def _requests(count: int, tokens: int, vocabulary: int) -> list[ScoreRequest]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        ScoreRequest(prompt, tuple(torch.randint(2, vocabulary, (tokens,), generator=generator).tolist()))
+        for prompt in models.prompts(count, vocabulary, 3, 32, 32)
+    ]
+
+
+def _client(client: SamplingClient, folder: Path) -> KeepingClient:
+    return KeepingClient(client, lambda: Kept("benchmark", Scores(folder, ROOM)), print)
+
+
+def _contenders(
+    client: SamplingClient, kept: KeepingClient, requests: Sequence[ScoreRequest], folder: Path
+) -> dict[str, Callable[[], float]]:
+    fresh = client.score(requests, Full())
+
+    def first() -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            _read(_client(client, Path(place)).score(requests, Full()))
+
+    return {
+        "bare": seconds(lambda: _read(client.score(requests, Full()))),
+        "first": seconds(first),
+        "second": seconds(lambda: _read(kept.score(requests, Full()))),
+        "head": seconds(lambda: _read(fresh)),
+    }
+
+
+def _read(signals: Sequence[TeacherSignal]) -> None:
+    """The log-probabilities of all tokens, a chunk at a time."""
+    head = signals[0].head
+    assert head is not None
+    hidden = torch.cat([signal.hidden for signal in signals if signal.hidden is not None])
+    for part in chunks(len(hidden), CHUNK):
+        head.logprobs(hidden[part])
+
+
+def _check(client: SamplingClient, kept: KeepingClient, requests: Sequence[ScoreRequest]) -> None:
+    """Both scorings give the same bits, and those of the bare model within the rounding of float16."""
+    own, first, second = (who.score(requests, Full()) for who in (client, kept, kept))
+    for fresh, missed, found in zip(own, first, second, strict=True):
+        assert fresh.hidden is not None and missed.hidden is not None and found.hidden is not None
+        assert missed.hidden.equal(found.hidden), "a hit says something else than its miss"
+        assert missed.hidden.equal(unscaled(*scaled(fresh.hidden))), "a miss is more than rounded"
+    assert kept.counts.found == len(requests), "the second scoring asked the model"
+
+
+def _bytes(kept: KeepingClient) -> float:
+    assert kept.scores is not None
+    return kept.scores.size / kept.scores.tokens
+
+
+def _sampled_bytes(client: SamplingClient, requests: Sequence[ScoreRequest], folder: Path) -> float:
+    sampled: Signal = Sampled()
+    keeping = _client(client, folder)
+    keeping.score(requests, sampled)
+    return _bytes(keeping)
+
+
+def _errors(client: SamplingClient, requests: Sequence[ScoreRequest]) -> dict[str, float]:
+    """The relative error of the gradient by format of the hidden states."""
+    answers = client.score(requests[:SLOTS], Full())
+    hidden = torch.cat([answer.hidden for answer in answers if answer.hidden is not None])[:ERROR_TOKENS]
+    head = answers[0].head
+    assert head is not None
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(len(hidden), head.vocab_size, generator=generator)
+    sharpness = _solved(lambda factor: ENTROPY - _entropy(head.logits(hidden) * factor))
+    logits = head.logits(hidden) * sharpness
+    size = _solved(lambda factor: _distance(logits + factor * noise, logits) - DISTANCE)
+    student = logits + size * noise
+
+    def gradient(states: Tensor) -> Tensor:
+        leaf = student.clone().requires_grad_()
+        teacher = torch.log_softmax(head.logits(states) * sharpness, dim=-1)
+        F.reverse_kl(torch.log_softmax(leaf, dim=-1), teacher).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    exact = gradient(hidden)
+    formats = {
+        "kept": unscaled(*scaled(hidden)),
+        "float16": hidden.half().float(),
+        "bfloat16": hidden.bfloat16().float(),
+    }
+    return {
+        name: float(f"{((gradient(states) - exact).norm() / exact.norm()).item():.3g}")
+        for name, states in formats.items()
+    }
+
+
+def _entropy(logits: Tensor) -> float:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    return -(logprobs.exp() * logprobs).sum(dim=-1).mean().item()
+
+
+def _distance(student: Tensor, teacher: Tensor) -> float:
+    return F.reverse_kl(torch.log_softmax(student, dim=-1), torch.log_softmax(teacher, dim=-1)).mean().item()
+
+
+def _solved(rising: Callable[[float], float]) -> float:
+    """The factor between 0.001 and 1000 at which a rising function is 0."""
+    low, high = 1e-3, 1e3
+    for _ in range(30):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
+    return high
+
+
+if __name__ == "__main__":
+    main()
