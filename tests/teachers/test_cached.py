@@ -19,6 +19,7 @@ from toy import assert_same_run, curve, exit_status, forked, start_fork, toy_rec
 
 from practicum import functional as F
 from practicum.backends.local import LocalTrainer, load_student
+from practicum.cli.after import evaluate_target
 from practicum.errors import RecipeError, TeacherError
 from practicum.model_config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Sampled, Signal, TopK
@@ -416,6 +417,14 @@ def test_teacher_and_reference_share_a_folder_and_resume(models: Path, tmp_path:
     assert len(files(stores(one)[0])) == 3
     assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "score:6"}) == 137
     assert_same_run(one, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
+
+
+def test_an_evaluation_after_the_run_leaves_what_is_kept_as_it_is(models: Path, tmp_path: Path) -> None:
+    changes = {**cached(models), "train.steps": 3, "evaluation.prompts": 4}
+    run = toy_run(models, tmp_path, changes).folder
+    before = files(stores(run)[0])
+    evaluate_target(str(run), None, ["seed=1"])
+    assert files(stores(run)[0]) == before
 
 
 class Said:
