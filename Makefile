@@ -27,9 +27,8 @@ slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu"
 
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
-	@$(BIN)/python -m benchmarks demo
-	@$(BIN)/python -m benchmarks loss
-	@$(BIN)/python -m benchmarks residency
+	@for name in scaling startup ceilings loss rollout step cache teachers residency demo; do \
+		echo "== $$name =="; $(BIN)/python -m benchmarks $$name || exit 1; done
 
 $(VENV)/.ready-base: pyproject.toml
 	@echo "== making the environment in $(VENV) =="

@@ -92,6 +92,8 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("scaling.loss.vocabulary", "loss time as a power of the vocabulary", "between", 0.93, 1.07),
         Goal("scaling.step.tokens", "step time as a power of the tokens, one length", "between", 0.90, 1.10),
         Goal("scaling.rollout.prompts", "decode time a token as a power of the prompts", "between", -0.15, 0.05),
+        Goal("scaling.prefix", "a step on the first quarter of each answer / on all of it", "most", 0.3375),
+        Goal("scaling.processes", "tokens a wall second, two decoding processes / one", "least", 1.7),
     ),
     "Starting": (
         Goal("startup.help", "`practicum --help`, wall", "most", 0.5, unit=" s"),

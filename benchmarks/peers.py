@@ -81,10 +81,19 @@ class Worker:
         self._process.wait()
 
     def ask(self, **question: Any) -> Any:
-        """The answer to one question; whatever else it prints is passed by."""
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        """The answer to one question."""
+        self.send(**question)
+        return self.receive()
+
+    def send(self, **question: Any) -> None:
+        """Put a question without waiting."""
+        assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
+
+    def receive(self) -> Any:
+        """The answer to the question put last; whatever else the process prints is passed by."""
+        assert self._process is not None and self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)["answer"]

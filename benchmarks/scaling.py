@@ -1,14 +1,18 @@
-"""How costs grow: the loss with tokens and vocabulary, a step with its tokens, decoding with the number of prompts.
+"""How costs grow: the loss with tokens and vocabulary, a step with its tokens or their share, decoding with prompts.
 
     python -m benchmarks scaling [--quick]
 
-Each is fitted as a power of its size over four sizes, by a straight line through the logarithms; the four take turns.
+Each is fitted as a power of its size over four sizes, by a straight line through the logarithms; the four take turns. A second
+process that decodes is compared by wall time, which needs an idle machine; on a busy one that part is left out.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from benchmarks import ceilings, models
 from benchmarks.loss_kernels import Size, inputs, kernel
@@ -18,11 +22,13 @@ from benchmarks.measuring import (
     interleaved,
     memory,
     parser,
+    ratios,
     session,
     significant,
     spread,
     table,
 )
+from benchmarks.peers import Worker, serve
 from practicum.loop import assemble
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams, ScoreRequest
@@ -41,12 +47,23 @@ QUICK = {
     "rollout.prompts": (16, 32),
 }
 SLOTS, MEAN, LONGEST, ANSWER = 8, 16, 64, 64
+SHARE, WHOLE = 0.25, 128
+"""The part of an answer that is written and learned from, and the length of the whole one."""
+BUSY = 0.3
+"""The load above which wall times mean nothing."""
 
 
 def main() -> None:
     """Report one line."""
-    options = parser(__doc__).parse_args()
-    now = session("scaling", options, ceilings.short())
+    made = parser(__doc__)
+    made.add_argument("--serve", action="store_true", help="internal: decode on demand")
+    options = made.parse_args()
+    if options.serve:
+        _serve(options.quick)
+        return
+    now = session("scaling", options)
+    second = _second_process(now)  # first, while the machine is idle
+    now = replace(now, ceilings=ceilings.short())
     sizes = QUICK if options.quick else FULL
     shape = models.SHAPES["tiny" if options.quick else "toy"]
     makers: dict[str, Callable[[int], Callable[[], float]]] = {
@@ -59,8 +76,10 @@ def main() -> None:
     rows = [[what, *one["seconds"], one["exponent"]["median"]] for what, one in found.items()]
     heads = [f"size {number}" for number in range(1, len(sizes["loss.tokens"]) + 1)]
     print(table(["seconds of", *heads, "exponent"], rows))
+    prefix = _prefix(now, shape, "tiny-teacher" if options.quick else "toy-teacher")
+    print(f"a step on the first {SHARE:.0%} of each answer / on all of it: {prefix['median']:.3g}")
     now.report(
-        {f"scaling.{what}": one["exponent"] for what, one in found.items()},
+        {**{f"scaling.{what}": one["exponent"] for what, one in found.items()}, "scaling.prefix": prefix, **second},
         fits=found,
         peak_mib=round(memory("VmHWM")),
     )
@@ -111,16 +130,72 @@ def _steps(shape: models.Shape, teacher: str) -> Callable[[int], Callable[[], fl
     return make
 
 
+def _prefix(now: Session, shape: models.Shape, teacher: str) -> dict[str, float]:
+    """Seconds of a whole step on the beginnings of answers over those on whole answers."""
+    trainer = models.trainer(models.language_model(shape), SLOTS)
+    scorer = models.sampler(models.language_model(models.SHAPES[teacher], 1), SLOTS)
+    prompts = models.prompts(SLOTS, shape.vocabulary)
+
+    def step(new_tokens: int) -> None:
+        requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
+        samples = trainer.sampling_client().sample(requests, SamplingParams(new_tokens))
+        items = [_answered(prompt, sample.tokens) for prompt, sample in zip(prompts, samples, strict=True)]
+        asked = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
+        trainer.forward_backward(assemble(items, scorer.score(asked, Full())), Objective(), 0)
+        trainer.optim_step(AdamParams(1e-6))
+
+    lengths = {"part": int(SHARE * WHOLE), "whole": WHOLE}
+    contenders = {name: _timed(lambda length=length: step(length)) for name, length in lengths.items()}
+    times = interleaved(contenders, now.rounds, now.warm_up)
+    return ratios(times["part"], times["whole"])
+
+
+def _second_process(now: Session) -> dict[str, dict[str, float]]:
+    """Tokens a wall second of two processes that decode over those of one; nothing where the machine is busy."""
+    load = os.getloadavg()[0]
+    if load >= BUSY:
+        print(f"the load is {load:.1f}, so wall times mean nothing and a second process is not measured")
+        return {}
+    arguments = ["--serve", *(["--quick"] if now.quick else [])]
+    gains = []
+    with Worker("benchmarks.scaling", arguments) as one, Worker("benchmarks.scaling", arguments) as other:
+        for number in range(now.warm_up + now.rounds):
+            alone = _wall([one])
+            both = _wall([one, other])
+            if number >= now.warm_up:
+                gains.append(2 * alone / both)
+    return {"scaling.processes": spread(gains)}
+
+
+def _wall(workers: Sequence[Worker]) -> float:
+    start = time.monotonic()
+    for worker in workers:
+        worker.send(do="decode")
+    for worker in workers:
+        worker.receive()
+    return time.monotonic() - start
+
+
+def _serve(quick: bool) -> None:
+    torch.set_num_threads(1)
+    decode = _decoding(models.SHAPES["tiny" if quick else "17m"])(16 if quick else 32)
+    serve(lambda question: decode())
+
+
 def _rollout(shape: models.Shape, number: int) -> Rollout:
     (prompt,) = models.prompts(1, shape.vocabulary, number, 32, 32)
     (answer,) = models.prompts(1, shape.vocabulary, 10**6 + number, ANSWER, ANSWER)
+    return _answered(prompt, torch.tensor(answer))
+
+
+def _answered(prompt: tuple[int, ...], tokens: Tensor) -> Rollout:
     return Rollout(
-        prompt=Prompt(str(number), ()),
+        prompt=Prompt(" ".join(map(str, prompt)), ()),
         prompt_tokens=prompt,
-        tokens=torch.tensor(answer),
-        loss_mask=torch.ones(ANSWER, dtype=torch.bool),
-        sampling_logprobs=torch.zeros(ANSWER),
-        policy_logprobs=torch.zeros(ANSWER),
+        tokens=tokens,
+        loss_mask=torch.ones(len(tokens), dtype=torch.bool),
+        sampling_logprobs=torch.zeros(len(tokens)),
+        policy_logprobs=torch.zeros(len(tokens)),
         policy_version=0,
         stop_reason="length",
         text="",

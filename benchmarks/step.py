@@ -31,6 +31,8 @@ from benchmarks.measuring import (
 )
 
 TRAINERS = ("gkd", "distillation")
+PROCESSES = 3
+"""How many processes of each contender take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,9 @@ def main() -> None:
     """Report one line for each workload."""
     made = parser(__doc__)
     made.add_argument("--config", nargs="+", choices=sorted(CONFIGS), default=list(CONFIGS), help="only these")
-    made.add_argument("--alternations", type=int, help="processes of each contender (default 3, with --quick 1)")
     peers.add_options(made, ("trl",))
     options = made.parse_args()
-    options.rounds = options.rounds or options.alternations or (1 if options.quick else 3)
+    options.rounds = options.rounds or (1 if options.quick else PROCESSES)
     now = session("step", options, ceilings.short())
     found = peers.installed(options.peer, options.peer_python)
     for name in options.config:
