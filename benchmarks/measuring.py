@@ -80,10 +80,21 @@ def session(name: str, options: argparse.Namespace, ceilings: Mapping[str, float
     """The session of a command, with one thread; warm-up rounds come before those that are kept."""
     torch.set_num_threads(1)
     rounds = options.rounds or (2 if options.quick else ROUNDS)
-    given = shlex.join(argument for argument in sys.argv[1:] if argument != "--record")
-    command = f"python -m benchmarks {name} {given}".strip()
+    command = f"python -m benchmarks {name} {shlex.join(repeatable(sys.argv[1:]))}".strip()
     warm_up = 1 if options.quick else WARM_UP
     return Session(name, options.quick, options.record, warm_up, rounds, command, ceilings=ceilings or {})
+
+
+def repeatable(arguments: Sequence[str]) -> list[str]:
+    """The arguments that anyone would repeat: without `--record` and without where this machine keeps its peers."""
+    kept = []
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--peer-python":
+            next(left, None)
+        elif argument != "--record" and not argument.startswith("--peer-python="):
+            kept.append(argument)
+    return kept
 
 
 def interleaved(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int) -> dict[str, list[float]]:

@@ -45,6 +45,11 @@ def test_rounds_are_interleaved_there_and_back():
     assert kept == {"A": [6.0, 7.0], "B": [5.0, 8.0], "C": [4.0, 9.0]}
 
 
+def test_a_recorded_command_names_no_folder_of_this_machine():
+    given = ["--peer", "trl", "--peer-python", "/some/where", "--record", "--peer-python=/else/where", "--quick"]
+    assert measuring.repeatable(given) == ["--peer", "trl", "--quick"]
+
+
 def test_scaled_changes_the_unit_and_not_the_spread():
     assert measuring.scaled(READING, 10) == {**READING, "median": 12.0, "least": 11.0, "greatest": 13.0}
 
