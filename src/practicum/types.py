@@ -113,6 +113,11 @@ class HeadLike(Protocol):
         """What tells two heads apart: hidden states are read together where the keys of their heads are equal."""
         ...
 
+    @property
+    def in_place(self) -> bool:
+        """Whether it writes logits where it is told to as cheaply as anywhere."""
+        ...
+
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the tokens, in float32."""
         ...
@@ -144,12 +149,21 @@ class Head:
         """Where the weights are, and how many of their rows count."""
         return self.weight.data_ptr(), self.vocab_size
 
+    @property
+    def in_place(self) -> bool:
+        """Yes."""
+        return True
+
     def release(self) -> None:
         """Nothing: these weights are held by a model."""
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the real tokens, in float32 whatever the weights' dtype."""
         return torch.log_softmax(self.logits(hidden), dim=-1)
+
+    def pinned(self) -> "Head":
+        """The same over the storage that the weights have now, without a gradient."""
+        return replace(self, weight=self.weight.data, bias=None if self.bias is None else self.bias.data)
 
     @property
     def plain(self) -> bool:

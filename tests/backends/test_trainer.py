@@ -458,7 +458,7 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     batch = token_batch(data, objective)
     student.model.train()
     passes = trainer._passes(data, batch)
-    first, second = (trainer._whole_coefficients(passes, objective, batch)[0] for _ in range(2))
+    first, second = (trainer._whole_coefficients(passes, student.head(), objective, batch)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 

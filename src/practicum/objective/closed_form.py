@@ -21,7 +21,7 @@ from practicum.objective.choices import ClipEntries, ClipLoss, Full, Pathwise, S
 from practicum.objective.reading import read_signal
 from practicum.objective.sides import TermValues, TokenBatch, logit_side, teacher_rank
 from practicum.objective.spec import Objective, Term
-from practicum.types import Head, TeacherSignal
+from practicum.types import Head, HeadLike, TeacherSignal
 
 
 @runtime_checkable
@@ -112,8 +112,7 @@ class WrittenDown:
         self._tiles = tiles
         self._shape = (len(hidden), head.vocab_size)
         self._read: Pair | None = None
-        logits = self._tile("logits")
-        head.logits(self._hidden, out=logits)
+        logits = self._logits(head, self._hidden)
         self._probs = torch.softmax(logits, dim=-1, out=self._tile("student_probs"))
         student = torch.log_softmax(logits, dim=-1, out=self._tile("student"))
         if teacher.hidden is not None or teacher.pool is not None:
@@ -138,18 +137,22 @@ class WrittenDown:
         return self._tiles.take(name, self._shape, self._hidden)
 
     def _pair(self, student: Tensor, teacher: TeacherSignal) -> Pair:
-        logits, logprobs = self._tile("logits"), self._tile("teacher")
+        logprobs = self._tile("teacher")
         if teacher.pool is None:
             assert teacher.head is not None and teacher.hidden is not None
-            teacher.head.logits(teacher.hidden, out=logits)
+            logits = self._logits(teacher.head, teacher.hidden)
             torch.log_softmax(logits, dim=-1, out=logprobs)
         else:
             pooled = read_signal(teacher, slice(0, self._shape[0])).full
             assert pooled is not None, "the members give whole distributions"
+            logits = self._tile("logits")
             logprobs.copy_(pooled)
         if logprobs.amin() < IMPOSSIBLE:
             logprobs.copy_(finite(logprobs))
         return Pair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
+
+    def _logits(self, head: HeadLike, hidden: Tensor) -> Tensor:
+        return head.logits(hidden, out=self._tile("logits") if head.in_place else None)
 
     def _value_and_slope(self, number: int, term: Term, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
         if not isinstance(term.gradient, Pathwise) or isinstance(term.signal, Text):

@@ -22,6 +22,9 @@ ROWS = 32
 FEWEST_STEPS = 8
 """Decoding fewer tokens than this does not repay the laying out."""
 
+FEWEST_ROWS = 512
+"""Nor does multiplying fewer rows than this by the head."""
+
 
 class Prepared:
     """The linear maps of a model as its weights are now; nothing where the machine has no better layout."""
@@ -29,12 +32,11 @@ class Prepared:
     @torch.no_grad()
     def __init__(self, language_model: LanguageModel, steps: int) -> None:
         body = language_model.model.base_model
-        worth = steps >= FEWEST_STEPS and _has_better_layout(language_model)
+        head = language_model.head().pinned()
+        worth = steps >= FEWEST_STEPS and not language_model.autocast and _has_better_layout(head.weight)
         layers = [module for module in body.modules() if type(module) is torch.nn.Linear] if worth else []
         self._layers = [(layer, _Product(_laid_out(layer.weight.detach()), _detached(layer.bias))) for layer in layers]
-        head = language_model.head()
-        pinned = Head(head.weight.detach(), head.vocab_size, _detached(head.bias), head.scale, head.softcap)
-        self.head: Head | PreparedHead = PreparedHead(pinned) if worth else pinned
+        self.head = prepared_head(head) if worth else head
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -48,20 +50,6 @@ class Prepared:
                 layer.__dict__.pop("forward", None)
 
 
-class PreparedHead:
-    """A head in the same layout."""
-
-    def __init__(self, head: Head) -> None:
-        bias = None if head.bias is None else head.bias[: head.vocab_size]
-        self._head = head
-        self._product = _Product(_laid_out(head.weight[: head.vocab_size]), bias)
-
-    @torch.no_grad()
-    def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B v"]:
-        """As `practicum.types.Head.logits`."""
-        return self._head.bent(self._product(hidden))
-
-
 @dataclass(frozen=True, slots=True)
 class _Product:
     """`x @ weight.T + bias`, without a gradient."""
@@ -73,6 +61,34 @@ class _Product:
         return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedHead(Head):
+    """A head that multiplies in the better layout wherever no gradient is asked of it."""
+
+    product: _Product | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """No: the product is written to memory of its own."""
+        return False
+
+    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
+        """As `practicum.types.Head.logits`."""
+        learns = torch.is_grad_enabled() and (hidden.requires_grad or self.weight.requires_grad)
+        if self.product is None or learns or out is not None:
+            return Head.logits(self, hidden, out)
+        return self.bent(self.product(hidden.to(self.weight.dtype)))
+
+
+def prepared_head(head: Head) -> Head:
+    """The head made ready for products without a gradient; itself where that gains nothing."""
+    if not _has_better_layout(head.weight):
+        return head
+    bias = None if head.bias is None else head.bias[: head.vocab_size].detach()
+    product = _Product(_laid_out(head.weight[: head.vocab_size].detach()), bias)
+    return PreparedHead(head.weight, head.vocab_size, head.bias, head.scale, head.softcap, product)
+
+
 def _laid_out(weight: Float[Tensor, "V D"]) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
 
@@ -81,7 +97,6 @@ def _detached(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach()
 
 
-def _has_better_layout(language_model: LanguageModel) -> bool:
-    plain = language_model.device.type == "cpu" and language_model.model.dtype == torch.float32
-    machine = platform.machine().lower() in ("x86_64", "amd64")
-    return plain and machine and not language_model.autocast and torch.backends.mkldnn.is_available()
+def _has_better_layout(weight: Tensor) -> bool:
+    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return plain and platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, read_model
+from practicum.backends.local.prepared import prepared_head
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.model_config import ScorerConfig
@@ -34,7 +35,8 @@ def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tok
     model, device = loaded.language_model, loaded.language_model.device
 
     def sampler(language_model: LanguageModel) -> LocalSampler:
-        return LocalSampler(language_model, None, batch_size, chunk_tokens)
+        head = prepared_head(language_model.head().pinned())
+        return LocalSampler(language_model, None, batch_size, chunk_tokens, head)
 
     if config.residency == "swap":
         kept = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
@@ -65,6 +67,11 @@ class StoredHead:
         """This object, whether its weights are here or not."""
         return id(self), self._vocab_size
 
+    @property
+    def in_place(self) -> bool:
+        """As the head that is fetched."""
+        return self._fetched().in_place
+
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the tokens, with the weights fetched if they are not here."""
         return self._fetched().logprobs(hidden)
@@ -75,7 +82,7 @@ class StoredHead:
 
     def _fetched(self) -> Head:
         if self._held is None:
-            self._held = self._fetch()
+            self._held = prepared_head(self._fetch())
         return self._held
 
     def release(self) -> None:

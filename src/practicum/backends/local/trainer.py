@@ -17,6 +17,7 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.errors import CheckpointError, ResourceError
@@ -204,10 +205,13 @@ class LocalTrainer:
         batch = token_batch(data, objective, seed)
         records = _Records(len(batch.tokens))
         passes = self._passes(data, batch)
-        coefficients = self._whole_coefficients(passes, objective, batch) if objective.needs_sequences else None
+        head = self.language_model.head()
+        if len(batch.tokens) >= FEWEST_ROWS:
+            head = prepared_head(head)
+        coefficients = self._whole_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
         self.language_model.model.train()
         for one in passes:
-            self._learn_from(one, objective, coefficients, records)
+            self._learn_from(one, head, objective, coefficients, records)
         metrics = {"tokens": float(sum(int(datum.rollout.loss_mask.sum()) for datum in whole))}
         if records.broken:
             self._optimizer.zero_grad(set_to_none=True)
@@ -222,11 +226,10 @@ class LocalTrainer:
         return [_Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows]) for rows in passes]
 
     def _learn_from(
-        self, one: "_Pass", objective: Objective, coefficients: list[Tensor] | None, records: _Records
+        self, one: "_Pass", head: Head, objective: Objective, coefficients: list[Tensor] | None, records: _Records
     ) -> None:
         """Add the gradient of one pass; several teachers of the same tokens share the student's body."""
         hidden = self._hidden(one)
-        head = self.language_model.head()
         gradient = torch.zeros_like(hidden)
         for part in one.parts():
             for piece in chunks(len(part.index), self.limits.chunk_tokens):
@@ -250,10 +253,11 @@ class LocalTrainer:
             hidden.backward(gradient)
 
     @torch.no_grad()
-    def _whole_coefficients(self, passes: Sequence["_Pass"], objective: Objective, batch: TokenBatch) -> list[Tensor]:
+    def _whole_coefficients(
+        self, passes: Sequence["_Pass"], head: Head, objective: Objective, batch: TokenBatch
+    ) -> list[Tensor]:
         """The coefficients of all tokens, for terms in which a token's depends on other tokens: a pass without gradient."""
         self.language_model.model.eval()
-        head = self.language_model.head()
         pieces: list[list[TermValues]] = []
         order = []
         for one in passes:
