@@ -19,7 +19,7 @@ CASES = ((512, 49152), (2048, 49152), (8192, 49152), (512, 151936))
 QUICK = ((256, 8192),)
 MOST_NAIVE = 2048 * 49152
 """Whole matrices of more numbers than this are not tried."""
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 
 
 def main() -> None:
