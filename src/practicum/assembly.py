@@ -70,7 +70,9 @@ def assemble_run(
     student = load_student(
         recipe.student, seed_of(recipe.seed, "student"), scratch_folder(recipe, recipe.student, "student", models, task)
     )
-    limits = TrainerLimits(recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch)
+    limits = TrainerLimits(
+        recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch, recipe.train.graph_mib
+    )
     trainer = LocalTrainer(student.language_model, limits)
     builder = _TeacherBuilder(recipe, student, trainer, models, task, say, scores)
     teacher = builder.build("teacher", recipe.teacher)

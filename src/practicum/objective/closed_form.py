@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
@@ -34,7 +34,7 @@ class Chunk(Protocol):
         """The gradient of `sum(share * value)` in the hidden states; that of the head's weights is added to theirs."""
         ...
 
-    def distributions(self, some: slice) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+    def distributions(self, some: Int[Tensor, " t"]) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
         """The student's and the teacher's log-probabilities at some of the tokens, before `backward`; None where not known."""
         ...
 
@@ -86,7 +86,7 @@ class Differentiated:
         assert self._hidden.grad is not None
         return self._hidden.grad
 
-    def distributions(self, some: slice) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+    def distributions(self, some: Int[Tensor, " t"]) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
         """As `Chunk` says."""
         student, teacher = self._pair
         return None if teacher is None else (student[some], teacher[some])
@@ -129,7 +129,7 @@ class WrittenDown:
         """As `Chunk` says; the tiles hold nothing of use afterwards."""
         return self._head.pull(self._hidden, self._gradient([share.to(self._probs) for share in shares]))
 
-    def distributions(self, some: slice) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+    def distributions(self, some: Int[Tensor, " t"]) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
         """As `Chunk` says."""
         return None if self._read is None else (self._read.student[some], self._read.teacher[some])
 

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from practicum import functional as F
 from practicum.objective.sides import TeacherTokens
 from practicum.types import Pool, TeacherSignal
 
 
-def read_signal(signal: TeacherSignal, part: slice) -> TeacherTokens:
+def read_signal(signal: TeacherSignal, part: slice | Int[Tensor, " t"]) -> TeacherTokens:
     """What a teacher said about a part of the tokens; its head reads that part's hidden states only."""
     if signal.pool is not None:
         return _pooled(signal.pool, [read_signal(member, part) for member in signal.pool.members])

@@ -130,3 +130,10 @@ class LanguageModel:
         finally:
             for name, value in live.items():
                 parameters[name].data = value
+
+
+def find_layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
+    """The list of a model's layers: the one with as many modules as its config counts; None where there is no such list."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (module for module in model.base_model.modules() if isinstance(module, torch.nn.ModuleList))
+    return next((module for module in lists if len(module) == count), None)

@@ -24,7 +24,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.convert import PACKAGED, packaged_model
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import LanguageModel, find_layers
 from practicum.backends.local.packing import ready_to_pack
 from practicum.errors import ModelError, ResourceError
 from practicum.model_config import ModelConfig, Scratch, StudentConfig
@@ -259,11 +259,13 @@ def _named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], so
 
 
 def _layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return module
-    raise ModelError(f"{model.name_or_path}: its {count} layers were not found, so it can only be trained as a whole")
+    layers = find_layers(model)
+    if layers is None:
+        count = model.config.get_text_config().num_hidden_layers
+        raise ModelError(
+            f"{model.name_or_path}: its {count} layers were not found, so it can only be trained as a whole"
+        )
+    return layers
 
 
 def _add_adapters(model: PreTrainedModel, config: StudentConfig, seed: int, layers: list[int]) -> None:

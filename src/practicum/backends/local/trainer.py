@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.backends.local.graph import GraphPlan, graph_bytes, plan_graph, recomputing
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
@@ -43,8 +44,8 @@ from practicum.types import (
     TokenOutputs,
 )
 
-COMPARED_TOKENS = 8
-"""At so many tokens of a chunk, or up to twice as many, whole distributions are compared for the record."""
+COMPARED_TOKENS, COMPARED_SHARE = 64, 16
+"""Whole distributions are compared for the record at one token in 16, more often where that leaves fewer than 64."""
 
 OVERLAP = 16
 """Among so many of the likeliest tokens it is counted how many student and teacher share (arXiv 2604.13016)."""
@@ -52,11 +53,15 @@ OVERLAP = 16
 
 @dataclass(frozen=True, slots=True)
 class TrainerLimits:
-    """How much is held at once: padded tokens of a micro-batch, tokens of a chunk of the logit side."""
+    """How much is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
 
-    micro_batch_tokens: int = 4096
+    Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
+    """
+
+    micro_batch_tokens: int | None = None
     chunk_tokens: int = 128
     sampling_batch: int = 64
+    graph_mib: int = 1024
 
 
 class _Records:
@@ -110,6 +115,7 @@ class LocalTrainer:
         self.limits = limits or TrainerLimits()
         self._parameters = language_model.trainable()
         self._tiles = Tiles()
+        self._graph_bytes: int | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
 
     def refuses(self, objective: Objective) -> str | None:
@@ -133,7 +139,8 @@ class LocalTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            result = self._within_memory(data, objective, seed)
+            plan = self._plan(data)
+            result = self._within_memory(data, objective, seed, plan)
         for name, gradient in earlier.items():
             now = self._parameters[name].grad
             self._parameters[name].grad = gradient if now is None else gradient + now
@@ -186,25 +193,38 @@ class LocalTrainer:
                 f"{differing[0]}); resume with the model, lora and trainable_layers that the state was saved with"
             )
 
-    def _within_memory(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def _plan(self, data: Sequence[Datum]) -> GraphPlan:
+        if self.limits.micro_batch_tokens is not None:
+            return GraphPlan(self.limits.micro_batch_tokens, recompute=False)
+        if self._graph_bytes is None:
+            self.language_model.model.train()
+            self._graph_bytes = graph_bytes(self.language_model)
+        longest = max((_length(datum) for datum in data), default=1)
+        return plan_graph(self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20)
+
+    def _within_memory(self, data: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan) -> ForwardResult:
         """The gradient of this call alone, begun anew with half as much held at once until it fits."""
         halvings = 0
         while True:
             torch.manual_seed(seed)
             try:
-                result = self._forward_backward(data, objective, seed)
+                with recomputing(self.language_model, plan.recompute):
+                    result = self._forward_backward(data, objective, seed, plan.tokens)
                 return ForwardResult({**result.metrics, "halvings": float(halvings)}, result.outputs)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
-                self._halve(data, error)
+                self._halve(data, plan.tokens, error)
+                plan = self._plan(data)
                 halvings += 1
 
-    def _forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def _forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
+    ) -> ForwardResult:
         whole, data = data, _one_teacher_each(data)
         batch = token_batch(data, objective, seed)
         records = _Records(len(batch.tokens))
-        passes = self._passes(data, batch)
+        passes = self._passes(data, batch, micro_batch_tokens)
         head = self.language_model.head()
         if len(batch.tokens) >= FEWEST_ROWS:
             head = prepared_head(head)
@@ -218,9 +238,9 @@ class LocalTrainer:
             return ForwardResult(metrics | {"nonfinite": float(len(set(records.broken)))}, records.outputs(data, whole))
         return ForwardResult(metrics | records.means(), records.outputs(data, whole))
 
-    def _passes(self, data: Sequence[Datum], batch: TokenBatch) -> list["_Pass"]:
-        """The data cut into passes through the student."""
-        passes = list(_rows_of_passes(data, self.limits.micro_batch_tokens, self.language_model.packs_up_to))
+    def _passes(self, data: Sequence[Datum], batch: TokenBatch, limit: int) -> list["_Pass"]:
+        """The data cut into passes through the student, of at most `limit` tokens each."""
+        passes = list(_rows_of_passes(data, limit, self.language_model.packs_up_to))
         parts = [rows for of_pass in passes for rows in of_pass]
         read_next = {id(rows): _heads(data, following) for rows, following in pairwise([*parts, []])}
         return [_Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows]) for rows in passes]
@@ -285,18 +305,19 @@ class LocalTrainer:
         hidden = hidden_states(self.language_model, texts)
         return hidden if bool(learned.all()) else hidden[learned.to(hidden.device)]
 
-    def _halve(self, data: Sequence[Datum], error: RuntimeError) -> None:
+    def _halve(self, data: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         longest = max(_length(datum) for datum in data)
-        if self.limits.micro_batch_tokens <= longest and self.limits.chunk_tokens <= 1:
+        if micro_batch_tokens <= longest and self.limits.chunk_tokens <= 1:
             raise ResourceError(
                 f"one sequence of {longest} tokens does not fit in memory ({_first_line(error)}); shorten "
                 "rollout.max_new_tokens, train fewer layers or use lora"
             ) from error
-        self.limits = TrainerLimits(
-            max(self.limits.micro_batch_tokens // 2, 1),
-            max(self.limits.chunk_tokens // 2, 1),
-            self.limits.sampling_batch,
+        whole = min(micro_batch_tokens, sum(_length(datum) for datum in data))
+        self.limits = replace(
+            self.limits,
+            micro_batch_tokens=max(whole // 2, 1),
+            chunk_tokens=max(self.limits.chunk_tokens // 2, 1),
         )
 
 
@@ -397,10 +418,10 @@ def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -
 @torch.no_grad()
 def _compare(records: _Records, side: Chunk, part: _Part, piece: slice) -> None:
     """How much student and teacher overlap, and how much several teachers contradict each other, at some of the tokens."""
-    count = len(part.index[piece])
-    stride = max(count // COMPARED_TOKENS, 1)
-    pair = side.distributions(slice(0, count, stride))
-    if pair is None:
+    stride = max(min(records.tokens // COMPARED_TOKENS, COMPARED_SHARE), 1)
+    some = (part.index[piece] % stride == 0).nonzero()[:, 0]
+    pair = side.distributions(some)
+    if pair is None or not len(some):
         return
     student, teacher = pair
     ratio, mass = F.overlap(student, teacher, OVERLAP)
@@ -408,8 +429,7 @@ def _compare(records: _Records, side: Chunk, part: _Part, piece: slice) -> None:
     records.add("overlap_mass", mass)
     if part.signal.pool is None:
         return
-    some = slice(piece.start, piece.start + count, stride)
-    read = [read_signal(member, some).full for member in part.signal.pool.members]
+    read = [read_signal(member, some + piece.start).full for member in part.signal.pool.members]
     members = [full for full in read if full is not None]
     if len(members) > 1:
         records.add("conflict_cosine", F.conflict_cosine(student, members))

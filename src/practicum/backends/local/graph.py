@@ -1,0 +1,82 @@
+"""How much memory a backward pass needs, found by trying, and what is done about it.
+
+What autograd keeps of the student's body grows with the tokens that go through it together. A short trial says by how much a
+token; from that follow how many tokens fit in a given memory, and whether the layers must be computed a second time instead
+of being kept (activation checkpointing, arXiv 1604.06174). The answer depends on the model alone, not on the machine.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from practicum.backends.local.language_model import LanguageModel, find_layers
+from practicum.backends.local.packing import hidden_states
+from practicum.ports import ScoreRequest
+
+TRIAL_TOKENS = 96
+"""How long the trial is; a third of it is tried too, so that what does not grow drops out."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """How many tokens go through the body together, and whether its layers are computed again in the backward pass."""
+
+    tokens: int
+    recompute: bool
+
+
+def plan_graph(language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int) -> GraphPlan:
+    """The most tokens whose graph fits in `budget` bytes, but at least the `longest` text, its layers recomputed if need be."""
+    kept = budget // bytes_a_token
+    layers = len(find_layers(language_model.model) or ())
+    if kept >= longest or layers < 2:
+        return GraphPlan(max(kept, longest), recompute=False)
+    width = language_model.model.config.get_text_config().hidden_size * language_model.model.dtype.itemsize
+    return GraphPlan(max(budget // (layers * width + bytes_a_token // layers), longest), recompute=True)
+
+
+def graph_bytes(language_model: LanguageModel) -> int:
+    """How many bytes autograd keeps of the body for each token."""
+    longest = min(TRIAL_TOKENS, language_model.context_length)
+    short = max(longest // 3, 1)
+    with torch.enable_grad():
+        grown = _kept(language_model, longest) - _kept(language_model, short)
+    return max(grown // max(longest - short, 1), 1)
+
+
+@contextlib.contextmanager
+def recomputing(language_model: LanguageModel, wanted: bool) -> Iterator[None]:
+    """Within the block, layers keep their inputs alone and are computed again in the backward pass, if that is wanted."""
+    layers = list(find_layers(language_model.model) or ()) if wanted else []
+    try:
+        for layer in layers:
+            # found on the module itself before its class is asked
+            layer.__dict__["forward"] = partial(checkpoint, layer.forward, use_reentrant=False)
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+
+
+def _kept(language_model: LanguageModel, tokens: int) -> int:
+    """The bytes that the graph of one text holds, the weights not counted."""
+    weights = {weight.untyped_storage().data_ptr() for weight in language_model.model.parameters()}
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    text = ScoreRequest((0,), (0,) * tokens)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        # The states are held until the count is taken: what is freed meanwhile would leave its address to another.
+        states = hidden_states(language_model, [text])
+    del states
+    return sum(held.values())

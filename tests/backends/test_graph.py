@@ -1,0 +1,92 @@
+"""What a backward pass keeps is measured, and what does not fit is computed twice."""
+
+import pytest
+import torch
+
+from practicum.backends.local import LocalTrainer, TrainerLimits
+from practicum.backends.local.graph import GraphPlan, graph_bytes, plan_graph, recomputing
+from practicum.backends.local.packing import hidden_states
+from practicum.objective import Objective
+from practicum.ports import ScoreRequest
+
+from .test_trainer import gradients, trainable
+from .tiny import data_for, random_tokens, rollout, tiny
+
+
+def kept(model, length):
+    """Bytes held for the backward pass of one text, the slow way: every saved tensor's own elements."""
+    weights = {weight.data_ptr() for weight in model.model.parameters()}
+    seen = {}
+
+    def pack(tensor):
+        if tensor.data_ptr() not in weights:
+            storage = tensor.untyped_storage()
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        states = hidden_states(model, [ScoreRequest(random_tokens(1, 0), random_tokens(length, 1))])
+    assert states.requires_grad
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize(("architecture", "error"), [("llama", 0.02), ("qwen3", 0.02), ("gemma3", 0.1)])
+def test_bytes_a_token_foretell_those_of_other_lengths(architecture, error):
+    """Beyond its window the third is not packed, and the masks of padded texts grow with the square of their length."""
+    model = trainable(tiny(architecture))
+    foretold = graph_bytes(model)
+    assert foretold * 120 == pytest.approx(kept(model, 200) - kept(model, 80), rel=error)
+
+
+def test_frozen_layers_keep_nothing():
+    model = trainable(tiny())
+    whole = graph_bytes(model)
+    model.model.requires_grad_(False)
+    model.model.base_model.layers[1].requires_grad_(True)
+    assert graph_bytes(model) < 0.7 * whole
+    model.model.requires_grad_(False)
+    assert graph_bytes(model) == 1
+
+
+def test_the_plan_fits_and_recomputes_only_where_it_must():
+    model = tiny()  # 2 layers, 32 wide, float32
+    assert plan_graph(model, 1000, 50, 100_000) == GraphPlan(100, recompute=False)
+    assert plan_graph(model, 1000, 100, 100_000) == GraphPlan(100, recompute=False)
+    assert plan_graph(model, 1000, 101, 100_000) == GraphPlan(100_000 // (2 * 128 + 500), recompute=True)
+    assert plan_graph(model, 1000, 500, 100_000) == GraphPlan(500, recompute=True), "one text is never cut"
+
+
+def test_recomputed_layers_give_the_same_gradient_and_keep_less():
+    student, data = trainable(tiny()), data_for(tiny(seed=1), [rollout(20, 60, seed) for seed in range(4)])
+    expected, result = gradients(student, data, Objective(), TrainerLimits(10**6))
+    held = []
+    trainer = LocalTrainer(student, TrainerLimits(graph_mib=1))
+    trainer._graph_bytes = 2**20  # a token of which one fits
+    assert trainer._plan(data).recompute
+    found = trainer.forward_backward(data, Objective(), 0)
+    for name, parameter in student.trainable().items():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-7)
+    assert found.metrics == pytest.approx(result.metrics, rel=1e-5)
+    assert not any("forward" in layer.__dict__ for layer in student.model.base_model.layers), (
+        "nothing stays switched on"
+    )
+    student.model.train()
+    for wanted in (False, True):
+        with recomputing(student, wanted):
+            held.append(kept(student, 100))
+    assert held[1] < 0.3 * held[0]
+
+
+def test_by_default_the_plan_is_the_models_and_nobody_elses():
+    """The same model plans the same on every machine, so a run does not depend on the memory that happens to be free."""
+    trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
+    trainer.forward_backward(data, Objective(), 0)
+    assert trainer._plan(data) == GraphPlan(2**30 // graph_bytes(trainer.language_model), recompute=False)
+
+
+def test_the_trial_draws_no_random_numbers_of_the_update():
+    data = data_for(tiny(seed=1))
+    planned, _ = gradients(trainable(tiny(dropout=0.3)), data, Objective())
+    given, _ = gradients(trainable(tiny(dropout=0.3)), data, Objective(), TrainerLimits(10**6))
+    for name, value in planned.items():
+        assert torch.equal(value, given[name])
