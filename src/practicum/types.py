@@ -3,7 +3,7 @@
 Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidden width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -113,17 +113,12 @@ class HeadLike(Protocol):
         """What tells two heads apart: hidden states are read together where the keys of their heads are equal."""
         ...
 
-    @property
-    def in_place(self) -> bool:
-        """Whether it writes logits where it is told to as cheaply as anywhere."""
-        ...
-
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the tokens, in float32."""
         ...
 
-    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
-        """Their logits, in float32, or in `out` where it is given (without a graph)."""
+    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+        """Their logits, in float32; with `room` without a graph, and in the memory it makes unless there is a better place."""
         ...
 
     def release(self) -> None:
@@ -148,11 +143,6 @@ class Head:
     def key(self) -> tuple[int, ...]:
         """Where the weights are, and how many of their rows count."""
         return self.weight.data_ptr(), self.vocab_size
-
-    @property
-    def in_place(self) -> bool:
-        """Yes."""
-        return True
 
     def release(self) -> None:
         """Nothing: these weights are held by a model."""
@@ -184,13 +174,14 @@ class Head:
             self.weight.grad[: self.vocab_size].addmm_(gradient.T, hidden.to(rows.dtype))
         return (gradient.to(rows.dtype) @ rows).to(hidden.dtype)
 
-    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
-        """Their logits, in float32, or in `out` where it is given (without a graph)."""
-        if out is not None and self.plain and out.dtype == self.weight.dtype:
+    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+        """Their logits, in float32; with `room` without a graph, and in the memory it makes."""
+        if room is not None:
+            out = room()
+            if not self.plain or out.dtype != self.weight.dtype:
+                return out.copy_(self.logits(hidden))
             product = torch.mm(hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out)
             return product if self.scale == 1.0 else product.mul_(self.scale)
-        if out is not None:
-            return out.copy_(self.logits(hidden))
         rows = self.weight[: self.vocab_size]
         bias = None if self.bias is None else self.bias[: self.vocab_size]
         return self.bent(torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias))

@@ -152,7 +152,7 @@ class WrittenDown:
         return Pair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
 
     def _logits(self, head: HeadLike, hidden: Tensor) -> Tensor:
-        return head.logits(hidden, out=self._tile("logits") if head.in_place else None)
+        return head.logits(hidden, lambda: self._tile("logits"))
 
     def _value_and_slope(self, number: int, term: Term, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
         if not isinstance(term.gradient, Pathwise) or isinstance(term.signal, Text):

@@ -5,10 +5,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.functional.chunked import chunks
 from practicum.types import SamplingParams
 
 BLOCK = 64
 """Tokens whose probabilities are added up before the cumulative sum; only the block that is hit is looked into."""
+
+
+CACHED = 2**19
+"""So many entries at a time are exponentiated and added up, which a processor's cache holds."""
 
 
 def uniforms(seed: int, count: int) -> Float[Tensor, " T"]:
@@ -75,6 +80,16 @@ def inverse_cdf(
 
     Never a token of probability 0. One exponential a token, and sums in float64.
     """
+    count, width = scores.shape
+    rows = max(CACHED // width, 1) if scores.device.type == "cpu" else max(count, 1)
+    parts = [_inverse_cdf(scores[part], numbers[part]) for part in chunks(count, rows)]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _inverse_cdf(
+    scores: Float[Tensor, "B V"], numbers: Float[Tensor, " B"]
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     count, width = scores.shape
     blocks = -(-width // BLOCK)
     highest = scores.amax(dim=-1, keepdim=True)

@@ -6,7 +6,7 @@ in ours. Laying them out costs about as much as ten products, so it is done once
 
 import contextlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +34,8 @@ class Prepared:
         body = language_model.model.base_model
         head = language_model.head().pinned()
         worth = steps >= FEWEST_STEPS and not language_model.autocast and _has_better_layout(head.weight)
-        layers = [module for module in body.modules() if type(module) is torch.nn.Linear] if worth else []
-        self._layers = [(layer, _Product(_laid_out(layer.weight.detach()), _detached(layer.bias))) for layer in layers]
+        maps = _linear_maps(body) if worth else ()
+        self._layers = [(layer, _Product(_laid_out(weight), bias)) for layer, weight, bias in maps]
         self.head = prepared_head(head) if worth else head
 
     @contextlib.contextmanager
@@ -67,16 +67,11 @@ class PreparedHead(Head):
 
     product: _Product | None = None
 
-    @property
-    def in_place(self) -> bool:
-        """No: the product is written to memory of its own."""
-        return False
-
-    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
-        """As `practicum.types.Head.logits`."""
-        learns = torch.is_grad_enabled() and (hidden.requires_grad or self.weight.requires_grad)
-        if self.product is None or learns or out is not None:
-            return Head.logits(self, hidden, out)
+    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+        """As `practicum.types.HeadLike`: the product is written to memory of its own."""
+        learns = room is None and torch.is_grad_enabled() and (hidden.requires_grad or self.weight.requires_grad)
+        if self.product is None or learns:
+            return Head.logits(self, hidden, room)
         return self.bent(self.product(hidden.to(self.weight.dtype)))
 
 
@@ -89,12 +84,27 @@ def prepared_head(head: Head) -> Head:
     return PreparedHead(head.weight, head.vocab_size, head.bias, head.scale, head.softcap, product)
 
 
+def _linear_maps(body: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Tensor, Tensor | None]]:
+    """The linear maps with their weights and biases; those with adapters as one map, the adapters added to the weight."""
+    adapted = any(".lora_A." in name for name, _ in body.named_parameters())
+    within: set[torch.nn.Module] = set()
+    if adapted:
+        from peft.tuners.lora import Linear
+
+        for layer in body.modules():
+            if isinstance(layer, Linear) and not layer.lora_variant:
+                base = layer.get_base_layer()
+                assert isinstance(base, torch.nn.Linear), "adapters are put around linear maps alone"
+                within.update(layer.modules())
+                deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
+                yield layer, base.weight.detach() + sum(deltas), None if base.bias is None else base.bias.detach()
+    for layer in body.modules():
+        if type(layer) is torch.nn.Linear and layer not in within:
+            yield layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+
+
 def _laid_out(weight: Float[Tensor, "V D"]) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-
-
-def _detached(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach()
 
 
 def _has_better_layout(weight: Tensor) -> bool:

@@ -67,18 +67,13 @@ class StoredHead:
         """This object, whether its weights are here or not."""
         return id(self), self._vocab_size
 
-    @property
-    def in_place(self) -> bool:
-        """As the head that is fetched."""
-        return self._fetched().in_place
-
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the tokens, with the weights fetched if they are not here."""
         return self._fetched().logprobs(hidden)
 
-    def logits(self, hidden: Float[Tensor, "*s D"], out: Tensor | None = None) -> Float[Tensor, "*s v"]:
+    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
         """Their logits."""
-        return self._fetched().logits(hidden, out)
+        return self._fetched().logits(hidden, room)
 
     def _fetched(self) -> Head:
         if self._held is None:
