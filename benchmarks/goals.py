@@ -60,6 +60,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("rollout.draw.8", "share of drawing in a decode step, 17m, 8 slots", "most", 0.12),
         Goal("rollout.draw.32", "share of drawing in a decode step, 17m, 32 slots", "most", 0.12),
         Goal("rollout.draw.64", "share of drawing in a decode step, 17m, 64 slots", "most", 0.12),
+        Goal("rollout.flips", "share of tokens that another number of slots changes, SmolLM2-135M", "most", 1e-4),
     ),
     "The whole step": (
         Goal("step.fixed.gkd", "tokens a second / TRL's GKDTrainer, 8 answers of one length", "least", 1.8),

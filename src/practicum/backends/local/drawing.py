@@ -78,7 +78,7 @@ def inverse_cdf(
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     """The tokens at which the cumulative softmax of `scores` passes the uniform numbers, and their log-probabilities.
 
-    Never a token of probability 0. One exponential a token, and sums in float64.
+    Never a token of probability 0. One exponential a token; sums of more than a block are taken in float64.
     """
     count, width = scores.shape
     rows = max(CACHED // width, 1) if scores.device.type == "cpu" else max(count, 1)
@@ -92,11 +92,11 @@ def _inverse_cdf(
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     count, width = scores.shape
     blocks = -(-width // BLOCK)
-    highest = scores.amax(dim=-1, keepdim=True)
-    weights = scores.new_zeros(count, blocks * BLOCK)
-    torch.exp(torch.sub(scores, highest, out=weights[:, :width]), out=weights[:, :width])
+    weights = torch.softmax(scores, dim=-1)
+    if blocks * BLOCK != width:
+        weights = torch.nn.functional.pad(weights, (0, blocks * BLOCK - width))
     cells = weights.view(count, blocks, BLOCK)
-    mass = cells.sum(dim=-1, dtype=torch.float64)
+    mass = cells.sum(dim=-1).double()
     cumulative = mass.cumsum(dim=-1)
     total = cumulative[:, -1:]
     target = _below(numbers.double()[:, None] * total, total)
@@ -105,7 +105,7 @@ def _inverse_cdf(
     rest = target - (cumulative.gather(1, block) - mass.gather(1, block))
     place = torch.searchsorted(within, _below(rest, within[:, -1:]), right=True)
     tokens = (block * BLOCK + place).clamp_max(width - 1)
-    logprobs = scores.gather(1, tokens).double() - highest.double() - total.log()
+    logprobs = (weights.gather(1, tokens).double() / total).log()
     return tokens[:, 0], logprobs[:, 0].to(scores.dtype)
 
 

@@ -1,0 +1,104 @@
+"""A teacher in fewer bits: seconds of its body and what the rounding does to the gradient, on SmolLM2-135M.
+
+    python -m benchmarks precision [--tokens 512]
+
+*float32* is the yardstick, *bfloat16* is what `dtype: bfloat16` gives a teacher, and *int8* rounds the weights of every linear
+map to eight bits a row and its inputs to eight bits a call. The error is that of the gradient of reverse KL in the logits of a
+student half a logit from the teacher, and the forward KL from the float32 teacher, in nats a token.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks import ceilings
+from benchmarks.measuring import interleaved, parser, ratios, seconds, session, significant, spread, table
+from practicum import functional as F
+from practicum.backends.local import LanguageModel, load
+from practicum.backends.local.packing import hidden_states
+from practicum.model_config import ScorerConfig
+from practicum.ports import ScoreRequest
+
+MODEL, DISTANCE = "smollm2-135m-instruct", 0.5
+TEXT = (
+    "The sea covers most of the surface of the Earth. Rivers run into it, and winds move over it. A child will say that it is "
+    "blue; a sailor will say that it is never the same. Seven times eight is fifty-six, and the capital of France is Paris. "
+)
+
+
+def main() -> None:
+    """Report one line."""
+    made = parser(__doc__)
+    made.add_argument("--tokens", type=int, help="of the text (default 512, with --quick 64)")
+    options = made.parse_args()
+    count = options.tokens or (64 if options.quick else 512)
+    now = session("precision", options, ceilings.short())
+    whole = load(ScorerConfig(model=MODEL, device="cpu"))
+    rounded = load(ScorerConfig(model=MODEL, device="cpu", dtype="bfloat16")).language_model
+    eighth = load(ScorerConfig(model=MODEL, device="cpu")).language_model
+    _to_int8(eighth)
+    tokens = tuple((whole.renderer.encode(TEXT) * (1 + count // 40))[: count + 8])
+    text = [ScoreRequest(tokens[:8], tokens[8:])]
+    models = {"float32": whole.language_model, "bfloat16": rounded, "int8": eighth}
+    works = {name: _reading(model, text) for name, model in models.items()}
+    errors = _errors({name: work() for name, work in works.items()}, whole.language_model)
+    times = interleaved({name: seconds(work) for name, work in works.items()}, now.rounds, now.warm_up)
+    rows = [
+        [name, spread(values)["median"], ratios(values, times["float32"])["median"], *errors[name].values()]
+        for name, values in times.items()
+    ]
+    print(table(["teacher", "s", "/ float32", "error of the gradient", "KL"], rows))
+    now.report(
+        {},
+        model=MODEL,
+        tokens=count,
+        seconds={name: spread(values) for name, values in times.items()},
+        of_float32={name: ratios(values, times["float32"]) for name, values in times.items()},
+        errors=errors,
+    )
+
+
+def _reading(model: LanguageModel, text: list[ScoreRequest]) -> Callable[[], Tensor]:
+    @torch.no_grad()
+    def work() -> Tensor:
+        return hidden_states(model, text).float()
+
+    return work
+
+
+@torch.no_grad()
+def _errors(states: dict[str, Tensor], model: LanguageModel) -> dict[str, dict[str, float]]:
+    head = model.head().pinned()
+    exact = head.logprobs(states["float32"])
+    noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
+    student = torch.log_softmax(exact + DISTANCE * noise, dim=-1)
+
+    def gradient(teacher: Tensor) -> Tensor:
+        ratio = student - teacher
+        return student.exp() * (ratio - (student.exp() * ratio).sum(dim=-1, keepdim=True))
+
+    found = {}
+    for name, hidden in states.items():
+        teacher = head.logprobs(hidden)
+        error = (gradient(teacher) - gradient(exact)).norm() / gradient(exact).norm()
+        divergence = F.forward_kl(teacher, exact).mean()
+        found[name] = {"gradient": significant(error.item()), "forward_kl": significant(divergence.item())}
+    return found
+
+
+def _to_int8(model: LanguageModel) -> None:
+    torch.backends.quantized.engine = "onednn"
+    for layer in model.model.base_model.modules():
+        if type(layer) is torch.nn.Linear:
+            weight = layer.weight.detach()
+            scales = weight.abs().amax(dim=1).clamp_min(1e-9) / 127
+            zeros = torch.zeros(len(scales), dtype=torch.int64)
+            packed = torch.ops.quantized.linear_prepack(
+                torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8), layer.bias
+            )
+            layer.__dict__["forward"] = lambda rows, packed=packed: torch.ops.quantized.linear_dynamic(rows, packed)
+
+
+if __name__ == "__main__":
+    main()
