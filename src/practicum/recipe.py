@@ -106,7 +106,7 @@ class TrainConfig(BaseModel):
         description="memory for what a backward pass keeps; layers are recomputed if one text needs more",
     )
     chunk_tokens: int = Field(default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once")
-    sampling_batch: int = Field(default=64, ge=1, description="completions decoded or scored together")
+    sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
     threads: int | None = Field(default=None, ge=1, description="torch threads; none: torch's own choice")
 
 

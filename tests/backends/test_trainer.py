@@ -10,7 +10,7 @@ from practicum.backends.local import LanguageModel, LocalSampler, LocalTrainer, 
 from practicum.errors import CheckpointError
 from practicum.objective import Full, Objective, Sampled, TeacherTokens, TopK, logit_side, token_batch, token_side
 from practicum.ports import AdamParams, ScoreRequest
-from practicum.types import Datum, TeacherSignal
+from practicum.types import Datum, Pool, TeacherSignal
 
 from .tiny import ARCHITECTURES, VOCABULARY, all_logits, data_for, hidden_signal, rollout, rollouts, tiny
 
@@ -496,3 +496,37 @@ def test_only_what_is_trainable_gets_a_gradient_and_moves():
 
 def test_every_objective_can_be_trained_here():
     assert LocalTrainer(trainable(tiny())).refuses(Objective()) is None
+
+
+@pytest.mark.parametrize("limits", [TrainerLimits(10**6), TrainerLimits(20, 3)], ids=["whole", "cut"])
+def test_teachers_of_the_same_tokens_share_the_students_pass(limits):
+    """A sum of three costs one pass through the body, and its gradient is the weighted sum of the three."""
+    student, items = trainable(tiny()), rollouts()
+    teachers, weights = [tiny(seed=seed) for seed in (1, 2, 3)], (0.5, 0.3, 0.9)
+    said = [
+        tuple(replace(hidden_signal(teacher, item), name=f"t{number}") for number, teacher in enumerate(teachers))
+        for item in items
+    ]
+    data = [
+        Datum(item, TeacherSignal(pool=Pool("sum", weights, members)))
+        for item, members in zip(items, said, strict=True)
+    ]
+    apart = [
+        gradients(student, [Datum(item, one[number]) for item, one in zip(items, said, strict=True)], Objective())
+        for number in range(3)
+    ]
+    reads = []
+    hook = student.model.base_model.embed_tokens.register_forward_pre_hook(lambda *given: reads.append(1))
+    alone, _ = gradients(
+        student, [Datum(item, one[0]) for item, one in zip(items, said, strict=True)], Objective(), limits
+    )
+    once, reads[:] = len(reads), []
+    found, result = gradients(student, data, Objective(), limits)
+    hook.remove()
+    assert len(reads) == once
+    expected = {
+        name: sum(weight * one[name] for weight, (one, _) in zip(weights, apart, strict=True)) for name in alone
+    }
+    assert_same(found, expected, 2e-6)
+    for number, (_, one) in enumerate(apart):
+        assert result.metrics[f"reverse_kl/t{number}"] == pytest.approx(one.metrics[f"reverse_kl/t{number}"], rel=1e-5)

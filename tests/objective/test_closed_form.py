@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from practicum.backends.local.prepared import prepared_head
 from practicum.functional.chunked import Tiles
 from practicum.objective import Objective, open_chunk, token_batch, token_side
 from practicum.objective.closed_form import Differentiated, WrittenDown, has_closed_form
-from practicum.types import Head, TeacherSignal
+from practicum.types import Head, Pool, TeacherSignal
 
 from .test_sides import ALL, VOCABULARY, batch, logits
 
@@ -117,3 +118,80 @@ def test_tiles_are_used_again_and_cut_to_size():
     assert tiles.take("b", (4, 6), like).data_ptr() != first.data_ptr()
     assert tiles.take("a", (2, 3), torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
     tiles.release()
+
+
+@pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
+@pytest.mark.parametrize("gate", [None, 1.0])
+@pytest.mark.parametrize(
+    "choice", [{}, {"divergence": "forward_kl"}, {"divergence": "jsd(0.3)", "weights": "soft_or(0.4)"}]
+)
+def test_a_pool_of_whole_teachers_has_a_closed_form_too(kind, gate, choice):
+    objective = Objective.model_validate(choice)
+    tokens = token_batch(batch(), objective)
+    (head, first, hidden), (twin, second, _) = heads(seed=4), heads(seed=4)
+    second = heads(seed=6)[1]
+    said = TeacherSignal(pool=Pool(kind, (0.3, 0.7), (first, second), gate)), TeacherSignal()
+    ours = open_chunk(head, hidden, said, tokens, objective, Tiles())
+    theirs = Differentiated(twin, hidden, said, tokens, objective)
+    assert isinstance(ours, WrittenDown)
+    some = torch.tensor([0, 2])
+    for mine, other in zip(ours.distributions(some), theirs.distributions(some), strict=True):
+        torch.testing.assert_close(mine, other)
+    shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)]
+    torch.testing.assert_close(ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(head.weight.grad, twin.weight.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pool_with_a_member_that_names_tokens_only_goes_through_autograd():
+    objective = Objective.model_validate({"signal": "sampled"})
+    tokens = token_batch(batch(), objective)
+    head, signal, hidden = heads()
+    members = (spoken(signal, tokens), spoken(heads(seed=6)[1], tokens))
+    said = TeacherSignal(pool=Pool("geometric", (0.5, 0.5), members)), TeacherSignal()
+    chunk = open_chunk(head, hidden, said, tokens, objective, Tiles())
+    assert isinstance(chunk, Differentiated)
+    assert chunk.distributions(torch.tensor([0])) is None
+
+
+def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_not():
+    """Adapters around a model in bfloat16: products round, sums do not."""
+    objective = Objective()
+    tokens = token_batch(batch(), objective)
+    head, signal, hidden = heads()
+    low = Head(head.weight.detach().bfloat16(), VOCABULARY)
+    said = TeacherSignal(hidden=signal.hidden.float(), head=Head(signal.head.weight.bfloat16(), VOCABULARY))
+    exact = Head(low.weight.double(), VOCABULARY)
+    ours = open_chunk(low, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles())
+    expected = TeacherSignal(hidden=said.hidden.double(), head=Head(said.head.weight.double(), VOCABULARY))
+    theirs = Differentiated(exact, hidden, (expected, TeacherSignal()), tokens, objective)
+    assert isinstance(ours, WrittenDown)
+    shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)]
+    found, wanted = ours.backward(shares), theirs.backward(shares)
+    assert found.dtype == torch.float32
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
+    learning = Head(torch.nn.Parameter(low.weight.clone()), VOCABULARY)
+    assert isinstance(
+        open_chunk(learning, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles()), Differentiated
+    )
+
+
+def test_heads_made_ready_give_the_same_gradient():
+    objective = Objective.model_validate(
+        {"losses": [{"divergence": "jsd(0.3)"}, {"signal": "text", "divergence": "ce"}]}
+    )
+    tokens = token_batch(batch(), objective)
+    head, signal, hidden = heads(scale=0.7)
+    weights = [torch.nn.Parameter(head.weight.detach().float()) for _ in range(2)]
+    plain, ready = Head(weights[0], VOCABULARY, scale=0.7), prepared_head(Head(weights[1], VOCABULARY, scale=0.7))
+    theirs = Head(signal.head.weight.float(), VOCABULARY)
+    found = []
+    for mine, teacher in ((plain, theirs), (ready, prepared_head(theirs))):
+        said = TeacherSignal(hidden=signal.hidden.float(), head=teacher)
+        chunk = open_chunk(mine, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles())
+        shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, chunk.values, strict=True)]
+        found.append(chunk.backward(shares))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights[0].grad, weights[1].grad, rtol=1e-4, atol=1e-6)
+    with torch.enable_grad():
+        states = hidden.float().requires_grad_()
+        assert ready.logprobs(states).requires_grad, "where a gradient is asked for, the weights themselves multiply"
