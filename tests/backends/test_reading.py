@@ -74,7 +74,7 @@ def test_slots_and_lockstep_agree(model, monkeypatch):
     found = LocalSampler(model, batch_size=4).sample(requests(), PARAMS)
     kinds = []
     monkeypatch.setattr(
-        "practicum.backends.local.reading.SlotReading", lambda *given: kinds.append(1) or LockstepReading(*given)
+        "practicum.backends.local.reading.SlotReading", lambda work: kinds.append(1) or LockstepReading(work)
     )
     for one, other in zip(LocalSampler(model, batch_size=4).sample(requests(), PARAMS), found, strict=True):
         assert torch.equal(one.tokens, other.tokens)

@@ -5,8 +5,9 @@ so that no slot waits for the longest text; nothing is padded. `LockstepReading`
 `practicum.backends.local.packing.ready_to_pack`): texts start together and the batch ends with its last one.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +39,31 @@ def open_reading(
     language_model.model.eval()
     with language_model.weights(overlay):
         prepared = Prepared(language_model, new_tokens)
-    kind = SlotReading if longest <= language_model.packs_up_to else LockstepReading
-    return kind(language_model, overlay, prepared, prompts, min(rows, len(prompts)), longest)
+    work = Work(language_model, overlay, prepared, prompts, min(rows, len(prompts)), longest)
+    return SlotReading(work) if longest <= language_model.packs_up_to else LockstepReading(work)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be read, with what: at most `rows` texts at a time, none longer than `longest` tokens."""
+
+    language_model: LanguageModel
+    overlay: Mapping[str, Tensor]
+    prepared: Prepared
+    prompts: Sequence[Prompt]
+    rows: int
+    longest: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.language_model.device
+
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[LanguageModel]:
+        """The model, within the block under the overlay's weights as they were made ready."""
+        with self.language_model.weights(self.overlay), self.prepared.installed():
+            yield self.language_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +83,11 @@ class SlotReading:
 
     refills = True
 
-    def __init__(
-        self,
-        language_model: LanguageModel,
-        overlay: Mapping[str, Tensor],
-        prepared: Prepared,
-        prompts: Sequence[Prompt],
-        rows: int,
-        longest: int,
-    ) -> None:
-        self._language_model = language_model
-        self._overlay = overlay
-        self._prepared = prepared
-        self._prompts = prompts
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._next = 0
-        self._uses = Counter(prompts)
+        self._uses = Counter(work.prompts)
         self._read: dict[Prompt, _ReadPrompt] = {}
-        self._rows = rows
-        self._longest = longest
         self._keys: dict[int, Float[Tensor, "R G M d"]] = {}
         self._values: dict[int, Float[Tensor, "R G M d"]] = {}
         self._lengths: list[int] = []
@@ -86,10 +97,10 @@ class SlotReading:
     @torch.no_grad()
     def admit(self, most: int) -> int:
         """As `practicum.ports.Reading` says."""
-        admitted = min(most, self._rows - len(self._lengths), len(self._prompts) - self._next)
+        admitted = min(most, self._work.rows - len(self._lengths), len(self._work.prompts) - self._next)
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
-            prompt = self._prompts[self._next]
+            prompt = self._work.prompts[self._next]
             if prompt not in self._read:
                 self._read_ahead()
             known = self._read[prompt]
@@ -108,12 +119,12 @@ class SlotReading:
     def logits(self) -> Float[Tensor, "B V"]:
         """As `practicum.ports.Reading` says."""
         assert self._hidden is not None, "a text is admitted before it is read on"
-        return self._prepared.head.logits(self._hidden)
+        return self._work.prepared.head.logits(self._hidden)
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
         """As `practicum.ports.Reading` says."""
-        device = self._language_model.device
+        device = self._work.device
         for row, source in enumerate(keep):
             if row != source:
                 self._move(source, row)
@@ -123,8 +134,8 @@ class SlotReading:
             return
         at = torch.tensor(self._lengths, device=device)
         self._at = (torch.arange(len(keep), device=device), at, max(self._lengths) + 1, self._mask(at))
-        with self._language_model.weights(self._overlay), self._prepared.installed():
-            self._hidden = self._language_model.packed(tokens.to(device)[list(keep)], at, self)
+        with self._work.weights() as model:
+            self._hidden = model.packed(tokens.to(device)[list(keep)], at, self)
         self._lengths = [length + 1 for length in self._lengths]
 
     def attend(
@@ -157,18 +168,18 @@ class SlotReading:
         """Read waiting prompts, each once, up to a number of tokens and no more of them than there are rows."""
         chosen: dict[Prompt, None] = {}
         tokens = 0
-        for prompt in self._prompts[self._next :]:
+        for prompt in self._work.prompts[self._next :]:
             if prompt in self._read or prompt in chosen:
                 continue
-            if chosen and (tokens + len(prompt) > READ_AHEAD_TOKENS or len(chosen) == self._rows):
+            if chosen and (tokens + len(prompt) > READ_AHEAD_TOKENS or len(chosen) == self._work.rows):
                 break
             chosen[prompt] = None
             tokens += len(prompt)
         # Any one token stands for the answer: it is what the prompt's last hidden state predicts, and is not read.
-        packing = Packing([ScoreRequest(prompt, (0,)) for prompt in chosen], self._language_model.device, keep=True)
+        packing = Packing([ScoreRequest(prompt, (0,)) for prompt in chosen], self._work.device, keep=True)
         assert packing.kept is not None
-        with self._language_model.weights(self._overlay), self._prepared.installed():
-            hidden = self._language_model.packed(packing.ids, packing.positions, packing)[packing.wanted]
+        with self._work.weights() as model:
+            hidden = model.packed(packing.ids, packing.positions, packing)[packing.wanted]
         for number, prompt in enumerate(chosen):
             places = torch.tensor(packing.places(number), device=hidden.device)
             self._read[prompt] = _ReadPrompt(packing.kept, places, hidden[number])
@@ -178,7 +189,7 @@ class SlotReading:
         for layer, kept in prompt.kept.items():
             for store, part in zip((self._keys, self._values), kept, strict=True):
                 if layer not in store:
-                    store[layer] = part.new_zeros(self._rows, part.shape[1], self._longest, part.shape[2])
+                    store[layer] = part.new_zeros(self._work.rows, part.shape[1], self._work.longest, part.shape[2])
                 store[layer][row, :, : len(prompt.places)] = part[prompt.places].transpose(0, 1)
 
     def _move(self, source: int, row: int) -> None:
@@ -193,33 +204,21 @@ class LockstepReading:
 
     refills = False
 
-    def __init__(
-        self,
-        language_model: LanguageModel,
-        overlay: Mapping[str, Tensor],
-        prepared: Prepared,
-        prompts: Sequence[Prompt],
-        rows: int,
-        longest: int,
-    ) -> None:
-        self._language_model = language_model
-        self._overlay = overlay
-        self._prepared = prepared
-        self._prompts = prompts
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._next = 0
-        self._rows = rows
         self._state: _Prefilled | None = None
 
     @torch.no_grad()
     def admit(self, most: int) -> int:
         """As `practicum.ports.Reading` says."""
-        prompts = self._prompts[self._next : self._next + min(most, self._rows)]
+        prompts = self._work.prompts[self._next : self._next + min(most, self._work.rows)]
         if not prompts:
             return 0
         different = list(dict.fromkeys(prompts))
-        with self._language_model.weights(self._overlay), self._prepared.installed():
-            state = _prefill(self._language_model, different)
-        rows = torch.tensor([different.index(prompt) for prompt in prompts], device=self._language_model.device)
+        with self._work.weights() as model:
+            state = _prefill(model, different)
+        rows = torch.tensor([different.index(prompt) for prompt in prompts], device=self._work.device)
         self._state = _select(state, rows)
         self._next += len(prompts)
         return len(prompts)
@@ -228,21 +227,21 @@ class LockstepReading:
     def logits(self) -> Float[Tensor, "B V"]:
         """As `practicum.ports.Reading` says."""
         assert self._state is not None, "a text is admitted before it is read on"
-        return self._prepared.head.logits(self._state.last_hidden)
+        return self._work.prepared.head.logits(self._state.last_hidden)
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
         """As `practicum.ports.Reading` says."""
         assert self._state is not None, "a text is admitted before it is read on"
-        tokens = tokens.to(self._language_model.device)
+        tokens = tokens.to(self._work.device)
         if not keep:
             self._state = None
             return
         rows = torch.tensor(keep, device=tokens.device)
         state = self._state if list(keep) == list(range(len(tokens))) else _select(self._state, rows)
         mask = torch.cat([state.mask, state.mask.new_ones(len(keep), 1)], dim=1)
-        with self._language_model.weights(self._overlay), self._prepared.installed():
-            hidden = self._language_model.body(tokens[rows][:, None], mask, state.cache)
+        with self._work.weights() as model:
+            hidden = model.body(tokens[rows][:, None], mask, state.cache)
         self._state = _Prefilled(state.cache, mask, hidden[:, -1])
 
 

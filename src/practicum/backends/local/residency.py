@@ -18,7 +18,6 @@ from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, read_model
-from practicum.backends.local.prepared import prepared_head
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.model_config import ScorerConfig
@@ -35,8 +34,7 @@ def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tok
     model, device = loaded.language_model, loaded.language_model.device
 
     def sampler(language_model: LanguageModel) -> LocalSampler:
-        head = prepared_head(language_model.head().pinned())
-        return LocalSampler(language_model, None, batch_size, chunk_tokens, head)
+        return LocalSampler(language_model, None, batch_size, chunk_tokens)
 
     if config.residency == "swap":
         kept = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
@@ -77,7 +75,7 @@ class StoredHead:
 
     def _fetched(self) -> Head:
         if self._held is None:
-            self._held = prepared_head(self._fetch())
+            self._held = self._fetch()
         return self._held
 
     def release(self) -> None:

@@ -32,14 +32,13 @@ class LocalSampler:
     """Samples and scores with a local model, under the live weights or an `overlay` of some of them.
 
     `batch_size` is how many completions are decoded at once, `chunk_tokens` how many tokens' [., V] log-probabilities are
-    held at once when scoring. `fixed_head` is the head of weights that never change, made ready once.
+    held at once when scoring.
     """
 
     language_model: LanguageModel
     overlay: Mapping[str, Tensor] | None = None
     batch_size: int = 64
     chunk_tokens: int = 128
-    fixed_head: Head | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -91,7 +90,7 @@ class LocalSampler:
 
     def head(self) -> Head:
         """The head with its weights pinned to the overlay's storage, so that it outlives the swap."""
-        return self.fixed_head or self.language_model.head().pinned()
+        return self.language_model.head().pinned()
 
     def _logprobs(self, head: Head, hidden: Float[Tensor, "T D"], tokens: Sequence[int]) -> Float[Tensor, " T"]:
         ids = torch.tensor(tokens, dtype=torch.long, device=hidden.device)

@@ -6,18 +6,19 @@ Every token's share of the loss is fixed by the whole batch before the first mic
 but rounding.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from practicum import functional as F
 from practicum.backends.local.graph import GraphPlan, graph_bytes, plan_graph, recomputing
 from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.measures import Records, compare, measure
 from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
@@ -29,7 +30,6 @@ from practicum.objective import (
     TermValues,
     TokenBatch,
     open_chunk,
-    read_signal,
     token_batch,
     token_side,
 )
@@ -39,16 +39,7 @@ from practicum.types import (
     ForwardResult,
     Head,
     Metrics,
-    Rollout,
-    TeacherSignal,
-    TokenOutputs,
 )
-
-COMPARED_TOKENS, COMPARED_SHARE = 64, 16
-"""Whole distributions are compared for the record at one token in 16, more often where that leaves fewer than 64."""
-
-OVERLAP = 16
-"""Among so many of the likeliest tokens it is counted how many student and teacher share (arXiv 2604.13016)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,49 +53,6 @@ class TrainerLimits:
     chunk_tokens: int = 128
     sampling_batch: int = 64
     graph_mib: int = 1024
-
-
-class _Records:
-    """What a step reports: sums over tokens, and three numbers at every token of the whole batch."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-        self.broken: list[int] = []
-        self.logprobs, self.teacher_logprobs, self.divergence = torch.full((3, tokens), torch.nan)
-
-    def add(self, name: str, values: Tensor) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + values.double().sum().item()
-        self._counts[name] = self._counts.get(name, 0) + len(values)
-
-    def means(self) -> Metrics:
-        """The mean of each measure over the tokens at which it is known."""
-        return {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
-
-    def place(self, index: Tensor, values: TermValues) -> None:
-        self.logprobs[index] = values.logprobs
-        for name in ("teacher_logprobs", "divergence"):
-            column = getattr(values, name)
-            if column is not None:
-                getattr(self, name)[index] = column
-
-    def outputs(self, data: Sequence[Datum], whole: Sequence[Datum]) -> list[TokenOutputs]:
-        """The three numbers by rollout of `whole`, NaN at tokens that were not learned from.
-
-        `data` are those of `whole` with each sum of teachers taken apart; the numbers of its first teacher stand for all.
-        """
-        columns = torch.stack([self.logprobs, self.teacher_logprobs, self.divergence])
-        found: dict[int, TokenOutputs] = {}
-        start = 0
-        for datum in data:
-            mask = datum.rollout.loss_mask
-            numbers = torch.full((3, len(mask)), torch.nan)
-            count = int(mask.sum())
-            numbers[:, mask] = columns[:, start : start + count]
-            start += count
-            found.setdefault(id(datum.rollout), TokenOutputs(*numbers))
-        return [found[id(datum.rollout)] for datum in whole]
 
 
 class LocalTrainer:
@@ -199,7 +147,7 @@ class LocalTrainer:
         if self._graph_bytes is None:
             self.language_model.model.train()
             self._graph_bytes = graph_bytes(self.language_model)
-        longest = max((_length(datum) for datum in data), default=1)
+        longest = max((length_of(datum) for datum in data), default=1)
         return plan_graph(self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20)
 
     def _within_memory(self, data: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan) -> ForwardResult:
@@ -221,9 +169,9 @@ class LocalTrainer:
     def _forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
     ) -> ForwardResult:
-        whole, data = data, _one_teacher_each(data)
+        whole, data = data, one_teacher_each(data)
         batch = token_batch(data, objective, seed)
-        records = _Records(len(batch.tokens))
+        records = Records(len(batch.tokens))
         passes = self._passes(data, batch, micro_batch_tokens)
         head = self.language_model.head()
         if len(batch.tokens) >= FEWEST_ROWS:
@@ -238,15 +186,15 @@ class LocalTrainer:
             return ForwardResult(metrics | {"nonfinite": float(len(set(records.broken)))}, records.outputs(data, whole))
         return ForwardResult(metrics | records.means(), records.outputs(data, whole))
 
-    def _passes(self, data: Sequence[Datum], batch: TokenBatch, limit: int) -> list["_Pass"]:
+    def _passes(self, data: Sequence[Datum], batch: TokenBatch, limit: int) -> list[Pass]:
         """The data cut into passes through the student, of at most `limit` tokens each."""
-        passes = list(_rows_of_passes(data, limit, self.language_model.packs_up_to))
+        passes = list(rows_of_passes(data, limit, self.language_model.packs_up_to))
         parts = [rows for of_pass in passes for rows in of_pass]
-        read_next = {id(rows): _heads(data, following) for rows, following in pairwise([*parts, []])}
-        return [_Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows]) for rows in passes]
+        read_next = {id(rows): heads_of(data, following) for rows, following in pairwise([*parts, []])}
+        return [Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows]) for rows in passes]
 
     def _learn_from(
-        self, one: "_Pass", head: Head, objective: Objective, coefficients: list[Tensor] | None, records: _Records
+        self, one: Pass, head: Head, objective: Objective, coefficients: list[Tensor] | None, records: Records
     ) -> None:
         """Add the gradient of one pass; several teachers of the same tokens share the student's body."""
         hidden = self._hidden(one)
@@ -265,16 +213,16 @@ class LocalTrainer:
                     broken = ~torch.isfinite(side.values[0].value)
                     records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
                     return
-                _compare(records, side, part, piece)
+                compare(records, side, part, piece)
                 gradient[piece] += side.backward(shares)
-                _measure(records, side.values, tokens, part.signal.name)
+                measure(records, side.values, tokens, part.signal.name)
                 records.place(part.index[piece], side.values[0])
         if hidden.requires_grad:
             hidden.backward(gradient)
 
     @torch.no_grad()
     def _whole_coefficients(
-        self, passes: Sequence["_Pass"], head: Head, objective: Objective, batch: TokenBatch
+        self, passes: Sequence[Pass], head: Head, objective: Objective, batch: TokenBatch
     ) -> list[Tensor]:
         """The coefficients of all tokens, for terms in which a token's depends on other tokens: a pass without gradient."""
         self.language_model.model.eval()
@@ -294,11 +242,11 @@ class LocalTrainer:
         ]
         return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
 
-    def _open(self, head: Head, hidden: Tensor, part: "_Part", piece: slice, objective: Objective) -> Chunk:
+    def _open(self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective) -> Chunk:
         said = (part.signal[piece], part.reference[piece])
         return open_chunk(head, hidden, said, part.tokens[piece].to(hidden.device), objective, self._tiles)
 
-    def _hidden(self, one: "_Pass") -> Float[Tensor, "T D"]:
+    def _hidden(self, one: Pass) -> Float[Tensor, "T D"]:
         """The student's hidden states that predict the supervised tokens of a pass, end to end."""
         texts = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in one.rollouts]
         learned = torch.cat([rollout.loss_mask for rollout in one.rollouts])
@@ -307,198 +255,18 @@ class LocalTrainer:
 
     def _halve(self, data: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        longest = max(_length(datum) for datum in data)
+        longest = max(length_of(datum) for datum in data)
         if micro_batch_tokens <= longest and self.limits.chunk_tokens <= 1:
             raise ResourceError(
                 f"one sequence of {longest} tokens does not fit in memory ({_first_line(error)}); shorten "
                 "rollout.max_new_tokens, train fewer layers or use lora"
             ) from error
-        whole = min(micro_batch_tokens, sum(_length(datum) for datum in data))
+        whole = min(micro_batch_tokens, sum(length_of(datum) for datum in data))
         self.limits = replace(
             self.limits,
             micro_batch_tokens=max(whole // 2, 1),
             chunk_tokens=max(self.limits.chunk_tokens // 2, 1),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one teacher said about the tokens of a pass, end to end; `index` is where the tokens are in the batch."""
-
-    index: Int[Tensor, " T"]
-    tokens: TokenBatch
-    signal: TeacherSignal
-    reference: TeacherSignal
-
-    def release(self, keep: frozenset[tuple[int, ...]]) -> None:
-        """Let go of the heads whose keys are not to be kept."""
-        for head in (*self.signal.heads, *self.reference.heads):
-            if head.key not in keep:
-                head.release()
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """Rollouts that go through the student together: for each teacher that speaks about all of them, its rows of the data.
-
-    `read_next` are, for each teacher, the heads that are needed after it.
-    """
-
-    data: Sequence[Datum]
-    batch: TokenBatch
-    rows: list[list[int]]
-    read_next: list[frozenset[tuple[int, ...]]]
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [self.data[row].rollout for row in self.rows[0]]
-
-    def parts(self) -> Iterator[_Part]:
-        """What the teachers said, one at a time, so that no two heads are held that need not be."""
-        for rows, keep in zip(self.rows, self.read_next, strict=True):
-            part = _gather(self.data, rows, self.batch)
-            try:
-                yield part
-            finally:
-                part.release(keep)
-
-
-def _heads(data: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
-    """The heads that some rows are read with; all rows of a part share theirs."""
-    return frozenset(head.key for row in rows[:1] for head in (*data[row].signal.heads, *data[row].reference.heads))
-
-
-def _one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
-    """The data with each sum of teachers taken apart: one datum a teacher, its share as its weight.
-
-    They are then worked through teacher by teacher, so that no two heads are ever held at once.
-    """
-    apart: list[Datum] = []
-    for datum in data:
-        pool = datum.signal.pool
-        if pool is None or pool.kind != "sum":
-            apart.append(datum)
-        else:
-            shares = zip(pool.members, pool.weights, strict=True)
-            apart += [replace(datum, signal=member, weight=datum.weight * weight) for member, weight in shares]
-    return apart
-
-
-def _gather(data: Sequence[Datum], rows: list[int], batch: TokenBatch) -> _Part:
-    """The supervised tokens of some rows, with what their teachers said of them."""
-    index = torch.cat([(batch.rows == row).nonzero()[:, 0] for row in rows])
-    rollouts = [data[row].rollout for row in rows]
-    signal = _end_to_end([data[row].signal for row in rows], rollouts)
-    reference = _end_to_end([data[row].reference for row in rows], rollouts)
-    return _Part(index, batch[index], signal, reference)
-
-
-def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
-    """Signals of the same kind as one, at the supervised tokens of their rollouts."""
-
-    def column(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        pairs = zip(tensors, rollouts, strict=True)
-        kept = [tensor[rollout.loss_mask.to(tensor.device)] for tensor, rollout in pairs if tensor is not None]
-        return torch.cat(kept) if kept else None
-
-    pools = [signal.pool for signal in signals if signal.pool is not None]
-    members = zip(*(pool.members for pool in pools), strict=True)
-    pool = replace(pools[0], members=tuple(_end_to_end(member, rollouts) for member in members)) if pools else None
-    return TeacherSignal(
-        logprobs=column([signal.logprobs for signal in signals]),
-        topk_ids=column([signal.topk_ids for signal in signals]),
-        topk_logprobs=column([signal.topk_logprobs for signal in signals]),
-        hidden=column([signal.hidden for signal in signals]),
-        head=signals[0].head,
-        name=signals[0].name,
-        pool=pool,
-    )
-
-
-@torch.no_grad()
-def _compare(records: _Records, side: Chunk, part: _Part, piece: slice) -> None:
-    """How much student and teacher overlap, and how much several teachers contradict each other, at some of the tokens."""
-    stride = max(min(records.tokens // COMPARED_TOKENS, COMPARED_SHARE), 1)
-    some = (part.index[piece] % stride == 0).nonzero()[:, 0]
-    pair = side.distributions(some)
-    if pair is None or not len(some):
-        return
-    student, teacher = pair
-    ratio, mass = F.overlap(student, teacher, OVERLAP)
-    records.add("overlap", ratio)
-    records.add("overlap_mass", mass)
-    if part.signal.pool is None:
-        return
-    read = [read_signal(member, some + piece.start).full for member in part.signal.pool.members]
-    members = [full for full in read if full is not None]
-    if len(members) > 1:
-        records.add("conflict_cosine", F.conflict_cosine(student, members))
-        records.add("disagreement", F.disagreement(members))
-        records.add("top1_conflict", F.top1_conflict(members))
-
-
-def _measure(records: _Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str) -> None:
-    """Add what every step reports: the terms' values, the divergence to the teacher, entropies, sampler mismatch."""
-    first = values[0]
-    for number, value in enumerate(values):
-        name = "loss" if len(values) == 1 else f"loss_{number}"
-        measure = value.divergence
-        if measure is None and value.teacher_logprobs is not None:
-            measure = F.k1(value.logprobs, value.teacher_logprobs)
-        if measure is None and value.teacher_logprobs is None:
-            measure = -value.logprobs
-        if measure is not None and bool(value.answered.all()):
-            records.add(name, measure)
-    if first.reverse_kl is not None:
-        records.add("reverse_kl", first.reverse_kl)
-        if teacher:
-            records.add(f"reverse_kl/{teacher}", first.reverse_kl)
-    records.add("student_entropy", first.student_entropy)
-    if first.teacher_entropy is not None:
-        records.add("teacher_entropy", first.teacher_entropy)
-    mismatch = (first.logprobs - tokens.policy_logprobs).abs()
-    records.add("sampler_mismatch", mismatch[~mismatch.isnan()])
-
-
-def _rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Iterator[list[list[int]]]:
-    """Rows by pass and, within it, by teacher: at most `limit` tokens a pass, or one rollout.
-
-    Rollouts go together whose teachers answer alike, so that a teacher's head is read for all of its rollouts in a row. Where
-    texts cannot be packed, those of like length go together, and padding counts.
-    """
-    by_rollout: dict[int, list[int]] = {}
-    for row, datum in enumerate(data):
-        if datum.rollout.loss_mask.any():
-            by_rollout.setdefault(id(datum.rollout), []).append(row)
-    alike: dict[tuple[object, ...], list[list[int]]] = {}
-    for rows in by_rollout.values():
-        kind = tuple((_kind(data[row].signal), _kind(data[row].reference)) for row in rows)
-        alike.setdefault(kind, []).append(rows)
-    packs = max((_length(datum) for datum in data), default=0) <= packs_up_to
-    for found in alike.values():
-        current: list[list[int]] = []
-        tokens = longest = 0
-        for rows in found if packs else sorted(found, key=lambda rows: _length(data[rows[0]])):
-            length = _length(data[rows[0]])
-            tokens, longest = tokens + length, max(longest, length)
-            if current and (tokens if packs else longest * (len(current) + 1)) > limit:
-                yield [list(of_teacher) for of_teacher in zip(*current, strict=True)]
-                current, tokens, longest = [], length, length
-            current.append(rows)
-        yield [list(of_teacher) for of_teacher in zip(*current, strict=True)]
-
-
-def _kind(signal: TeacherSignal) -> tuple[object, ...]:
-    """What two signals must share to be put end to end: the teacher, its head, the forms, the number of candidates."""
-    head = None if signal.head is None else signal.head.key
-    candidates = None if signal.topk_ids is None else signal.topk_ids.shape[-1]
-    pool = signal.pool
-    members = () if pool is None else (pool.kind, pool.weights, *(_kind(member) for member in pool.members))
-    return signal.name, head, candidates, signal.hidden is None, signal.logprobs is None, members
-
-
-def _length(datum: Datum) -> int:
-    return len(datum.rollout.prompt_tokens) + len(datum.rollout.tokens)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

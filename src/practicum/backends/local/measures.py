@@ -1,0 +1,105 @@
+"""What an update reports: means over its tokens, and a few numbers at every token."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from practicum import functional as F
+from practicum.backends.local.passes import Part
+from practicum.objective import Chunk, TermValues, TokenBatch, read_signal
+from practicum.types import Datum, Metrics, TokenOutputs
+
+COMPARED_TOKENS, COMPARED_SHARE = 64, 16
+"""Whole distributions are compared for the record at one token in 16, more often where that leaves fewer than 64."""
+
+OVERLAP = 16
+"""Among so many of the likeliest tokens it is counted how many student and teacher share (arXiv 2604.13016)."""
+
+
+class Records:
+    """What a step reports: sums over tokens, and three numbers at every token of the whole batch."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self.broken: list[int] = []
+        self.logprobs, self.teacher_logprobs, self.divergence = torch.full((3, tokens), torch.nan)
+
+    def add(self, name: str, values: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + values.double().sum().item()
+        self._counts[name] = self._counts.get(name, 0) + len(values)
+
+    def means(self) -> Metrics:
+        """The mean of each measure over the tokens at which it is known."""
+        return {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
+
+    def place(self, index: Tensor, values: TermValues) -> None:
+        self.logprobs[index] = values.logprobs
+        for name in ("teacher_logprobs", "divergence"):
+            column = getattr(values, name)
+            if column is not None:
+                getattr(self, name)[index] = column
+
+    def outputs(self, data: Sequence[Datum], whole: Sequence[Datum]) -> list[TokenOutputs]:
+        """The three numbers by rollout of `whole`, NaN at tokens that were not learned from.
+
+        `data` are those of `whole` with each sum of teachers taken apart; the numbers of its first teacher stand for all.
+        """
+        columns = torch.stack([self.logprobs, self.teacher_logprobs, self.divergence])
+        found: dict[int, TokenOutputs] = {}
+        start = 0
+        for datum in data:
+            mask = datum.rollout.loss_mask
+            numbers = torch.full((3, len(mask)), torch.nan)
+            count = int(mask.sum())
+            numbers[:, mask] = columns[:, start : start + count]
+            start += count
+            found.setdefault(id(datum.rollout), TokenOutputs(*numbers))
+        return [found[id(datum.rollout)] for datum in whole]
+
+
+@torch.no_grad()
+def compare(records: Records, side: Chunk, part: Part, piece: slice) -> None:
+    """How much student and teacher overlap, and how much several teachers contradict each other, at some of the tokens."""
+    stride = max(min(records.tokens // COMPARED_TOKENS, COMPARED_SHARE), 1)
+    some = (part.index[piece] % stride == 0).nonzero()[:, 0]
+    pair = side.distributions(some)
+    if pair is None or not len(some):
+        return
+    student, teacher = pair
+    ratio, mass = F.overlap(student, teacher, OVERLAP)
+    records.add("overlap", ratio)
+    records.add("overlap_mass", mass)
+    if part.signal.pool is None:
+        return
+    read = [read_signal(member, some + piece.start).full for member in part.signal.pool.members]
+    members = [full for full in read if full is not None]
+    if len(members) > 1:
+        records.add("conflict_cosine", F.conflict_cosine(student, members))
+        records.add("disagreement", F.disagreement(members))
+        records.add("top1_conflict", F.top1_conflict(members))
+
+
+def measure(records: Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str) -> None:
+    """Add what every step reports: the terms' values, the divergence to the teacher, entropies, sampler mismatch."""
+    first = values[0]
+    for number, value in enumerate(values):
+        name = "loss" if len(values) == 1 else f"loss_{number}"
+        measure = value.divergence
+        if measure is None and value.teacher_logprobs is not None:
+            measure = F.k1(value.logprobs, value.teacher_logprobs)
+        if measure is None and value.teacher_logprobs is None:
+            measure = -value.logprobs
+        if measure is not None and bool(value.answered.all()):
+            records.add(name, measure)
+    if first.reverse_kl is not None:
+        records.add("reverse_kl", first.reverse_kl)
+        if teacher:
+            records.add(f"reverse_kl/{teacher}", first.reverse_kl)
+    records.add("student_entropy", first.student_entropy)
+    if first.teacher_entropy is not None:
+        records.add("teacher_entropy", first.teacher_entropy)
+    mismatch = (first.logprobs - tokens.policy_logprobs).abs()
+    records.add("sampler_mismatch", mismatch[~mismatch.isnan()])
