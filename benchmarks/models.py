@@ -6,7 +6,7 @@ Everything that knows how a model of this library is made, or how it draws, stan
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,18 +111,30 @@ def trainer(model, slots: int):  # type: ignore[no-untyped-def]
 
 @dataclass(slots=True)
 class Meter:
-    """What the sampler's drawing of tokens cost: how many decode steps there were, and the seconds of the drawing."""
+    """How many decode steps there were, and the seconds of drawing tokens, and of what comes before: weights and prompts."""
 
     steps: int = 0
     seconds: float = 0.0
+    before: float = 0.0
 
 
 @contextlib.contextmanager
 def metered() -> Iterator[Meter]:
-    """Within the block every drawing of this library's sampler is counted."""
+    """Within the block every drawing of this library's sampler is counted, and its preparations are."""
     from practicum.backends.local import sampler as engine
+    from practicum.backends.local.reading import SlotReading
 
-    meter, draw = Meter(), engine.draw
+    meter, draw, opened, admit = Meter(), engine.draw, engine.open_reading, SlotReading.admit
+
+    def before(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any) -> Any:
+            start = time.process_time()
+            try:
+                return call(*given)
+            finally:
+                meter.before += time.process_time() - start
+
+        return timed
 
     def counted(*given: Any) -> Any:
         start = time.process_time()
@@ -131,11 +143,11 @@ def metered() -> Iterator[Meter]:
         meter.seconds += time.process_time() - start
         return drawn
 
-    engine.draw = counted
+    engine.draw, engine.open_reading, SlotReading.admit = counted, before(opened), before(admit)
     try:
         yield meter
     finally:
-        engine.draw = draw
+        engine.draw, engine.open_reading, SlotReading.admit = draw, opened, admit
 
 
 def prompts(count: int, vocabulary: int, seed: int = 0, shortest: int = 16, longest: int = 48) -> list[tuple[int, ...]]:

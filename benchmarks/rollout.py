@@ -59,6 +59,7 @@ class Contender:
     case: Case
     lengths: list[list[int]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    before: list[float] = field(default_factory=list)
     drawing: list[float] = field(default_factory=list)
 
 
@@ -137,6 +138,7 @@ def _ours(side: Contender, prompts: list[tuple[int, ...]]) -> None:
     side.lengths.append([len(sample.tokens) for sample in samples])
     side.steps.append(meter.steps)
     side.drawing.append(meter.seconds)
+    side.before.append(meter.before)
 
 
 @torch.no_grad()
@@ -202,7 +204,7 @@ def check(side: Contender, prompts: list[tuple[int, ...]], device: str) -> float
 def _steps(
     case: Case, mine: Contender, theirs: Contender, times: dict[str, list[float]], now: Session
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Milliseconds a decode step, the share of the slots at work, and the greatest share that the lengths allow."""
+    """Milliseconds a decode step, with and without what comes before, the share of slots at work and the greatest possible."""
     figures = {}
     for name, side in _sides(mine, theirs):
         rounds = list(zip(side.lengths[-now.rounds :], side.steps[-now.rounds :], times[name], strict=True))
@@ -211,6 +213,9 @@ def _steps(
             "occupancy": spread([sum(one) / (case.slots * count) for one, count, _ in rounds]),
             "occupancy_bound": spread([models.refill_bound(one, case.slots) for one, _, _ in rounds]),
         }
+        if side.before:
+            ready = zip(rounds, side.before[-now.rounds :], strict=True)
+            figures[name]["decode"] = spread([1000 * (taken - before) / count for (_, count, taken), before in ready])
     return figures
 
 
@@ -235,7 +240,7 @@ def _readings(
     if case.model == "17m":
         readings[f"rollout.draw.{case.slots}"] = spread(drawing)
     if case.model in ("17m", "135m") and case.slots == 8:
-        readings[f"rollout.floor.{case.model}"] = scaled(figures["ours"]["milliseconds"], 0.001 / floor)
+        readings[f"rollout.floor.{case.model}"] = scaled(figures["ours"]["decode"], 0.001 / floor)
     if case.model == "17m" and case.slots == 8:
         readings["rollout.fixed"] = ratio
     return readings
