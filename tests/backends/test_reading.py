@@ -250,8 +250,8 @@ def test_nothing_grows_over_two_hundred_steps():
     trainer, teacher = LocalTrainer(model), LocalSampler(tiny(seed=1))
 
     def step(number):
-        asked = [SampleRequest(random_tokens(4 + row, row), 1000 * number + row) for row in range(3)]
-        samples = trainer.sampling_client().sample(asked, SamplingParams(6, stop_ids=STOPS))
+        asked = [SampleRequest(random_tokens(4 + row, row), 1000 * number + row) for row in range(2)]
+        samples = trainer.sampling_client().sample(asked, SamplingParams(4, stop_ids=STOPS))
         scored = [
             ScoreRequest(one.prompt_tokens, tuple(sample.tokens.tolist()))
             for one, sample in zip(asked, samples, strict=True)

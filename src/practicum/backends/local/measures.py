@@ -28,6 +28,7 @@ class Records:
         self.logprobs, self.teacher_logprobs, self.divergence = torch.full((3, tokens), torch.nan)
 
     def add(self, name: str, values: Tensor) -> None:
+        """Count some tokens' values of a measure."""
         self._sums[name] = self._sums.get(name, 0.0) + values.double().sum().item()
         self._counts[name] = self._counts.get(name, 0) + len(values)
 
@@ -36,6 +37,7 @@ class Records:
         return {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
 
     def place(self, index: Tensor, values: TermValues) -> None:
+        """Keep the numbers of some tokens, by their places in the batch."""
         self.logprobs[index] = values.logprobs
         for name in ("teacher_logprobs", "divergence"):
             column = getattr(values, name)

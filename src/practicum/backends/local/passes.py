@@ -41,6 +41,7 @@ class Pass:
 
     @property
     def rollouts(self) -> list[Rollout]:
+        """What goes through the student."""
         return [self.data[row].rollout for row in self.rows[0]]
 
     def parts(self) -> Iterator[Part]:
