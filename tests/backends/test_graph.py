@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from practicum.backends.local import LocalTrainer, TrainerLimits
-from practicum.backends.local.graph import GraphPlan, graph_bytes, plan_graph, recomputing
+from practicum.backends.local.graph import ENOUGH_TOKENS, GraphPlan, graph_bytes, plan_graph, recomputing
 from practicum.backends.local.packing import hidden_states
 from practicum.objective import Objective
 from practicum.ports import ScoreRequest
@@ -54,6 +54,8 @@ def test_the_plan_fits_and_recomputes_only_where_it_must():
     assert plan_graph(model, 1000, 100, 100_000) == GraphPlan(100, recompute=False)
     assert plan_graph(model, 1000, 101, 100_000) == GraphPlan(100_000 // (2 * 128 + 500), recompute=True)
     assert plan_graph(model, 1000, 500, 100_000) == GraphPlan(500, recompute=True), "one text is never cut"
+    assert plan_graph(model, 1, 500, 100_000) == GraphPlan(ENOUGH_TOKENS, recompute=False)
+    assert plan_graph(model, 1, 5000, 100_000) == GraphPlan(5000, recompute=False)
 
 
 def test_recomputed_layers_give_the_same_gradient_and_keep_less():
@@ -81,7 +83,8 @@ def test_by_default_the_plan_is_the_models_and_nobody_elses():
     """The same model plans the same on every machine, so a run does not depend on the memory that happens to be free."""
     trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
     trainer.forward_backward(data, Objective(), 0)
-    assert trainer._plan(data) == GraphPlan(2**30 // graph_bytes(trainer.language_model), recompute=False)
+    assert 2**30 // graph_bytes(trainer.language_model) > ENOUGH_TOKENS
+    assert trainer._plan(data) == GraphPlan(ENOUGH_TOKENS, recompute=False)
 
 
 def test_the_trial_draws_no_random_numbers_of_the_update():

@@ -2,10 +2,11 @@
 
 What autograd keeps of the student's body grows with the tokens that go through it together. A short trial says by how much a
 token; from that follow how many tokens fit in a given memory, and whether the layers must be computed a second time instead
-of being kept (activation checkpointing, arXiv 1604.06174). The answer depends on the model alone, not on the machine.
+of being kept (activation checkpointing, arXiv 1604.06174). The answer does not depend on how much memory happens to be free.
 """
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,10 @@ TRIAL_TOKENS = 96
 """How long the trial is; a third of it is tried too, so that what does not grow drops out."""
 
 
+ENOUGH_TOKENS = 1024
+"""On a CPU more tokens than this at once are no faster each: what layers hand on no longer fits in the caches."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
     """How many tokens go through the body together, and whether its layers are computed again in the backward pass."""
@@ -32,12 +37,14 @@ class GraphPlan:
 
 def plan_graph(language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int) -> GraphPlan:
     """The most tokens whose graph fits in `budget` bytes, but at least the `longest` text, its layers recomputed if need be."""
+    enough = ENOUGH_TOKENS if language_model.device.type == "cpu" else sys.maxsize
     kept = budget // bytes_a_token
     layers = len(find_layers(language_model.model) or ())
     if kept >= longest or layers < 2:
-        return GraphPlan(max(kept, longest), recompute=False)
+        return GraphPlan(max(min(kept, enough), longest), recompute=False)
     width = language_model.model.config.get_text_config().hidden_size * language_model.model.dtype.itemsize
-    return GraphPlan(max(budget // (layers * width + bytes_a_token // layers), longest), recompute=True)
+    kept = budget // (layers * width + bytes_a_token // layers)
+    return GraphPlan(max(min(kept, enough), longest), recompute=True)
 
 
 def graph_bytes(language_model: LanguageModel) -> int:

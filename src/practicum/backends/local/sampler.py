@@ -23,7 +23,7 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, ScoreRequest
 from practicum.types import Head, Sample, SampleRequest, SamplingParams, TeacherSignal
 
-SCORED_TOKENS = 2048
+SCORED_TOKENS = 1024
 """So many tokens are scored in one pass; more are no faster each, and hold more memory."""
 
 
