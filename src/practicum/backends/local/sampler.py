@@ -15,7 +15,7 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.backends.local.drawing import draw, draw_mixed, uniforms
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.packing import common_beginning, hidden_states
 from practicum.backends.local.reading import open_reading
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
@@ -101,10 +101,11 @@ class LocalSampler:
 
 
 def _passes(requests: Sequence[ScoreRequest]) -> Iterator[Sequence[ScoreRequest]]:
-    """The requests in order, as many at a time as `SCORED_TOKENS` allows."""
+    """The requests in order, as many at a time as `SCORED_TOKENS` allows; what a prompt shares with the one before is read once."""
     first = tokens = 0
     for number, request in enumerate(requests):
-        length = len(request.prompt_tokens) + len(request.tokens)
+        shared = common_beginning([requests[number - 1].prompt_tokens, request.prompt_tokens]) if number > first else 0
+        length = len(request.prompt_tokens) + len(request.tokens) - shared
         if number > first and tokens + length > SCORED_TOKENS:
             yield requests[first:number]
             first, tokens = number, 0
