@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from toy import make_model, toy_recipe, toy_run
 
 from practicum.assembly import Assembled, assemble_run
-from practicum.evaluation import Evaluation, bootstrap, evaluate, evaluate_teacher, gain, wilson
+from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
+from practicum.statistics import bootstrap, wilson
 
 
 def built(models: Path, folder: Path, **changes: object) -> Assembled:

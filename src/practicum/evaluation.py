@@ -1,12 +1,10 @@
 """How good the student is on held-out prompts, and how far from its teacher, with intervals."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
@@ -15,23 +13,11 @@ from practicum.objective import Full, Sampled, read_signal
 from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.rollouts import Batch, rewarded, sample_rollouts
+from practicum.statistics import Interval, bootstrap, difference, wilson
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, SamplingParams, TeacherSignal
 
-RESAMPLES = 2000
 CHUNK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,25 +115,7 @@ def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     """The paired difference of accuracy, with an interval by bootstrap over prompts."""
     if not before.scores or not after.scores:
         return None
-    differences = torch.tensor(after.scores, dtype=torch.float64) - torch.tensor(before.scores, dtype=torch.float64)
-    return bootstrap(differences, seed)
-
-
-def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
-    """The mean with the 2.5 and 97.5 percentiles of its resampled means."""
-    generator = torch.Generator().manual_seed(seed_of(seed, "bootstrap"))
-    picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
-    means = values[picks].mean(dim=1)
-    low, high = means.quantile(0.025).item(), means.quantile(0.975).item()
-    return Interval(values.mean().item(), low, high)
-
-
-def wilson(successes: float, count: int) -> Interval:
-    """The interval of a proportion (Wilson 1927), which stays inside [0, 1] and is honest near its ends."""
-    z, mean = 1.959964, successes / count
-    centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
-    spread = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
-    return Interval(mean, max(centre - spread, 0.0), min(centre + spread, 1.0))
+    return difference(after.scores, before.scores, seed)
 
 
 def _evaluation(rollouts: list[Rollout], entropy: float | None, divergence: float | None, seed: int) -> Evaluation:

@@ -22,7 +22,7 @@ from practicum.backends.local import LoadedModel, load_student
 from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
 from practicum.errors import CheckpointError, Interrupted, RecipeError
-from practicum.evaluation import Evaluation, Interval, evaluate, evaluate_teacher, gain
+from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
 from practicum.loop import train
 from practicum.model_config import Scratch
 from practicum.objective import Objective
@@ -31,6 +31,7 @@ from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
 from practicum.records import Records
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
+from practicum.statistics import Interval
 from practicum.tracking import Console, Quiet
 
 NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")

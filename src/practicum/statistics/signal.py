@@ -1,0 +1,65 @@
+"""How much the teacher's signal says: where it sits, whether it can be trusted, and how far the sampler is off."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+LARGEST_LOG_RATIO = 20.0
+"""Log-ratios are held within this, so that no single token is infinite."""
+
+
+def concentration(divergence: Float[Tensor, " T"], share: float = 0.5) -> float | None:
+    """The smallest share of tokens that holds `share` of the whole divergence; None where the divergence is nowhere."""
+    ordered = divergence.double().clamp(min=0).sort(descending=True).values.cumsum(0)
+    if not len(ordered) or ordered[-1] <= 0:
+        return None
+    return (int((ordered < share * ordered[-1]).sum()) + 1) / len(ordered)
+
+
+def participation(divergence: Float[Tensor, " T"]) -> float | None:
+    """The share of tokens that take part: (sum d)^2 / (T sum d^2), 1 where all are equal; None where all are zero."""
+    values = divergence.double()
+    squares = values.square().sum()
+    return (values.sum() ** 2 / (len(values) * squares)).item() if squares > 0 else None
+
+
+def trapped(divergence: Float[Tensor, " T"], below: float, window: int = 64, windows: int = 4) -> bool:
+    """Whether `windows` windows in a row, of `window` tokens each, agree to less than `below` nats (arXiv 2606.09471)."""
+    whole = divergence[: len(divergence) // window * window].reshape(-1, window).mean(dim=1)
+    run = 0
+    for agrees in (whole < below).tolist():
+        run = run + 1 if agrees else 0
+        if run >= windows:
+            return True
+    return False
+
+
+def probability_error(learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]) -> float:
+    """The mean of exp |log p_learner - log p_sampler|, 1 where both engines agree (NeMo-RL's token_mult_prob_error)."""
+    return (learner - sampler).double().abs().clamp(max=LARGEST_LOG_RATIO).exp().mean().item()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceHealth:
+    """Importance weights in four numbers: their mean, effective sample share, chi-squared distance, largest value."""
+
+    mean: float
+    effective_share: float
+    chi_squared: float
+    largest: float
+
+
+def importance_health(learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]) -> ImportanceHealth:
+    """The health of w = p_learner / p_sampler: ESS share 1 / mean((w / mean w)^2), chi-squared mean(w^2) - 1."""
+    weights = (learner - sampler).double().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    mean, square = weights.mean().item(), weights.square().mean().item()
+    return ImportanceHealth(mean, mean * mean / square, square - 1.0, weights.max().item())
+
+
+def quantiles(values: Float[Tensor, " T"], at: Sequence[float]) -> list[float]:
+    """Quantiles of any number of values (torch's own stop at 16 million)."""
+    ordered = values.double().sort().values
+    return [ordered[math.floor(share * (len(ordered) - 1) + 0.5)].item() for share in at]
