@@ -272,8 +272,8 @@ class _Run:
                     )
         for line in records.losses():
             self.console.event(f"warning: {line}")
-        for teacher in built.cached:
-            self.console.event(teacher.remark())
+        for remark in built.remarks:
+            self.console.event(remark())
 
     def _checkpoint(self, built: Assembled, step: int) -> None:
         tensors = built.trainer.save_state()

@@ -19,7 +19,7 @@ from practicum.objective.choices import (
     Text,
     TopK,
 )
-from practicum.objective.closed_form import Chunk, open_chunk
+from practicum.objective.closed_form import Chunk, is_written_down, open_chunk
 from practicum.objective.reading import read_signal
 from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.objective.spec import Objective, Term
@@ -48,6 +48,7 @@ __all__ = [
     "Text",
     "TokenBatch",
     "TopK",
+    "is_written_down",
     "logit_side",
     "open_chunk",
     "read_signal",
