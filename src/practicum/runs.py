@@ -8,7 +8,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -30,7 +30,7 @@ from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
 from practicum.records import Records
 from practicum.rollouts import replays
-from practicum.run_dir import Checkpoint, RunDir
+from practicum.run_dir import Checkpoint, Journal, RunDir
 from practicum.statistics import Interval
 from practicum.tracking import Console, Quiet
 
@@ -157,9 +157,11 @@ class _Run:
         checkpoint = self._restore(built, resume)
         first = 1 if checkpoint is None else checkpoint.step + 1
         before, teacher = self._before(built, trained=checkpoint is not None)
+        self._note_start(first)
         self._stop_before(first)
         self._train(built, first)
         after = self._evaluate(built, "after training")
+        folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         summary = self._summary(before, teacher, after)
         folders.write_json(self.home.summary_json, summary)
         write_report(self.home.path)
@@ -185,7 +187,11 @@ class _Run:
                     f"{self.home.path}: the {' and '.join(changed)} of this run changed since it began; a run only resumes on "
                     "the same weights and prompts, so start a new run"
                 )
-        folders.write_json(self.home.recipe_json, {"recipe": resolved(self.recipe), "identity": built.identity})
+        prompts = {"used": len(built.parts.prompts), "too_long": len(built.too_long)}
+        folders.write_json(
+            self.home.recipe_json,
+            {"recipe": resolved(self.recipe), "identity": built.identity, "prompts": prompts},
+        )
 
     def _report_too_long(self, built: Assembled) -> None:
         if built.too_long:
@@ -237,6 +243,11 @@ class _Run:
         folders.write_json(path, {"student": _json(before), "teacher": _json(teacher)})
         return before, teacher
 
+    def _note_start(self, first: int) -> None:
+        """Write down that the run began, or went on, at a step, and with which versions."""
+        with closing(Journal(self.home.path / "starts.jsonl", essential=False)) as starts:
+            starts.append({"first": first, "versions": folders.current_versions()})
+
     def _stop_before(self, step: int) -> None:
         """Interrupted where a signal came while nothing was being trained."""
         number = self.stop()
@@ -255,7 +266,7 @@ class _Run:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         self.console.begin(steps, first)
-        with Records(self.home, replayed=replays(self.recipe.rollout.source)) as records:
+        with Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records:
             for result in train(first, steps, built.parts, built.settings):
                 records.write(result)
                 built.courses.after_step(result.metrics)
