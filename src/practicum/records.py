@@ -90,4 +90,7 @@ def _rollout_row(step: int, rollout: Rollout, output: TokenOutputs) -> dict[str,
         "reward": rollout.reward,
         "teacher_logprobs": digits(output.teacher_logprobs),
         "divergence": digits(output.divergence),
+        "student_entropy": digits(output.student_entropy),
+        "teacher_entropy": digits(output.teacher_entropy),
+        "weight": digits(output.weight),
     }

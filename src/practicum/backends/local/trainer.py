@@ -216,7 +216,7 @@ class LocalTrainer:
                 compare(records, side, part, piece)
                 gradient[piece] += side.backward(shares)
                 measure(records, side.values, tokens, part.signal.name)
-                records.place(part.index[piece], side.values[0])
+                records.place(part.index[piece], side.values[0], shares)
         if hidden.requires_grad:
             hidden.backward(gradient)
 
