@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from practicum.diagnosis.report.markup import number, safe
-from practicum.diagnosis.report.page import STYLE, page
+from practicum.diagnosis.report.page import STYLE, page, parts_of
 from practicum.diagnosis.report.reading import read_run
 from practicum.run_dir import write_text
 
@@ -13,5 +13,5 @@ __all__ = ["STYLE", "number", "safe", "write_report"]
 def write_report(run: Path) -> Path:
     """Write `report.html` into a run folder from what stands in it; returns its path."""
     path = run / "report.html"
-    write_text(path, page(read_run(run)))
+    write_text(path, page(parts_of(read_run(run))))
     return path

@@ -1,11 +1,10 @@
 """What was dropped and why, with counts that add up, and what fired, what was foretold, and how to do it again."""
 
-import html
 import json
 from collections import Counter
 from collections.abc import Sequence
 
-from practicum.diagnosis.report.markup import Section, bar, count, note, percent, safe, table, unfolding
+from practicum.diagnosis.report.markup import Section, bar, count, note, percent, safe, signed, table, unfolding
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.diagnosis.report.verdict import tokens_sampled
 from practicum.statistics import Interval, overlaps_zero
@@ -27,9 +26,11 @@ def dropped_section(run: RunData) -> Section | None:
         return None
     groups = sum(row.get("unsupervised_prompts") or 0.0 for row in run.metrics)
     silent = (
-        note(f"{count(groups)} times a step had a prompt of whose completions no token was learned from.") if groups else ""
+        note(f"{count(groups)} times a step had a prompt of whose completions no token was learned from.")
+        if groups
+        else ""
     )
-    return Section("dropped", "What was dropped, and why", "", f'<div class="panels">{body}</div>{silent}')
+    return Section("dropped", "Dropped", "What was dropped, and why", "", f'<div class="panels">{body}</div>{silent}')
 
 
 def _whole(title: str, parts: Sequence[Part]) -> str:
@@ -96,7 +97,7 @@ def alarms_section(run: RunData) -> Section | None:
     ]
     head = ["step", "monitor", "reading", "value", "baseline", "rule", "action", "patch"]
     whole = table(head, body, numbers=(3, 4), label="alarms")
-    return Section("alarms", "Alarms", f"{count(len(body))} in {count(len(run.metrics))} steps", whole)
+    return Section("alarms", "Alarms", "Alarms", f"{count(len(body))} in {count(len(run.metrics))} steps", whole)
 
 
 def _value(value: object) -> str:
@@ -128,7 +129,7 @@ def doctor_section(run: RunData) -> Section | None:
     ]
     checks = table(["check", "status", "value", "", "anchor", "fix"], body, numbers=(2,), label="the doctor's checks")
     top = f'<p class="foretold"><b>{safe(said)}</b> was foretold. {_outcome(said, run)}</p>'
-    return Section("doctor", "Foretold and come true", "the doctor's verdict before the run", top + checks)
+    return Section("doctor", "Doctor", "Foretold and come true", "the doctor's verdict before the run", top + checks)
 
 
 def _status(check: Row) -> str:
@@ -147,7 +148,7 @@ def _outcome(said: str, run: RunData) -> str:
         return "The outcome is not known yet." if run.summary is None else "The run measured no gain."
     gain = Interval(**won)
     better = gain.mean > 0 and not overlaps_zero(gain)
-    what = f"The run gained {gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+    what = f"The run gained {signed(gain.mean)} [{signed(gain.low)}, {signed(gain.high)}]"
     expected = EXPECTED.get(said)
     if expected is None:
         return f"{what}; this verdict foretold neither a gain nor none."
@@ -156,7 +157,10 @@ def _outcome(said: str, run: RunData) -> str:
 
 def again_section(run: RunData) -> Section:
     """What it takes to do the run again: seed, versions, digests, the starts, and the whole recipe."""
-    facts: list[tuple[str, object]] = [("seed", run.seed), ("threads", run.recipe["train"].get("threads") or "not fixed")]
+    facts: list[tuple[str, object]] = [
+        ("seed", run.seed),
+        ("threads", run.recipe["train"].get("threads") or "not fixed"),
+    ]
     facts += [(name, value) for name, value in (run.versions or {}).items() if name != "threads"]
     facts += [("threads in use", run.versions["threads"])] if run.versions else []
     facts += [(f"{name} SHA-256", value) for name, value in run.identity.items()]
@@ -168,7 +172,9 @@ def again_section(run: RunData) -> Section:
     changed = _changed_versions(run)
     whole = table(["", ""], body, label="reproducibility")
     recipe = unfolding("every setting of the recipe", f'<pre tabindex="0">{settings}</pre>')
-    return Section("again", "To do it again", html.escape("single seed; see docs for what is promised to the bit"), whole + changed + recipe)
+    return Section(
+        "again", "Recipe", "To do it again", "one seed, these versions, this recipe", whole + changed + recipe
+    )
 
 
 def _changed_versions(run: RunData) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from practicum.diagnosis.report.charts import Point, Ranged, diagonal_chart, legend, ranged_chart
+from practicum.diagnosis.report.charts import Point, Ranged, bar_chart, diagonal_chart, legend, ranged_chart
 from practicum.diagnosis.report.markup import Section, count, note, number, percent, safe, table
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.statistics import (
@@ -40,15 +40,15 @@ def evaluation_section(run: RunData) -> Section | None:
         return None
     body = "".join(
         [
-            _comparison(run),
             '<div class="panels">',
+            _panel("Before, after, teacher", _comparison(run)),
             _panel("Domains", _domains(columns)),
             _panel("pass@k", _pass_at_k(columns, run.seed)),
             _panel("Calibration", _calibration(columns)),
             "</div>",
         ]
     )
-    return Section("evaluation", "Held-out evaluation", "the same prompts before and after", body)
+    return Section("evaluation", "Evaluation", "Held-out evaluation", "the same prompts before and after", body)
 
 
 def _panel(title: str, body: str) -> str:
@@ -89,7 +89,9 @@ def _domains(columns: Sequence[Column]) -> str:
     names = list(dict.fromkeys(domain for _, _, evaluation in columns for domain in evaluation["by_domain"]))
     if not names:
         return ""
-    body = [[safe(name), *(number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns)] for name in names]
+    body = [
+        [safe(name), *(number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns)] for name in names
+    ]
     head = ["domain", *(who for who, _, _ in columns)]
     return table(head, body, numbers=range(1, len(head)), label="accuracy by domain")
 
@@ -123,7 +125,8 @@ def _pass_at_k(columns: Sequence[Column], seed: int) -> str:
     drawn = [(name, role, ranged(groups)) for name, role, groups in grouped]
     chart = ranged_chart("the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0)
     body = [
-        [name, *(f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]" for value in values)] for name, _, values in drawn
+        [name, *(f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]" for value in values)]
+        for name, _, values in drawn
     ]
     numbers = table(["", *(f"pass@{k}" for k in tries)], body, numbers=range(1, len(tries) + 1), label="pass at k")
     return f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in drawn])}</div></figure>{numbers}'
@@ -202,7 +205,13 @@ def lengths_section(run: RunData) -> Section | None:
         "last fifth": [row for row in run.rollouts if row["step"] > steps[-1] - reach],
     }
     body = f'<div class="panels">{_panel("Lengths", _lengths(ends))}{_panel("Repetition and diversity", _variety(ends))}</div>'
-    return Section("lengths", "Length and diversity", "sampled training rollouts, first and last fifth of the steps", body)
+    return Section(
+        "lengths",
+        "Lengths",
+        "Length and diversity",
+        "sampled training rollouts, first and last fifth of the steps",
+        body,
+    )
 
 
 def _lengths(ends: Mapping[str, Sequence[Row]]) -> str:
@@ -214,8 +223,8 @@ def _lengths(ends: Mapping[str, Sequence[Row]]) -> str:
     groups = []
     for (name, values), role in zip(lengths.items(), ("before", "student"), strict=True):
         shares = [sum(low <= value < low + width for value in values) / len(values) for low in edges]
-        groups.append((name, role, [Ranged(place, share, share, share) for place, share in enumerate(shares)]))
-    chart = ranged_chart("share of rollouts by length in tokens", groups, names)
+        groups.append((name, role, shares))
+    chart = bar_chart("share of rollouts by length in tokens", groups, names)
     return (
         f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}'
         "<span>share of rollouts by tokens</span></div></figure>" + _length_table(ends)
@@ -290,11 +299,15 @@ def answers_section(run: RunData) -> Section | None:
     ]
     more = note(f"The first {MOST_SHOWN} of {count(len(samples))}.") if len(samples) > MOST_SHOWN else ""
     whole = table(["prompt", "expected", "before", "after"], body, label="answers before and after")
-    return Section("answers", "Answers, before and after", _turned(samples), f'<div class="answers">{whole}</div>{more}')
+    return Section(
+        "answers", "Answers", "Answers, before and after", _turned(samples), f'<div class="answers">{whole}</div>{more}'
+    )
 
 
 def _turned(samples: Sequence[Row]) -> str:
-    graded = [sample for sample in samples if sample["reward_before"] is not None and sample["reward_after"] is not None]
+    graded = [
+        sample for sample in samples if sample["reward_before"] is not None and sample["reward_after"] is not None
+    ]
     if not graded:
         return ""
     moved = [(sample["reward_before"] >= 1.0, sample["reward_after"] >= 1.0) for sample in graded]

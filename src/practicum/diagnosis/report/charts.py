@@ -69,7 +69,7 @@ def values_axis(values: Sequence[float], start: float, end: float, zero: bool = 
     if high <= low:
         low, high = (0.0, high * 1.5) if high > 0 else (low - 1.0, low + 1.0)
     step = _round_step((high - low) / 4)
-    return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end)
+    return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step, start, end)
 
 
 def shown(value: float) -> str:
@@ -188,25 +188,14 @@ def ranged_chart(
     lows = [value.low for _, _, group in groups for value in group]
     up = values_axis([*ends, *(low for low in lows if low < 0)], HEIGHT - BOTTOM, TOP)
     across = Axis(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)
-    rows = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        for tick in up.ticks(4)
-    )
-    stride = max(-(-len(names) * 30 // (WIDTH - LEFT - RIGHT)), 1)
-    columns = "".join(
-        f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{html.escape(name)}</text>'
-        for place, name in enumerate(names)
-        if place % stride == 0
-    )
     shift = [8 * (place - (len(groups) - 1) / 2) for place in range(len(groups))]
     drawn = "".join(
         _ranged(name, role, group, across, up, offset)
         for (name, role, group), offset in zip(groups, shift, strict=True)
     )
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}">{rows}'
-        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(0.0):.1f}" y2="{up.at(0.0):.1f}"/>{columns}{drawn}</svg>'
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}">'
+        f"{_frame(up, across, names)}{drawn}</svg>"
     )
 
 
@@ -220,6 +209,40 @@ def _ranged(name: str, role: str, group: Sequence[Ranged], across: Axis, up: Axi
         for x, value in places
     )
     return f'<polyline class="curve thin {role}" points="{line}"/>{whiskers}'
+
+
+def bar_chart(label: str, groups: Sequence[tuple[str, str, Sequence[float]]], names: Sequence[str]) -> str:
+    """Bars of shares side by side, a colour a group, at places called `names`."""
+    up = values_axis([0.0, *(value for _, _, values in groups for value in values)], HEIGHT - BOTTOM, TOP)
+    across = Axis(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)
+    wide = 0.8 * (across.at(1) - across.at(0)) / len(groups)
+    bars = "".join(
+        f'<rect class="dot {role}" x="{across.at(place) + (number - len(groups) / 2) * wide:.1f}" y="{up.at(value):.1f}" '
+        f'width="{max(wide - 1, 1):.1f}" height="{up.at(0) - up.at(value):.1f}" rx="1">'
+        f"<title>{html.escape(name)}, {html.escape(names[place])}: {100 * value:.1f} %</title></rect>"
+        for number, (name, role, values) in enumerate(groups)
+        for place, value in enumerate(values)
+        if value > 0
+    )
+    return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}">{_frame(up, across, names)}{bars}</svg>'
+
+
+def _frame(up: Axis, across: Axis, names: Sequence[str]) -> str:
+    """The grid of the vertical axis, and the names along the horizontal one, as many as there is room for."""
+    rows = "".join(
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
+        f'<text x="{LEFT - 6}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
+        for tick in up.ticks(4)
+    )
+    room = max(map(len, names)) * 7 + 8
+    stride = max(-(-len(names) * room // (WIDTH - LEFT - RIGHT)), 1)
+    columns = "".join(
+        f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{html.escape(name)}</text>'
+        for place, name in enumerate(names)
+        if place % stride == 0
+    )
+    ground = f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(0.0):.1f}" y2="{up.at(0.0):.1f}"/>'
+    return rows + ground + columns
 
 
 def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]]) -> str:

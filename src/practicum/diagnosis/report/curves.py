@@ -25,7 +25,9 @@ WANTED = {
     "reward": Wanted("Reward", "mean while training", (("reward", "reward", "student"),)),
     "length": Wanted("Length", "tokens an answer", (("length", "length", "student"),)),
     "entropy": Wanted(
-        "Entropies", "nats a token", (("student_entropy", "student", "student"), ("teacher_entropy", "teacher", "teacher"))
+        "Entropies",
+        "nats a token",
+        (("student_entropy", "student", "student"), ("teacher_entropy", "teacher", "teacher")),
     ),
     "overlap": Wanted(
         "Overlap of the 16 likeliest tokens",
@@ -65,7 +67,7 @@ def curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     smooth = " The bold line is a running mean." if len(run.metrics) >= 80 else ""
     flags = " A flag is an alarm: see below." if marks else ""
     body = f'{note(hint + smooth + flags)}<div class="charts">{main}</div>{more}'
-    return Section("curves", "While training", "one reading a step", body), {
+    return Section("curves", "Curves", "While training", "one reading a step", body), {
         id: _data(curves) for id, (_, curves) in charts.items()
     }
 
@@ -87,8 +89,10 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
         "terms": Wanted("Loss by term", "before weights", _roles(terms, "loss_")),
     }
     for id, wanted in {**WANTED, **several}.items():
-        curves = [curve for key, name, role in wanted.readings if (curve := _curve(run.metrics, key, name, role)).points]
-        if curves:
+        curves = [
+            curve for key, name, role in wanted.readings if (curve := _curve(run.metrics, key, name, role)).points
+        ]
+        if curves and [curve.points for curve in curves] not in [_points(chart) for chart in found.values()]:
             found[id] = (wanted, curves)
     rest = [key for key in keys if key not in used and key not in NOT_DRAWN and key not in (*teachers, *terms)]
     for place, key in enumerate(rest):
@@ -96,6 +100,11 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
         if len({value for _, value in curve.points}) > 1 and len(found) < len(WANTED) + OTHERS:
             found[f"other-{place}"] = (Wanted(safe(key), "", ()), [curve])
     return found
+
+
+def _points(chart: tuple[Wanted, Sequence[Curve]]) -> list[list[tuple[float, float]]]:
+    """What a chart draws, to tell whether another would draw the same."""
+    return [curve.points for curve in chart[1]]
 
 
 def _roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:
@@ -122,7 +131,7 @@ def _figure(id: str, wanted: Wanted, curves: Sequence[Curve], marks: Sequence[Ma
     return (
         f'<figure class="chart"><figcaption><b>{wanted.title}</b>{unit}'
         f'<output class="reading">{_last(curves)}</output></figcaption>'
-        f"{line_chart(id, label, curves, marks, last)}<div class=\"legend\">{keys}</div></figure>"
+        f'{line_chart(id, label, curves, marks, last)}<div class="legend">{keys}</div></figure>'
     )
 
 

@@ -43,11 +43,17 @@ def _quantities(largest_weight: float) -> list[Quantity]:
     heat = tuple(f"s{place}" for place in range(8))
     weights = tuple(largest_weight * share for share in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.95))
     return [
-        Quantity("divergence", "divergence", "reverse KL to the teacher, nats; in training rollouts the loss's", NATS, heat),
+        Quantity(
+            "divergence", "divergence", "reverse KL to the teacher, nats; in training rollouts the loss's", NATS, heat
+        ),
         Quantity("student_entropy", "student entropy", "nats", NATS, heat),
         Quantity("teacher_entropy", "teacher entropy", "nats", NATS, heat),
         Quantity(
-            "gap", "log-prob gap", "log p(teacher) - log p(student): brown, the teacher likes it less", SIGNED, SIGNED_CLASSES
+            "gap",
+            "log-prob gap",
+            "log p(teacher) - log p(student): brown, the teacher likes it less",
+            SIGNED,
+            SIGNED_CLASSES,
         ),
         Quantity("weight", "weight", "the token's coefficient in the loss, of the largest shown", weights, heat),
     ]
@@ -76,7 +82,9 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     if not views:
         return None, {}
     weights = [value for view in views for value in view.numbers.get("weight", ()) if value is not None]
-    known = {key for view in views for key, column in view.numbers.items() if any(value is not None for value in column)}
+    known = {
+        key for view in views for key, column in view.numbers.items() if any(value is not None for value in column)
+    }
     quantities = [one for one in _quantities(max(weights, default=0.0) or 1.0) if one.key in known]
     if not quantities:
         return None, {}
@@ -95,7 +103,7 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
         f'<div class="controls" hidden>{_choices(quantities)}</div>{_scales(quantities)}'
         f'<div class="heat"><div class="maps">{maps}</div>'
         '<aside class="detail" aria-live="polite" aria-label="the token you chose"></aside></div>'
-        "<noscript><p class=\"note\">With JavaScript each token answers to the pointer and the arrow keys.</p></noscript>"
+        '<noscript><p class="note">With JavaScript each token answers to the pointer and the arrow keys.</p></noscript>'
     )
     about = "each token coloured; point at one, click it or walk with the arrow keys to see what the teacher preferred"
     data = {
@@ -104,7 +112,7 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
         ],
         "views": [_data(view) for view in views],
     }
-    return Section("heat", "Token by token", about, body), data
+    return Section("heat", "Tokens", "Token by token", about, body), data
 
 
 def _pairs(run: RunData) -> list[list[View]]:
@@ -205,8 +213,8 @@ def _token(text: str, control: bool, kind: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """The token as it stands in a line: leading space kept, one that is nothing but space drawn."""
-    return "␣" * len(text) if text and not text.strip(" ") else printable(text) or "∅"
+    """The token as it stands in a line, its spaces kept."""
+    return printable(text) or "∅"
 
 
 def colour(value: float | None, quantity: Quantity) -> str:

@@ -10,9 +10,10 @@ from practicum.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: what it is called in links, its heading, one line about it, and its HTML."""
+    """A part of the page: its name in addresses, what links call it, its heading, one line about it, and its HTML."""
 
     id: str
+    link: str
     title: str
     about: str
     body: str
@@ -31,6 +32,12 @@ def number(value: Any) -> str:
     if isinstance(value, dict):
         return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
     return f"{value:.3g}"
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and two digits, or three where two would hide it."""
+    text = f"{value:+.2f}"
+    return f"{value:+.3f}" if value and float(text) == 0 else text
 
 
 def count(value: float) -> str:

@@ -91,7 +91,7 @@
       const share = known.shares[place][rank], row = make("li", candidate === text ? "said" : "");
       row.style.setProperty("--share", `${(100 * share).toFixed(1)}%`);
       row.append(make("code", "", candidate.trim() ? candidate.replace(/^ /, "␣") : candidate.replaceAll(" ", "␣") || "∅"));
-      row.append(make("span", "", share >= 0.9995 ? "100 %" : `${(100 * share).toFixed(1)} %`));
+      row.append(make("span", "", share >= 0.9995 ? "100 %" : share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`));
       list.append(row);
     });
     box.append(list);
@@ -199,7 +199,7 @@
   // A live page: ask for news, put what changed in its place, and leave the reader where he is.
   if (!("live" in document.body.dataset)) return;
   const status = document.querySelector(".live");
-  let version = "", pause = 1000;
+  let version = document.body.dataset.live, pause = 1000;
   const say = (text, kind) => { if (status.textContent !== text) status.textContent = text; status.className = `live ${kind}`; };
   const replace = (id, html) => {
     const old = document.getElementById(id), parsed = new DOMParser().parseFromString(html, "text/html").body.firstElementChild;
@@ -242,6 +242,8 @@
   };
   const apply = (news) => {
     data = news.data;
+    document.title = news.title;
+    document.querySelector("h1").textContent = news.title;
     anchored(() => {
       const main = document.querySelector("main");
       news.order.forEach((id, place) => {
@@ -261,7 +263,7 @@
       if (!answer.ok) { const reason = await answer.text(); say(reason, "late"); pause = 3000; return; }
       const news = await answer.json();
       if (news.version !== version) {
-        if (Object.keys(news.html).length) apply(news);
+        apply(news);
         version = news.version;
       }
       say(news.status, news.kind);

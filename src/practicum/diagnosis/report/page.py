@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -22,12 +23,13 @@ SCRIPT = files(__package__).joinpath("page.js").read_text(encoding="utf-8")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A page before it is put together: its parts as HTML by name, their headings, and the numbers under them."""
+    """A page before it is put together: its sections as HTML by name, what links call them, the numbers under them."""
 
     title: str
-    html: dict[str, str]
-    headings: dict[str, str]
-    data: dict[str, Any]
+    about: str
+    html: Mapping[str, str]
+    links: Mapping[str, str]
+    data: Mapping[str, Any]
 
 
 def parts_of(run: RunData) -> Parts:
@@ -35,10 +37,10 @@ def parts_of(run: RunData) -> Parts:
     heat, heat_data = heatmap_section(run)
     curves, curves_data = curves_section(run)
     sections = [
-        evaluation_section(run),
         heat,
         curves,
         alarms_section(run),
+        evaluation_section(run),
         tokens_section(run),
         lengths_section(run),
         answers_section(run),
@@ -49,31 +51,32 @@ def parts_of(run: RunData) -> Parts:
     found = [section for section in sections if section is not None]
     return Parts(
         title=run.name,
+        about=str(run.recipe.get("about") or ""),
         html={"verdict": verdict(run), **{section.id: _section(section) for section in found}},
-        headings={section.id: section.title for section in found},
+        links={"verdict": "Verdict", **{section.id: section.link for section in found}},
         data={"heat": heat_data, "charts": curves_data},
     )
 
 
-def page(run: RunData, *, live: bool = False) -> str:
-    """The whole page; a `live` one asks the server that it came from for news and nobody else."""
-    parts = parts_of(run)
-    about = safe(str(run.recipe.get("about") or ""))
-    status = '<p class="live" role="status" aria-live="polite"></p>' if live else ""
+def page(parts: Parts, version: str | None = None) -> str:
+    """The whole page; one with a `version` is live: it asks the server that it came from for news, and nobody else."""
+    live = version is not None
+    status = '<p class="live" role="status"></p>' if live else ""
+    state = f' data-live="{version}"' if live else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{_policy(live)}<title>{safe(parts.title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
-        f'<body{" data-live" if live else ""}><a class="skip" href="#verdict">to the verdict</a>'
-        f"<header><h1>{safe(parts.title)}</h1><p class=\"about\">{about}</p>{status}</header>"
-        f'<nav aria-label="sections">{links(parts.headings)}</nav><main>{"".join(parts.html.values())}</main>'
-        f'<footer>written by practicum from the run folder alone</footer>'
+        f'<body{state}><a class="skip" href="#verdict">to the verdict</a>'
+        f'<header><h1>{safe(parts.title)}</h1><p class="about">{safe(parts.about)}</p>{status}</header>'
+        f'<nav aria-label="sections">{navigation(parts)}</nav><main>{"".join(parts.html.values())}</main>'
+        f"<footer>written by practicum from the run folder alone</footer>"
         f'<script type="application/json" id="data">{embedded(parts.data)}</script><script>{SCRIPT}</script></body></html>\n'
     )
 
 
-def links(headings: dict[str, str]) -> str:
+def navigation(parts: Parts) -> str:
     """The way to each section."""
-    return "".join(f'<a href="#{id}">{title}</a>' for id, title in {"verdict": "Verdict", **headings}.items())
+    return "".join(f'<a href="#{id}">{title}</a>' for id, title in parts.links.items())
 
 
 def embedded(data: object) -> str:
@@ -109,4 +112,3 @@ def _sources(live: bool) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-

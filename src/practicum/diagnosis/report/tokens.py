@@ -87,7 +87,9 @@ def tokens_of(rows: Sequence[Row]) -> Tokens:
     exact = any(value is not None for row in rows for value in row.get("divergence", ()))
     columns: list[Tensor] = []
     for number_, row in enumerate(rows):
-        values = _column(row["divergence"]) if exact else _column(row["policy_logprobs"]) - _column(row["teacher_logprobs"])
+        values = (
+            _column(row["divergence"]) if exact else _column(row["policy_logprobs"]) - _column(row["teacher_logprobs"])
+        )
         known = torch.tensor(row["loss_mask"], dtype=torch.bool) & ~values.isnan()
         places = known.nonzero()[:, 0]
         ids = torch.tensor(row["tokens"], dtype=torch.long)[places]
@@ -119,7 +121,7 @@ def tokens_section(run: RunData) -> Section | None:
         ]
     )
     title = "Where the divergence sits" if tokens.exact else "Where the log-ratio sits"
-    return Section("tokens", title, "sampled training rollouts, tokens that were learned from", body)
+    return Section("tokens", "Divergence", title, "sampled training rollouts, tokens that were learned from", body)
 
 
 def _panel(title: str, body: str) -> str:
@@ -134,7 +136,11 @@ def _ends(tokens: Tokens) -> tuple[Tokens, Tokens]:
 
 
 def _sample_note(run: RunData, tokens: Tokens) -> str:
-    what = "the divergence of the loss's first term" if tokens.exact else "log p(student) - log p(teacher) of the sampled token"
+    what = (
+        "the divergence of the loss's first term"
+        if tokens.exact
+        else "log p(student) - log p(teacher) of the sampled token"
+    )
     half, part = concentration(tokens.value), participation(tokens.value.clamp(min=0))
     facts = "" if half is None else f" Half of it lies on {percent(half)} of the tokens"
     facts += "" if half is None or part is None else f" (participation ratio {part:.2f})."

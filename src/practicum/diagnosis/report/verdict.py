@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from practicum.diagnosis.report.charts import interval_rows
 from practicum.diagnosis.report.curves import recent
-from practicum.diagnosis.report.markup import count, number, percent, seconds
+from practicum.diagnosis.report.markup import count, number, percent, seconds, signed
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.statistics import Interval, detectable, difference, overlaps_zero, ratio
 
@@ -13,7 +13,7 @@ def verdict(run: RunData) -> str:
     """The gain with its interval, the three accuracies on one scale, and the figures that go with them."""
     return (
         f'<section id="verdict" class="verdict" aria-label="verdict"><div class="headline">{_headline(run)}</div>'
-        f"{_accuracies(run)}<dl class=\"figures\">{''.join(_figures(run))}</dl></section>"
+        f'{_accuracies(run)}<dl class="figures">{"".join(_figures(run))}</dl></section>'
     )
 
 
@@ -45,8 +45,8 @@ def _headline(run: RunData) -> str:
     if won is not None:
         interval = Interval(**won)
         return (
-            f'<p class="gain {_tone(interval)}">{interval.mean:+.2f}</p><p class="what">accuracy on held-out prompts, '
-            f"95 % interval {interval.low:+.2f} to {interval.high:+.2f}, paired by prompt: {_meaning(interval)}</p>"
+            f'<p class="gain {_tone(interval)}">{signed(interval.mean)}</p><p class="what">accuracy on held-out prompts, '
+            f"95 % interval {signed(interval.low)} to {signed(interval.high)}, paired by prompt: {_meaning(interval)}</p>"
         )
     if run.summary is None:
         done = int(run.metrics[-1]["step"]) if run.metrics else 0
@@ -95,7 +95,7 @@ def _figures(run: RunData) -> list[str]:
 
 
 def _figure(name: str, value: str, about: str) -> str:
-    return f'<div><dt>{name}</dt><dd><b>{value}</b><span>{about}</span></dd></div>'
+    return f"<div><dt>{name}</dt><dd><b>{value}</b><span>{about}</span></dd></div>"
 
 
 def _recovered(run: RunData) -> str:
@@ -104,7 +104,12 @@ def _recovered(run: RunData) -> str:
     found = recovery(run)
     if found is None:
         return _figure("gap recovered", "unknown", "the teacher's lead before training is not told apart from none")
-    return _figure("gap recovered", f"{100 * found.mean:.0f} %", f"95 % interval {found.low:.0%} to {found.high:.0%}")
+    return _figure("gap recovered", _whole(found.mean), f"95 % interval {_whole(found.low)} to {_whole(found.high)}")
+
+
+def _whole(share: float) -> str:
+    """A share in whole percent, without a sign before nothing."""
+    return f"{round(100 * share)} %"
 
 
 def _distance(run: RunData) -> str:
@@ -114,7 +119,9 @@ def _distance(run: RunData) -> str:
     if after is None or after["reverse_kl"] is None:
         return _figure("reverse KL", number(before["reverse_kl"]), "nats a token, before training")
     return _figure(
-        "reverse KL", f"{before['reverse_kl']:.3g} → {after['reverse_kl']:.3g}", "nats a token, on its own held-out answers"
+        "reverse KL",
+        f"{before['reverse_kl']:.3g} → {after['reverse_kl']:.3g}",
+        "nats a token, on its own held-out answers",
     )
 
 
