@@ -106,11 +106,10 @@ def _part(tokens: Tensor, own: TeacherSignal, other: TeacherSignal, renderer: Re
     nothing: Column = [None] * len(tokens)
     mine, theirs = read_signal(own, slice(None)), read_signal(other, slice(None))
     student, teacher = mine.full, theirs.full
-    both = student is not None and teacher is not None
     return _Part(
         logprobs=_of_tokens(student, mine.logprobs, tokens) or nothing,
         teacher_logprobs=_of_tokens(teacher, theirs.logprobs, tokens) or nothing,
-        reverse_kl=_column(F.reverse_kl(student, teacher)) if both else nothing,
+        reverse_kl=nothing if student is None or teacher is None else _column(F.reverse_kl(student, teacher)),
         student_entropy=nothing if student is None else _column(F.entropy(student)),
         teacher_entropy=nothing if teacher is None else _column(F.entropy(teacher)),
         student=None if student is None else _candidates(student, renderer),

@@ -3,7 +3,6 @@
 import json
 import sys
 import webbrowser
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import sleep
@@ -24,42 +23,46 @@ HEADERS = {
 }
 
 
-def watch_run(folder: Path, port: int | None, open_browser: bool, say: Callable[[str], None] = print) -> None:
+def watch_run(folder: Path, port: int | None, open_browser: bool) -> None:
     """Serve the page until Ctrl-C; RecipeError where the folder holds no run, ResourceError where the port is taken."""
-    _wait_for(folder, say)
+    _wait_for(folder)
     live = Live(folder)
     live.page()  # a folder that cannot be read is named before anything is served
     with _server(live, port) as server:
         address = f"http://{HOST}:{server.server_address[1]}/"
-        say(f"watching {folder} at {address} (Ctrl-C ends it)")
+        _say(f"watching {folder} at {address} (Ctrl-C ends it)")
         if open_browser:
             webbrowser.open(address)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            say(f"stopped watching {folder}; the run is not touched")
+            _say(f"stopped watching {folder}; the run is not touched")
 
 
-def _wait_for(folder: Path, say: Callable[[str], None]) -> None:
+def _say(text: str) -> None:
+    """One line, at once, also into a pipe."""
+    print(text, flush=True)
+
+
+def _wait_for(folder: Path) -> None:
     """Wait for the recipe of a run that is just starting."""
     if (folder / "pipeline.json").is_file() and stage_of(folder) == folder:
         raise RecipeError(f"{folder}: no stage of this pipeline has begun yet; try again in a moment")
     started = (folder / "run.lock").is_file() and (folder / "run.lock").stat().st_size > 0
     if started and not (folder / "pipeline.json").is_file() and not (folder / "recipe.json").is_file():
-        say(f"waiting for {folder} to begin")
+        _say(f"waiting for {folder} to begin")
         while (folder / "run.lock").stat().st_size > 0 and not (folder / "recipe.json").is_file():
             sleep(0.5)
 
 
 def _server(live: Live, port: int | None) -> "_Server":
-    for choice in (PORT, 0) if port is None else (port,):
-        try:
-            return _Server((HOST, choice), live)
-        except OSError as error:
-            problem = error
-    raise ResourceError(
-        f"port {port} cannot be used ({problem.strerror}); write --port 0 for any free one"
-    ) from problem
+    try:
+        return _Server((HOST, PORT if port is None else port), live)
+    except OSError as error:
+        if port is None:
+            return _Server((HOST, 0), live)
+        reason = f"port {port} cannot be used ({error.strerror}); write --port 0 for any free one"
+        raise ResourceError(reason) from error
 
 
 class _Server(ThreadingHTTPServer):
@@ -67,8 +70,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], live: Live) -> None:
-        super().__init__(address, _Handler)
-        self.live = live
+        super().__init__(address, type("Handler", (_Handler,), {"live": live}))
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A reader who goes away in the middle of an answer is no news; everything else is."""
@@ -77,7 +79,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    live: Live
 
     def do_GET(self) -> None:
         """The page, or what is new on it."""
@@ -87,10 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         try:
             if url.path == "/":
-                self._answer(200, "text/html", self.server.live.page())
+                self._answer(200, "text/html", self.live.page())
             elif url.path == "/news":
                 version = parse_qs(url.query).get("version", [""])[0]
-                self._answer(200, "application/json", json.dumps(self.server.live.news(version), allow_nan=False))
+                self._answer(200, "application/json", json.dumps(self.live.news(version), allow_nan=False))
             else:
                 self._answer(404, "text/plain", "there is only one page here: /")
         except PracticumError as error:
@@ -98,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_local(self) -> bool:
         """Whether the reader asked for this machine by name: a foreign name that leads here is another site's trick."""
-        port = self.server.server_address[1]
+        port = self.connection.getsockname()[1]
         return self.headers.get("Host") in {f"{name}:{port}" for name in (HOST, "localhost")}
 
     def _answer(self, status: int, kind: str, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from practicum.diagnosis.report.charts import Point, Ranged, bar_chart, diagonal_chart, legend, ranged_chart
-from practicum.diagnosis.report.markup import Section, count, note, number, percent, safe, table
+from practicum.diagnosis.report.markup import Section, count, note, number, percent, safe, table, unfolding
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.statistics import (
     bootstrap,
@@ -23,8 +23,8 @@ from practicum.statistics import (
 )
 
 BINS = 10
-MOST_SHOWN = 200
-"""So many held-out answers are shown side by side."""
+FIRST_SHOWN, MOST_SHOWN = 12, 200
+"""So many held-out answers are shown side by side at once, and so many at all."""
 
 MOST_COMPARED = 200
 """So many groups of training rollouts are compared within, at each end of the run."""
@@ -297,11 +297,15 @@ def answers_section(run: RunData) -> Section | None:
         ]
         for sample in samples[:MOST_SHOWN]
     ]
-    more = note(f"The first {MOST_SHOWN} of {count(len(samples))}.") if len(samples) > MOST_SHOWN else ""
-    whole = table(["prompt", "expected", "before", "after"], body, label="answers before and after")
-    return Section(
-        "answers", "Answers", "Answers, before and after", _turned(samples), f'<div class="answers">{whole}</div>{more}'
-    )
+    head = ["prompt", "expected", "before", "after"]
+    whole = table(head, body[:FIRST_SHOWN], label="answers before and after")
+    if len(body) > FIRST_SHOWN:
+        rest = table(head, body[FIRST_SHOWN:], label="more answers before and after")
+        whole += unfolding(f"{count(len(body) - FIRST_SHOWN)} more", rest)
+    if len(samples) > MOST_SHOWN:
+        whole += note(f"The first {MOST_SHOWN} of {count(len(samples))} are here; all of them are in summary.json.")
+    whole = f'<div class="answers">{whole}</div>'
+    return Section("answers", "Answers", "Answers, before and after", _turned(samples), whole)
 
 
 def _turned(samples: Sequence[Row]) -> str:

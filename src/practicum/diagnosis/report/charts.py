@@ -193,10 +193,7 @@ def ranged_chart(
         _ranged(name, role, group, across, up, offset)
         for (name, role, group), offset in zip(groups, shift, strict=True)
     )
-    return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}">'
-        f"{_frame(up, across, names)}{drawn}</svg>"
-    )
+    return f"{_opened(label)}{_frame(up, across, names)}{drawn}</svg>"
 
 
 def _ranged(name: str, role: str, group: Sequence[Ranged], across: Axis, up: Axis, offset: float) -> str:
@@ -224,7 +221,7 @@ def bar_chart(label: str, groups: Sequence[tuple[str, str, Sequence[float]]], na
         for place, value in enumerate(values)
         if value > 0
     )
-    return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}">{_frame(up, across, names)}{bars}</svg>'
+    return f"{_opened(label)}{_frame(up, across, names)}{bars}</svg>"
 
 
 def _frame(up: Axis, across: Axis, names: Sequence[str]) -> str:
@@ -265,8 +262,8 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
         for name, role, points in groups
     )
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}">{grid}'
-        f'<line class="ideal" x1="{across.at(0):.1f}" y1="{up.at(0):.1f}" x2="{across.at(1):.1f}" y2="{up.at(1):.1f}"/>{drawn}</svg>'
+        f"{_opened(label)}{grid}"
+        f'<line class="ideal" x1="{LEFT}" y1="{HEIGHT - BOTTOM}" x2="{WIDTH - RIGHT}" y2="{TOP}"/>{drawn}</svg>'
     )
 
 
@@ -280,13 +277,25 @@ def interval_rows(label: str, values: Sequence[tuple[str, str, float, float, flo
         for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     drawn = "".join(
-        f'<g class="{role}"><text class="name" x="0" y="{26 * place + 21}">{html.escape(name)}</text>'
-        f'<line class="whisker wide" x1="{across.at(low):.1f}" x2="{across.at(high):.1f}" y1="{26 * place + 17}" y2="{26 * place + 17}"/>'
-        f'<circle class="dot" cx="{across.at(mean):.1f}" cy="{26 * place + 17}" r="5.5"/>'
-        f'<text class="value" x="{WIDTH}" y="{26 * place + 21}" text-anchor="end">{mean:.2f}</text></g>'
+        _interval_row(name, role, (mean, low, high), 26 * place + 17, across)
         for place, (name, role, mean, low, high) in enumerate(values)
     )
-    return f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(label)}">{ticks}{drawn}</svg>'
+    return f"{_opened(label, height)}{ticks}{drawn}</svg>"
+
+
+def _interval_row(name: str, role: str, value: tuple[float, float, float], y: int, across: Axis) -> str:
+    mean, low, high = (across.at(number) for number in value)
+    return (
+        f'<g class="{role}"><text class="name" x="0" y="{y + 4}">{html.escape(name)}</text>'
+        f'<line class="whisker wide" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
+        f'<circle class="dot" cx="{mean:.1f}" cy="{y}" r="5.5"/>'
+        f'<text class="value" x="{WIDTH}" y="{y + 4}" text-anchor="end">{value[0]:.2f}</text></g>'
+    )
+
+
+def _opened(label: str, height: int = HEIGHT) -> str:
+    """The beginning of a drawing, with what it shows for those who do not see it."""
+    return f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(label)}">'
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:

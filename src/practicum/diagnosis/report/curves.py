@@ -32,7 +32,7 @@ WANTED = {
     "overlap": Wanted(
         "Overlap of the 16 likeliest tokens",
         "share",
-        (("overlap", "tokens shared", "student"), ("overlap_mass", "student's mass on them", "teacher")),
+        (("overlap", "tokens shared", "student"), ("overlap_mass", "student's mass on them", "third")),
     ),
     "grad_norm": Wanted("Gradient norm", "before clipping", (("grad_norm", "gradient norm", "student"),)),
     "truncated": Wanted(

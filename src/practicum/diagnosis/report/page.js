@@ -85,7 +85,7 @@
   };
   const side = (name, known, text, place) => {
     const box = make("div", name);
-    box.append(make("h5", "", `${name} would write`));
+    box.append(make("h5", "", `${name}'s likeliest`));
     const list = make("ol");
     known.texts[place].forEach((candidate, rank) => {
       const share = known.shares[place][rank], row = make("li", candidate === text ? "said" : "");

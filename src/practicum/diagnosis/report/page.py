@@ -17,8 +17,8 @@ from practicum.diagnosis.report.reading import RunData
 from practicum.diagnosis.report.tokens import tokens_section
 from practicum.diagnosis.report.verdict import verdict
 
-STYLE = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-SCRIPT = files(__package__).joinpath("page.js").read_text(encoding="utf-8")
+STYLE = files("practicum.diagnosis.report").joinpath("page.css").read_text(encoding="utf-8")
+SCRIPT = files("practicum.diagnosis.report").joinpath("page.js").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

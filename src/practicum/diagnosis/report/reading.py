@@ -70,7 +70,7 @@ def read_run(folder: Path, most_rollouts: int = MOST_ROLLOUTS) -> RunData:
     saved = _recipe(folder)
     before, after = _object(folder / "before.json") or {}, _object(folder / "after.json") or {}
     rollouts, total = sampled_rows(folder / "rollouts.jsonl", most_rollouts)
-    starts = list(rows(folder / "starts.jsonl"))
+    starts: list[Row] = list(rows(folder / "starts.jsonl"))
     return RunData(
         folder=folder,
         recipe=saved["recipe"],

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -115,8 +116,8 @@ def tokens_section(run: RunData) -> Section | None:
             '<div class="panels">',
             _panel("By place in the answer", _by_place(tokens, first, last, run.seed)),
             _panel("By kind of token", _by_kind(tokens, first, last, run)),
-            _panel("Dearest tokens", _dearest(tokens, run)),
             _panel("By correctness", _by_correctness(tokens, run)),
+            _panel("Dearest tokens", _dearest(tokens, run)),
             "</div>",
         ]
     )
@@ -157,7 +158,7 @@ def _spans(longest: int) -> list[tuple[int, int]]:
     edges = [0, 1]
     while edges[-1] < longest:
         edges.append(edges[-1] * 2)
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def _by_place(tokens: Tokens, first: Tokens, last: Tokens, seed: int) -> str:
@@ -206,12 +207,13 @@ def _by_kind(tokens: Tokens, first: Tokens, last: Tokens, run: RunData) -> str:
                 f"{_plain(first.where(early == place))} → {_plain(last.where(late == place))}",
             ]
         )
-    head = ["kind", "tokens", "of the sum", "", "mean, nats", "first → last fifth"]
-    return table(head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token")
+    head = ["kind", "tokens", "of the sum", "", "mean, nats", "first → last"]
+    last_fifths = note("First → last: the mean in the first and in the last fifth of the steps.")
+    return table(head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token") + last_fifths
 
 
 def _plain(tokens: Tokens) -> str:
-    return f"{tokens.value.mean().item():.3f}" if len(tokens) else "none"
+    return f"{tokens.value.mean().item():.2f}" if len(tokens) else "none"
 
 
 def _dearest(tokens: Tokens, run: RunData) -> str:

@@ -87,7 +87,8 @@ def _accuracies(run: RunData) -> str:
     if not values:
         return ""
     label = "held-out accuracy: " + ", ".join(f"{name} {mean:.2f}" for name, _, mean, _, _ in values)
-    return f'<figure class="accuracies">{interval_rows(label, values)}<figcaption>held-out accuracy, 95 % intervals</figcaption></figure>'
+    caption = "<figcaption>held-out accuracy, 95 % intervals</figcaption>"
+    return f'<figure class="accuracies">{interval_rows(label, values)}{caption}</figure>'
 
 
 def _figures(run: RunData) -> list[str]:
