@@ -28,7 +28,7 @@ def watch_run(folder: Path, port: int | None, open_browser: bool) -> None:
     _wait_for(folder)
     live = Live(folder)
     live.page()  # a folder that cannot be read is named before anything is served
-    with _server(live, port) as server:
+    with open_server(live, port) as server:
         address = f"http://{HOST}:{server.server_address[1]}/"
         _say(f"watching {folder} at {address} (Ctrl-C ends it)")
         if open_browser:
@@ -55,7 +55,8 @@ def _wait_for(folder: Path) -> None:
             sleep(0.5)
 
 
-def _server(live: Live, port: int | None) -> "_Server":
+def open_server(live: Live, port: int | None) -> ThreadingHTTPServer:
+    """A server of the page on this machine alone, at `port`, or where None at the usual or any free one."""
     try:
         return _Server((HOST, PORT if port is None else port), live)
     except OSError as error:

@@ -44,7 +44,7 @@ def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
     return Interval(values.mean().item(), low, high)
 
 
-def clustered(groups: Sequence[Float[Tensor, " t"]], seed: int) -> Interval:
+def clustered(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
     """The mean over all tokens, with an interval by bootstrap over the groups they come in (prompts, never tokens).
 
     Groups without tokens are left out; ValueError where none has any.

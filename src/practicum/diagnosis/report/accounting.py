@@ -11,7 +11,7 @@ from practicum.statistics import Interval, overlaps_zero
 
 MOST_REASONS = 8
 
-Part = tuple[str, float]
+Part = tuple[str, float | int]
 """Why something was kept or dropped, and how much of it."""
 
 EXPECTED = {"GO": True, "GO-WITH-CHANGES": True, "NO-GAP": False, "NO-GO": False, "BROKEN-SETUP": False}

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 400, 190
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 14, 24
+WIDTH, HEIGHT = 400.0, 190.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 14.0, 24.0
 """The margins around the plot, in the units of the drawing."""
 
 MOST_POINTS = 1200
@@ -44,7 +44,7 @@ class Axis:
     start: float
     end: float
 
-    def at(self, value: float) -> float:
+    def at(self, value: float | int) -> float:
         """Where a value is drawn."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
@@ -72,14 +72,15 @@ def values_axis(values: Sequence[float], start: float, end: float, zero: bool = 
     return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step, start, end)
 
 
-def shown(value: float) -> str:
+def shown(value: float | int) -> str:
     """A tick's label, as short as it can be."""
     if value == 0 or abs(value) < 1e-12:
         return "0"
     if 1e-3 <= abs(value) < 1e5:
         text = f"{value:.6f}".rstrip("0").rstrip(".")
         return f"{value:,.0f}" if abs(value) >= 1000 else text
-    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -116,28 +117,28 @@ def line_chart(id: str, label: str, curves: Sequence[Curve], marks: Sequence[Mar
     lines = "".join(_curve(curve, across, up) for curve in curves)
     ends = f'data-chart="{id}" data-low="{across.low:g}" data-high="{across.high:g}"'
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" {ends} aria-label="{html.escape(label)}">'
+        f'<svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" tabindex="0" {ends} aria-label="{html.escape(label)}">'
         f"{_grid(across, up)}{_marks(marks, across)}{lines}"
-        f'<g class="cursor" visibility="hidden"><line y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></g></svg>'
+        f'<g class="cursor" visibility="hidden"><line y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/></g></svg>'
     )
 
 
 def _grid(across: Axis, up: Axis) -> str:
     rows = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
+        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
+        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
         for tick in up.ticks(4)
     )
     steps = sorted({round(tick) for tick in across.ticks(5) if tick >= across.low} | {round(across.low)})
     kept = [step for step in steps if step == round(across.low) or across.at(step) - across.at(across.low) > 34]
     columns = "".join(
-        f'<text x="{across.at(step):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{count_label(step)}</text>'
+        f'<text x="{across.at(step):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{count_label(step)}</text>'
         for step in kept
     )
-    return f'{rows}<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>{columns}'
+    return f'{rows}<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM:g}"/>{columns}'
 
 
-def count_label(step: float) -> str:
+def count_label(step: float | int) -> str:
     """A step on the axis."""
     return f"{step:,.0f}"
 
@@ -149,7 +150,7 @@ def _marks(marks: Sequence[Mark], across: Axis) -> str:
         places.setdefault(round(across.at(mark.step), 1), []).append(mark.text)
     return "".join(
         f'<g class="alarm"><title>{"&#10;".join(html.escape(text) for text in texts)}</title>'
-        f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        f'<line x1="{x}" x2="{x}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>'
         f'<path d="M{x - 4:.1f} {TOP - 9} h8 l-4 8 z"/></g>'
         for x, texts in places.items()
     )
@@ -173,7 +174,7 @@ def _curve(curve: Curve, across: Axis, up: Axis) -> str:
 class Ranged:
     """A value with its interval at a place of the horizontal axis, in one role's colour."""
 
-    place: float
+    place: int
     mean: float
     low: float
     high: float
@@ -227,18 +228,18 @@ def bar_chart(label: str, groups: Sequence[tuple[str, str, Sequence[float]]], na
 def _frame(up: Axis, across: Axis, names: Sequence[str]) -> str:
     """The grid of the vertical axis, and the names along the horizontal one, as many as there is room for."""
     rows = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
+        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
+        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
         for tick in up.ticks(4)
     )
     room = max(map(len, names)) * 7 + 8
     stride = max(-(-len(names) * room // (WIDTH - LEFT - RIGHT)), 1)
     columns = "".join(
-        f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{html.escape(name)}</text>'
+        f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{html.escape(name)}</text>'
         for place, name in enumerate(names)
         if place % stride == 0
     )
-    ground = f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(0.0):.1f}" y2="{up.at(0.0):.1f}"/>'
+    ground = f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(0.0):.1f}" y2="{up.at(0.0):.1f}"/>'
     return rows + ground + columns
 
 
@@ -247,9 +248,9 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
     across = Axis(0.0, 1.0, LEFT, WIDTH - RIGHT)
     up = Axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
     grid = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        f'<text x="{across.at(tick):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{shown(tick)}</text>'
+        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
+        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
+        f'<text x="{across.at(tick):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{shown(tick)}</text>'
         for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     drawn = "".join(
@@ -263,39 +264,39 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
     )
     return (
         f"{_opened(label)}{grid}"
-        f'<line class="ideal" x1="{LEFT}" y1="{HEIGHT - BOTTOM}" x2="{WIDTH - RIGHT}" y2="{TOP}"/>{drawn}</svg>'
+        f'<line class="ideal" x1="{LEFT:g}" y1="{HEIGHT - BOTTOM:g}" x2="{WIDTH - RIGHT:g}" y2="{TOP:g}"/>{drawn}</svg>'
     )
 
 
 def interval_rows(label: str, values: Sequence[tuple[str, str, float, float, float]]) -> str:
     """One row each: a dot with its interval on the scale from 0 to 1, named at the left and read at the right."""
-    height = 26 * len(values) + 24
-    across = Axis(0.0, 1.0, 74, WIDTH - 62)
+    height = 26.0 * len(values) + 24
+    across = Axis(0.0, 1.0, 74.0, WIDTH - 62)
     ticks = "".join(
-        f'<line class="grid" x1="{across.at(tick):.1f}" x2="{across.at(tick):.1f}" y1="4" y2="{height - 20}"/>'
-        f'<text x="{across.at(tick):.1f}" y="{height - 5}" text-anchor="middle">{shown(tick)}</text>'
+        f'<line class="grid" x1="{across.at(tick):.1f}" x2="{across.at(tick):.1f}" y1="4" y2="{height - 20:g}"/>'
+        f'<text x="{across.at(tick):.1f}" y="{height - 5:g}" text-anchor="middle">{shown(tick)}</text>'
         for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     drawn = "".join(
-        _interval_row(name, role, (mean, low, high), 26 * place + 17, across)
+        _interval_row(name, role, (mean, low, high), 26.0 * place + 17, across)
         for place, (name, role, mean, low, high) in enumerate(values)
     )
     return f"{_opened(label, height)}{ticks}{drawn}</svg>"
 
 
-def _interval_row(name: str, role: str, value: tuple[float, float, float], y: int, across: Axis) -> str:
+def _interval_row(name: str, role: str, value: tuple[float, float, float], y: float, across: Axis) -> str:
     mean, low, high = (across.at(number) for number in value)
     return (
-        f'<g class="{role}"><text class="name" x="0" y="{y + 4}">{html.escape(name)}</text>'
-        f'<line class="whisker wide" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
-        f'<circle class="dot" cx="{mean:.1f}" cy="{y}" r="5.5"/>'
-        f'<text class="value" x="{WIDTH}" y="{y + 4}" text-anchor="end">{value[0]:.2f}</text></g>'
+        f'<g class="{role}"><text class="name" x="0" y="{y + 4:g}">{html.escape(name)}</text>'
+        f'<line class="whisker wide" x1="{low:.1f}" x2="{high:.1f}" y1="{y:g}" y2="{y:g}"/>'
+        f'<circle class="dot" cx="{mean:.1f}" cy="{y:g}" r="5.5"/>'
+        f'<text class="value" x="{WIDTH:g}" y="{y + 4:g}" text-anchor="end">{value[0]:.2f}</text></g>'
     )
 
 
-def _opened(label: str, height: int = HEIGHT) -> str:
+def _opened(label: str, height: float = HEIGHT) -> str:
     """The beginning of a drawing, with what it shows for those who do not see it."""
-    return f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{html.escape(label)}">'
+    return f'<svg class="plot" viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{html.escape(label)}">'
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:

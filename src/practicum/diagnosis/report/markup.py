@@ -40,12 +40,12 @@ def signed(value: float) -> str:
     return f"{value:+.3f}" if value and float(text) == 0 else text
 
 
-def count(value: float) -> str:
+def count(value: float | int) -> str:
     """A count with its thousands apart, for example 12,800."""
     return f"{value:,.0f}"
 
 
-def percent(share: float) -> str:
+def percent(share: float | int) -> str:
     """A share as 12.3 %, and 0 where there is nothing."""
     return f"{100 * share:.1f} %"
 
@@ -78,7 +78,7 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]], *, numbers: Sequen
     )
 
 
-def bar(share: float, kind: str = "") -> str:
+def bar(share: float | int, kind: str = "") -> str:
     """A bar of a table's cell, filled to `share` of its width."""
     width = 100 * min(max(share, 0.0), 1.0)
     return (

@@ -293,7 +293,7 @@ def _entropies(rows: Sequence[Row], chosen: Tensor, name: str) -> list[float]:
     return [value for place in _places(chosen) for value in rows[place].get(name) or () if value is not None]
 
 
-def _average(values: Sequence[float]) -> str:
+def _average(values: Sequence[float | int]) -> str:
     return number(sum(values) / len(values)) if values else ""
 
 

@@ -130,7 +130,7 @@ def tokens_sampled(metrics: Sequence[Row]) -> tuple[float, float]:
     """Tokens of the completions that student or teacher wrote, and of all completions."""
     whole = [row["rollouts"] * row["length"] for row in metrics]
     written = [1.0 - (row.get("from_dataset") or 0.0) for row in metrics]
-    return sum(tokens * share for tokens, share in zip(whole, written, strict=True)), sum(whole)
+    return sum((tokens * share for tokens, share in zip(whole, written, strict=True)), 0.0), sum(whole, 0.0)
 
 
 def _cost(run: RunData) -> str:
