@@ -20,6 +20,7 @@ NAMES = (
     "teachers",
     "scaling",
     "startup",
+    "report",
     "demo",
     "residency",
     "papers",

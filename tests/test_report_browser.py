@@ -62,7 +62,7 @@ BOXES = """() => [...document.querySelectorAll("svg.plot")].filter((e) => e.getC
   .map((e) => { const box = e.getBBox(); return [box.width, box.height]; })"""
 STOPS = """() => {
   const wanted = 'a[href], summary, .plot[tabindex], .scroll, .tokens > i[tabindex="0"], input:checked, pre';
-  const stops = [...document.querySelectorAll(wanted)].filter((e) => e.getClientRects().length);
+  const stops = [...document.querySelectorAll(wanted)].filter((e) => e.checkVisibility());
   stops.forEach((e, n) => { e.dataset.stop = n; });
   return stops.length;
 }"""
@@ -154,6 +154,7 @@ def test_the_heat_map_answers_to_pointer_click_and_keys(browser: Browser, rich: 
         expect(tokens.nth(1)).to_have_attribute("aria-selected", "false")
 
 
+@pytest.mark.slow
 def test_another_quantity_gives_other_colours_and_another_scale(browser: Browser, rich: Path) -> None:
     with opened(browser, rich) as it:
         colours = "[...document.querySelectorAll('.tokens > i')].map((e) => getComputedStyle(e).backgroundColor).join()"
@@ -169,6 +170,7 @@ def test_another_quantity_gives_other_colours_and_another_scale(browser: Browser
         assert len(found) == 5
 
 
+@pytest.mark.slow
 def test_a_curve_is_read_by_pointer_and_by_arrow_keys(browser: Browser, rich: Path) -> None:
     rows = [json.loads(line) for line in (rich / "metrics.jsonl").read_text().splitlines()]
     with opened(browser, rich) as it:
@@ -185,6 +187,7 @@ def test_a_curve_is_read_by_pointer_and_by_arrow_keys(browser: Browser, rich: Pa
         expect(reading).to_have_text(f"step 3: {rows[2]['reverse_kl']:.4g}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 390])
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, rich: Path, harmful: Path, width: int) -> None:
     for folder in (rich, harmful):
@@ -195,6 +198,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Browser, rich: Path, harmf
             expect(it.page.locator(".detail")).to_contain_text("token 2 of")
 
 
+@pytest.mark.slow
 def test_light_and_dark_are_different_and_both_can_be_read(browser: Browser, rich: Path) -> None:
     grounds = set()
     for scheme in ("light", "dark"):
@@ -206,6 +210,7 @@ def test_light_and_dark_are_different_and_both_can_be_read(browser: Browser, ric
     assert len(grounds) == 2
 
 
+@pytest.mark.slow
 def test_every_colour_of_the_scales_can_be_read_and_told_apart(browser: Browser, rich: Path) -> None:
     for scheme in ("light", "dark"):
         with opened(browser, rich, color_scheme=scheme) as it:
@@ -217,6 +222,7 @@ def test_every_colour_of_the_scales_can_be_read_and_told_apart(browser: Browser,
             assert len(set(colours)) == 12
 
 
+@pytest.mark.slow
 def test_the_tab_key_reaches_everything_that_answers(browser: Browser, rich: Path) -> None:
     with opened(browser, rich) as it:
         wanted = it.page.evaluate(STOPS)
@@ -227,6 +233,7 @@ def test_the_tab_key_reaches_everything_that_answers(browser: Browser, rich: Pat
         assert reached - {None} == {str(number) for number in range(wanted)}
 
 
+@pytest.mark.slow
 def test_without_javascript_the_page_still_reads(browser: Browser, rich: Path) -> None:
     with opened(browser, rich, java_script_enabled=False) as it:
         assert it.page.locator(".controls:visible").count() == 0 and it.page.locator(".detail:visible").count() == 0
@@ -259,6 +266,7 @@ def append(source: Path, folder: Path, name: str, first: int, last: int) -> None
         file.write("".join(row + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_a_live_page_follows_the_run_and_leaves_the_reader_in_place(
     browser: Browser, finished: Path, watched: tuple[Path, str]
 ) -> None:

@@ -135,7 +135,8 @@ def _grid(across: Axis, up: Axis) -> str:
         f'<text x="{across.at(step):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{count_label(step)}</text>'
         for step in kept
     )
-    return f'{rows}<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{HEIGHT - BOTTOM:g}" y2="{HEIGHT - BOTTOM:g}"/>{columns}'
+    ground = HEIGHT - BOTTOM
+    return f'{rows}<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{ground:g}" y2="{ground:g}"/>{columns}'
 
 
 def count_label(step: float | int) -> str:

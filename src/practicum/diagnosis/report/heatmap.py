@@ -51,7 +51,7 @@ def _quantities(largest_weight: float) -> list[Quantity]:
         Quantity(
             "gap",
             "log-prob gap",
-            "log p(teacher) - log p(student): brown, the teacher likes it less",
+            "log p(teacher) - log p(student): the teacher likes warm tokens less, blue ones more",
             SIGNED,
             SIGNED_CLASSES,
         ),
@@ -63,9 +63,10 @@ def _quantities(largest_weight: float) -> list[Quantity]:
 class View:
     """One answer to look at: a heading of ready HTML, its tokens and their numbers by name.
 
-    `sides` are what student and teacher would rather have written, or nothing.
+    `title` says in plain text which answer it is. `sides` are what student and teacher would rather have written, or nothing.
     """
 
+    title: str
     heading: str
     text: Sequence[str]
     control: Sequence[bool]
@@ -143,6 +144,7 @@ def _trace_view(when: str, trace: Row) -> View:
     heading = f'<span class="when {when}">{when}</span> {safe(trace["question"])}{_mark(trace["reward"])}'
     kept = slice(0, SHOWN_TOKENS)
     return View(
+        f"{when}: {printable(trace['question'])}",
         heading,
         trace["text"][kept],
         trace["control"][kept],
@@ -185,6 +187,7 @@ def _rollout_view(row: Row, run: RunData) -> View:
     source = "" if row["source"] == "student" else f" by the {safe(row['source'])}"
     heading = f'<span class="when">step {row["step"]}</span> {safe(row["prompt"])}{source}{_mark(row.get("reward"))}'
     return View(
+        f"step {row['step']}: {printable(row['prompt'])}",
         heading,
         [text for text, _ in known],
         [control for _, control in known],
@@ -250,6 +253,7 @@ def _scale(quantity: Quantity, hidden: bool) -> str:
 def _data(view: View) -> dict[str, Any]:
     """The numbers of a view, short."""
     return {
+        "title": view.title,
         "text": [printable(text) for text in view.text],
         "numbers": {name: [_short(value) for value in column] for name, column in view.numbers.items()},
         "sides": {

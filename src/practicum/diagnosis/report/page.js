@@ -15,6 +15,8 @@
   };
   const digits = (value, many = 4) => (value === null || value === undefined ? "not known" : String(Number(value.toPrecision(many))));
 
+  const exact = (value) => (value === 0 || Math.abs(value) >= 0.0005 ? value.toFixed(3) : value.toExponential(1));
+
   // Curves: the nearest step to the pointer, or the one the arrow keys came to.
   const nearest = (steps, wanted) => {
     let low = 0, high = steps.length - 1;
@@ -102,11 +104,10 @@
     const text = known.text[place], list = make("dl");
     for (const [key, name] of Object.entries(NAMES)) {
       const value = (known.numbers[key] ?? [])[place];
-      if (value !== null && value !== undefined) list.append(make("dt", "", name), make("dd", "", digits(value)));
+      if (value !== null && value !== undefined) list.append(make("dt", "", name), make("dd", "", exact(value)));
     }
     const spoken = make("code", "token", text.replaceAll(" ", "␣") || "∅");
-    const map = document.querySelector(`.tokens[data-view="${view}"]`).closest(".map").querySelector("h4").textContent;
-    panel.replaceChildren(spoken, make("p", "where", `token ${place + 1} of ${known.text.length}, ${map}`), list);
+    panel.replaceChildren(spoken, make("p", "where", `token ${place + 1} of ${known.text.length}, ${known.title}`), list);
     const sides = make("div", "sides");
     for (const name of ["student", "teacher"]) if (known.sides[name]) sides.append(side(name, known.sides[name], text, place));
     if (sides.children.length) panel.append(sides);
@@ -121,11 +122,17 @@
     Object.assign(state, { view, token: place, pinned });
     explain(view, place);
   };
+  const narrow = () => window.matchMedia("(max-width: 60rem)").matches;
+  const forget = () => {
+    document.querySelectorAll(".tokens i.chosen").forEach((token) => token.classList.remove("chosen"));
+    document.querySelector(".detail").replaceChildren();
+    Object.assign(state, { view: -1, token: -1, pinned: false });
+  };
   const step = (map, event) => {
     const view = Number(map.dataset.view), tokens = [...tokensOf(view)], here = tokens.indexOf(document.activeElement);
     const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: tokens.length - 1 }[event.key] ?? beside(tokens, here, event.key);
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(view, here, true); return; }
-    if (event.key === "Escape") { state.pinned = false; return; }
+    if (event.key === "Escape") { if (narrow()) forget(); state.pinned = false; return; }
     if (to === undefined || !tokens[to]) return;
     event.preventDefault();
     tokens[here].tabIndex = -1; tokens[to].tabIndex = 0; tokens[to].focus();
@@ -143,10 +150,10 @@
     return best;
   };
   const touchable = (map) => {
-    const view = Number(map.dataset.view), title = map.closest(".map").querySelector("h4").textContent;
+    const view = Number(map.dataset.view);
     map.setAttribute("role", "listbox");
     map.setAttribute("aria-orientation", "horizontal");
-    map.setAttribute("aria-label", `tokens of: ${title}`);
+    map.setAttribute("aria-label", `tokens, ${data.heat.views[view].title}`);
     const tokens = [...tokensOf(view)];
     tokens.forEach((token, place) => {
       token.setAttribute("role", "option");
@@ -162,6 +169,7 @@
       if (place < 0) return;
       const again = state.pinned && state.view === view && state.token === place;
       choose(view, place, !again);
+      if (again && narrow()) forget();
     });
     map.addEventListener("focusin", (event) => {
       const place = tokens.indexOf(event.target);
@@ -190,6 +198,7 @@
     if (!data.heat.views || !document.querySelector(".tokens")) return;
     paint();
     const known = state.view >= 0 && data.heat.views[state.view]?.text[state.token] !== undefined;
+    if (!known && narrow()) return; // there the panel lies over the text, so it waits until it is asked for
     const [view, place] = known ? [state.view, state.token] : dearest();
     choose(view, place, known && state.pinned);
   };
