@@ -1,8 +1,10 @@
-"""What a run writes down at every step: metrics, rollouts, and, apart from both, seconds."""
+"""What a run writes down at every step: metrics, rollouts, alarms, and, apart from all of them, seconds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from practicum.diagnosis.monitors import Alarm
 from practicum.loop import StepResult
 from practicum.rollouts import TapeRow, digits
 from practicum.run_dir import Journal, RunDir, json_number
@@ -10,9 +12,9 @@ from practicum.types import Rollout, TokenOutputs
 
 
 class Records:
-    """The three journals of a run, written together.
+    """The journals of a run, written together.
 
-    Only `timings.jsonl` depends on the clock, so the other two come out the same however often a run is resumed. Where
+    Only `timings.jsonl` depends on the clock, so the others come out the same however often a run is resumed. Where
     rollouts are `replayed`, a run that cannot write them down stops.
     """
 
@@ -20,17 +22,19 @@ class Records:
         self._metrics = Journal(home.metrics_jsonl, essential=True)
         self._rollouts = Journal(home.rollouts_jsonl, essential=replayed)
         self._timings = Journal(timings_jsonl(home), essential=False)
+        self._alarms = Journal(home.alarms_jsonl, essential=False)
+        self._journals = (self._metrics, self._rollouts, self._timings, self._alarms)
 
     def __enter__(self) -> "Records":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for journal in (self._metrics, self._rollouts, self._timings):
+        for journal in self._journals:
             journal.close()
 
     def truncate_after(self, step: int) -> None:
         """Forget the rows of later steps, which a resumed run writes again."""
-        for journal in (self._metrics, self._rollouts, self._timings):
+        for journal in self._journals:
             journal.truncate_after(step)
 
     def write(self, result: StepResult) -> None:
@@ -42,15 +46,20 @@ class Records:
         for rollout, output in zip(result.rollouts, result.outputs, strict=True):
             self._rollouts.append(_rollout_row(result.step, rollout, output))
 
+    def write_alarms(self, alarms: Sequence[Alarm]) -> None:
+        """One row an alarm."""
+        for alarm in alarms:
+            self._alarms.append(alarm.row())
+
     def sync(self) -> None:
         """Wait until the rows are on the disk, so that no checkpoint outlives them."""
-        for journal in (self._metrics, self._rollouts, self._timings):
+        for journal in self._journals:
             journal.sync()
 
     def losses(self) -> list[str]:
         """What could not be written, one line a journal."""
-        journals = [journal for journal in (self._rollouts, self._timings) if journal.dropped]
-        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in journals]
+        lost = [journal for journal in self._journals if journal.dropped]
+        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in lost]
 
 
 def timings_jsonl(home: RunDir) -> Path:
