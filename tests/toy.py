@@ -20,6 +20,7 @@ from practicum.tasks.reverse import Config, build
 from practicum.tracking import Console
 
 ALPHABET = "abcd"
+JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl")
 TASK = {"type": "reverse", "alphabet": ALPHABET, "shortest": 2, "longest": 3, "train_size": 48, "heldout_size": 8}
 
 
@@ -87,7 +88,7 @@ def curve(folder: Path, name: str) -> list[float]:
     return [row[name] for row in rows(folder / "metrics.jsonl")]
 
 
-def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = ("metrics.jsonl", "rollouts.jsonl")) -> None:
+def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = JOURNALS) -> None:
     """Two run folders hold the same bytes: rows, summary, weights, optimizer and teacher."""
     for name in (*journals, "summary.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name

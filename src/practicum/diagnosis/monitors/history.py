@@ -43,6 +43,10 @@ class History:
         found = [row[name] for row in self._rows if name in row]
         return found[-count:]
 
+    def first(self, name: str, count: int) -> list[float]:
+        """The first values of a reading, as far as they are there: at most as many as a baseline has."""
+        return self._first.get(name, [])[:count]
+
     def rows(self, count: int) -> list[Mapping[str, float]]:
         """The newest rows, oldest first."""
         return list(self._rows)[-count:]

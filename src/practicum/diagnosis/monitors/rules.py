@@ -268,6 +268,19 @@ def refresh_shock(seen: Seen, limits: Limits) -> Finding | None:
     return Finding("reverse_kl", far[1], _of(limits.change) * far[0] / max(far[1], TINY), far[0])
 
 
+def divergence(seen: Seen, limits: Limits) -> Finding | None:
+    """The divergence to the teacher against that of the first three steps, where nothing else is learned from.
+
+    It is not measured against the first ten steps: too fast a learner has ruined itself by then.
+    """
+    far, start = seen.smooth("reverse_kl"), seen.history.first("reverse_kl", 3)
+    if far is None or seen.facts.rewarded or seen.step < 6 or len(start) < 3:
+        return None
+    base = median(start)
+    score = min(far / (_of(limits.change) * max(base, TINY)), (far - base) / _of(limits.level))
+    return Finding("reverse_kl", far, score, base)
+
+
 def _fall(seen: Seen, name: str, limits: Limits) -> Finding | None:
     now, base = seen.smooth(name), seen.baseline(name)
     if now is None or base is None or base <= 0:

@@ -298,6 +298,16 @@ MONITORS: dict[str, Monitor] = {
             change=0.3,
             persistence=1,
         ),
+        Monitor(
+            "M29",
+            "divergence",
+            rules.divergence,
+            "{change:g} times that of the first 3 steps, and {level:g} nats above it",
+            (patches.slower,),
+            "a learning rate x 100, in docs/monitors.md",
+            level=0.3,
+            change=2.0,
+        ),
     )
 }
 """Every monitor by its id."""
