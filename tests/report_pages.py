@@ -11,12 +11,14 @@ ALARMS: list[dict[str, Any]] = [
     {
         "step": 2,
         "id": "M4",
-        "name": "truncated",
+        "name": "truncation",
+        "reading": "truncated",
         "value": 0.93,
         "baseline": 0.4,
         "rule": "at least baseline + 0.25, twice",
         "action": "warn",
-        "patch": "rollout.max_new_tokens=8",
+        "patch": ["rollout.max_new_tokens=8"],
+        "set": {"optimizer.learning_rate": 0.001},
     },
     {
         "step": 3,
@@ -101,7 +103,7 @@ def hostile(run: Path, folder: Path) -> Path:
     edit_rows(
         folder / "metrics.jsonl", lambda row: row.update({HOSTILE: row["step"] / 3, f"reverse_kl/{HOSTILE}": 1.0})
     )
-    edit_rows(folder / "alarms.jsonl", lambda row: row.update(name=HOSTILE, rule=HOSTILE, patch={HOSTILE: HOSTILE}))
+    edit_rows(folder / "alarms.jsonl", lambda row: row.update(name=HOSTILE, rule=HOSTILE, patch=[HOSTILE]))
     edit(
         folder / "doctor.json",
         lambda value: value.update(verdict=HOSTILE, checks=[{"name": HOSTILE, "sentence": HOSTILE}]),

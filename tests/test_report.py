@@ -124,8 +124,11 @@ def test_a_curve_has_a_point_a_step_and_an_alarm_its_flag(rich: Path) -> None:
     rows = [json.loads(line) for line in (rich / "metrics.jsonl").read_text().splitlines()]
     known = data_of(page)["charts"]["reverse_kl"]["curves"][0]
     assert known["values"] == [pytest.approx(row["reverse_kl"], rel=1e-4) for row in rows]
-    assert all(figure.count('<g class="alarm">') == 2 for figure in figures)
-    assert "step 2: truncated" in first and "rollout.max_new_tokens=8" in page
+    assert all(figure.count('<g class="alarm') == 2 for figure in figures)
+    cut = next(figure for figure in figures if "Cut off" in figure)
+    assert cut.count('<g class="alarm">') == 1 and first.count('<g class="alarm other">') == 2
+    assert "optimizer.learning_rate=0.001</code> (set)" in page
+    assert "step 2: truncation" in first and "rollout.max_new_tokens=8" in page
 
 
 def test_every_element_is_closed(rich: Path) -> None:

@@ -22,7 +22,7 @@ from practicum.tracking import Console
 ALPHABET = "abcd"
 TASK = {"type": "reverse", "alphabet": ALPHABET, "shortest": 2, "longest": 3, "train_size": 48, "heldout_size": 8}
 
-JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "vocabulary.jsonl")
+JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl")
 """The journals that do not depend on the clock."""
 
 

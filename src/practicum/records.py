@@ -1,8 +1,10 @@
-"""What a run writes down at every step: metrics, rollouts, and, apart from both, seconds."""
+"""What a run writes down at every step: metrics, rollouts, alarms, and, apart from all of them, seconds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from practicum.diagnosis.monitors import Alarm
 from practicum.loop import StepResult
 from practicum.rollouts import TapeRow, digits
 from practicum.run_dir import Journal, RunDir, json_number, read_rows
@@ -22,13 +24,11 @@ class Records:
         self._metrics = Journal(home.metrics_jsonl, essential=True)
         self._rollouts = Journal(home.rollouts_jsonl, essential=replayed)
         self._timings = Journal(timings_jsonl(home), essential=False)
+        self._alarms = Journal(home.alarms_jsonl, essential=False)
         self._vocabulary = Journal(vocabulary_jsonl(home), essential=False)
+        self._journals = (self._metrics, self._rollouts, self._timings, self._alarms, self._vocabulary)
         self._renderer = renderer
         self._seen = {row["id"] for row in read_rows(vocabulary_jsonl(home))}
-
-    @property
-    def _journals(self) -> tuple[Journal, ...]:
-        return self._metrics, self._rollouts, self._timings, self._vocabulary
 
     def __enter__(self) -> "Records":
         return self
@@ -62,6 +62,11 @@ class Records:
             self._vocabulary.append({"step": result.step, "id": token, "text": text, "control": control})
         self._seen |= new
 
+    def write_alarms(self, alarms: Sequence[Alarm]) -> None:
+        """One row an alarm."""
+        for alarm in alarms:
+            self._alarms.append(alarm.row())
+
     def sync(self) -> None:
         """Wait until the rows are on the disk, so that no checkpoint outlives them."""
         for journal in self._journals:
@@ -69,8 +74,8 @@ class Records:
 
     def losses(self) -> list[str]:
         """What could not be written, one line a journal."""
-        journals = [journal for journal in self._journals if journal.dropped]
-        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in journals]
+        lost = [journal for journal in self._journals if journal.dropped]
+        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in lost]
 
 
 def timings_jsonl(home: RunDir) -> Path:

@@ -28,6 +28,7 @@ class Records:
         self.tokens = tokens
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._losses: dict[str, float] = {}
         self.broken: list[int] = []
         self._columns = torch.full((len(COLUMNS), tokens), torch.nan)
 
@@ -37,8 +38,20 @@ class Records:
         self._counts[name] = self._counts.get(name, 0) + len(values)
 
     def means(self) -> Metrics:
-        """The mean of each measure over the tokens at which it is known."""
-        return {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
+        """The mean of each measure over the tokens at which it is known, and what each of several teachers' loss is of all."""
+        total = sum(self._losses.values())
+        shares = self._losses if len(self._losses) > 1 and total > 0 else {}
+        means = {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
+        return means | {f"teacher_share/{name}": value / total for name, value in shares.items()}
+
+    def share(self, teacher: str, values: Sequence[TermValues], shares: Sequence[Tensor]) -> None:
+        """Count some tokens' part of the loss under the teacher that was named; a sampled token's is its coefficient."""
+        if teacher:
+            sizes = [
+                (share if value.divergence is None else share * value.divergence).double().abs().nansum().item()
+                for share, value in zip(shares, values, strict=True)
+            ]
+            self._losses[teacher] = self._losses.get(teacher, 0.0) + sum(sizes)
 
     def place(self, index: Tensor, values: TermValues, shares: Sequence[Tensor]) -> None:
         """Keep the numbers of some tokens, by their places in the batch; `shares` are the terms' coefficients."""

@@ -11,6 +11,9 @@ from practicum.statistics import Interval, overlaps_zero
 
 MOST_REASONS = 8
 
+FIRST_ALARMS, MOST_ALARMS = 20, 500
+"""So many alarms are listed at once, and so many at all."""
+
 Part = tuple[str, float | int]
 """Why something was kept or dropped, and how much of it."""
 
@@ -82,33 +85,46 @@ def alarms_section(run: RunData) -> Section | None:
     """What the monitors said, and what they would change."""
     if not run.alarms:
         return None
-    body = [
-        [
-            str(int(alarm["step"])),
-            safe(str(alarm.get("id", ""))),
-            safe(str(alarm.get("name", ""))),
-            _value(alarm.get("value")),
-            _value(alarm.get("baseline")),
-            safe(str(alarm.get("rule") or "")),
-            safe(str(alarm.get("action") or "")),
-            _patch(alarm.get("patch")),
-        ]
-        for alarm in run.alarms
+    body = [_alarm(alarm) for alarm in run.alarms]
+    head = ["step", "monitor", "", "value", "baseline", "rule", "action", "to try"]
+    whole = table(head, body[:FIRST_ALARMS], numbers=(3, 4), label="alarms")
+    if len(body) > FIRST_ALARMS:
+        rest = table(head, body[FIRST_ALARMS:MOST_ALARMS], numbers=(3, 4), label="more alarms")
+        whole += unfolding(f"{count(len(body) - FIRST_ALARMS)} more", rest)
+    about = f"{count(len(body))} in {count(len(run.metrics))} steps: {_most_frequent(run.alarms)}"
+    return Section("alarms", "Alarms", "Alarms", about, whole)
+
+
+def _most_frequent(alarms: Sequence[Row]) -> str:
+    names = Counter(str(alarm.get("name", alarm.get("id", ""))) for alarm in alarms)
+    return ", ".join(f"{safe(name)} {count(times)}" for name, times in names.most_common(5))
+
+
+def _alarm(alarm: Row) -> list[str]:
+    """The cells of one alarm."""
+    return [
+        str(int(alarm["step"])),
+        safe(str(alarm.get("id", ""))),
+        safe(str(alarm.get("name", ""))),
+        _value(alarm.get("value")),
+        _value(alarm.get("baseline")),
+        safe(str(alarm.get("rule") or "")),
+        safe(str(alarm.get("action") or "")),
+        _patch(alarm),
     ]
-    head = ["step", "monitor", "reading", "value", "baseline", "rule", "action", "patch"]
-    whole = table(head, body, numbers=(3, 4), label="alarms")
-    return Section("alarms", "Alarms", "Alarms", f"{count(len(body))} in {count(len(run.metrics))} steps", whole)
 
 
 def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "" if value is None else safe(str(value))
 
 
-def _patch(patch: object) -> str:
-    if not patch:
-        return ""
-    text = patch if isinstance(patch, str) else json.dumps(patch, ensure_ascii=False)
-    return f"<code>{safe(text)}</code>"
+def _patch(alarm: Row) -> str:
+    """The changes that an alarm proposes, and those that the recipe let it make."""
+    patch, made = alarm.get("patch"), alarm.get("set")
+    proposed = patch if isinstance(patch, list) else [patch] if patch else []
+    lines = [f"<code>{safe(one if isinstance(one, str) else json.dumps(one))}</code>" for one in proposed]
+    lines += [f"<code>{safe(str(key))}={_value(value)}</code> (set)" for key, value in made.items()] if made else []
+    return "<br>".join(lines)
 
 
 def doctor_section(run: RunData) -> Section | None:

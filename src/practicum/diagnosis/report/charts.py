@@ -29,10 +29,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place on the time axis with what happened there."""
+    """A place on the time axis with what happened there, and to which reading; other charts show it small."""
 
     step: float
     text: str
+    reading: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +110,24 @@ def running_mean(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def line_chart(id: str, label: str, curves: Sequence[Curve], marks: Sequence[Mark], last: float) -> str:
-    """Curves over steps 1 to `last`, with a dashed line at each mark; the reader walks it with the arrow keys."""
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The steps of a run with what happened at them."""
+
+    last: float
+    marks: Sequence[Mark]
+
+
+def line_chart(id: str, label: str, curves: Sequence[Curve], time: Timeline, readings: Sequence[str]) -> str:
+    """Curves over the steps, with a dashed line at each mark of its `readings`; the reader walks it with the arrow keys."""
     steps = [step for curve in curves for step, _ in curve.points]
-    across = Axis(min(min(steps), 1.0), max(last, max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
+    across = Axis(min(min(steps), 1.0), max(time.last, max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
     up = values_axis([value for curve in curves for _, value in curve.points], HEIGHT - BOTTOM, TOP)
     lines = "".join(_curve(curve, across, up) for curve in curves)
     ends = f'data-chart="{id}" data-low="{across.low:g}" data-high="{across.high:g}"'
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" tabindex="0" {ends} aria-label="{html.escape(label)}">'
-        f"{_grid(across, up)}{_marks(marks, across)}{lines}"
+        f"{_grid(across, up)}{_marks(time.marks, across, readings)}{lines}"
         f'<g class="cursor" visibility="hidden"><line y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/></g></svg>'
     )
 
@@ -144,17 +153,19 @@ def count_label(step: float | int) -> str:
     return f"{step:,.0f}"
 
 
-def _marks(marks: Sequence[Mark], across: Axis) -> str:
-    """A dashed line and a flag for each place; those that fall together share one."""
-    places: dict[float, list[str]] = {}
+def _marks(marks: Sequence[Mark], across: Axis, readings: Sequence[str]) -> str:
+    """A flag at each place, with a dashed line where it is about one of the readings; those that fall together share one."""
+    places: dict[float, list[Mark]] = {}
     for mark in marks:
-        places.setdefault(round(across.at(mark.step), 1), []).append(mark.text)
-    return "".join(
-        f'<g class="alarm"><title>{"&#10;".join(html.escape(text) for text in texts)}</title>'
-        f'<line x1="{x}" x2="{x}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>'
-        f'<path d="M{x - 4:.1f} {TOP - 9} h8 l-4 8 z"/></g>'
-        for x, texts in places.items()
-    )
+        places.setdefault(round(across.at(mark.step), 1), []).append(mark)
+    return "".join(_flag(x, found, any(mark.reading in readings for mark in found)) for x, found in places.items())
+
+
+def _flag(x: float, marks: Sequence[Mark], own: bool) -> str:
+    title = "&#10;".join(html.escape(mark.text) for mark in marks)
+    line = f'<line x1="{x}" x2="{x}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>' if own else ""
+    shape = f"M{x - 4:.1f} {TOP - 9:g} h8 l-4 8 z" if own else f"M{x - 2:.1f} {TOP - 6:g} h4 l-2 4 z"
+    return f'<g class="alarm{"" if own else " other"}"><title>{title}</title>{line}<path d="{shape}"/></g>'
 
 
 def _curve(curve: Curve, across: Axis, up: Axis) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.diagnosis.report.charts import MOST_POINTS, Curve, Mark, legend, line_chart, shown, thinned
+from practicum.diagnosis.report.charts import MOST_POINTS, Curve, Mark, Timeline, legend, line_chart, shown, thinned
 from practicum.diagnosis.report.markup import Section, note, safe, unfolding
 from practicum.diagnosis.report.reading import Row, RunData
+from practicum.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,16 @@ WANTED = {
     "truncated": Wanted(
         "Cut off", "share of answers", (("truncated", "cut off", "student"), ("empty", "empty", "before"))
     ),
+    "repetition": Wanted(
+        "Repetition",
+        "share",
+        (("repetition", "answers that loop", "student"), ("repeated_tokens", "repeated tokens", "third")),
+    ),
+    "diversity": Wanted(
+        "Diversity",
+        "share",
+        (("unique_answers", "different answers of a prompt", "student"), ("distinct_2", "distinct 2-grams", "third")),
+    ),
     "loss": Wanted("Loss", "of each term, before weights", (("loss", "loss", "student"),)),
 }
 """The charts that every reader looks for, in their order."""
@@ -58,14 +69,14 @@ def curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     if not charts:
         return None, {}
     marks = [mark_of(alarm) for alarm in run.alarms]
-    last = float(run.steps)
-    drawn = {id: _figure(id, wanted, curves, marks, last) for id, (wanted, curves) in charts.items()}
+    time = Timeline(float(run.steps), marks)
+    drawn = {id: _figure(id, wanted, curves, time) for id, (wanted, curves) in charts.items()}
     main = "".join(drawing for id, drawing in drawn.items() if not id.startswith("other-"))
     rest = "".join(drawing for id, drawing in drawn.items() if id.startswith("other-"))
     more = unfolding("every other reading", f'<div class="charts">{rest}</div>') if rest else ""
     hint = "Point at a curve to read it, or focus it and use the arrow keys."
     smooth = " The bold line is a running mean." if len(run.metrics) >= 80 else ""
-    flags = " A flag is an alarm: see below." if marks else ""
+    flags = " A flag is an alarm, with a line where it is about that reading: see below." if marks else ""
     body = f'{note(hint + smooth + flags)}<div class="charts">{main}</div>{more}'
     return Section("curves", "Curves", "While training", "one reading a step", body), {
         id: _data(curves) for id, (_, curves) in charts.items()
@@ -74,7 +85,8 @@ def curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
 
 def mark_of(alarm: Row) -> Mark:
     """An alarm as a mark on the time axis."""
-    return Mark(float(alarm["step"]), f"step {alarm['step']}: {safe(str(alarm.get('name', alarm.get('id', 'alarm'))))}")
+    name = str(alarm.get("name", alarm.get("id", "alarm")))
+    return Mark(float(alarm["step"]), f"step {alarm['step']}: {printable(name)}", str(alarm.get("reading", name)))
 
 
 def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
@@ -83,9 +95,11 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
     used = {key for wanted in WANTED.values() for key, _, _ in wanted.readings}
     keys = list(dict.fromkeys(key for row in run.metrics for key in row))
     teachers = [key for key in keys if key.startswith("reverse_kl/")]
+    places = [key for key in keys if key.startswith("reverse_kl_at_")]
     terms = [key for key in keys if key.startswith("loss_") and key[5:].isdigit()]
     several = {
         "teachers": Wanted("Reverse KL by teacher", "nats a token", _roles(teachers, "reverse_kl/")),
+        "places": Wanted("Reverse KL by place", "from token", _roles(places, "reverse_kl_at_")),
         "terms": Wanted("Loss by term", "before weights", _roles(terms, "loss_")),
     }
     for id, wanted in {**WANTED, **several}.items():
@@ -94,11 +108,11 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
         ]
         if curves and [curve.points for curve in curves] not in [_points(chart) for chart in found.values()]:
             found[id] = (wanted, curves)
-    rest = [key for key in keys if key not in used and key not in NOT_DRAWN and key not in (*teachers, *terms)]
+    rest = [key for key in keys if key not in used and key not in NOT_DRAWN and key not in (*teachers, *places, *terms)]
     for place, key in enumerate(rest):
         curve = _curve(run.metrics, key, safe(key), "student")
         if len({value for _, value in curve.points}) > 1 and len(found) < len(WANTED) + OTHERS:
-            found[f"other-{place}"] = (Wanted(safe(key), "", ()), [curve])
+            found[f"other-{place}"] = (Wanted(safe(key), "", ((key, safe(key), "student"),)), [curve])
     return found
 
 
@@ -120,7 +134,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _figure(id: str, wanted: Wanted, curves: Sequence[Curve], marks: Sequence[Mark], last: float) -> str:
+def _figure(id: str, wanted: Wanted, curves: Sequence[Curve], time: Timeline) -> str:
     label = f"{html.unescape(wanted.title)}, {wanted.unit}: " + "; ".join(
         f"{html.unescape(curve.name)} {shown(curve.points[0][1])} at step {curve.points[0][0]:.0f}, "
         f"{curve.points[-1][1]:.4g} at step {curve.points[-1][0]:.0f}"
@@ -131,7 +145,7 @@ def _figure(id: str, wanted: Wanted, curves: Sequence[Curve], marks: Sequence[Ma
     return (
         f'<figure class="chart"><figcaption><b>{wanted.title}</b>{unit}'
         f'<output class="reading">{_last(curves)}</output></figcaption>'
-        f'{line_chart(id, label, curves, marks, last)}<div class="legend">{keys}</div></figure>'
+        f'{line_chart(id, label, curves, time, [key for key, _, _ in wanted.readings])}<div class="legend">{keys}</div></figure>'
     )
 
 
