@@ -28,3 +28,27 @@ def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from toy import toy_run
 
     return toy_run(models, tmp_path_factory.mktemp("runs"), {"evaluation.prompts": 8}).folder
+
+
+@pytest.fixture(scope="session")
+def rich(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with alarms and a doctor's word, and its page."""
+    from report_pages import copied
+
+    from practicum.diagnosis.report import write_report
+
+    folder = copied(finished, tmp_path_factory.mktemp("rich") / "toy")
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def harmful(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which every text is hostile, and its page."""
+    from report_pages import hostile
+
+    from practicum.diagnosis.report import write_report
+
+    folder = hostile(finished, tmp_path_factory.mktemp("harmful") / "toy")
+    write_report(folder)
+    return folder

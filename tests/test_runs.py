@@ -128,6 +128,8 @@ def test_a_run_folder_holds_one_row_a_step_and_one_a_rollout(finished: Path) -> 
     for row in recorded:
         assert len(row["tokens"]) == len(row["teacher_logprobs"]) == len(row["sampling_logprobs"])
         assert all(number <= 0 for number in row["teacher_logprobs"])
+        for name in ("student_entropy", "teacher_entropy", "weight"):
+            assert len(row[name]) == len(row["tokens"]) and all(number >= 0 for number in row[name]), name
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["rollouts"] == 32 and summary["skipped_updates"] == 0
     assert summary["tokens"] == sum(len(row["tokens"]) for row in recorded)

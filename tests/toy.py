@@ -22,6 +22,9 @@ from practicum.tracking import Console
 ALPHABET = "abcd"
 TASK = {"type": "reverse", "alphabet": ALPHABET, "shortest": 2, "longest": 3, "train_size": 48, "heldout_size": 8}
 
+JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl")
+"""The journals that do not depend on the clock."""
+
 
 def make_model(folder: Path, *, alphabet: str = ALPHABET, **settings: Any) -> Path:
     """A from-scratch model folder; `pretrain` is a number of steps on the reversal of strings."""
@@ -87,9 +90,9 @@ def curve(folder: Path, name: str) -> list[float]:
     return [row[name] for row in rows(folder / "metrics.jsonl")]
 
 
-def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = ("metrics.jsonl", "rollouts.jsonl")) -> None:
+def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = JOURNALS) -> None:
     """Two run folders hold the same bytes: rows, summary, weights, optimizer and teacher."""
-    for name in (*journals, "summary.json"):
+    for name in (*journals, "summary.json", "before.json", "after.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     newest = max((one / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step-")))
     files = sorted(path.name for path in newest.glob("*.safetensors"))

@@ -1,5 +1,6 @@
 """How good the student is on held-out prompts, and how far from its teacher, with intervals."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.forensics import Trace, read_trace, trace, traced
 from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, read_signal
 from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher, TeacherRequest
@@ -32,20 +34,26 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One held-out prompt with what was expected and what was said."""
+    """One held-out prompt with what was expected and what was said.
+
+    `logprob` is the answer's mean log-probability a token under the model that wrote it, untempered.
+    """
 
     prompt: str
     question: str
     expected: str | None
     text: str
     reward: float | None
+    tokens: int = 0
+    logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """The result on every prompt; `scores` is each prompt's mean reward (empty where the task has no answers).
 
-    `by_domain` is the accuracy on the prompts of each domain, where prompts have one.
+    `by_domain` is the accuracy on the prompts of each domain, where prompts have one; `traces` are the first few answers
+    token by token.
     """
 
     answers: list[Answered]
@@ -56,11 +64,12 @@ class Evaluation:
     student_entropy: float | None
     reverse_kl: float | None
     by_domain: dict[str, Interval] = field(default_factory=dict)
+    traces: list[Trace] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """The numbers for `summary.json`, without the answers themselves."""
         numbers = asdict(self)
-        del numbers["answers"], numbers["scores"]
+        del numbers["answers"], numbers["scores"], numbers["traces"]
         return {"prompts": len({answer.prompt for answer in self.answers}), "completions": len(self.answers), **numbers}
 
     @classmethod
@@ -69,7 +78,8 @@ class Evaluation:
         accuracy = None if saved["accuracy"] is None else Interval(**saved["accuracy"])
         answers = [Answered(**answer) for answer in saved["answers"]]
         by_domain = {domain: Interval(**interval) for domain, interval in saved["by_domain"].items()}
-        return cls(**{**saved, "accuracy": accuracy, "answers": answers, "by_domain": by_domain})
+        traces = [read_trace(one) for one in saved.get("traces", [])]
+        return cls(**{**saved, "accuracy": accuracy, "answers": answers, "by_domain": by_domain, "traces": traces})
 
 
 def evaluate(
@@ -78,8 +88,8 @@ def evaluate(
     """Sample, verify, and compare with the teacher on the states the student visits."""
     batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
     rollouts = rewarded(sample_rollouts(batch, client, renderer, settings.sampling), task)
-    entropy, divergence = (None, None) if teacher is None else _distance(client, teacher, rollouts)
-    return _evaluation(rollouts, entropy, divergence, settings.seed)
+    distance = _Distance() if teacher is None else _distance(client, teacher, rollouts, renderer)
+    return _evaluation(rollouts, distance, settings.seed)
 
 
 def evaluate_teacher(
@@ -108,7 +118,7 @@ def evaluate_teacher(
         )
         for request, sample in zip(requests, samples, strict=True)
     ]
-    return _evaluation(rewarded(rollouts, task), None, None, settings.seed)
+    return _evaluation(rewarded(rollouts, task), _Distance(), settings.seed)
 
 
 def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
@@ -118,7 +128,16 @@ def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     return difference(after.scores, before.scores, seed)
 
 
-def _evaluation(rollouts: list[Rollout], entropy: float | None, divergence: float | None, seed: int) -> Evaluation:
+@dataclass(frozen=True, slots=True)
+class _Distance:
+    """Mean student entropy and reverse KL a token, and the traced answers; nothing where there is no teacher."""
+
+    entropy: float | None = None
+    divergence: float | None = None
+    traces: list[Trace] = field(default_factory=list)
+
+
+def _evaluation(rollouts: list[Rollout], distance: _Distance, seed: int) -> Evaluation:
     by_prompt: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
@@ -132,6 +151,8 @@ def _evaluation(rollouts: list[Rollout], entropy: float | None, divergence: floa
                 rollout.prompt.answer,
                 rollout.text,
                 rollout.reward,
+                len(rollout.tokens),
+                _mean(rollout.policy_logprobs),
             )
             for rollout in rollouts
         ],
@@ -139,10 +160,17 @@ def _evaluation(rollouts: list[Rollout], entropy: float | None, divergence: floa
         accuracy=_interval(list(by_prompt.values()), seed) if by_prompt else None,
         length=sum(len(rollout.tokens) for rollout in rollouts) / count,
         truncated=sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
-        student_entropy=entropy,
-        reverse_kl=divergence,
+        student_entropy=distance.entropy,
+        reverse_kl=distance.divergence,
         by_domain=_by_domain(rollouts, by_prompt, seed),
+        traces=distance.traces,
     )
+
+
+def _mean(logprobs: Tensor) -> float | None:
+    """Their mean; None where there are none, or one is not known."""
+    mean = logprobs.double().mean().item() if len(logprobs) else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def _by_domain(rollouts: Sequence[Rollout], by_prompt: Mapping[str, Sequence[float]], seed: int) -> dict[str, Interval]:
@@ -163,10 +191,8 @@ def _interval(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
 
 
 @torch.no_grad()
-def _distance(
-    client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout]
-) -> tuple[float | None, float | None]:
-    """Mean student entropy and reverse KL a token; by the sampled tokens alone where the teacher gives no more."""
+def _distance(client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer) -> _Distance:
+    """How far the student is from its teacher; by the sampled tokens alone where the teacher gives no more."""
     requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()
@@ -176,10 +202,11 @@ def _distance(
         divergence, entropy = _whole(own, other) if full else _by_samples(own, other)
         divergences += [] if divergence is None else [divergence.double()]
         entropies.append(entropy.double())
+    traces = [trace(rollouts[place], mine[place], theirs[place], renderer) for place in traced(rollouts)]
     for head in {head.key: head for other in theirs for head in other.heads}.values():
         head.release()
     distance = torch.cat(divergences).mean().item() if divergences else None
-    return torch.cat(entropies).mean().item(), distance
+    return _Distance(torch.cat(entropies).mean().item(), distance, traces)
 
 
 def _whole(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:

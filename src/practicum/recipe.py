@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from practicum.diagnosis.monitors import MonitorsSection, number_at
 from practicum.errors import CapabilityError, RecipeError
 from practicum.model_config import StudentConfig
 from practicum.objective import Draws, Full, Objective, Sampled, Term, TopK
@@ -19,7 +20,7 @@ from practicum.objective.calls import did_you_mean
 from practicum.plugins import Plugin, module_of
 from practicum.ports import AdamParams, Capabilities
 from practicum.rollouts import Prefix, SourceChoice, StudentSource, source_problems
-from practicum.schedule import Adaptive, Schedule, planned, put_in, taken_out
+from practicum.schedule import SCHEDULED, Adaptive, Schedule, planned, put_in, taken_out
 from practicum.types import SamplingParams
 
 LARGEST_RECIPE = 1 << 20
@@ -119,6 +120,7 @@ class EvaluationConfig(BaseModel):
     temperature: float = Field(default=0.0, ge=0)
     max_new_tokens: int | None = Field(default=None, ge=1, description="none: as in rollout")
     teacher: bool = Field(default=True, description="also let the teacher answer, in its own context")
+    every: int | None = Field(default=None, ge=1, description="steps; none: only before and after training")
 
 
 class Recipe(BaseModel):
@@ -146,6 +148,9 @@ class Recipe(BaseModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    monitors: MonitorsSection = Field(
+        default={}, description="what is done differently about a monitor, by its id: see [monitors](monitors.md)"
+    )
     prompt_tokens: int = Field(default=2048, ge=1, description="longer prompts are rejected, and counted")
     schedules: dict[str, Schedule] = Field(
         default={}, description="numbers that change from step to step, by their place; written there as `linear(1, 0)`"
@@ -284,6 +289,7 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
     recipe = _validated(plain, source)
     for step in (1, (1 + recipe.train.steps) // 2, recipe.train.steps):
         _check_schedules(recipe, source, step)
+    _check_changes(recipe, source)
     return recipe
 
 
@@ -305,6 +311,25 @@ def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
             except (KeyError, IndexError, TypeError, AttributeError):
                 raise RecipeError(
                     f"{source}: schedules: there is no number at {path!r}; write the schedule in the number's place"
+                ) from None
+
+
+def _check_changes(recipe: Recipe, source: str) -> None:
+    """RecipeError where a monitor is to change what is no number, or a number that a schedule moves."""
+    data = resolved(recipe)
+    for name, settings in recipe.monitors.items():
+        for path in settings.set:
+            where = f"{source}: monitors.{name}.set: "
+            if path in recipe.schedules:
+                raise RecipeError(f"{where}{path} has a schedule; let one of the two change it")
+            try:
+                if path.partition(".")[0] not in SCHEDULED:
+                    raise KeyError(path)
+                recipe.at({path: number_at(data, path)})
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+                raise RecipeError(
+                    f"{where}there is no number at {path!r}; write a place in {', '.join(SCHEDULED)}, for example "
+                    "optimizer.learning_rate"
                 ) from None
 
 

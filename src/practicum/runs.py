@@ -7,8 +7,9 @@ resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`
 import json
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -19,20 +20,22 @@ from torch import Tensor
 from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
+from practicum.diagnosis.monitors import Alarm, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
-from practicum.errors import CheckpointError, Interrupted, RecipeError
+from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
 from practicum.loop import train
 from practicum.model_config import Scratch
 from practicum.objective import Objective
 from practicum.randomness import seed_of
-from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
+from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
 from practicum.records import Records
 from practicum.rollouts import replays
-from practicum.run_dir import Checkpoint, RunDir
+from practicum.run_dir import Checkpoint, Journal, RunDir
 from practicum.statistics import Interval
 from practicum.tracking import Console, Quiet
+from practicum.types import Metrics
 
 NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
 """Fields of a recipe that may change between a run and its resume without changing what is computed."""
@@ -84,6 +87,7 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     optimizer: Section | None = None,
     train: Section,
     evaluation: Section | None = None,
+    monitors: Section | None = None,
     name: str = "distill",
     seed: int = 0,
     out: str | Path = "runs",
@@ -105,6 +109,7 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "optimizer": optimizer,
         "train": train,
         "evaluation": evaluation,
+        "monitors": monitors,
     }
     given = {key: section for key, section in sections.items() if section is not None}
     recipe = parse_recipe({"name": name, "seed": seed, **given}, "distill")
@@ -157,9 +162,11 @@ class _Run:
         checkpoint = self._restore(built, resume)
         first = 1 if checkpoint is None else checkpoint.step + 1
         before, teacher = self._before(built, trained=checkpoint is not None)
+        self._note_start(first)
         self._stop_before(first)
-        self._train(built, first)
+        self._train(built, first, before)
         after = self._evaluate(built, "after training")
+        folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         summary = self._summary(before, teacher, after)
         folders.write_json(self.home.summary_json, summary)
         write_report(self.home.path)
@@ -185,7 +192,11 @@ class _Run:
                     f"{self.home.path}: the {' and '.join(changed)} of this run changed since it began; a run only resumes on "
                     "the same weights and prompts, so start a new run"
                 )
-        folders.write_json(self.home.recipe_json, {"recipe": resolved(self.recipe), "identity": built.identity})
+        prompts = {"used": len(built.parts.prompts), "too_long": len(built.too_long)}
+        folders.write_json(
+            self.home.recipe_json,
+            {"recipe": resolved(self.recipe), "identity": built.identity, "prompts": prompts},
+        )
 
     def _report_too_long(self, built: Assembled) -> None:
         if built.too_long:
@@ -237,6 +248,11 @@ class _Run:
         folders.write_json(path, {"student": _json(before), "teacher": _json(teacher)})
         return before, teacher
 
+    def _note_start(self, first: int) -> None:
+        """Write down that the run began, or went on, at a step, and with which versions."""
+        with closing(Journal(self.home.path / "starts.jsonl", essential=False)) as starts:
+            starts.append({"first": first, "versions": folders.current_versions()})
+
     def _stop_before(self, step: int) -> None:
         """Interrupted where a signal came while nothing was being trained."""
         number = self.stop()
@@ -251,19 +267,26 @@ class _Run:
         parts = built.parts
         return evaluate(parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation)
 
-    def _train(self, built: Assembled, first: int) -> None:
+    def _train(self, built: Assembled, first: int, before: Evaluation | None) -> None:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
+        watch = self._watch(built)
         self.console.begin(steps, first)
-        with Records(self.home, replayed=replays(self.recipe.rollout.source)) as records:
-            for result in train(first, steps, built.parts, built.settings):
+        with Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records:
+            for trained in train(first, steps, built.parts, built.settings):
+                result = watch.read(trained, self._heldout(built, trained.step, before))
                 records.write(result)
                 built.courses.after_step(result.metrics)
                 self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
+                alarms = watch.judge(result.step, result.metrics)
+                records.write_alarms(alarms)
+                self._sound(built, alarms)
                 number = self.stop()
-                if result.step == steps or number is not None or (every is not None and result.step % every == 0):
+                regular = every is not None and result.step % every == 0
+                if result.step == steps or number is not None or regular or tag_of(alarms) is not None:
                     records.sync()
-                    self._checkpoint(built, result.step)
+                    self._checkpoint(built, result.step, tag_of(alarms))
+                self._pause(alarms)
                 if number is not None and result.step < steps:
                     raise Interrupted(
                         number,
@@ -275,14 +298,60 @@ class _Run:
         for remark in built.remarks:
             self.console.event(remark())
 
-    def _checkpoint(self, built: Assembled, step: int) -> None:
+    def _watch(self, built: Assembled) -> Watch:
+        """The monitors, where they stood after the newest checkpoint, and what they had changed by then."""
+        watch = Watch(resolved(self.recipe), self.recipe.monitors, self._accepts)
+        for alarm in watch.replay(folders.read_rows(self.home.metrics_jsonl)):
+            built.courses.change(alarm.set)
+        return watch
+
+    def _accepts(self, overrides: Sequence[str]) -> bool:
+        """Whether the recipe can be changed so."""
+        data = resolved(self.recipe)
+        try:
+            for text in overrides:
+                override(data, text)
+            return resolved(parse_recipe(data, "patch")) != resolved(self.recipe)
+        except RecipeError:
+            return False
+
+    def _heldout(self, built: Assembled, step: int, before: Evaluation | None) -> Metrics:
+        """What an evaluation says where one is due within the training."""
+        every = self.recipe.evaluation.every
+        if every is None or step % every or step == self.recipe.train.steps:
+            return {}
+        now = self._evaluate(built, f"after step {step}")
+        return {} if now is None else heldout(before, now, self.recipe.seed)
+
+    def _sound(self, built: Assembled, alarms: Sequence[Alarm]) -> None:
+        """Say what the monitors found, change what the recipe lets them change, and end the run where one asks for it."""
+        for alarm in alarms:
+            built.courses.change(alarm.set)
+            if alarm.action != "log":
+                self.console.event(f"alarm: {alarm.line()}")
+        worst = gravest(alarms)
+        if worst is not None and worst.action == "stop":
+            raise AlarmError(
+                f"stopped by {worst.line()}; this step's weights are not kept, the newest checkpoint is from before: go on from it "
+                f"with --resume monitors.{worst.id}=warn, or start again with the change"
+            )
+
+    def _pause(self, alarms: Sequence[Alarm]) -> None:
+        """AlarmError, after the state was saved, where a monitor asks to be looked at before the run goes on."""
+        worst = gravest(alarms)
+        if worst is not None and worst.action == "pause" and worst.step < self.recipe.train.steps:
+            raise AlarmError(
+                f"paused by {worst.line()}; the state is saved: look, then go on with --resume, or start again with the change"
+            )
+
+    def _checkpoint(self, built: Assembled, step: int, tag: str | None) -> None:
         tensors = built.trainer.save_state()
         for role, teacher in built.teachers().items():
             own = teacher.save_state()
             if own:
                 tensors[role] = own
         state = {"step": step, "schedules": built.courses.save_state()}
-        folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints)
+        folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints, tag=tag)
 
     def _summary(
         self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
@@ -300,6 +369,7 @@ class _Run:
             "teacher": None if teacher is None else teacher.summary(),
             "after": None if after is None else after.summary(),
             "gain": None if won is None else asdict(won),
+            "alarms": dict(sorted(Counter(row["id"] for row in folders.read_rows(self.home.alarms_jsonl)).items())),
             "samples": side_by_side(before, after),
         }
 
@@ -315,17 +385,34 @@ class _Run:
             self.console.table("held-out evaluation", columns, comparison(before, after, teacher))
         won = summary["gain"]
         shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
+        if summary["alarms"]:
+            counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
+            shown["alarms"] = f"{counts}; see alarms.jsonl"
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
         self.console.finish(
             {**shown, "time": seconds, "run folder": near(self.home.path), "report": "report.html in it"}
         )
 
 
+def tag_of(alarms: Sequence[Alarm]) -> str | None:
+    """Why the checkpoint of a step is to be kept, where an alarm says so."""
+    lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "pause")]
+    return "\n".join(lines) if lines else None
+
+
+def _changes(recipe: Section) -> dict[str, Any]:
+    """The recipe with nothing of its monitors but what they may change."""
+    if "monitors" not in recipe:
+        return dict(recipe)
+    kept = {name: settings["set"] for name, settings in recipe["monitors"].items() if settings.get("set")}
+    return {**recipe, "monitors": kept}
+
+
 def changed_fields(saved: Section, now: Section) -> list[str]:
     """One line for each field of a resolved recipe that changed and that the computation depends on."""
     return [
         line
-        for line in folders.recipe_differences(saved, now)
+        for line in folders.recipe_differences(_changes(saved), _changes(now))
         if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED))
     ]
 

@@ -102,6 +102,7 @@ class Courses:
     def __init__(self, schedules: Mapping[str, Linear | Cosine | Switch | Adaptive], steps: int) -> None:
         self._schedules = schedules
         self._steps = steps
+        self._changed: dict[str, float] = {}
         self._state = {
             path: {"value": schedule.start, "momentum": 0.0}
             for path, schedule in schedules.items()
@@ -111,7 +112,11 @@ class Courses:
     def at(self, step: int) -> dict[str, float]:
         """Every scheduled number at a step, by its path."""
         numbers = {path: planned(schedule, step, self._steps) for path, schedule in self._schedules.items()}
-        return numbers | {path: state["value"] for path, state in self._state.items()}
+        return numbers | {path: state["value"] for path, state in self._state.items()} | self._changed
+
+    def change(self, numbers: Mapping[str, float]) -> None:
+        """Let numbers be others from the next step on, whatever is planned."""
+        self._changed.update(numbers)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
         """Let the adaptive schedules see what the step measured; NumericError where it did not measure their metric."""

@@ -270,11 +270,20 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """What the logit side found at each token of one rollout; NaN where a token was not learned from."""
+    """What the two sides of the objective found at each token of one rollout; NaN where nothing is known of a token.
+
+    Nothing is known of tokens that were not learned from. `teacher_logprobs`, `divergence` and `teacher_entropy` (nats) are
+    those of the first term; `weight` is the coefficient that the token side gave the token, summed over the terms;
+    `reverse_kl` is to the teacher itself, whatever the terms.
+    """
 
     logprobs: Float[Tensor, " T"]
     teacher_logprobs: Float[Tensor, " T"]
     divergence: Float[Tensor, " T"]
+    student_entropy: Float[Tensor, " T"]
+    teacher_entropy: Float[Tensor, " T"]
+    weight: Float[Tensor, " T"]
+    reverse_kl: Float[Tensor, " T"]
 
 
 @dataclass(frozen=True, slots=True)

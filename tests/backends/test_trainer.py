@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from practicum.backends.local import LanguageModel, LocalSampler, LocalTrainer, TrainerLimits
+from practicum.backends.local.measures import COLUMNS
 from practicum.errors import CheckpointError
 from practicum.objective import Full, Objective, Sampled, TeacherTokens, TopK, logit_side, token_batch, token_side
 from practicum.ports import AdamParams, ScoreRequest
@@ -94,8 +95,8 @@ def test_gradients_and_records_do_not_depend_on_how_the_batch_is_cut(choice):
         assert other.metrics == pytest.approx(result.metrics, rel=1e-5, abs=1e-6)
         for one, two in zip(other.outputs, result.outputs, strict=True):
             torch.testing.assert_close(
-                torch.stack([one.logprobs, one.teacher_logprobs, one.divergence]),
-                torch.stack([two.logprobs, two.teacher_logprobs, two.divergence]),
+                torch.stack([getattr(one, name) for name in COLUMNS]),
+                torch.stack([getattr(two, name) for name in COLUMNS]),
                 equal_nan=True,
                 rtol=1e-5,
                 atol=1e-5,
@@ -244,12 +245,31 @@ def test_outputs_stand_at_their_tokens_and_are_nan_at_the_others():
     assert len(result.outputs) == len(data)
     for datum, output in zip(data, result.outputs, strict=True):
         mask = datum.rollout.loss_mask
-        for column in (output.logprobs, output.teacher_logprobs, output.divergence):
-            assert torch.equal(~torch.isnan(column), mask)
+        for name in COLUMNS:
+            assert torch.equal(~torch.isnan(getattr(output, name)), mask), name
         if mask.any():
             logits = torch.log_softmax(all_logits(student, datum.rollout), dim=-1).detach()
             sampled = logits.gather(1, datum.rollout.tokens[mask][:, None])[:, 0]
             torch.testing.assert_close(output.logprobs[mask], sampled, rtol=1e-5, atol=1e-5)
+            entropy = -(logits.exp() * logits).sum(dim=-1)
+            torch.testing.assert_close(output.student_entropy[mask], entropy, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(output.reverse_kl, output.divergence, equal_nan=True)
+            assert output.weight[mask].tolist() == pytest.approx([1 / result.metrics["tokens"]] * int(mask.sum()))
+
+
+def test_the_weights_of_terms_are_added_and_what_the_teacher_hides_is_nan():
+    student = trainable(tiny())
+    terms = Objective.model_validate({"losses": [{"coefficient": 0.5}, {"divergence": "forward_kl", "coefficient": 2}]})
+    _, result = gradients(student, data_for(tiny(seed=1)), terms)
+    weights = torch.cat([output.weight for output in result.outputs])
+    assert weights[~weights.isnan()].tolist() == pytest.approx([2.5 / result.metrics["tokens"]] * 14)
+    said = [
+        replace(datum, signal=TeacherSignal(logprobs=-torch.ones(len(datum.rollout.tokens))))
+        for datum in data_for(tiny())
+    ]
+    _, result = gradients(student, said, Objective.model_validate({"signal": "sampled"}))
+    assert all(output.teacher_entropy.isnan().all() for output in result.outputs)
+    assert not all(output.student_entropy.isnan().all() for output in result.outputs)
 
 
 def test_metrics_are_means_over_the_supervised_tokens():

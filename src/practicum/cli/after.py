@@ -76,11 +76,12 @@ def export_run(run_folder: Path, folder: Path) -> Path:
 
 
 def rewrite_report(folder: Path) -> Path:
-    """The report of a finished run or pipeline, written again; RecipeError where there is nothing to write it from."""
+    """The report of a run or of a finished pipeline, written again; RecipeError where there is nothing to write it from."""
+    if not (folder / "pipeline.json").is_file():
+        return write_report(folder)
     if not (folder / "summary.json").is_file():
-        raise RecipeError(f"{folder} holds no summary.json, so nothing has finished there; go on with --resume")
-    is_pipeline = (folder / "pipeline.json").is_file()
-    return write_pipeline_report(folder) if is_pipeline else write_report(folder)
+        raise RecipeError(f"{folder} holds no summary.json, so the pipeline has not finished; go on with --resume")
+    return write_pipeline_report(folder)
 
 
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

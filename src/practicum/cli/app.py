@@ -158,14 +158,30 @@ def export(
 
 @app.command(epilog="Example: practicum report runs/quickstart")
 def report(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run or pipeline")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run or of a finished pipeline")],
     debug: Debug = False,
 ) -> None:
-    """Write report.html again from what a run or a pipeline left."""
+    """Write report.html again from what a run or a pipeline has left so far."""
     with _errors(debug):
         from practicum.cli.after import rewrite_report
 
         print(f"wrote {rewrite_report(run_folder)}")
+
+
+@app.command(epilog="Example: practicum watch runs/quickstart --open")
+def watch(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run or pipeline, going on or not")],
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="8765, or any free one where that is taken")
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="open the page in the browser")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show the report's page live, on this machine alone."""
+    with _errors(debug):
+        from practicum.cli.watch import watch_run
+
+        watch_run(run_folder, port, open_browser)
 
 
 def _version(wanted: bool) -> bool:

@@ -9,7 +9,7 @@ from practicum.errors import RecipeError
 from practicum.objective.calls import did_you_mean
 
 FOLDERS = ("teachers", "tasks", "backends")
-TABLES = ("divergences", "weights", "corrections")
+TABLES = ("divergences", "weights", "corrections", "monitors")
 CALLS = ("signals", "targets", "estimators", "sources")
 
 
@@ -58,12 +58,23 @@ def _first_line(path: Path) -> str:
 
 
 def _table(room: str) -> list[dict[str, str]]:
+    if room == "monitors":
+        return _monitors()
     from practicum.functional.divergences import DIVERGENCES
     from practicum.functional.estimators import CORRECTIONS
     from practicum.functional.weights import WEIGHTS
 
     table = {"divergences": DIVERGENCES, "weights": WEIGHTS, "corrections": CORRECTIONS}[room]
     return [{"name": name, "summary": entry.summary} for name, entry in table.items()]
+
+
+def _monitors() -> list[dict[str, str]]:
+    from practicum.diagnosis.monitors import MONITORS
+
+    return [
+        {"name": monitor.id, "summary": f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"}
+        for monitor in MONITORS.values()
+    ]
 
 
 def _calls(room: str) -> list[dict[str, str]]:

@@ -4,6 +4,7 @@
         recipe.json      what was asked for
         metrics.jsonl    one row a step
         rollouts.jsonl   what the student wrote
+        alarms.jsonl     what the monitors found
         rejected.jsonl   what was not trained on, and why
         checkpoints/     step-N/ folders, each with a manifest of sizes and SHA-256 sums
         summary.json, report.html, models/

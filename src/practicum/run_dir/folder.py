@@ -85,6 +85,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def alarms_jsonl(self) -> Path:
+        """What the monitors found, one row an alarm."""
+        return self.path / "alarms.jsonl"
+
+    @property
     def rollouts_jsonl(self) -> Path:
         """What the student wrote."""
         return self.path / "rollouts.jsonl"

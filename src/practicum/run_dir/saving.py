@@ -23,6 +23,9 @@ from practicum.run_dir.differences import current_versions
 from practicum.run_dir.files import discard, encode_json, remove_debris, resource_error, sync, write_synced
 from practicum.run_dir.folder import RunDir
 
+TAG = "TAG"
+"""The file that says why a checkpoint is kept."""
+
 _MIB = 2**20
 # What a manifest, a file system's blocks and the headers of tensors may take beyond the tensors themselves.
 _SPARE = 64 * 2**10
@@ -36,8 +39,11 @@ def save_checkpoint(
     state: Mapping[str, object],
     *,
     keep: int = 2,
+    tag: str | None = None,
 ) -> Path:
     """Save `tensors` (file stem to named tensors) and `state` as `step-N`, then keep the `keep` newest checkpoints.
+
+    One with a `tag` (why it is kept, in a file of that name) is never removed for its age, and takes no place of the others.
 
     Nothing old is touched before the new checkpoint is in place. Two by default: one to resume from and one to fall
     back to when the disk damages the first.
@@ -47,6 +53,7 @@ def save_checkpoint(
     texts = {
         "state.json": encode_json({**state, "step": step}) + "\n",
         "versions.json": encode_json(current_versions(), indent=2) + "\n",
+        **({} if tag is None else {TAG: tag + "\n"}),
     }
     folder = run_dir.checkpoints
     temporary = folder / f"step-{step}.tmp-{os.getpid()}"
@@ -146,6 +153,8 @@ def _retain(folder: Path, newest: Path, step: int, keep: int) -> None:
     kept = 1
     for other, path in list(step_folders(folder)):
         if path == newest or path.is_symlink() or not path.is_dir():
+            continue
+        if other < step and (path / TAG).is_file() and _is_whole(path, other):
             continue
         if other < step and kept < keep and _is_whole(path, other):
             kept += 1

@@ -44,7 +44,7 @@ def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
     return Interval(values.mean().item(), low, high)
 
 
-def clustered(groups: Sequence[Float[Tensor, " t"]], seed: int) -> Interval:
+def clustered(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
     """The mean over all tokens, with an interval by bootstrap over the groups they come in (prompts, never tokens).
 
     Groups without tokens are left out; ValueError where none has any.
@@ -72,6 +72,29 @@ def difference(one: Sequence[float], other: Sequence[float], seed: int) -> Inter
     """The paired mean of `one - other`, with an interval by bootstrap over the pairs."""
     pairs = torch.tensor([mine - theirs for mine, theirs in zip(one, other, strict=True)], dtype=torch.float64)
     return bootstrap(pairs, seed)
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> Interval | None:
+    """The ratio of two sums over the same prompts, with an interval by bootstrap over them; None where the lower sum is 0.
+
+    Resamples in which the denominators sum to nothing are left out, so look first whether their own mean differs from 0.
+    """
+    pairs = torch.tensor([numerators, denominators], dtype=torch.float64)
+    above, below = pairs.sum(dim=1).tolist()
+    if below == 0:
+        return None
+    generator = torch.Generator().manual_seed(seed_of(seed, "ratio"))
+    sums = pairs[:, torch.randint(pairs.shape[1], (RESAMPLES, pairs.shape[1]), generator=generator)].sum(dim=2)
+    found = (sums[0] / sums[1])[sums[1] != 0]
+    return Interval(above / below, found.quantile(0.025).item(), found.quantile(0.975).item())
+
+
+def detectable(differences: Sequence[float]) -> float | None:
+    """The smallest mean of such paired differences that a test finds (5 % two-sided, power 80 %); None for fewer than two."""
+    if len(differences) < 2:
+        return None
+    spread = torch.tensor(differences, dtype=torch.float64).std().item()
+    return math.sqrt(POWER / len(differences)) * spread
 
 
 def auroc(scores: Sequence[float], right: Sequence[bool]) -> Interval | None:

@@ -8,12 +8,16 @@ from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from practicum.errors import DataError, ModelError
 from practicum.text.control import broken, control_pattern, free_mark
 from practicum.types import Message
 
 _ADVICE = "write one in the recipe as `template:`, for example \"{{ messages[-1]['content'] }}\" for a base model"
+
+_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""How byte-level tokenizers write the bytes of a token."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,23 @@ class Renderer:
         while end and tokens[end - 1] in self._silent:
             end -= 1
         return str(self.tokenizer.decode(list(tokens[:end]), clean_up_tokenization_spaces=False))
+
+    def piece(self, token: int) -> str:
+        """One token as text: its leading space kept, and bytes that are no character by themselves as `\\xe2`.
+
+        A number that the tokenizer does not know, a padding row of the embedding, is `<number>`.
+        """
+        raw = self.tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(raw, str):
+            return f"<{token}>"
+        text = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        if "\ufffd" in text:
+            return "".join(f"\\x{_BYTES[letter]:02x}" if letter in _BYTES else letter for letter in raw)
+        return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a stop token or another special one, which no answer shows."""
+        return token in self._silent
 
     def _encoded(self, text: str, control: re.Pattern[str] | None) -> list[int]:
         if control is None or not control.search(text):

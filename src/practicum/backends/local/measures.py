@@ -1,6 +1,7 @@
 """What an update reports: means over its tokens, and a few numbers at every token."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -16,16 +17,20 @@ COMPARED_TOKENS, COMPARED_SHARE = 64, 16
 OVERLAP = 16
 """Among so many of the likeliest tokens it is counted how many student and teacher share (arXiv 2604.13016)."""
 
+COLUMNS = tuple(field.name for field in fields(TokenOutputs))
+"""What is kept of every token."""
+
 
 class Records:
-    """What a step reports: sums over tokens, and three numbers at every token of the whole batch."""
+    """What a step reports: sums over tokens, and the numbers of `TokenOutputs` at every token of the whole batch."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._losses: dict[str, float] = {}
         self.broken: list[int] = []
-        self.logprobs, self.teacher_logprobs, self.divergence = torch.full((3, tokens), torch.nan)
+        self._columns = torch.full((len(COLUMNS), tokens), torch.nan)
 
     def add(self, name: str, values: Tensor) -> None:
         """Count some tokens' values of a measure."""
@@ -33,30 +38,48 @@ class Records:
         self._counts[name] = self._counts.get(name, 0) + len(values)
 
     def means(self) -> Metrics:
-        """The mean of each measure over the tokens at which it is known."""
-        return {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
+        """The mean of each measure over the tokens at which it is known, and what each of several teachers' loss is of all."""
+        total = sum(self._losses.values())
+        shares = self._losses if len(self._losses) > 1 and total > 0 else {}
+        means = {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
+        return means | {f"teacher_share/{name}": value / total for name, value in shares.items()}
 
-    def place(self, index: Tensor, values: TermValues) -> None:
-        """Keep the numbers of some tokens, by their places in the batch."""
-        self.logprobs[index] = values.logprobs
-        for name in ("teacher_logprobs", "divergence"):
-            column = getattr(values, name)
-            if column is not None:
-                getattr(self, name)[index] = column
+    def share(self, teacher: str, values: Sequence[TermValues], shares: Sequence[Tensor]) -> None:
+        """Count some tokens' part of the loss under the teacher that was named; a sampled token's is its coefficient."""
+        if teacher:
+            sizes = [
+                (share if value.divergence is None else share * value.divergence).double().abs().nansum().item()
+                for share, value in zip(shares, values, strict=True)
+            ]
+            self._losses[teacher] = self._losses.get(teacher, 0.0) + sum(sizes)
+
+    def place(self, index: Tensor, values: TermValues, shares: Sequence[Tensor]) -> None:
+        """Keep the numbers of some tokens, by their places in the batch; `shares` are the terms' coefficients."""
+        known = {
+            "logprobs": values.logprobs,
+            "teacher_logprobs": values.teacher_logprobs,
+            "divergence": values.divergence,
+            "student_entropy": values.student_entropy,
+            "teacher_entropy": values.teacher_entropy,
+            "weight": sum(shares[1:], shares[0]),
+            "reverse_kl": values.reverse_kl,
+        }
+        for row, name in enumerate(COLUMNS):
+            if (column := known[name]) is not None:
+                self._columns[row, index] = column
 
     def outputs(self, data: Sequence[Datum], whole: Sequence[Datum]) -> list[TokenOutputs]:
-        """The three numbers by rollout of `whole`, NaN at tokens that were not learned from.
+        """The numbers by rollout of `whole`, NaN at tokens that were not learned from.
 
         `data` are those of `whole` with each sum of teachers taken apart; the numbers of its first teacher stand for all.
         """
-        columns = torch.stack([self.logprobs, self.teacher_logprobs, self.divergence])
         found: dict[int, TokenOutputs] = {}
         start = 0
         for datum in data:
             mask = datum.rollout.loss_mask
-            numbers = torch.full((3, len(mask)), torch.nan)
+            numbers = torch.full((len(COLUMNS), len(mask)), torch.nan)
             count = int(mask.sum())
-            numbers[:, mask] = columns[:, start : start + count]
+            numbers[:, mask] = self._columns[:, start : start + count]
             start += count
             found.setdefault(id(datum.rollout), TokenOutputs(*numbers))
         return [found[id(datum.rollout)] for datum in whole]

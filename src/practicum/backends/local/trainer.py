@@ -217,7 +217,8 @@ class LocalTrainer:
                 compare(records, side, part, piece)
                 gradient[piece] += side.backward(shares)
                 measure(records, side.values, tokens, part.signal.name)
-                records.place(part.index[piece], side.values[0])
+                records.place(part.index[piece], side.values[0], shares)
+                records.share(part.signal.name, side.values, shares)
         if hidden.requires_grad:
             hidden.backward(gradient)
 

@@ -1,0 +1,99 @@
+"""A teacher with a fault: it likes or dislikes some tokens whatever stands before them, or begins to agree with everything.
+
+`{type: benchmarks.bent_teacher, teacher: {...}, bias: {a: 8.0}, stop: -25.0}`; `agree_from` is a step, `agree_after` a position.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from practicum.objective import Sampled, Signal
+from practicum.plugins import Plugin
+from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
+from practicum.text import Renderer
+from practicum.types import Head, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+
+
+class Config(BaseModel):
+    """The teacher that is bent, and how."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: Literal["benchmarks.bent_teacher"] = "benchmarks.bent_teacher"
+    teacher: Plugin("teachers")  # type: ignore[valid-type]
+    bias: dict[str, float] = {}
+    stop: float = 0.0
+    agree_from: int | None = None
+    agree_after: int = 8
+
+    def capabilities(self) -> Capabilities:
+        """Those of the teacher; where it is to agree, the sampled token alone."""
+        own = self.teacher.capabilities()
+        return own if self.agree_from is None else replace(own, signals=frozenset({"sampled"}))
+
+
+def build(config: Config, context: TeacherContext) -> Teacher:
+    """Build the teacher and bend it."""
+    return Bent(config, context.build(context, config.teacher), context.renderer)
+
+
+class Bent:
+    """See `practicum.ports.Teacher`."""
+
+    def __init__(self, config: Config, teacher: Teacher, renderer: Renderer) -> None:
+        self._config = config
+        self._teacher = teacher
+        self._bias = {renderer.tokenizer.encode(letter)[-1]: value for letter, value in config.bias.items()}
+        self._bias |= {token: config.stop for token in renderer.stop_ids if config.stop}
+        self._step = 1
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the settings."""
+        return self._config.capabilities()
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """The teacher's scores with the fault in them."""
+        if self._config.agree_from is not None:
+            return [
+                self._agreeing(*pair) for pair in zip(rollouts, self._teacher.score(rollouts, Sampled()), strict=True)
+            ]
+        return [self._bent(said) for said in self._teacher.score(rollouts, signal)]
+
+    def _bent(self, said: TeacherSignal) -> TeacherSignal:
+        if not isinstance(said.head, Head):
+            return said
+        bias = torch.zeros(said.head.vocab_size)
+        for token, value in self._bias.items():
+            bias[token] = value
+        return replace(said, head=replace(said.head, bias=bias))
+
+    def _agreeing(self, rollout: Rollout, said: TeacherSignal) -> TeacherSignal:
+        assert said.logprobs is not None and self._config.agree_from is not None
+        late = torch.arange(len(rollout.tokens)) >= self._config.agree_after
+        agrees = late & (self._step >= self._config.agree_from)
+        return TeacherSignal(logprobs=torch.where(agrees, rollout.policy_logprobs, said.logprobs))
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+        """The teacher's own answers, which have no fault."""
+        return self._teacher.sample(requests, params)
+
+    def voice(self, prompt: Prompt) -> Voice | None:
+        """The teacher's."""
+        return self._teacher.voice(prompt)
+
+    def after_step(self, step: int) -> None:
+        """Count the steps."""
+        self._step = step + 1
+        self._teacher.after_step(step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """The teacher's."""
+        return self._teacher.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """The teacher's."""
+        self._teacher.load_state(tensors)

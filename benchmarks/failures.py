@@ -1,0 +1,311 @@
+"""The documented failures of distillation, provoked in toy runs: which monitor speaks up, at which step, and what a remedy does.
+
+    python -m benchmarks failures [--only NAME ...]
+
+Each is run twice, as it fails and with its remedy, with the same seed. The outcome is a reading's mean over the last five steps.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import parser, session, table
+from benchmarks.toys import TASK, Played, only_warned, pair, play
+from practicum import loop
+from practicum.diagnosis.monitors import MONITORS
+from practicum.types import Rollout
+
+STUDENT, TEACHER = 40, 120
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure: how it is provoked, which monitor should speak up, the remedy, and the reading that shows what that does.
+
+    `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner.
+    """
+
+    monitor: str
+    broken: Mapping[str, Any]
+    mended: Mapping[str, Any]
+    outcome: str
+    remedy: str
+    source: str
+    less: bool = True
+    tampered: Callable[[Rollout], Rollout] | None = None
+    slow: bool = False
+    task: Mapping[str, Any] = field(default_factory=dict)
+    student: int = STUDENT
+
+
+def bent(models: str = "teacher", **faults: Any) -> dict[str, Any]:
+    """A teacher with a fault; see `benchmarks.bent_teacher`."""
+    return {"type": "benchmarks.bent_teacher", "teacher": {"type": "model", "model": models}, **faults}
+
+
+def shifted(rollout: Rollout) -> Rollout:
+    """The sampler's log-probabilities one token late."""
+    return replace(rollout, policy_logprobs=rollout.policy_logprobs.roll(1))
+
+
+def hotter(rollout: Rollout) -> Rollout:
+    """The sampler's log-probabilities as they would be at another temperature, but for a constant."""
+    return replace(rollout, policy_logprobs=rollout.policy_logprobs / 2)
+
+
+ANCHORS = [
+    {"signal": "full", "divergence": "reverse_kl", "source": "student"},
+    {"signal": "text", "divergence": "ce", "source": "dataset"},
+    {"signal": "full", "divergence": "reverse_kl", "against": "reference", "source": "student", "coefficient": 0.1},
+]
+STABLE = {
+    "rollout.source": "join(dataset, 2)",
+    "reference": {"type": "self", "weights": "frozen"},
+    "objective": {"losses": ANCHORS},
+}
+REWARDED = [
+    {"signal": "score", "coefficient": 1.0},
+    {"signal": "full", "divergence": "reverse_kl", "coefficient": 0.01},
+]
+
+FAILURES: dict[str, Failure] = {
+    "stop id that the student never sees": Failure(
+        "M8",
+        {
+            "teacher": bent(stop=-25.0),
+            "objective": {"signal": "sampled"},
+            "train.steps": 30,
+            "optimizer.learning_rate": 0.003,
+        },
+        {"objective": {"signal": "sampled", "weights": "trust"}},
+        "truncated",
+        "`weights: trust` leaves out the tokens that the teacher would never write",
+        "an audit of 29 runs",
+    ),
+    "repetition": Failure(
+        "M5",
+        {
+            "teacher": bent(bias={"a": 9.0}),
+            "train.steps": 30,
+            "optimizer.learning_rate": 0.003,
+            "rollout.max_new_tokens": 24,
+        },
+        STABLE,
+        "repetition",
+        "good answers and the old self beside the student's own (Stable-OPD)",
+        "2604.08527",
+    ),
+    "length collapse": Failure(
+        "M6",
+        {
+            "teacher": bent(stop=12.0),
+            "train.steps": 30,
+            "optimizer.learning_rate": 0.001,
+            "rollout.max_new_tokens": 24,
+        },
+        {**STABLE, "rollout.max_new_tokens": 24},
+        "empty",
+        "good answers and the old self beside the student's own (Stable-OPD)",
+        "2607.13399",
+        student=0,
+    ),
+    "diversity collapse": Failure(
+        "M12",
+        {
+            "objective.target": "teacher(temperature=0)",
+            "objective.divergence": "forward_kl",
+            "train.steps": 40,
+            "rollout.n": 4,
+            "optimizer.learning_rate": 0.01,
+        },
+        {"objective.target": "teacher(temperature=1)"},
+        "unique_answers",
+        "the teacher's whole distribution instead of its likeliest token",
+        "2604.10688",
+        less=False,
+    ),
+    "one token dominates": Failure(
+        "M15",
+        {"teacher": bent(bias={"a": -30.0}), "train.steps": 20},
+        {"objective.divergence": "jsd(0.5)"},
+        "grad_norm",
+        "a bounded divergence",
+        "2603.25562",
+    ),
+    "refresh shock": Failure(
+        "M27",
+        {
+            "teacher": {"type": "self", "weights": "periodic", "period": 8},
+            "objective": {"losses": REWARDED},
+            "train.steps": 26,
+            "rollout.n": 4,
+            "optimizer.learning_rate": 0.003,
+        },
+        {"teacher": {"type": "self", "weights": "ema", "rate": 0.1}},
+        "fall",
+        "an average (`ema`) instead of copies",
+        "2605.02943",
+    ),
+    "learning rate x 100": Failure(
+        "M29",
+        {"optimizer.learning_rate": 0.1, "train.steps": 16},
+        {"optimizer.learning_rate": 0.001},
+        "reverse_kl",
+        "the learning rate as it was",
+        "common practice",
+    ),
+    "no numbers": Failure(
+        "M1",
+        {"optimizer.learning_rate": 1e30, "train.steps": 12},
+        {"optimizer.learning_rate": 0.001},
+        "skipped",
+        "the learning rate as it was",
+        "common practice",
+    ),
+    "self-play saturation": Failure(
+        "M22",
+        {"teacher": {"type": "self", "weights": "live"}, "train.steps": 12},
+        {
+            "teacher": {
+                "type": "privileged",
+                "teacher": {"type": "self"},
+                "demonstrations": [{"prompt": "ab", "answer": "ba"}],
+            }
+        },
+        "signal_share",
+        "a teacher that sees more than the student",
+        "2606.11709",
+        less=False,
+    ),
+    "flawed prefix": Failure(
+        "M14",
+        {
+            "teacher": bent(agree_from=60),
+            "objective": {"signal": "sampled"},
+            "train.steps": 72,
+            "rollout.max_new_tokens": 64,
+            "rollout.n": 2,
+            "optimizer.learning_rate": 1e-5,
+        },
+        {"rollout.max_new_tokens": 8},
+        "tokens",
+        "answers cut where the teacher still corrects them",
+        "2606.09471",
+        slow=True,
+        task={"alphabet": "abcdefghijklmnopqrstuvwxyz"},
+        student=0,
+    ),
+    "log-probabilities of the token before": Failure(
+        "M16",
+        {"train.steps": 10},
+        {},
+        "probability_error",
+        "the sampler's own",
+        "NeMo-RL",
+        tampered=shifted,
+    ),
+    "log-probabilities at another temperature": Failure(
+        "M16",
+        {"train.steps": 10},
+        {},
+        "probability_error",
+        "the sampler's own",
+        "NeMo-RL",
+        tampered=hotter,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a failure: the step at which its monitor spoke, all that spoke, and the reading without and with the remedy."""
+
+    step: int | None
+    spoke: list[str]
+    broken: float
+    mended: float
+    still: list[str]
+
+    def better(self, less: bool) -> bool:
+        """Whether the remedy helped."""
+        return self.mended < self.broken if less else self.mended > self.broken
+
+
+def provoke(failure: Failure) -> Outcome:
+    """Let a toy run fail, and run it again with the remedy."""
+    with pair(failure.student, TEACHER, task=failure.task) as models:
+        with _tampered(failure.tampered) if failure.tampered else nullcontext():
+            broken = play(models, _settings(models, failure, {}))
+        mended = play(models, _settings(models, failure, failure.mended))
+    steps = [alarm["step"] for alarm in broken.alarms if alarm["id"] == failure.monitor]
+    return Outcome(
+        min(steps, default=None),
+        broken.ids(),
+        _reading(broken, failure.outcome),
+        _reading(mended, failure.outcome),
+        mended.ids(),
+    )
+
+
+def _settings(models: Path, failure: Failure, remedy: Mapping[str, Any]) -> dict[str, Any]:
+    made = {"task": {**TASK, **failure.task}, "monitors": only_warned(list(MONITORS)), **failure.broken, **remedy}
+    teacher = made.get("teacher", {})
+    if teacher.get("type") == "benchmarks.bent_teacher":
+        made["teacher"] = {**teacher, "teacher": {"type": "model", "model": str(models / "teacher")}}
+    return made
+
+
+def _reading(played: Played, name: str) -> float:
+    """A reading's end; `fall` is the greatest fall of the divergence from one step to the next, as a share."""
+    if name != "fall":
+        return played.last(name)
+    far = [row["reverse_kl"] for row in played.rows][6:]
+    return max(1.0 - later / max(earlier, 1e-9) for earlier, later in pairwise(far))
+
+
+@contextmanager
+def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
+    """Within the block every completion is changed on its way to the learner."""
+    write = loop.write_rollouts
+    loop.write_rollouts = lambda *given: [change(rollout) for rollout in write(*given)]
+    try:
+        yield
+    finally:
+        loop.write_rollouts = write
+
+
+def main() -> None:
+    """Report one line."""
+    made = parser(__doc__)
+    made.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="these alone")
+    options = made.parse_args()
+    chosen = options.only or [name for name in FAILURES if not (options.quick and FAILURES[name].slow)]
+    now = session("failures", options)
+    rows, figures = [], {}
+    for name in chosen:
+        failure, outcome = FAILURES[name], provoke(FAILURES[name])
+        rows.append(
+            [name, failure.monitor, outcome.step, failure.outcome, outcome.broken, outcome.mended, failure.remedy]
+        )
+        figures[name] = {
+            "monitor": failure.monitor,
+            "step": outcome.step,
+            "spoke": outcome.spoke,
+            "reading": failure.outcome,
+            "broken": outcome.broken,
+            "mended": outcome.mended,
+            "spoke_mended": outcome.still,
+        }
+        print(
+            table(["failure", "monitor", "step", "reading", "failing", "mended", "remedy"], rows[-1:]),
+            outcome.spoke,
+            outcome.still,
+        )
+    now.report(failures=figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What to write into a recipe against what a monitor found: candidates in order, of which the first that the recipe takes is shown.
+
+A candidate is a mapping of places in the resolved recipe to what should stand there, as an override on the command line has it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from practicum.diagnosis.monitors.facts import name_of, selves
+
+Patch = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+"""From a resolved recipe to changes, or None where there is nothing of the kind to change."""
+
+
+def slower(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Half the learning rate."""
+    return {"optimizer.learning_rate": _digits(recipe["optimizer"]["learning_rate"] / 2)}
+
+
+def with_answers(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """One good answer beside the student's own: the mixture of Stable-OPD (2604.08527)."""
+    return {"rollout.source": "join(dataset)"} if _on_policy(recipe) else None
+
+
+def teacher_writes(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A cold start on the teacher's answers (2604.13016)."""
+    return {"rollout.source": "teacher"} if _on_policy(recipe) else None
+
+
+def bounded(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A divergence that no single token can blow up, and that covers what the teacher does (GKD 2306.13649)."""
+    return {"objective.losses.0.divergence": "jsd(0.5)"}
+
+
+def shorter(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Half as many new tokens."""
+    return {"rollout.max_new_tokens": recipe["rollout"]["max_new_tokens"] // 2} if _room(recipe) else None
+
+
+def beginnings(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Learn from the first half of an answer alone (2605.31490, 2605.07804)."""
+    return (
+        {"objective.losses.0.weights": f"prefix({recipe['rollout']['max_new_tokens'] // 2})"} if _room(recipe) else None
+    )
+
+
+def trusting(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the tokens that the teacher would never have written."""
+    return {"objective.losses.0.weights": "trust"}
+
+
+def clipped(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold the advantage of a token within bounds (2603.11137)."""
+    return {"objective.losses.0.clip": "advantage(-5, 5)"}
+
+
+def corrected(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Weigh each token by a truncated ratio of learner to sampler."""
+    return {"objective.losses.0.correction": "ratio_truncate(2)"}
+
+
+def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole distribution."""
+    return {"objective.losses.0.signal": "full"}
+
+
+def with_tail(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Candidates, and one bucket for all other tokens."""
+    return {"objective.losses.0.signal": "topk(64, student, bucket)"}
+
+
+def unweighted(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Every token counts."""
+    return {"objective.losses.0.weights": "all"}
+
+
+def more_answers(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Twice as many completions of each prompt."""
+    return {"rollout.n": 2 * recipe["rollout"]["n"]}
+
+
+def fresher(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Replay from half as many completions."""
+    return {"rollout.replay_size": max(recipe["rollout"]["replay_size"] // 2, 1)}
+
+
+def saved_often(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint a step, so that nothing is lost when the teacher goes."""
+    return {"train.checkpoint_every": 1}
+
+
+def averaged(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A self-teacher that follows by an average instead of copies (2605.02943)."""
+    path = _path_to_self(recipe["teacher"], "teacher")
+    return None if path is None else {f"{path}.weights": "ema"}
+
+
+def _path_to_self(teacher: Any, path: str) -> str | None:
+    """Where the self-teacher stands, through teachers that hold one other."""
+    while isinstance(teacher, Mapping):
+        if teacher.get("type") == "self":
+            return path
+        if not any(True for _ in selves(teacher.get("teacher"))):
+            return None
+        teacher, path = teacher["teacher"], f"{path}.teacher"
+    return None
+
+
+def _room(recipe: Mapping[str, Any]) -> bool:
+    return recipe["rollout"]["max_new_tokens"] >= 2
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _on_policy(recipe: Mapping[str, Any]) -> bool:
+    return name_of(recipe["rollout"]["source"]) == "student"

@@ -1,0 +1,17 @@
+"""The report: one self-contained page with what a run gained, where its divergence sits, and what became of every token."""
+
+from pathlib import Path
+
+from practicum.diagnosis.report.markup import number, safe
+from practicum.diagnosis.report.page import STYLE, page, parts_of
+from practicum.diagnosis.report.reading import read_run
+from practicum.run_dir import write_text
+
+__all__ = ["STYLE", "number", "safe", "write_report"]
+
+
+def write_report(run: Path) -> Path:
+    """Write `report.html` into a run folder from what stands in it; returns its path."""
+    path = run / "report.html"
+    write_text(path, page(parts_of(read_run(run))))
+    return path

@@ -1,0 +1,97 @@
+"""Small pieces of HTML: escaped text, numbers, tables, bars and sections."""
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from practicum.text import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: its name in addresses, what links call it, its heading, one line about it, and its HTML."""
+
+    id: str
+    link: str
+    title: str
+    about: str
+    body: str
+
+
+def safe(text: str, *, lines: bool = False) -> str:
+    """Text of users and models: control and direction characters made visible, markup made plain."""
+    shown = "\n".join(printable(line) for line in text.splitlines()) if lines else printable(text)
+    return html.escape(shown)
+
+
+def number(value: Any) -> str:
+    """Three digits, or a mean with its interval; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+    return f"{value:.3g}"
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and two digits, or three where two would hide it."""
+    text = f"{value:+.2f}"
+    return f"{value:+.3f}" if value and float(text) == 0 else text
+
+
+def count(value: float | int) -> str:
+    """A count with its thousands apart, for example 12,800."""
+    return f"{value:,.0f}"
+
+
+def percent(share: float | int) -> str:
+    """A share as 12.3 %, and 0 where there is nothing."""
+    return f"{100 * share:.1f} %"
+
+
+def seconds(value: float) -> str:
+    """A span of time as a person says it, for example 2 min 5 s."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]], *, numbers: Sequence[int] = (), label: str = "") -> str:
+    """A table of ready HTML cells, the first of each row its heading; the columns in `numbers` are set flush right."""
+
+    def kind(place: int) -> str:
+        return ' class="n"' if place in numbers else ""
+
+    def cell(place: int, content: str) -> str:
+        return f'<th scope="row">{content}</th>' if place == 0 else f"<td{kind(place)}>{content}</td>"
+
+    top = "".join(f'<th scope="col"{kind(place)}>{content}</th>' for place, content in enumerate(head))
+    rows = "".join(f"<tr>{''.join(cell(place, content) for place, content in enumerate(row))}</tr>" for row in body)
+    name = html.escape(label or "table")
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table><thead><tr>{top}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def bar(share: float | int, kind: str = "") -> str:
+    """A bar of a table's cell, filled to `share` of its width."""
+    width = 100 * min(max(share, 0.0), 1.0)
+    return (
+        f'<svg class="bar {kind}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{width:.1f}" height="8"/></svg>'
+    )
+
+
+def note(text: str) -> str:
+    """A sentence in small print; `text` is HTML."""
+    return f'<p class="note">{text}</p>'
+
+
+def unfolding(title: str, body: str, *, opened: bool = False) -> str:
+    """A part that opens on demand."""
+    return f"<details{' open' if opened else ''}><summary>{title}</summary>{body}</details>"

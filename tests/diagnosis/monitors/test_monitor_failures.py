@@ -1,0 +1,22 @@
+"""The documented failures, provoked in toy runs: the monitor that is there for one speaks up, and the remedy helps."""
+
+import pytest
+
+from benchmarks.failures import FAILURES, Failure, provoke
+
+FAST = ("no numbers", "self-play saturation", "log-probabilities of the token before")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(failure, id=name, marks=[] if name in FAST else [pytest.mark.slow])
+        for name, failure in FAILURES.items()
+    ],
+)
+def test_a_failure_is_caught_and_its_remedy_helps(failure: Failure):
+    outcome = provoke(failure)
+    assert failure.monitor in outcome.spoke
+    assert outcome.better(failure.less), (
+        f"{failure.outcome}: {outcome.broken} with the failure, {outcome.mended} mended"
+    )
