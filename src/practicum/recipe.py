@@ -119,6 +119,9 @@ class EvaluationConfig(BaseModel):
     temperature: float = Field(default=0.0, ge=0)
     max_new_tokens: int | None = Field(default=None, ge=1, description="none: as in rollout")
     teacher: bool = Field(default=True, description="also let the teacher answer, in its own context")
+    every: int | None = Field(
+        default=None, ge=1, description="steps between evaluations while training; none: no others"
+    )
 
 
 class Recipe(BaseModel):

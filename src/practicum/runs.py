@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,7 +23,7 @@ from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
 from practicum.errors import CheckpointError, Interrupted, RecipeError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
-from practicum.loop import train
+from practicum.loop import StepResult, train
 from practicum.model_config import Scratch
 from practicum.objective import Objective
 from practicum.randomness import seed_of
@@ -160,6 +160,7 @@ class _Run:
         self._stop_before(first)
         self._train(built, first)
         after = self._evaluate(built, "after training")
+        folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         summary = self._summary(before, teacher, after)
         folders.write_json(self.home.summary_json, summary)
         write_report(self.home.path)
@@ -257,6 +258,7 @@ class _Run:
         self.console.begin(steps, first)
         with Records(self.home, replayed=replays(self.recipe.rollout.source)) as records:
             for result in train(first, steps, built.parts, built.settings):
+                result = self._with_evaluation(built, result)
                 records.write(result)
                 built.courses.after_step(result.metrics)
                 self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
@@ -274,6 +276,17 @@ class _Run:
             self.console.event(f"warning: {line}")
         for teacher in built.cached:
             self.console.event(teacher.remark())
+
+    def _with_evaluation(self, built: Assembled, result: StepResult) -> StepResult:
+        """The step with the accuracy on held-out prompts after it, where `evaluation.every` asks for it."""
+        every = self.recipe.evaluation.every
+        if built.evaluation is None or every is None or result.step % every:
+            return result
+        parts = built.parts
+        measured = evaluate(parts.student.sampling_client(), parts.renderer, parts.task, None, built.evaluation)
+        if measured.accuracy is None:
+            return result
+        return replace(result, metrics=result.metrics | {"heldout_accuracy": measured.accuracy.mean})
 
     def _checkpoint(self, built: Assembled, step: int) -> None:
         tensors = built.trainer.save_state()

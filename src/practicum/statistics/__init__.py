@@ -18,6 +18,7 @@ from practicum.statistics.intervals import (
     rollouts_needed,
     wilson,
 )
+from practicum.statistics.repeats import critical, holm, repeats_needed, sign_flips, t_interval, t_test, two_sided
 from practicum.statistics.repetition import is_degenerate, longest_run, repeated_share, repeated_tokens
 from practicum.statistics.signal import (
     ImportanceHealth,
@@ -37,8 +38,10 @@ __all__ = [
     "calibration_error",
     "clustered",
     "concentration",
+    "critical",
     "difference",
     "distinct_ngrams",
+    "holm",
     "importance_health",
     "is_degenerate",
     "longest_run",
@@ -50,9 +53,14 @@ __all__ = [
     "quantiles",
     "repeated_share",
     "repeated_tokens",
+    "repeats_needed",
     "rollouts_needed",
+    "sign_flips",
     "similarity",
+    "t_interval",
+    "t_test",
     "trapped",
+    "two_sided",
     "unique_share",
     "wilson",
 ]
