@@ -149,6 +149,9 @@ class Recipe(BaseModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: Plugin("trackers") | None = Field(  # type: ignore[valid-type]
+        default=None, description="a service that metrics go to besides the run folder"
+    )
     prompt_tokens: int = Field(default=2048, ge=1, description="longer prompts are rejected, and counted")
     schedules: dict[str, Schedule] = Field(
         default={}, description="numbers that change from step to step, by their place; written there as `linear(1, 0)`"

@@ -32,9 +32,17 @@ from practicum.records import Records
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.statistics import Interval
+from practicum.tracked import Tracked
 from practicum.tracking import Console, Quiet
 
-NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
+NOT_COMPARED = (
+    "base_dir",
+    "about",
+    "tracking",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.sampling_batch",
+)
 """Fields of a recipe that may change between a run and its resume without changing what is computed."""
 
 
@@ -70,8 +78,9 @@ def run(
     console = console or Quiet()
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
-    with home.lock(), nullcontext(stop) if stop else stop_signals() as asked:
-        return _Run(home, recipe, console, asked).go(resume)
+    signals = nullcontext(stop) if stop else stop_signals()
+    with home.lock(), signals as asked, Tracked.open(recipe, home, console.event) as tracked:
+        return _Run(home, recipe, console, asked, tracked).go(resume)
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
@@ -133,8 +142,9 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
 class _Run:
     """One run in progress."""
 
-    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Stop) -> None:
+    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Stop, tracked: Tracked) -> None:
         self.home = home
+        self.tracked = tracked
         self.recipe = recipe
         self.console = console
         self.stop = stop
@@ -163,6 +173,7 @@ class _Run:
         folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         summary = self._summary(before, teacher, after)
         folders.write_json(self.home.summary_json, summary)
+        self.tracked.finish(summary)
         write_report(self.home.path)
         self._show(before, teacher, after, summary)
         return RunResult(self.home.path, summary)
@@ -260,6 +271,7 @@ class _Run:
             for result in train(first, steps, built.parts, built.settings):
                 result = self._with_evaluation(built, result)
                 records.write(result)
+                self.tracked.log(result.step, result.metrics)
                 built.courses.after_step(result.metrics)
                 self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
                 number = self.stop()
@@ -339,7 +351,7 @@ def changed_fields(saved: Section, now: Section) -> list[str]:
     return [
         line
         for line in folders.recipe_differences(saved, now)
-        if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED))
+        if not line.startswith(tuple(f"{name}{end}" for name in NOT_COMPARED for end in ":."))
     ]
 
 

@@ -41,6 +41,9 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="the folder in which the run folder is made")] = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest good checkpoint")] = False,
+    track: Annotated[
+        str | None, typer.Option(help="also send metrics to trackio, wandb, tensorboard or mlflow")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -50,7 +53,8 @@ def run(
         from practicum.tracking import open_console
 
         with closing(open_console(as_json=as_json)) as console:
-            run_recipe(recipe, overrides or [], out=out, resume=resume, console=console)
+            changes = [*(overrides or []), *([] if track is None else [f"tracking={track}"])]
+            run_recipe(recipe, changes, out=out, resume=resume, console=console)
 
 
 @app.command(epilog="Example: practicum check my.yaml")

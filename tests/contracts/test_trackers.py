@@ -1,0 +1,213 @@
+"""What every tracker is told, by one that writes it down, and what the real ones then hold, where they are installed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy import environment, forked, rows, toy_recipe, toy_run, write_recipe
+
+from practicum.errors import RecipeError
+from practicum.plugins import module_of, names
+from practicum.tracked import Tracked, flat
+from practicum.trackers import Tracker, TrackerContext, client
+from practicum.tracking import PlainConsole
+
+RECORDING = "tests.contracts.recording"
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+def recorded(path: Path, **more: object) -> dict[str, object]:
+    return {"tracking": {"type": RECORDING, "path": str(path), **more}}
+
+
+def test_a_tracker_is_told_every_step_and_the_end(models, tmp_path):
+    found = toy_run(models, tmp_path, {**recorded(tmp_path / "calls"), "evaluation.prompts": 8})
+    calls = rows(tmp_path / "calls")
+    assert [call["call"] for call in calls] == ["begin", "log", "log", "log", "log", "finish", "close"]
+    assert calls[0]["first"] == 1
+    assert [call["step"] for call in calls[1:5]] == [1, 2, 3, 4]
+    metrics = rows(found.folder / "metrics.jsonl")
+    assert [call["metrics"]["reverse_kl"] for call in calls[1:5]] == [row["reverse_kl"] for row in metrics]
+    assert calls[5]["final/after/accuracy"] == found.summary["after"]["accuracy"]["mean"]
+    assert calls[5]["final/tokens"] == found.summary["tokens"]
+
+
+def test_tracking_changes_no_byte_of_the_run(models, tmp_path, finished):
+    found = toy_run(models, tmp_path, {**recorded(tmp_path / "calls"), "evaluation.prompts": 8})
+    for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
+        assert (found.folder / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_a_resumed_run_goes_on_as_the_same_tracked_run(models, tmp_path):
+    changes = recorded(tmp_path / "calls")
+    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
+    toy_run(models, tmp_path, changes, resume=True)
+    calls = rows(tmp_path / "calls")
+    begins = [call for call in calls if call["call"] == "begin"]
+    assert [begin["first"] for begin in begins] == [1, 3]
+    assert begins[0]["id"] == begins[1]["id"]
+    steps: dict[int, float] = {}
+    for call in calls:
+        if call["call"] == "log":
+            again = call["metrics"]["reverse_kl"]
+            assert steps.setdefault(call["step"], again) == again, "a step that is done again says the same"
+    assert sorted(steps) == [1, 2, 3, 4]
+
+
+def test_steps_that_a_tracker_holds_are_not_sent_again(models, tmp_path):
+    toy_run(models, tmp_path, recorded(tmp_path / "calls", holds=3))
+    assert [call["step"] for call in rows(tmp_path / "calls") if call["call"] == "log"] == [4]
+
+
+def test_a_tracker_that_fails_does_not_stop_the_run(models, tmp_path, capsys):
+    console = PlainConsole(sys.stdout)
+    found = toy_run(models, tmp_path, recorded(tmp_path / "calls", fails_at=2), console=console)
+    assert len(rows(found.folder / "metrics.jsonl")) == 4
+    said = capsys.readouterr().out
+    assert said.count("warning: recording: the service is gone; the run goes on without tracking") == 1
+    assert [call["call"] for call in rows(tmp_path / "calls")] == ["begin", "log"]
+
+
+def test_another_tracker_may_take_over_after_a_resume(models, tmp_path):
+    assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:4"}) == 137
+    toy_run(models, tmp_path, recorded(tmp_path / "calls"), resume=True)
+    assert rows(tmp_path / "calls")[0]["first"] == 3
+
+
+def test_secrets_and_machine_paths_are_not_sent():
+    settings = {
+        "api_key": KEY,
+        "teacher": {"auth": KEY, "access_token": KEY, "model": "m", "headers": [{"password": KEY}]},
+        "prompt_tokens": 2048,
+        "base_dir": "/home/someone",
+        "reference": None,
+    }
+    assert dict(flat(settings)) == {"teacher.model": "m", "prompt_tokens": 2048}
+
+
+def test_numbers_that_are_not_finite_are_left_out(tmp_path):
+    tracker = client("tests.contracts.recording").Recording(
+        client("tests.contracts.recording").Config(path=str(tmp_path / "calls")),
+        TrackerContext("toy", "id", tmp_path, {}),
+    )
+    with Tracked(tracker, print) as tracked:
+        tracked.log(1, {"a": float("nan"), "b": 1.0, "c": float("inf")})
+    assert rows(tmp_path / "calls")[1]["metrics"] == {"b": 1.0}
+
+
+def test_a_run_without_tracking_writes_nothing_of_it(finished):
+    assert not (finished / "tracking.json").exists()
+
+
+def test_a_missing_package_is_one_line_with_its_command(models, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        RecipeError, match=r"^tracking.type: 'wandb' is not installed \(.*\); write pip install wandb, or"
+    ):
+        toy_run(models, tmp_path, {"tracking": "wandb"})
+    assert not (tmp_path / "toy" / "metrics.jsonl").exists()
+
+
+def test_an_unknown_tracker_names_the_nearest(models):
+    with pytest.raises(RecipeError, match=r"tracking: no tracker named 'wandbb'; did you mean 'wandb'"):
+        toy_recipe(models, {"tracking": "wandbb"})
+
+
+def test_a_password_does_not_belong_into_a_recipe(models):
+    with pytest.raises(RecipeError, match="holds a password; write it into MLFLOW_TRACKING_PASSWORD") as caught:
+        toy_recipe(models, {"tracking": {"type": "mlflow", "uri": "https://me:hunter2@host"}})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_reading_a_recipe_imports_no_client():
+    code = (
+        "import sys; from practicum.plugins import module_of, names; found = names('trackers'); "
+        "[module_of('trackers', name).Config() for name in found]; sys.exit(any(name in sys.modules for name in found))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def tracked_run(models: Path, out: Path, name: str, **more: object) -> Path:
+    """A run of four steps, killed in the fourth and resumed, in processes of their own, with a canary for a key."""
+    file = write_recipe(models, out / "toy.yaml", {"tracking": {"type": name, **more}, "evaluation.prompts": 8})
+    env = environment(
+        {"TRACKIO_DIR": str(out / "trackio"), "WANDB_MODE": "offline", "WANDB_API_KEY": KEY, "HF_TOKEN": ""}
+    )
+    env["HOME"] = str(out)
+    words = [sys.executable, "-m", "practicum", "run", str(file), "--out", str(out), "--json"]
+    killed = subprocess.run(words, env={**env, "PRACTICUM_FAULT": "update:4"}, capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    done = subprocess.run([*words, "--resume"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith("{") for line in done.stdout.splitlines()), "the client writes into our output"
+    assert "warning" not in done.stdout
+    for path in out.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
+    return out / "toy"
+
+
+def expected(folder: Path, metric: str = "reverse_kl") -> dict[int, float]:
+    return {row["step"]: row[metric] for row in rows(folder / "metrics.jsonl")}
+
+
+@pytest.mark.slow
+def test_tensorboard_holds_the_curve(models, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tracked_run(models, tmp_path, "tensorboard")
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    curve = [(event.step, event.value) for event in events.Scalars("reverse_kl")]
+    assert [step for step, _ in curve] == [1, 2, 3, 4]
+    assert [value for _, value in curve] == pytest.approx(list(expected(folder).values()), rel=1e-6)
+    assert events.Scalars("final/tokens")[0].step == 4
+
+
+@pytest.mark.slow
+def test_mlflow_holds_the_curve(models, tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    folder = tracked_run(models, tmp_path, "mlflow")
+    store = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = store.search_runs([store.get_experiment_by_name("practicum").experiment_id])
+    history = store.get_metric_history(run.info.run_id, "reverse_kl")
+    assert {point.step: point.value for point in history} == pytest.approx(expected(folder))
+    assert len(history) == 4
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.steps"] == "4"
+    assert "final/after/accuracy" in run.data.metrics
+
+
+@pytest.mark.slow
+def test_trackio_holds_the_curve(models, tmp_path):
+    pytest.importorskip("trackio")
+    folder = tracked_run(models, tmp_path, "trackio")
+    code = (
+        "import json; from trackio.sqlite_storage import SQLiteStorage as S; (run,) = S.get_run_records('practicum'); "
+        "print(json.dumps(S.get_logs('practicum', run['name'], run_id=run['id'])))"
+    )
+    env = environment({"TRACKIO_DIR": str(tmp_path / "trackio")})
+    read = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    logs = [row for row in json.loads(read.stdout.splitlines()[-1]) if "reverse_kl" in row]
+    assert {row["step"]: row["reverse_kl"] for row in logs} == pytest.approx(expected(folder))
+
+
+@pytest.mark.slow
+def test_wandb_holds_the_curve(models, tmp_path):
+    pytest.importorskip("wandb")
+    folder = tracked_run(models, tmp_path, "wandb", mode="offline")
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+    assert len({file.stem for file in files}) == 1, "a resumed run has the id of the first"
+    assert files
+
+
+def test_every_tracker_says_what_it_is():
+    for name in names("trackers"):
+        module = module_of("trackers", name)
+        assert module.Config().type == name
+        assert issubclass(type(module.Config()), module.Config)
+        trackers = [
+            value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+        ]
+        assert any(issubclass(value, Tracker) for value in trackers if value is not module.Config)
