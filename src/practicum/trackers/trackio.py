@@ -60,7 +60,7 @@ class Trackio:
         """Wait until everything is in the database."""
         if self._run is not None:
             with redirect_stdout(io.StringIO()):
-                self._run.finish()
+                self._trackio.finish()
 
 
 def build(config: Config, context: TrackerContext) -> Tracker:
