@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from practicum.costs import Meter
 from practicum.objective import Objective, Signal
 from practicum.text import Renderer
 from practicum.types import (
@@ -227,10 +228,14 @@ class Teacher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token."""
+    """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token.
+
+    `meter` counts what is drawn with it.
+    """
 
     client: SamplingClient
     prompt_tokens: tuple[int, ...]
+    meter: Meter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +250,7 @@ class TeacherRequest:
 class TeacherContext:
     """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers.
 
-    `base_dir` is where the relative paths of a recipe start.
+    `base_dir` is where the relative paths of a recipe start; `meter` counts what the teacher is asked for.
     """
 
     student: TrainingClient
@@ -253,6 +258,7 @@ class TeacherContext:
     load_model: Callable[[Any], tuple[SamplingClient, Renderer]]
     build: Callable[["TeacherContext", Any], Teacher]
     base_dir: Path = Path()
+    meter: Meter | None = None
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from torch import Tensor
 from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
+from practicum.costs import PHASES, Shape, Spending, cost_summary
 from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
 from practicum.errors import CheckpointError, Interrupted, RecipeError
@@ -28,17 +29,19 @@ from practicum.model_config import Scratch
 from practicum.objective import Objective
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
-from practicum.records import Records
+from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.statistics import Interval
 from practicum.tracked import Tracked
 from practicum.tracking import Console, Quiet
+from practicum.types import Metrics
 
 NOT_COMPARED = (
     "base_dir",
     "about",
     "tracking",
+    "prices",
     "train.checkpoint_every",
     "train.keep_checkpoints",
     "train.sampling_batch",
@@ -149,6 +152,8 @@ class _Run:
         self.console = console
         self.stop = stop
         self.started = monotonic()
+        self._spending = Spending()
+        self._evaluating: dict[str, Metrics] = {}
 
     def go(self, resume: bool) -> RunResult:
         """All of it, in order."""
@@ -171,7 +176,8 @@ class _Run:
         self._train(built, first)
         after = self._evaluate(built, "after training")
         folders.write_json(self.home.path / "after.json", {"student": _json(after)})
-        summary = self._summary(before, teacher, after)
+        self._evaluating["after"] = built.parts.ledger.take()
+        summary = self._summary(built, before, teacher, after)
         folders.write_json(self.home.summary_json, summary)
         self.tracked.finish(summary)
         write_report(self.home.path)
@@ -234,6 +240,7 @@ class _Run:
         path = self.home.path / "before.json"
         if path.is_file():
             saved = json.loads(path.read_text(encoding="utf-8"))
+            self._evaluating["before"] = saved["cost"]
             student, teacher = (
                 None if saved[who] is None else Evaluation.from_json(saved[who]) for who in ("student", "teacher")
             )
@@ -246,7 +253,8 @@ class _Run:
         if before is not None and built.evaluation is not None and self.recipe.evaluation.teacher:
             self.console.event("evaluating the teacher in its own context")
             teacher = evaluate_teacher(built.parts.teacher, built.student.renderer, built.parts.task, built.evaluation)
-        folders.write_json(path, {"student": _json(before), "teacher": _json(teacher)})
+        cost = self._evaluating["before"] = built.parts.ledger.take()
+        folders.write_json(path, {"student": _json(before), "teacher": _json(teacher), "cost": cost})
         return before, teacher
 
     def _stop_before(self, step: int) -> None:
@@ -266,24 +274,31 @@ class _Run:
     def _train(self, built: Assembled, first: int) -> None:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
+        self._recall_spending()
+        if self._over_budget():
+            return
         self.console.begin(steps, first)
         with Records(self.home, replayed=replays(self.recipe.rollout.source)) as records:
             for result in train(first, steps, built.parts, built.settings):
                 result = self._with_evaluation(built, result)
                 records.write(result)
                 self.tracked.log(result.step, result.metrics)
+                self._spending.add(result.metrics)
+                ended = result.step == steps or self._over_budget() is not None
                 built.courses.after_step(result.metrics)
                 self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
                 number = self.stop()
-                if result.step == steps or number is not None or (every is not None and result.step % every == 0):
+                if ended or number is not None or (every is not None and result.step % every == 0):
                     records.sync()
                     self._checkpoint(built, result.step)
-                if number is not None and result.step < steps:
+                if number is not None and not ended:
                     raise Interrupted(
                         number,
                         f"stopped by {signal.Signals(number).name} after step {result.step} of {steps}; the state is saved, "
                         "go on with --resume",
                     )
+                if ended:
+                    break
         for line in records.losses():
             self.console.event(f"warning: {line}")
         for teacher in built.cached:
@@ -296,9 +311,21 @@ class _Run:
             return result
         parts = built.parts
         measured = evaluate(parts.student.sampling_client(), parts.renderer, parts.task, None, built.evaluation)
+        parts.ledger.take()  # an evaluation is not what the step cost
         if measured.accuracy is None:
             return result
         return replace(result, metrics=result.metrics | {"heldout_accuracy": measured.accuracy.mean})
+
+    def _recall_spending(self) -> None:
+        """What the steps before the resume spent, from the rows about them."""
+        for path in (self.home.metrics_jsonl, timings_jsonl(self.home)):
+            for row in folders.read_rows(path) if path.is_file() else ():
+                self._spending.add(row)
+
+    def _over_budget(self) -> str | None:
+        """Which part of the budget is spent, or None."""
+        budget, spent = self.recipe.train.budget, self._spending
+        return None if budget is None else budget.reached(spent.flops, spent.tokens, spent.seconds)
 
     def _checkpoint(self, built: Assembled, step: int) -> None:
         tensors = built.trainer.save_state()
@@ -310,14 +337,17 @@ class _Run:
         folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints)
 
     def _summary(
-        self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
+        self, built: Assembled, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
     ) -> dict[str, Any]:
         rows = list(folders.read_rows(self.home.metrics_jsonl))
+        spent = self._over_budget()
+        evaluating = {when: cost_summary([cost]) for when, cost in self._evaluating.items()}
         won = None if before is None or after is None else gain(before, after, self.recipe.seed)
         return {
             "name": self.recipe.name,
             "seed": self.recipe.seed,
-            "steps": self.recipe.train.steps,
+            "steps": rows[-1]["step"],
+            "ended": "all steps done" if spent is None else f"budget reached: {spent}",
             "rollouts": int(sum(row["rollouts"] for row in rows)),
             "tokens": int(sum(row["tokens"] for row in rows)),
             "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),
@@ -325,6 +355,8 @@ class _Run:
             "teacher": None if teacher is None else teacher.summary(),
             "after": None if after is None else after.summary(),
             "gain": None if won is None else asdict(won),
+            "cost": {**cost_summary(rows), "evaluation": evaluating},
+            "scaling": scaling(built.parts.ledger.shapes, rows, after),
             "samples": side_by_side(before, after),
         }
 
@@ -341,9 +373,44 @@ class _Run:
         won = summary["gain"]
         shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
+        cost = cost_lines(self.recipe, summary, self._spending.seconds)
         self.console.finish(
-            {**shown, "time": seconds, "run folder": near(self.home.path), "report": "report.html in it"}
+            {**shown, "time": seconds, **cost, "run folder": near(self.home.path), "report": "report.html in it"}
         )
+
+
+def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None) -> dict[str, Any]:
+    """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
+
+    Parameters of student and teachers, D tokens learned from, rollouts and their mean length T, held-out accuracy and
+    reverse KL; None where it is not known.
+    """
+    rollouts = sum(row["rollouts"] for row in rows)
+    return {
+        "N_student": shapes["student"].parameters,
+        "N_teacher": {name: shape.parameters for name, shape in shapes.items() if name != "student"},
+        "D": sum(row["tokens"] for row in rows),
+        "rollouts": rollouts,
+        "T": sum(row["rollouts"] * row["length"] for row in rows) / rollouts,
+        "result": {
+            "accuracy": None if after is None or after.accuracy is None else after.accuracy.mean,
+            "reverse_kl": None if after is None else after.reverse_kl,
+        },
+    }
+
+
+def cost_lines(recipe: Recipe, summary: Section, seconds: float) -> dict[str, str]:
+    """What the end of a run says about what it cost: operations by phase, and money where the recipe has prices."""
+    cost = summary["cost"]
+    shares = ", ".join(f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES)
+    lines = {"cost": f"{cost['flops']:.3g} floating-point operations ({shares})"}
+    money = {} if recipe.prices is None else recipe.prices.money(cost, seconds)
+    if recipe.prices is not None and money:
+        items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
+        lines["money"] = f"{sum(money.values()):.4g} {recipe.prices.currency} ({items})"
+    if summary["ended"] != "all steps done":
+        lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
+    return lines
 
 
 def changed_fields(saved: Section, now: Section) -> list[str]:

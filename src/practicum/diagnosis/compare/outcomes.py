@@ -141,7 +141,7 @@ def read_outcome(arm: str, seed: int, folder: Path, home: Path) -> Outcome:
 
 def _spent_in(row: Mapping[str, Any], seconds: float) -> dict[str, float]:
     """What one step cost, by unit."""
-    return {"steps": 1.0, "tokens": float(row["tokens"]), "seconds": seconds}
+    return {"flops": row["cost/flops"], "tokens": row["tokens"], "seconds": seconds, "steps": 1.0}
 
 
 def _seconds(folder: Path) -> dict[int, float]:
