@@ -4,12 +4,13 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from practicum.errors import ResourceError
 from practicum.plugins import module_of
 from practicum.recipe import Recipe, resolved
-from practicum.run_dir import RunDir, read_json, write_json
+from practicum.run_dir import RunDir, read_json, read_rows, write_json
 from practicum.trackers import Tracker, TrackerContext
 
 SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credentials?|auth)$", re.IGNORECASE)
@@ -22,9 +23,10 @@ KEPT_BACK = frozenset({"base_dir", "about", "claim", "differs"})
 class Tracked:
     """The tracker of one run, or none. It begins at the first step, and one that fails is left out of the rest."""
 
-    def __init__(self, tracker: Tracker | None, say: Callable[[str], None]) -> None:
+    def __init__(self, tracker: Tracker | None, say: Callable[[str], None], rows: Path) -> None:
         self._tracker = tracker
         self._say = say
+        self._rows = rows
         self._begun = False
         self._there = 0
 
@@ -32,10 +34,10 @@ class Tracked:
     def open(cls, recipe: Recipe, home: RunDir, say: Callable[[str], None]) -> "Tracked":
         """The tracker that a recipe asks for; RecipeError where its package is missing."""
         if recipe.tracking is None:
-            return cls(None, say)
+            return cls(None, say, home.metrics_jsonl)
         kind = str(recipe.tracking.type)
         context = TrackerContext(recipe.name, _id(home, kind), home.path, dict(flat(resolved(recipe))))
-        return cls(module_of("trackers", kind).build(recipe.tracking, context), say)
+        return cls(module_of("trackers", kind).build(recipe.tracking, context), say, home.metrics_jsonl)
 
     def __enter__(self) -> "Tracked":
         return self
@@ -60,8 +62,12 @@ class Tracked:
             numbers = {f"final/{name}": value for name, value in _numbers("", summary)}
             self._try(lambda: tracker.finish(_finite(numbers)))
 
-    def _begin(self, tracker: Tracker, step: int) -> None:
-        self._there = tracker.begin(step)
+    def _begin(self, tracker: Tracker, first: int) -> None:
+        """Open the tracker, and send the earlier steps that it does not hold for certain."""
+        self._there = tracker.begin(first)
+        for row in read_rows(self._rows) if self._rows.is_file() else ():
+            if self._there < row["step"] < first:
+                tracker.log(row["step"], _finite({name: row[name] for name in row if name != "step"}))
 
     def _try(self, call: Callable[[], None]) -> None:
         """Call the tracker; the run outlives its failure."""
@@ -104,5 +110,5 @@ def _numbers(prefix: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, flo
             yield f"{prefix}{name}", float(value)
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}

@@ -73,7 +73,9 @@ def test_a_tracker_that_fails_does_not_stop_the_run(models, tmp_path, capsys):
 def test_another_tracker_may_take_over_after_a_resume(models, tmp_path):
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:4"}) == 137
     toy_run(models, tmp_path, recorded(tmp_path / "calls"), resume=True)
-    assert rows(tmp_path / "calls")[0]["first"] == 3
+    calls = rows(tmp_path / "calls")
+    assert calls[0]["first"] == 3
+    assert [call["step"] for call in calls if call["call"] == "log"] == [1, 2, 3, 4], "it is told what was before it"
 
 
 def test_secrets_and_machine_paths_are_not_sent():
@@ -92,7 +94,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path):
         client("tests.contracts.recording").Config(path=str(tmp_path / "calls")),
         TrackerContext("toy", "id", tmp_path, {}),
     )
-    with Tracked(tracker, print) as tracked:
+    with Tracked(tracker, print, tmp_path / "metrics.jsonl") as tracked:
         tracked.log(1, {"a": float("nan"), "b": 1.0, "c": float("inf")})
     assert rows(tmp_path / "calls")[1]["metrics"] == {"b": 1.0}
 
@@ -140,7 +142,7 @@ module = module_of("trackers", name)
 context = TrackerContext("toy", "0123456789abcdef", home, {"train.steps": 4, "task.type": "reverse"})
 tracker = module.build(module.Config(), context)
 there = tracker.begin(first)
-for step in range(first, last + 1):
+for step in range(1, last + 1):
     if step > there:
         tracker.log(step, {"reverse_kl": 1 / step, "cost/flops": 1e12 * step, "tokens": 10.0})
 if last < 4:

@@ -28,7 +28,7 @@ class Tracker(Protocol):
     """One run of a tracking service. ResourceError where the service fails; the run then goes on without it."""
 
     def begin(self, first_step: int) -> int:
-        """Start the tracked run, or go on with it; the newest step that it holds and that need not be sent again."""
+        """Start the tracked run, or go on with it; the newest step that it holds for certain, so that later ones are sent."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ class Config(BaseModel):
 
 
 class TensorBoard:
-    """One folder of event files; a resumed run takes back the steps that it does again. See `Tracker`."""
+    """One folder of event files; a resumed run writes all of its steps anew, since a killed one loses the last minutes."""
 
     def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
         self._folder = config.folder or str(context.home / "tensorboard")
@@ -28,11 +28,11 @@ class TensorBoard:
         self._last = 0
 
     def begin(self, first_step: int) -> int:
-        """Open a new event file that overrules what earlier ones say of the steps to come."""
+        """Open a new event file that overrules the earlier ones."""
         try:
-            self._writer = self._writer_of(self._folder, purge_step=first_step)
+            self._writer = self._writer_of(self._folder, purge_step=1)
             rows = "\n".join(f"| {name} | {value} |" for name, value in self._settings.items())
-            self._writer.add_text("recipe", f"| key | value |\n| --- | --- |\n{rows}", first_step)
+            self._writer.add_text("recipe", f"| key | value |\n| --- | --- |\n{rows}", 1)
         except OSError as error:
             raise ResourceError(f"tensorboard: {self._folder} cannot be written ({error})") from error
         return 0

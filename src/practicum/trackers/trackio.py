@@ -33,6 +33,7 @@ class Trackio:
     def begin(self, first_step: int) -> int:
         """Start or continue the run of this name, without measuring the machine."""
         try:
+            known = self._is_known()
             with redirect_stdout(io.StringIO()):
                 self._run = self._trackio.init(
                     self._project,
@@ -45,7 +46,13 @@ class Trackio:
                 )
         except (OSError, ValueError) as error:
             raise ResourceError(f"trackio: the run cannot begin ({error})") from error
-        return 0
+        return first_step - 1 if known else 0
+
+    def _is_known(self) -> bool:
+        try:
+            return any(run.name == self._name for run in self._trackio.Api().runs(self._project))
+        except ValueError:  # no such project yet
+            return False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row."""

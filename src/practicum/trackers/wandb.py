@@ -28,7 +28,8 @@ class Config(BaseModel):
 
 
 class Wandb:
-    """One run of Weights & Biases; offline resumes write more files under the same id. See `Tracker`."""
+    """One run of Weights & Biases. A killed offline run loses what was not yet written, so a resume writes all of it again
+    under the same id; a step that arrives twice is kept once."""
 
     def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
         self._config = config
