@@ -107,13 +107,11 @@ def run_all(jobs: Sequence[Job], at_once: int, console: Console, stop: Stop) -> 
 
     Raises Interrupted after every process has saved its state.
     """
-    steps = sum(job.recipe.train.steps for job in jobs)
     pool = _Pool([job for job in jobs if not job.finished])
     skipped = len(jobs) - len(pool.waiting)
     if skipped:
         console.event(f"{skipped} of {len(jobs)} runs are finished already")
-    done = sum(job.steps_done for job in jobs)
-    console.begin(steps, done + 1)
+    console.begin(len(jobs), skipped + 1)
     try:
         while pool.waiting or pool.running:
             number = stop()
@@ -128,12 +126,9 @@ def run_all(jobs: Sequence[Job], at_once: int, console: Console, stop: Stop) -> 
             time.sleep(PAUSE)
             for job, reason in pool.ended():
                 place = len(jobs) - len(pool.waiting) - len(pool.running)
-                console.event(f"[{place}/{len(jobs)}] {job}: {reason or _reached(job)}")
+                console.event(f"{job}: {reason or _reached(job)}")
+                console.step(place, {}, None)
                 fault("compare.run_ended")
-            now = sum(job.steps_done if job.folder.is_dir() else 0 for job in jobs)
-            if now - done >= max(1, steps // 20):
-                done = now
-                console.step(done, {}, None)
     finally:
         pool.kill()
     return pool.failed
