@@ -3,26 +3,31 @@
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from practicum.backends.local import (
     LoadedModel,
     LocalTrainer,
     TrainerLimits,
     conversion_pending,
+    learning_of,
     load,
     load_student,
     make_scratch_model,
     scorer,
+    shape_of,
 )
+from practicum.costs import Ledger, Shape
 from practicum.errors import DataError
 from practicum.evaluation import EvaluationSettings
 from practicum.loop import Parts, StepPlan, StepSettings
+from practicum.metering import MeteredTrainer
 from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.plugins import module_of
 from practicum.ports import SamplingClient, Task, Teacher, TeacherContext
@@ -74,7 +79,10 @@ def assemble_run(
         recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch, recipe.train.graph_mib
     )
     trainer = LocalTrainer(student.language_model, limits)
-    builder = _TeacherBuilder(recipe, student, trainer, models, task, say, scores)
+    ledger = Ledger()
+    shape = ledger.shapes["student"] = shape_of(student.language_model)
+    metered = MeteredTrainer(trainer, shape, learning_of(student.language_model), ledger.meter("student"))
+    builder = _TeacherBuilder(recipe, student, trainer, models, task, say, scores, ledger)
     teacher = builder.build("teacher", recipe.teacher)
     reference = None if recipe.reference is None else builder.build("reference", recipe.reference)
     prompts, too_long = fitting(task.train_prompts(), student, recipe)
@@ -92,7 +100,7 @@ def assemble_run(
         updates=recipe.train.updates_per_step,
     )
     return Assembled(
-        parts=Parts(trainer, teacher, task, student.renderer, prompts, reference, archive),
+        parts=Parts(metered, teacher, task, student.renderer, prompts, reference, archive, ledger),
         settings=settings,
         evaluation=evaluation_settings(recipe, task, student, say),
         student=student,
@@ -194,7 +202,7 @@ def _archive(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> t
 class _TeacherBuilder:
     """Builds teachers and keeps where the weights of their models were read from."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (all that a teacher may be made of)
         self,
         recipe: Recipe,
         student: LoadedModel,
@@ -203,6 +211,7 @@ class _TeacherBuilder:
         task: Task,
         say: Callable[[str], None],
         scores: Path | None,
+        ledger: Ledger,
     ) -> None:
         self.sources: list[str] = []
         self.remarks: list[Callable[[], str]] = []
@@ -213,6 +222,7 @@ class _TeacherBuilder:
         self._task = task
         self._say = say
         self._scores = scores
+        self._ledger = ledger
 
     def build(self, role: str, config: Any) -> Teacher:
         """The recipe's teacher or reference."""
@@ -222,12 +232,20 @@ class _TeacherBuilder:
                 "write {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
         made: list[str] = []
+        names = scorer_names(role, config)
 
         def load_model(config: ScorerConfig) -> tuple[SamplingClient, Renderer]:
             made.append(f"{role}-{len(made) + 1}" if made else role)
-            return self._load(config, made[-1])
+            client, renderer, shape = self._load(config, made[-1])
+            self._ledger.shapes[names.get(id(config), made[-1])] = shape
+            return client, renderer
 
         def build(context: TeacherContext, config: Any) -> Teacher:
+            name = names.get(id(config))
+            if name is not None:
+                context = replace(context, meter=self._ledger.meter(name))
+                if config.type == "self":
+                    self._ledger.shapes[name] = self._ledger.shapes["student"]
             return module_of("teachers", config.type).build(config, context)
 
         context = TeacherContext(
@@ -242,8 +260,8 @@ class _TeacherBuilder:
         )
         return build(context, config)
 
-    def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer]:
-        """Another model as a client; `name` is its folder in the run where it is made from scratch."""
+    def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer, Shape]:
+        """Another model as a client, and its sizes; `name` is its folder in the run where it is made from scratch."""
         self._say(f"{name}: {_described(config)}")
         loaded = load(config, scratch_folder(self._recipe, config, name, self._models, self._task))
         self.sources.append(loaded.source)
@@ -253,7 +271,18 @@ class _TeacherBuilder:
         if mismatch:
             self._say(f"warning: {mismatch}")
         limits = self._trainer.limits
-        return scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
+        shape = shape_of(loaded.language_model)
+        return scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens), loaded.renderer, shape
+
+
+def scorer_names(role: str, config: BaseModel) -> dict[int, str]:
+    """The names of the models that a teacher asks, by the identity of their settings: `teacher`, `teacher/math`, ..."""
+    fields = dict(config)
+    members, inner = fields.get("teachers"), fields.get("teacher")
+    if isinstance(members, Mapping):
+        names = [scorer_names(f"{role}/{member}", config) for member, config in members.items()]
+        return {key: name for of_member in names for key, name in of_member.items()}
+    return scorer_names(role, inner) if isinstance(inner, BaseModel) else {id(config): role}
 
 
 def _described(config: ModelConfig) -> str:

@@ -3,7 +3,7 @@
 `PRACTICUM_FAULT=save.before_rename:2,update:5` kills the process with SIGKILL the second time it is about to rename a
 checkpoint, or the fifth time it reaches an update, whichever comes first. Without the variable a point costs one
 look-up in the environment. Points: `rollout`, `score`, `update`, `save.after_tensors`, `save.before_rename`,
-`save.after_rename`, `scores.before_rename`, `stage.done`, `stage.exported`.
+`save.after_rename`, `scores.before_rename`, `stage.done`, `stage.exported`, `compare.run_ended`.
 """
 
 import os

@@ -6,6 +6,7 @@ from time import monotonic
 
 import torch
 
+from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.faults import fault
 from practicum.objective import Objective, Signal
@@ -47,7 +48,7 @@ SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a step is made of: who learns, who teaches, who is held near to, and on what."""
+    """What a step is made of: who learns, who teaches, who is held near to, and on what; `ledger` counts what they do."""
 
     student: TrainingClient
     teacher: Teacher
@@ -56,6 +57,7 @@ class Parts:
     prompts: Sequence[Prompt]
     reference: Teacher | None = None
     archive: Archive = field(default_factory=Archive)
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def teachers(self) -> tuple[Teacher, ...]:
@@ -115,9 +117,8 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
         teacher.after_step(step)
     clock.lap("update")
     fault("update")
-    return StepResult(
-        step, rollouts, result.outputs, {**rollout_metrics(rollouts, step), **result.metrics, **clock.laps}
-    )
+    metrics = {**rollout_metrics(rollouts, step), **result.metrics, **parts.ledger.take(), **clock.laps}
+    return StepResult(step, rollouts, result.outputs, metrics)
 
 
 def train(first: int, last: int, parts: Parts, settings: StepSettings) -> Iterator[StepResult]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from practicum.costs import Meter
 from practicum.objective import Objective, Signal
 from practicum.text import Renderer
 from practicum.types import (
@@ -227,10 +228,14 @@ class Teacher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token."""
+    """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token.
+
+    `meter` counts what is drawn with it.
+    """
 
     client: SamplingClient
     prompt_tokens: tuple[int, ...]
+    meter: Meter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,8 @@ class TeacherContext:
     """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers.
 
     `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
-    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over.
+    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over. `meter`
+    counts what the teacher is asked for.
     """
 
     student: TrainingClient
@@ -257,6 +263,7 @@ class TeacherContext:
     scores: Path | None = None
     say: Callable[[str], None] = lambda text: None
     remarks: list[Callable[[], str]] = field(default_factory=list)
+    meter: Meter | None = None
 
 
 @runtime_checkable

@@ -89,6 +89,44 @@ class OptimizerConfig(BaseModel):
         return 0.5 * (1.0 + math.cos(math.pi * progress)) if self.schedule == "cosine" else 1.0
 
 
+class Budget(BaseModel):
+    """What a run may spend: it ends at the first step that reaches any of these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    flops: float | None = Field(default=None, gt=0, description="operations of all phases: see [plan](plan.md)")
+    tokens: float | None = Field(default=None, gt=0, description="tokens learned from")
+    seconds: float | None = Field(default=None, gt=0, description="of the steps alone; the one that a clock decides")
+
+    def reached(self, flops: float, tokens: float, seconds: float) -> str | None:
+        """The name of the first that is spent, or None."""
+        spent = {"flops": flops, "tokens": tokens, "seconds": seconds}
+        limits = {name: limit for name, limit in self if limit is not None}
+        return next((name for name, limit in limits.items() if spent[name] >= limit), None)
+
+
+class Prices(BaseModel):
+    """What things cost, for the end of a run and its report; nothing is priced unless it is written here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    currency: str = Field(default="USD", max_length=12)
+    machine_hour: float | None = Field(default=None, ge=0, description="an hour of the machine that trains")
+    million_sampled_tokens: float | None = Field(default=None, ge=0, description="a million tokens that teachers write")
+    million_scored_tokens: float | None = Field(
+        default=None, ge=0, description="a million tokens that teachers read to score, prompts included"
+    )
+
+    def money(self, cost: Mapping[str, Any], seconds: float) -> dict[str, float]:
+        """What a run's `cost` (see `practicum.costs.cost_summary`) and its seconds come to, item by item."""
+        sampled = cost["sample"]["teacher_tokens"] / 1e6
+        scored = (cost["score"]["tokens"] + cost["score"]["prompt_tokens"]) / 1e6
+        items = {
+            "machine": (self.machine_hour, seconds / 3600),
+            "sampled tokens": (self.million_sampled_tokens, sampled),
+            "scored tokens": (self.million_scored_tokens, scored),
+        }
+        return {name: price * amount for name, (price, amount) in items.items() if price is not None}
+
+
 class TrainConfig(BaseModel):
     """How long, how much at once, how often saved."""
 
@@ -109,6 +147,7 @@ class TrainConfig(BaseModel):
     chunk_tokens: int = Field(default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once")
     sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
     threads: int | None = Field(default=None, ge=1, description="torch threads; none: torch's own choice")
+    budget: Budget | None = Field(default=None, description="ends the run before `steps` are done")
 
 
 class EvaluationConfig(BaseModel):
@@ -120,7 +159,9 @@ class EvaluationConfig(BaseModel):
     temperature: float = Field(default=0.0, ge=0)
     max_new_tokens: int | None = Field(default=None, ge=1, description="none: as in rollout")
     teacher: bool = Field(default=True, description="also let the teacher answer, in its own context")
-    every: int | None = Field(default=None, ge=1, description="steps; none: only before and after training")
+    every: int | None = Field(
+        default=None, ge=1, description="steps between evaluations while training; none: no others"
+    )
 
 
 class Recipe(BaseModel):
@@ -151,6 +192,10 @@ class Recipe(BaseModel):
     monitors: MonitorsSection = Field(
         default={}, description="what is done differently about a monitor, by its id: see [monitors](monitors.md)"
     )
+    tracking: Plugin("trackers") | None = Field(  # type: ignore[valid-type]
+        default=None, description="a service that metrics go to besides the run folder"
+    )
+    prices: Prices | None = Field(default=None, description="what things cost, to show money beside the rest")
     prompt_tokens: int = Field(default=2048, ge=1, description="longer prompts are rejected, and counted")
     schedules: dict[str, Schedule] = Field(
         default={}, description="numbers that change from step to step, by their place; written there as `linear(1, 0)`"

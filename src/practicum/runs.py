@@ -20,6 +20,7 @@ from torch import Tensor
 from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
+from practicum.costs import PHASES, Shape, Spending, cost_summary
 from practicum.diagnosis.monitors import Alarm, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
@@ -30,14 +31,23 @@ from practicum.model_config import Scratch
 from practicum.objective import Objective
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
-from practicum.records import Records
+from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, Journal, RunDir
 from practicum.statistics import Interval
+from practicum.tracked import Tracked
 from practicum.tracking import Console, Quiet
 from practicum.types import Metrics
 
-NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
+NOT_COMPARED = (
+    "base_dir",
+    "about",
+    "tracking",
+    "prices",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.sampling_batch",
+)
 """Fields of a recipe that may change between a run and its resume without changing what is computed."""
 
 
@@ -73,8 +83,9 @@ def run(
     console = console or Quiet()
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
-    with home.lock(), nullcontext(stop) if stop else stop_signals() as asked:
-        return _Run(home, recipe, console, asked).go(resume)
+    signals = nullcontext(stop) if stop else stop_signals()
+    with home.lock(), signals as asked, Tracked.open(recipe, home, console.event) as tracked:
+        return _Run(home, recipe, console, asked, tracked).go(resume)
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
@@ -138,12 +149,15 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
 class _Run:
     """One run in progress."""
 
-    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Stop) -> None:
+    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Stop, tracked: Tracked) -> None:
         self.home = home
+        self.tracked = tracked
         self.recipe = recipe
         self.console = console
         self.stop = stop
         self.started = monotonic()
+        self._spending = Spending()
+        self._evaluating: dict[str, Metrics] = {}
 
     def go(self, resume: bool) -> RunResult:
         """All of it, in order."""
@@ -167,8 +181,10 @@ class _Run:
         self._train(built, first, before)
         after = self._evaluate(built, "after training")
         folders.write_json(self.home.path / "after.json", {"student": _json(after)})
-        summary = self._summary(before, teacher, after)
+        self._evaluating["after"] = built.parts.ledger.take()
+        summary = self._summary(built, before, teacher, after)
         folders.write_json(self.home.summary_json, summary)
+        self.tracked.finish(summary)
         write_report(self.home.path)
         self._show(before, teacher, after, summary)
         return RunResult(self.home.path, summary)
@@ -233,6 +249,7 @@ class _Run:
         path = self.home.path / "before.json"
         if path.is_file():
             saved = json.loads(path.read_text(encoding="utf-8"))
+            self._evaluating["before"] = saved["cost"]
             student, teacher = (
                 None if saved[who] is None else Evaluation.from_json(saved[who]) for who in ("student", "teacher")
             )
@@ -245,7 +262,8 @@ class _Run:
         if before is not None and built.evaluation is not None and self.recipe.evaluation.teacher:
             self.console.event("evaluating the teacher in its own context")
             teacher = evaluate_teacher(built.parts.teacher, built.student.renderer, built.parts.task, built.evaluation)
-        folders.write_json(path, {"student": _json(before), "teacher": _json(teacher)})
+        cost = self._evaluating["before"] = built.parts.ledger.take()
+        folders.write_json(path, {"student": _json(before), "teacher": _json(teacher), "cost": cost})
         return before, teacher
 
     def _note_start(self, first: int) -> None:
@@ -270,12 +288,18 @@ class _Run:
     def _train(self, built: Assembled, first: int, before: Evaluation | None) -> None:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
+        self._recall_spending()
+        if self._over_budget():
+            return
         watch = self._watch(built)
         self.console.begin(steps, first)
         with Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records:
             for trained in train(first, steps, built.parts, built.settings):
                 result = watch.read(trained, self._heldout(built, trained.step, before))
                 records.write(result)
+                self.tracked.log(result.step, result.metrics)
+                self._spending.add(result.metrics)
+                ended = result.step == steps or self._over_budget() is not None
                 built.courses.after_step(result.metrics)
                 self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
                 alarms = watch.judge(result.step, result.metrics)
@@ -283,16 +307,18 @@ class _Run:
                 self._sound(built, alarms)
                 number = self.stop()
                 regular = every is not None and result.step % every == 0
-                if result.step == steps or number is not None or regular or tag_of(alarms) is not None:
+                if ended or number is not None or regular or tag_of(alarms) is not None:
                     records.sync()
                     self._checkpoint(built, result.step, tag_of(alarms))
                 self._pause(alarms)
-                if number is not None and result.step < steps:
+                if number is not None and not ended:
                     raise Interrupted(
                         number,
                         f"stopped by {signal.Signals(number).name} after step {result.step} of {steps}; the state is saved, "
                         "go on with --resume",
                     )
+                if ended:
+                    break
         for line in records.losses():
             self.console.event(f"warning: {line}")
         for remark in built.remarks:
@@ -321,6 +347,7 @@ class _Run:
         if every is None or step % every or step == self.recipe.train.steps:
             return {}
         now = self._evaluate(built, f"after step {step}")
+        built.parts.ledger.take()  # an evaluation is not what the step cost
         return {} if now is None else heldout(before, now, self.recipe.seed)
 
     def _sound(self, built: Assembled, alarms: Sequence[Alarm]) -> None:
@@ -344,6 +371,17 @@ class _Run:
                 f"paused by {worst.line()}; the state is saved: look, then go on with --resume, or start again with the change"
             )
 
+    def _recall_spending(self) -> None:
+        """What the steps before the resume spent, from the rows about them."""
+        for path in (self.home.metrics_jsonl, timings_jsonl(self.home)):
+            for row in folders.read_rows(path) if path.is_file() else ():
+                self._spending.add(row)
+
+    def _over_budget(self) -> str | None:
+        """Which part of the budget is spent, or None."""
+        budget, spent = self.recipe.train.budget, self._spending
+        return None if budget is None else budget.reached(spent.flops, spent.tokens, spent.seconds)
+
     def _checkpoint(self, built: Assembled, step: int, tag: str | None) -> None:
         tensors = built.trainer.save_state()
         for role, teacher in built.teachers().items():
@@ -354,14 +392,17 @@ class _Run:
         folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints, tag=tag)
 
     def _summary(
-        self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
+        self, built: Assembled, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
     ) -> dict[str, Any]:
         rows = list(folders.read_rows(self.home.metrics_jsonl))
+        spent = self._over_budget()
+        evaluating = {when: cost_summary([cost]) for when, cost in self._evaluating.items()}
         won = None if before is None or after is None else gain(before, after, self.recipe.seed)
         return {
             "name": self.recipe.name,
             "seed": self.recipe.seed,
-            "steps": self.recipe.train.steps,
+            "steps": rows[-1]["step"],
+            "ended": "all steps done" if spent is None else f"budget reached: {spent}",
             "rollouts": int(sum(row["rollouts"] for row in rows)),
             "tokens": int(sum(row["tokens"] for row in rows)),
             "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),
@@ -370,6 +411,8 @@ class _Run:
             "after": None if after is None else after.summary(),
             "gain": None if won is None else asdict(won),
             "alarms": dict(sorted(Counter(row["id"] for row in folders.read_rows(self.home.alarms_jsonl)).items())),
+            "cost": {**cost_summary(rows), "evaluation": evaluating},
+            "scaling": scaling(built.parts.ledger.shapes, rows, after),
             "samples": side_by_side(before, after),
         }
 
@@ -389,8 +432,9 @@ class _Run:
             counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
             shown["alarms"] = f"{counts}; see alarms.jsonl"
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
+        cost = cost_lines(self.recipe, summary, self._spending.seconds)
         self.console.finish(
-            {**shown, "time": seconds, "run folder": near(self.home.path), "report": "report.html in it"}
+            {**shown, "time": seconds, **cost, "run folder": near(self.home.path), "report": "report.html in it"}
         )
 
 
@@ -408,12 +452,46 @@ def _changes(recipe: Section) -> dict[str, Any]:
     return {**recipe, "monitors": kept}
 
 
+def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None) -> dict[str, Any]:
+    """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
+
+    Parameters of student and teachers, D tokens learned from, rollouts and their mean length T, held-out accuracy and
+    reverse KL; None where it is not known.
+    """
+    rollouts = sum(row["rollouts"] for row in rows)
+    return {
+        "N_student": shapes["student"].parameters,
+        "N_teacher": {name: shape.parameters for name, shape in shapes.items() if name != "student"},
+        "D": sum(row["tokens"] for row in rows),
+        "rollouts": rollouts,
+        "T": sum(row["rollouts"] * row["length"] for row in rows) / rollouts,
+        "result": {
+            "accuracy": None if after is None or after.accuracy is None else after.accuracy.mean,
+            "reverse_kl": None if after is None else after.reverse_kl,
+        },
+    }
+
+
+def cost_lines(recipe: Recipe, summary: Section, seconds: float) -> dict[str, str]:
+    """What the end of a run says about what it cost: operations by phase, and money where the recipe has prices."""
+    cost = summary["cost"]
+    shares = ", ".join(f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES)
+    lines = {"cost": f"{cost['flops']:.3g} floating-point operations ({shares})"}
+    money = {} if recipe.prices is None else recipe.prices.money(cost, seconds)
+    if recipe.prices is not None and money:
+        items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
+        lines["money"] = f"{sum(money.values()):.4g} {recipe.prices.currency} ({items})"
+    if summary["ended"] != "all steps done":
+        lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
+    return lines
+
+
 def changed_fields(saved: Section, now: Section) -> list[str]:
     """One line for each field of a resolved recipe that changed and that the computation depends on."""
     return [
         line
         for line in folders.recipe_differences(_changes(saved), _changes(now))
-        if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED))
+        if not line.startswith(tuple(f"{name}{end}" for name in NOT_COMPARED for end in ":."))
     ]
 
 

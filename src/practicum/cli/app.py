@@ -41,6 +41,9 @@ def run(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="the folder in which the run folder is made")] = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest good checkpoint")] = False,
+    track: Annotated[
+        str | None, typer.Option(help="also send metrics to trackio, wandb, tensorboard or mlflow")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -50,7 +53,8 @@ def run(
         from practicum.tracking import open_console
 
         with closing(open_console(as_json=as_json)) as console:
-            run_recipe(recipe, overrides or [], out=out, resume=resume, console=console)
+            changes = [*(overrides or []), *([] if track is None else [f"tracking={track}"])]
+            run_recipe(recipe, changes, out=out, resume=resume, console=console)
 
 
 @app.command(epilog="Example: practicum check my.yaml")
@@ -182,6 +186,31 @@ def watch(
         from practicum.cli.watch import watch_run
 
         watch_run(run_folder, port, open_browser)
+
+
+@app.command(epilog="Example: practicum compare kl=papers/gkd,divergence=reverse_kl jsd=papers/gkd --seeds 3")
+def compare(  # noqa: PLR0913  (its options, one by one)
+    arms: Annotated[
+        list[str],
+        typer.Argument(metavar="ARM...", help="RECIPE, or NAME=RECIPE,key=value,...; with --fit, folders of runs"),
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each arm: seeds 0, 1, 2, ...")] = 3,
+    budget: Annotated[str, typer.Option(help="flops=1e12, tokens=100000, seconds=60 or steps=40 a run")] = "steps",
+    out: Annotated[Path, typer.Option(help="the folder of the comparison")] = Path("runs/compare"),
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, while memory allows")] = 2,
+    resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="for every arm")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="run nothing; fit a scaling law to finished runs")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Several methods on the same task, prompts, seeds and budget: one table, one page, one verdict."""
+    with _errors(debug):
+        from practicum.cli.compare import compare_arms, fit_law, settings_of
+
+        if fit:
+            return fit_law(arms, as_json)
+        compare_arms(arms, settings_of(seeds, budget, jobs, out, resume, changes or []), as_json)
 
 
 def _version(wanted: bool) -> bool:

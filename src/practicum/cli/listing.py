@@ -8,7 +8,7 @@ import practicum
 from practicum.errors import RecipeError
 from practicum.objective.calls import did_you_mean
 
-FOLDERS = ("teachers", "tasks", "backends")
+FOLDERS = ("teachers", "tasks", "backends", "trackers")
 TABLES = ("divergences", "weights", "corrections", "monitors")
 CALLS = ("signals", "targets", "estimators", "sources")
 

@@ -20,6 +20,7 @@ from practicum.statistics.intervals import (
     rollouts_needed,
     wilson,
 )
+from practicum.statistics.repeats import critical, holm, repeats_needed, sign_flips, t_interval, t_test, two_sided
 from practicum.statistics.repetition import is_degenerate, longest_run, repeated_share, repeated_tokens
 from practicum.statistics.signal import (
     ImportanceHealth,
@@ -39,9 +40,11 @@ __all__ = [
     "calibration_error",
     "clustered",
     "concentration",
+    "critical",
     "detectable",
     "difference",
     "distinct_ngrams",
+    "holm",
     "importance_health",
     "is_degenerate",
     "longest_run",
@@ -54,9 +57,14 @@ __all__ = [
     "ratio",
     "repeated_share",
     "repeated_tokens",
+    "repeats_needed",
     "rollouts_needed",
+    "sign_flips",
     "similarity",
+    "t_interval",
+    "t_test",
     "trapped",
+    "two_sided",
     "unique_share",
     "wilson",
 ]

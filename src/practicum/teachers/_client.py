@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from practicum.costs import Meter
+from practicum.metering import counted
 from practicum.objective import Signal
 from practicum.ports import Capabilities, SamplingClient, ScoreRequest, SelfTeacher, TeacherRequest, Voice
 from practicum.text import Renderer
@@ -13,13 +15,20 @@ from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingPara
 class ClientTeacher:
     """Scores rollouts with a client, after its own rendering of their prompts; see `practicum.ports.Teacher`.
 
-    `follows` is the client again where its weights follow the student's.
+    `follows` is the client again where its weights follow the student's; `meter` counts what is asked.
     """
 
-    def __init__(self, client: SamplingClient, renderer: Renderer, follows: SelfTeacher | None = None) -> None:
+    def __init__(
+        self,
+        client: SamplingClient,
+        renderer: Renderer,
+        follows: SelfTeacher | None = None,
+        meter: Meter | None = None,
+    ) -> None:
         self._client = client
         self._renderer = renderer
         self._follows = follows
+        self._meter = meter
 
     @property
     def capabilities(self) -> Capabilities:
@@ -32,16 +41,20 @@ class ClientTeacher:
             ScoreRequest(self._renderer.render(rollout.prompt.messages), tuple(rollout.tokens.tolist()))
             for rollout in rollouts
         ]
-        return self._client.score(requests, signal)
+        return counted(requests, self._client.score(requests, signal), self._meter)
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """The teacher's own answers."""
-        samples = [SampleRequest(self._renderer.render(request.prompt.messages), request.seed) for request in requests]
-        return self._client.sample(samples, params)
+        asked = [SampleRequest(self._renderer.render(request.prompt.messages), request.seed) for request in requests]
+        samples = self._client.sample(asked, params)
+        if self._meter is not None:
+            pairs = zip(asked, samples, strict=True)
+            self._meter.wrote([(request.prompt_tokens, len(sample.tokens)) for request, sample in pairs])
+        return samples
 
     def voice(self, prompt: Prompt) -> Voice:
         """The client, and the prompt as it reads it."""
-        return Voice(self._client, self._renderer.render(prompt.messages))
+        return Voice(self._client, self._renderer.render(prompt.messages), self._meter)
 
     def after_step(self, step: int) -> None:
         """Follow the student, where there is anything to follow."""

@@ -20,4 +20,4 @@ class Config(ScorerConfig):
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Load the model and check that it speaks the student's vocabulary."""
     client, renderer = context.load_model(config)
-    return ClientTeacher(client, renderer)
+    return ClientTeacher(client, renderer, meter=context.meter)

@@ -28,4 +28,4 @@ class Config(BaseModel):
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Hold the student's weights as they are now."""
     held = context.student.self_teacher(SelfRule(weights=config.weights, rate=config.rate, period=config.period))
-    return ClientTeacher(held, context.renderer, follows=held)
+    return ClientTeacher(held, context.renderer, follows=held, meter=context.meter)

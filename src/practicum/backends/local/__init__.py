@@ -7,6 +7,7 @@ from practicum.backends.local.loading import LoadedModel, load, load_student
 from practicum.backends.local.residency import StoredHead, VisitingSampler, scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "VisitingSampler",
     "conversion_pending",
     "export",
+    "learning_of",
     "load",
     "load_student",
     "make_scratch_model",
     "scorer",
+    "shape_of",
 ]

@@ -159,7 +159,8 @@ class LocalTrainer:
             try:
                 with recomputing(self.language_model, plan.recompute):
                     result = self._forward_backward(data, objective, seed, plan.tokens)
-                return ForwardResult({**result.metrics, "halvings": float(halvings)}, result.outputs)
+                again = {"recomputed": 1.0} if plan.recompute else {}
+                return ForwardResult({**result.metrics, **again, "halvings": float(halvings)}, result.outputs)
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise

@@ -1,0 +1,82 @@
+"""What a model costs, read from its modules; they may be on the meta device, without weights."""
+
+from collections.abc import Iterator
+
+import torch
+from transformers import PreTrainedModel
+
+from practicum.backends.local.language_model import LanguageModel, find_layers
+from practicum.costs import Learning, Shape
+
+
+def shape_of(language_model: LanguageModel) -> Shape:
+    """The sizes of a model; of a mixture of experts, the share of the experts' entries that one token goes through."""
+    model = language_model.model
+    config = model.config.get_text_config()
+    described = config.to_dict()
+    heads = config.num_attention_heads
+    matrices = dict(_matrices(model))
+    return Shape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        body=sum(_active(weight, described) for name, weight in matrices.items() if not _is_adapter(name)),
+        vocabulary=language_model.vocab_size,
+        width=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=described.get("num_key_value_heads") or heads,
+        head_dim=described.get("head_dim") or config.hidden_size // heads,
+        adapters=sum(weight.numel() for name, weight in matrices.items() if _is_adapter(name)),
+    )
+
+
+def learning_of(language_model: LanguageModel) -> Learning:
+    """Which part of a model learns, by its parameters that require a gradient."""
+    model = language_model.model
+    described = model.config.get_text_config().to_dict()
+    moving = {name: weight for name, weight in _matrices(model) if weight.requires_grad}
+    head = model.get_output_embeddings()
+    assert isinstance(head, torch.nn.Module), "the model was split at its head"
+    return Learning(
+        parameters=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+        layers=_layers_passed(model),
+        body=sum(_active(weight, described) for name, weight in moving.items() if not _is_adapter(name)),
+        adapters=sum(weight.numel() for name, weight in moving.items() if _is_adapter(name)),
+        head=any(weight.requires_grad for weight in head.parameters()),
+    )
+
+
+def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The weights of the body that multiply: those of two axes or more that are no embedding."""
+    embeddings = {
+        id(weight)
+        for module in model.base_model.modules()
+        if isinstance(module, torch.nn.Embedding)
+        for weight in module.parameters()
+    }
+    for name, weight in model.base_model.named_parameters():
+        if weight.ndim >= 2 and id(weight) not in embeddings:
+            yield name, weight
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+def _active(weight: torch.nn.Parameter, described: dict[str, object]) -> int:
+    """The entries that one token is multiplied with: of a stack of experts, those of the ones that it goes to."""
+    experts, chosen = (
+        described.get("num_experts") or described.get("num_local_experts"),
+        described.get("num_experts_per_tok"),
+    )
+    if weight.ndim == 3 and isinstance(experts, int) and isinstance(chosen, int) and weight.shape[0] == experts:
+        return weight.numel() * chosen // experts
+    return weight.numel()
+
+
+def _layers_passed(model: PreTrainedModel) -> int:
+    """Through how many of the last layers the gradient goes: all of them where the embedding learns."""
+    layers = find_layers(model)
+    if layers is None or any(weight.requires_grad for weight in model.get_input_embeddings().parameters()):
+        return model.config.get_text_config().num_hidden_layers
+    learns = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
+    return len(layers) - learns.index(True) if True in learns else 0

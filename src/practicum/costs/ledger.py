@@ -1,0 +1,214 @@
+"""Who was asked for what, phase by phase: the ledger of a run.
+
+Everything is counted from the requests, never from a clock, so a resumed run counts the same. A teacher whose answers are kept on
+disk is counted as if it were asked each time, for what is found there depends on what ran before. Micro-batches that did not
+fit in memory and were begun anew are counted once.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.costs.shape import SHORTEST_SHARED_BEGINNING, Shape, read_once
+from practicum.types import HeadLike, Metrics
+
+Phase = Literal["sample", "score", "update"]
+PHASES: tuple[Phase, ...] = ("sample", "score", "update")
+
+STUDENT = "student"
+"""The name of the model that learns; all others are scorers."""
+
+Texts = Sequence[tuple[tuple[int, ...], int]]
+"""Texts as a prompt's tokens and the number of tokens after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one model did in one phase.
+
+    `tokens` were drawn, scored or learned from; `prompt_tokens` were read before them; `wire_bytes` went to another process and
+    back.
+    """
+
+    tokens: int = 0
+    prompt_tokens: int = 0
+    flops: int = 0
+    wire_bytes: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.tokens + other.tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.flops + other.flops,
+            self.wire_bytes + other.wire_bytes,
+        )
+
+
+class Ledger:
+    """The work of each model in each phase since the last `take`; `shapes` are the models by name, as far as they are known."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self._names: dict[str, None] = {}
+        self._work: dict[tuple[Phase, str], Work] = {}
+
+    def meter(self, name: str) -> "Meter":
+        """What counts the work of one model: `student`, `teacher`, `teacher/math`, `reference`, ..."""
+        self._names[name] = None
+        return Meter(self, name)
+
+    def add(self, phase: Phase, name: str, work: Work) -> None:
+        """Count some work."""
+        self._work[phase, name] = self._work.get((phase, name), Work()) + work
+
+    def take(self) -> Metrics:
+        """The columns of what was counted since the last time; see `cost_metrics`."""
+        work, self._work = self._work, {}
+        return cost_metrics(work, [name for name in self._names if name != STUDENT])
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Counts the work of one model; of a model whose shape is not known, the tokens alone."""
+
+    ledger: Ledger
+    name: str
+
+    def wrote(self, texts: Texts) -> None:
+        """It drew so many tokens after each prompt."""
+        self._read("sample", texts, heads=True, shortest=0)
+
+    def scored(self, texts: Texts, *, heads: bool) -> None:
+        """It scored so many tokens after each prompt; `heads`: up to their log-probabilities, else to the hidden states."""
+        self._read("score", texts, heads=heads)
+
+    def read_hidden(self, tokens: int) -> None:
+        """Its head was applied to hidden states that it gave, wherever that took place."""
+        shape = self.ledger.shapes.get(self.name)
+        self.ledger.add("score", self.name, Work(flops=0 if shape is None else shape.logits(tokens)))
+
+    def sent(self, phase: Phase, wire_bytes: int) -> None:
+        """So many bytes went to the process that it runs in, and came back."""
+        self.ledger.add(phase, self.name, Work(wire_bytes=wire_bytes))
+
+    def _read(self, phase: Phase, texts: Texts, *, heads: bool, shortest: int = SHORTEST_SHARED_BEGINNING) -> None:
+        read = read_once(texts, shortest)
+        tokens = sum(count for _, count in texts)
+        shape = self.ledger.shapes.get(self.name)
+        flops = 0
+        if shape is not None:
+            flops = shape.hidden(read.tokens, read.contexts) + (shape.logits(tokens) if heads else 0)
+        self.ledger.add(phase, self.name, Work(tokens, read.prompt_tokens, flops))
+
+
+class CountedHead:
+    """A head whose products are counted where they take place; see `practicum.types.HeadLike`."""
+
+    def __init__(self, head: HeadLike, meter: Meter) -> None:
+        self._head = head
+        self._meter = meter
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it tells apart."""
+        return self._head.vocab_size
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """That of the head inside."""
+        return self._head.key
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Log-probabilities of the tokens."""
+        self._meter.read_hidden(hidden[..., 0].numel())
+        return self._head.logprobs(hidden)
+
+    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+        """Their logits."""
+        self._meter.read_hidden(hidden[..., 0].numel())
+        return self._head.logits(hidden, room)
+
+    def release(self) -> None:
+        """Let the head inside go."""
+        self._head.release()
+
+
+def cost_metrics(work: Mapping[tuple[Phase, str], Work], scorers: Sequence[str]) -> Metrics:
+    """The columns of a row of metrics; where there are several scorers, also tokens and operations of each.
+
+    `cost/sampled_tokens` the student drew, after reading `cost/prompt_tokens`; `cost/teacher_tokens` teachers drew;
+    `cost/scored_tokens` they scored, after reading `cost/scored_prompt_tokens`; `cost/update_tokens` were learned from.
+    """
+    of_phase = {phase: [(name, done) for (at, name), done in work.items() if at == phase] for phase in PHASES}
+    own = _sum(done for name, done in of_phase["sample"] if name == STUDENT)
+    scored = _sum(done for _, done in of_phase["score"])
+    flops = {phase: _sum(done for _, done in of_phase[phase]).flops for phase in PHASES}
+    columns = {
+        "sampled_tokens": own.tokens,
+        "prompt_tokens": own.prompt_tokens,
+        "teacher_tokens": sum(done.tokens for name, done in of_phase["sample"] if name != STUDENT),
+        "scored_tokens": scored.tokens,
+        "scored_prompt_tokens": scored.prompt_tokens,
+        "update_tokens": _sum(done for _, done in of_phase["update"]).tokens,
+        **{f"flops_{phase}": number for phase, number in flops.items()},
+        "flops": sum(flops.values()),
+        "wire_bytes": _sum(work.values()).wire_bytes,
+    }
+    if len(scorers) > 1:
+        for name in scorers:
+            done = work.get(("score", name), Work())
+            short = name.removeprefix("teacher/")
+            columns |= {f"scored_tokens/{short}": done.tokens, f"flops_score/{short}": done.flops}
+    return {f"cost/{name}": float(number) for name, number in columns.items()}
+
+
+def _sum(work: Iterable[Work]) -> Work:
+    return sum(work, Work())
+
+
+def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The columns of all rows summed, by phase; every number is a sum over the rows of metrics.jsonl."""
+    total: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith("cost/"):
+                key = name.removeprefix("cost/")
+                total[key] = total.get(key, 0.0) + value
+    of_scorer = [name.removeprefix("scored_tokens/") for name in total if name.startswith("scored_tokens/")]
+
+    def numbers(**columns: str) -> dict[str, float]:
+        return {name: total.get(column, 0.0) for name, column in columns.items()}
+
+    return {
+        "flops": total.get("flops", 0.0),
+        "sample": numbers(
+            flops="flops_sample",
+            tokens="sampled_tokens",
+            prompt_tokens="prompt_tokens",
+            teacher_tokens="teacher_tokens",
+        ),
+        "score": {
+            **numbers(flops="flops_score", tokens="scored_tokens", prompt_tokens="scored_prompt_tokens"),
+            "teachers": {
+                name: numbers(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}") for name in of_scorer
+            },
+        },
+        "update": numbers(flops="flops_update", tokens="update_tokens"),
+        "wire_bytes": total.get("wire_bytes", 0.0),
+    }
+
+
+class Spending:
+    """What a run has spent so far: operations, tokens learned from, seconds."""
+
+    def __init__(self) -> None:
+        self.flops = self.tokens = self.seconds = 0.0
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Count a step, or a row of metrics.jsonl or of timings.jsonl about it."""
+        self.flops += metrics.get("cost/flops", 0.0)
+        self.tokens += metrics.get("tokens") or 0.0
+        self.seconds += sum(value for name, value in metrics.items() if name.startswith("seconds_"))

@@ -1,0 +1,11 @@
+"""Compares methods fairly: the same task, prompts, seeds and budget for any set of recipes, and what may be said of them.
+
+`compare` runs every arm with every seed and writes a table and a page; `arms` reads what is compared, `running` runs it,
+`outcomes` says what came of it.
+"""
+
+from practicum.diagnosis.compare.arms import Arm, Budget, Design, design
+from practicum.diagnosis.compare.comparing import Settings, compare
+from practicum.diagnosis.compare.outcomes import Findings, Outcome, findings
+
+__all__ = ["Arm", "Budget", "Design", "Findings", "Outcome", "Settings", "compare", "design", "findings"]

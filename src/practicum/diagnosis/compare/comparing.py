@@ -1,0 +1,87 @@
+"""A comparison from its words to its page."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from practicum.diagnosis.compare.arms import Budget, Design, design
+from practicum.diagnosis.compare.outcomes import Failure, Findings, findings, read_outcome
+from practicum.diagnosis.compare.page import write_page
+from practicum.diagnosis.compare.running import Job, jobs_of, run_all
+from practicum.diagnosis.compare.tables import arm_table, pair_table
+from practicum.errors import PracticumError
+from practicum.methods import in_one_line
+from practicum.run_dir import RunDir, write_json
+from practicum.runs import near, stop_signals
+from practicum.tracking import Console, Quiet
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to compare: seeds, budget, runs at once, where, and what every arm's recipe is changed by."""
+
+    seeds: int = 3
+    budget: Budget = field(default_factory=Budget)
+    at_once: int = 2
+    out: Path = Path("runs/compare")
+    resume: bool = False
+    common: tuple[str, ...] = ()
+
+
+def compare(words: Sequence[str], settings: Settings, console: Console | None = None) -> Findings:
+    """Run every arm with every seed and write `compare.json` and `compare.html`; what they came to.
+
+    Raises RecipeError where the arms cannot be compared, Interrupted after a signal, and PracticumError where no run
+    finished. Runs that failed are in the findings.
+    """
+    console = console or Quiet()
+    found = design(words, settings.seeds, settings.budget, settings.common)
+    home = settings.out.absolute()
+    jobs = jobs_of(found, home, settings.resume)
+    home.mkdir(parents=True, exist_ok=True)
+    with RunDir(home).lock(), stop_signals() as stop:
+        failed = run_all(jobs, settings.at_once, console, stop)
+    return _concluded(found, jobs, failed, home, console)
+
+
+def _concluded(found: Design, jobs: Sequence[Job], failed: Mapping[Job, str], home: Path, console: Console) -> Findings:
+    """Read what the runs left, write it down and show it."""
+    outcomes = [read_outcome(job.arm, job.seed, job.folder, home) for job in jobs if job not in failed]
+    failures = [Failure(job.arm, job.seed, reason) for job, reason in failed.items()]
+    if not outcomes:
+        raise PracticumError(f"none of the {len(jobs)} runs finished; the first {failures[0].reason}")
+    methods = {arm.name: in_one_line(found.recipes[arm.name][found.seeds[0]]) for arm in found.arms}
+    came_to = findings(methods, outcomes, failures, _limits(found))
+    content = {"design": _described(found), **asdict(came_to)}
+    write_json(home / "compare.json", content)
+    write_page(home / "compare.html", content)
+    _show(came_to, home, console)
+    return came_to
+
+
+def _limits(found: Design) -> dict[str, float]:
+    """What each run might spend, by unit, where the comparison says so."""
+    budget = found.budget
+    return {budget.unit: budget.amount} if budget.amount is not None else {}
+
+
+def _described(found: Design) -> dict[str, Any]:
+    """The design as JSON data."""
+    return {
+        "arms": [asdict(arm) for arm in found.arms],
+        "seeds": list(found.seeds),
+        "budget": str(found.budget),
+    }
+
+
+def _show(came_to: Findings, home: Path, console: Console) -> None:
+    content = json.loads(json.dumps(asdict(came_to)))
+    console.table("arms", *arm_table(content))
+    if came_to.pairs:
+        console.table("differences", *pair_table(content))
+    first, *more = came_to.verdict
+    for line in more:
+        console.event(line)
+    console.finish({"verdict": first, "table": near(home / "compare.json"), "page": near(home / "compare.html")})

@@ -1,0 +1,108 @@
+"""Weights & Biases: online where a key is at hand, else offline; it never asks for one. `wandb sync` sends an offline run."""
+
+import netrc
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from practicum.errors import ResourceError
+from practicum.trackers import Tracker, TrackerContext, client
+
+HOST = "api.wandb.ai"
+
+
+class Config(BaseModel):
+    """Where the run is shown. The key stays in `WANDB_API_KEY` or ~/.netrc."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: Literal["wandb"] = "wandb"
+    project: str = "practicum"
+    entity: str | None = Field(default=None, description="user or team; none: the key's own")
+    group: str | None = None
+    mode: Literal["online", "offline"] | None = Field(
+        default=None, description="none: WANDB_MODE, else online where a key is at hand, else offline"
+    )
+
+
+class Wandb:
+    """One run of Weights & Biases. A killed offline run loses what was not yet written, so a resume writes all of it again
+    under the same id; a step that arrives twice is kept once."""
+
+    def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
+        self._config = config
+        self._context = context
+        self._wandb = module
+        self._run: Any = None
+        self._finished = False
+
+    def begin(self, first_step: int) -> int:
+        """Start or continue the run with this id, without reading code, git, terminal or machine."""
+        settings = self._wandb.Settings(
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            disable_job_creation=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+        )
+        try:
+            self._run = self._wandb.init(
+                project=self._config.project,
+                entity=self._config.entity,
+                group=self._config.group,
+                name=self._context.run,
+                id=self._context.id,
+                dir=str(self._context.home),
+                mode=_mode(self._config),
+                resume="allow",
+                config=dict(self._context.settings),
+                settings=settings,
+            )
+        except (self._wandb.Error, OSError) as error:
+            raise ResourceError(
+                f"wandb: the run cannot begin ({type(error).__name__}); write tracking.mode=offline"
+            ) from None
+        return max(int(self._run.starting_step) - 1, 0)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row of history."""
+        try:
+            self._run.log(dict(metrics), step=step)
+        except (self._wandb.Error, OSError) as error:
+            raise ResourceError(f"wandb: step {step} cannot be sent ({type(error).__name__})") from None
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        """The run's summary."""
+        try:
+            self._run.summary.update(dict(summary))
+        except (self._wandb.Error, OSError) as error:
+            raise ResourceError(f"wandb: the summary cannot be sent ({type(error).__name__})") from None
+        self._finished = True
+
+    def close(self) -> None:
+        """End the run, as failed where it was stopped."""
+        if self._run is not None:
+            self._run.finish(exit_code=0 if self._finished else 1)
+
+
+def build(config: Config, context: TrackerContext) -> Tracker:
+    """Find the package, with its own error reports switched off."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    return Wandb(config, context, client("wandb"))
+
+
+def _mode(config: Config) -> str:
+    """How the run is kept: as the recipe says, as the environment says, or online where a key is at hand."""
+    return config.mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    with suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc().authenticators(HOST) is not None
+    return False
