@@ -6,7 +6,8 @@ Three depths, from the outside in:
     practicum.distill(student=..., teacher=..., task=..., ...)     its sections as arguments
     practicum.loop.train_step(step, parts, settings)               the seven calls of one step
 
-`practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run, and `practicum.functional` is the mathematics on its own.
+`practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run; `practicum.functional` is the
+mathematics on its own.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -44,7 +44,7 @@ def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
     return Interval(values.mean().item(), low, high)
 
 
-def clustered(groups: Sequence[Float[Tensor, " t"]], seed: int) -> Interval:
+def clustered(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
     """The mean over all tokens, with an interval by bootstrap over the groups they come in (prompts, never tokens).
 
     Groups without tokens are left out; ValueError where none has any.
@@ -65,7 +65,9 @@ def wilson(successes: float, count: int) -> Interval:
     mean = successes / count
     centre = (mean + Z * Z / (2 * count)) / (1 + Z * Z / count)
     spread = Z / (1 + Z * Z / count) * math.sqrt(mean * (1 - mean) / count + Z * Z / (4 * count * count))
-    return Interval(mean, max(centre - spread, 0.0), min(centre + spread, 1.0))
+    low = 0.0 if mean == 0.0 else max(centre - spread, 0.0)
+    high = 1.0 if mean == 1.0 else min(centre + spread, 1.0)
+    return Interval(mean, low, high)
 
 
 def difference(one: Sequence[float], other: Sequence[float], seed: int) -> Interval:

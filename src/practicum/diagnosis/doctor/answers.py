@@ -1,4 +1,4 @@
-"""Has the teacher something to teach: better answers, a signal that prefers right ones, prompts that are neither too easy nor too hard."""
+"""Has the teacher something to teach: better answers, a signal that prefers right ones, prompts of the right difficulty."""
 
 import math
 
@@ -61,7 +61,7 @@ def informativeness(evidence: Evidence) -> Finding:
     if not known:
         return skipped("the task has no verifier, so no answer is known to be right")
     signals = [trace.advantage.mean().item() for trace in known if trace.advantage is not None]
-    levels = [trace.teacher_logprobs.mean().item() for trace in known if trace.teacher_logprobs is not None]
+    levels = [trace.judged.mean().item() for trace in known if trace.judged is not None]
     right = [(trace.rollout.reward or 0.0) >= 1.0 for trace in known]
     good, bad = sum(right), len(right) - sum(right)
     if min(good, bad) < FEWEST_OF_EACH:

@@ -41,7 +41,8 @@ CANARIES = 4
 class Trace:
     """What was measured at each of the T tokens of one student rollout; None where the teacher does not tell.
 
-    `logprobs` are the learner's. `divergence` is KL(S || T): exact, a lower bound from the teacher's candidates and one
+    `logprobs` are the learner's. `judged` is the teacher's log-probability of the sampled token and `advantage` how much it
+    exceeds the student's, where a stop token stands for any stop token of either model. `divergence` is KL(S || T): exact, a lower bound from the teacher's candidates and one
     tail, or the log-ratio of the sampled token. `student_stop` and `teacher_stop` are log-probabilities of any stop token of
     either model. `coherence` is |sum of the tokens' gradients| over the sum of their norms, `control` the same for a teacher
     that is the student with a random adapter on its head, equally far away.
@@ -52,6 +53,8 @@ class Trace:
     student_entropy: Float[Tensor, " T"]
     student_stop: Float[Tensor, " T"]
     teacher_logprobs: Float[Tensor, " T"] | None = None
+    judged: Float[Tensor, " T"] | None = None
+    advantage: Float[Tensor, " T"] | None = None
     divergence: Float[Tensor, " T"] | None = None
     teacher_entropy: Float[Tensor, " T"] | None = None
     teacher_stop: Float[Tensor, " T"] | None = None
@@ -60,11 +63,6 @@ class Trace:
     teacher_mass: Float[Tensor, " T"] | None = None
     coherence: float | None = None
     control: float | None = None
-
-    @property
-    def advantage(self) -> Float[Tensor, " T"] | None:
-        """log T - log S of the sampled tokens."""
-        return None if self.teacher_logprobs is None else self.teacher_logprobs - self.logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Evidence:
     traces: list[Trace]
     answers: list[Rollout] | None = None
     canaries: list[Canary] = field(default_factory=list)
-    other_template: list[Float[Tensor, " T"]] | None = None
+    other_template: list[Tensor] | None = None
     trouble: str = ""
 
     @property
@@ -283,8 +281,8 @@ class _Measuring:
             self._candidates(student, ids, said)
         elif said.logprobs is not None:
             teacher = said.logprobs.to(student.device)
-            mine = F.gather_logprobs(student, ids)
-            self._add(teacher_logprobs=teacher, divergence=F.k1(mine, teacher))
+            self._add(teacher_logprobs=teacher, divergence=F.k1(F.gather_logprobs(student, ids), teacher))
+            self._judge(F.gather_logprobs(student, ids), teacher)
 
     def _whole(self, student: Tensor, ids: Tensor, teacher: Tensor, hidden: Tensor) -> None:
         self._add(
@@ -293,6 +291,12 @@ class _Measuring:
             teacher_stop=self._event(teacher),
         )
         one, other = self._merged(student), self._merged(teacher)
+        event = (
+            ids.masked_fill(torch.isin(ids, self._stops.to(ids.device)), int(self._stops[0]))
+            if self._one_event
+            else ids
+        )
+        self._judge(F.gather_logprobs(one, event), F.gather_logprobs(other, event))
         divergence = F.reverse_kl(one, other)
         self._add(divergence=divergence)
         if student.shape[-1] >= FEWEST_TOKENS:
@@ -310,12 +314,11 @@ class _Measuring:
         one = F.restrict(student, theirs, valid, "bucket")
         other = F.restrict_candidates(logprobs, valid, "bucket", student.shape[-1])
         self._add(divergence=F.reverse_kl(one, other))
-        if said.logprobs is not None:
-            self._add(teacher_logprobs=said.logprobs.to(student.device))
-        else:  # where the sampled token is no candidate, the mass of all others bounds it from above
-            at = theirs == ids[:, None]
-            known = torch.where(at, logprobs, 0.0).sum(-1)
-            self._add(teacher_logprobs=torch.where(at.any(-1), known, other[:, -1]))
+        teacher = (
+            _among(theirs, logprobs, ids, other[:, -1]) if said.logprobs is None else said.logprobs.to(student.device)
+        )
+        self._add(teacher_logprobs=teacher)
+        self._judge(F.gather_logprobs(student, ids), teacher)
         if student.shape[-1] >= FEWEST_TOKENS:
             mine = student.topk(theirs.shape[-1], dim=-1)
             both = (mine.indices[:, :, None] == theirs[:, None, :]).any(-1)
@@ -325,6 +328,9 @@ class _Measuring:
                 student_mass=torch.where(both, mine.values.exp(), 0.0).sum(-1),
                 teacher_mass=torch.where(back, logprobs.exp(), 0.0).sum(-1),
             )
+
+    def _judge(self, student: Tensor, teacher: Tensor) -> None:
+        self._add(judged=teacher, advantage=teacher - student)
 
     def _pull(self, name: str, student: Tensor, teacher: Tensor) -> None:
         """Add up the gradients of KL(S || T) in the hidden states, and their norms."""
@@ -347,6 +353,12 @@ class _Measuring:
         merged = logprobs.index_fill(-1, stops, -torch.inf)
         merged[:, stops[0]] = self._event(logprobs)
         return merged
+
+
+def _among(candidates: Tensor, logprobs: Tensor, ids: Tensor, rest: Tensor) -> Tensor:
+    """The sampled tokens' log-probabilities among candidates; the mass of all others, a bound, where they are none."""
+    at = candidates == ids[:, None]
+    return torch.where(at.any(-1), torch.where(at, logprobs, 0.0).sum(-1), rest)
 
 
 def _answers(

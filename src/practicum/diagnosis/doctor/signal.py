@@ -13,7 +13,7 @@ from practicum.objective import Sampled
 from practicum.statistics import Interval, concentration, quantiles
 from practicum.types import Rollout
 
-OVERLAP, MASS = (0.70, 0.50), (0.95, 0.90)
+OVERLAP, MASS = (0.70, 0.50), 0.95
 DISTANCE = (0.5, 1.0)
 UNLIKELY, UNLIKELY_SHARE, CONCENTRATED = -10.0, 0.01, 0.01
 SHORTEST_BIN, FEWEST_PROMPTS = 16, 4
@@ -34,9 +34,8 @@ def overlap(evidence: Evidence) -> Finding:
         for mass in (evidence.mean(lambda trace: trace.student_mass), evidence.mean(lambda trace: trace.teacher_mass))
         if mass is not None
     ]
-    of_mass = worst(*(grade(mass, *MASS) for mass in masses))
-    status = worst(grade(ratio, *OVERLAP), of_mass)
     least = min(mass.mean for mass in masses)
+    status = worst(grade(ratio, *OVERLAP), "pass" if least >= MASS else "warn")
     text = (
         f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, with {least:.0%} of the mass"
     )
@@ -137,7 +136,8 @@ def coherence(evidence: Evidence) -> Finding:
     )
     own = evidence.mean_of_rollouts(lambda trace: trace.coherence)
     control = evidence.mean_of_rollouts(lambda trace: trace.control)
-    assert ratio is not None and own is not None and control is not None, "both are measured together"
+    if ratio is None or own is None or control is None:
+        return skipped("the student is so sure of its tokens that nothing pulls at them")
     fine = ratio.mean >= COHERENCE
     text = "the tokens of an answer pull together" if fine else "the tokens of an answer pull against each other"
     text += f" ({own.mean:.0%} of their gradients add up; {control.mean:.0%} for a random teacher as far away)"
@@ -168,7 +168,7 @@ def _deeper(evidence: Evidence, now: float) -> tuple[str, ...]:
 
 
 def _unlikely(trace: Trace) -> Tensor | None:
-    return None if trace.teacher_logprobs is None else (trace.teacher_logprobs < UNLIKELY).double()
+    return None if trace.judged is None else (trace.judged < UNLIKELY).double()
 
 
 def _bins(evidence: Evidence) -> list[tuple[int, int]]:
