@@ -24,15 +24,17 @@ ALPHABET = "abcd" + "".join(chr(code) for code in range(0x21, 0x7F) if chr(code)
 UNUSED, STOP = 1, 2
 """The ids of `<s>`, which nothing writes, and of `</s>`."""
 
-SAMPLES, PROMPTS = 4, 32
+SAMPLES, FEW, ENOUGH = 4, 8, 32
+"""Answers a prompt, and prompts: a few for what is seen at once, enough of them for the gap."""
 
 
 def make_pairs(folder: Path) -> Path:
     """A student that is right now and then; a teacher that is surer of the same; and models that are wrong with something."""
-    make_model(folder / "student", alphabet=ALPHABET, seed=2, pretrain=110, hidden_size=64, layers=2)
+    make_model(folder / "student", alphabet=ALPHABET, seed=2, pretrain=150, hidden_size=64)
     make_model(folder / "random", alphabet=ALPHABET, seed=3)
+    make_model(folder / "other random", alphabet=ALPHABET, seed=4, hidden_size=64)
     make_model(folder / "permuted", alphabet=ALPHABET[::-1], seed=3)
-    derived(folder / "student", folder / "teacher", surer(1.6))
+    derived(folder / "student", folder / "teacher", surer(2.0))
     derived(folder / "random", folder / "surer random", surer(1.3))
     derived(folder / "random", folder / "looping", surer(1000.0))
     derived(folder / "teacher", folder / "other stop", _swapped)
@@ -85,32 +87,21 @@ def diagnosed(
     *,
     teacher: Callable[[Teacher], Any] | None = None,
     sampler: Callable[[SamplingClient], Any] | None = None,
-    prompts: int = PROMPTS,
+    prompts: int = FEW,
 ) -> Diagnosis:
     """The diagnosis of a recipe whose teacher or sampler is wrapped in something faulty."""
     built = assemble_run(recipe, folder, None, lambda text: None)
-    parts = built.parts
-    if teacher is not None:
-        parts = replace(parts, teacher=teacher(parts.teacher))
     if sampler is not None:
-        parts = replace(parts, student=_Sampling(sampler(parts.student.sampling_client())))  # pyright: ignore
-    assembled: Assembled = replace(built, parts=parts)
+        faulty = sampler(built.trainer.sampling_client())
+        built.trainer.sampling_client = lambda: faulty  # type: ignore[method-assign]
+    wrapped = built.parts.teacher if teacher is None else teacher(built.parts.teacher)
+    assembled: Assembled = replace(built, parts=replace(built.parts, teacher=wrapped))
     return examine(gather(recipe, assembled, prompts, SAMPLES, lambda text: None))
 
 
 def finding(found: Diagnosis, check: str) -> Finding:
     """What one check found."""
     return next(result.finding for result in found.results if result.check.id == check)
-
-
-class _Sampling:
-    """As much of a training client as the doctor needs."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def sampling_client(self) -> Any:
-        return self._client
 
 
 class FaultySampler:
@@ -151,6 +142,15 @@ class Changed:
 
     def voice(self, prompt: Prompt) -> Voice | None:
         return self.inner.voice(prompt)
+
+    def after_step(self, step: int) -> None:
+        self.inner.after_step(step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        return self.inner.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self.inner.load_state(tensors)
 
 
 def good_until(position: int) -> Callable[[Teacher], Changed]:

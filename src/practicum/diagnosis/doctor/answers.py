@@ -93,7 +93,7 @@ def pass_rates(evidence: Evidence) -> Finding:
         return skipped("one answer a prompt tells no pass rate; use --samples 4")
     within = sum(0.0 < sum(own) / len(own) < 1.0 for own in rewards)
     solved = sum(min(own) >= 1.0 for own in rewards)
-    value = wilson(within, len(rewards))
+    value = wilson(float(within), len(rewards))
     never = len(rewards) - within - solved
     text = f"of {len(rewards)} prompts the student solves {solved} always, {never} never, {within} sometimes"
     if value.mean >= BAND:

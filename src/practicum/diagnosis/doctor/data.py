@@ -27,7 +27,7 @@ def hygiene(evidence: Evidence) -> Finding:
         "have the name of a control token in their text, which is read as plain text": control,
     }
     rows = {id(prompt) for prompts in found.values() for prompt in prompts}
-    share = wilson(len(rows), len(train))
+    share = wilson(float(len(rows)), len(train))
     details = {what: float(len(prompts)) for what, prompts in found.items()}
     if not rows:
         return Finding(

@@ -14,7 +14,7 @@ from practicum.statistics import Interval, concentration, quantiles
 from practicum.types import Rollout
 
 OVERLAP, MASS = (0.70, 0.50), 0.95
-DISTANCE = (0.5, 1.0)
+DISTANCE = (0.5, 2.0)
 UNLIKELY, UNLIKELY_SHARE, CONCENTRATED = -10.0, 0.01, 0.01
 SHORTEST_BIN, FEWEST_PROMPTS = 16, 4
 DRIFT = (0.8, 0.5)
