@@ -20,7 +20,7 @@ from practicum.types import Rollout
 
 LOOPING = (0.0, 0.05)
 SHORTEST_LOOP = 16
-CUT_OFF = 0.9
+CUT_OFF, AT_ONCE = 0.9, 0.5
 LONG = 256.0
 WINDOW, WINDOWS, TRAP_SHARE = 64, 4, 0.7
 
@@ -53,6 +53,11 @@ def length(evidence: Evidence) -> Finding:
         "empty": sum(not rollout.text.strip() for rollout in evidence.rollouts) / len(evidence.rollouts),
     }
     text = f"{cut.mean:.0%} of the answers are cut off at {limit} tokens (median length {median:.0f})"
+    at_once = sum(len(rollout.tokens) <= 1 for rollout in evidence.rollouts) / len(evidence.rollouts)
+    if at_once >= AT_ONCE:
+        return Finding(
+            "fail", f"{at_once:.0%} of the answers end with their first token", cut, "cut off", details=details
+        )
     if cut.mean <= CUT_OFF:
         return Finding("pass", text, cut, "cut off", details=details)
     return Finding(

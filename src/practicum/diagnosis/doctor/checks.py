@@ -111,9 +111,9 @@ CHECKS = (
         "length",
         "change",
         behaviour.length,
-        "up to 0.9 cut off / - / more",
+        "up to 0.9 cut off, fewer than half end at once / - / else",
         "healthy runs cut off 0.23 to 0.5 of their answers, collapsed ones 0.9 to 1.0 (2604.08527)",
-        "2604.08527",
+        "2604.08527 for the 0.9; the half is proposed here",
     ),
     Check(
         "P10",

@@ -42,10 +42,11 @@ class Trace:
     """What was measured at each of the T tokens of one student rollout; None where the teacher does not tell.
 
     `logprobs` are the learner's. `judged` is the teacher's log-probability of the sampled token and `advantage` how much it
-    exceeds the student's, where a stop token stands for any stop token of either model. `divergence` is KL(S || T): exact, a lower bound from the teacher's candidates and one
-    tail, or the log-ratio of the sampled token. `student_stop` and `teacher_stop` are log-probabilities of any stop token of
-    either model. `coherence` is |sum of the tokens' gradients| over the sum of their norms, `control` the same for a teacher
-    that is the student with a random adapter on its head, equally far away.
+    exceeds the student's, where a stop token stands for any stop token of either model. `divergence` is KL(S || T): exact, a
+    lower bound from the teacher's candidates and one tail, or the log-ratio of the sampled token. `student_stop` and
+    `teacher_stop` are log-probabilities of any stop token of either model. `coherence` is |sum of the tokens' gradients| over
+    the sum of their norms, `control` the same for a teacher that is the student with a random adapter on its head, equally
+    far away.
     """
 
     rollout: Rollout

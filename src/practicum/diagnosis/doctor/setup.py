@@ -18,6 +18,7 @@ from practicum.text import printable
 STOP_GAP, IMPOSSIBLE_STOP = -3.0, 1e-4
 SPECIAL_SHARE = (0.05, 0.20)
 TEMPLATE_GAIN = 0.1
+FEWEST_ENDS = 4
 PARITY = (1.02, 1.05)
 LARGEST_LOG_RATIO = 20.0
 SUPERVISED = ("teacher={type: none}", "objective={signal: text, divergence: ce}", "rollout.source=dataset")
@@ -79,6 +80,10 @@ def stop_event(evidence: Evidence) -> Finding:
     if own < math.log(IMPOSSIBLE_STOP):
         return Finding("warn", f"{tokens}, at which the student stops too: as one event they agree", gap, "nats")
     assert gap is not None, "some rollout ended"
+    if len(ends) < FEWEST_ENDS:
+        text = f"only {len(ends)} of {len(evidence.traces)} answers ended, too few to know how the teacher likes an end"
+        needs = math.ceil(len(evidence.traces) * FEWEST_ENDS / len(ends))
+        return Finding("inconclusive", text, gap, "nats", needs=needs, details=details)
     close = gap.mean >= STOP_GAP
     text = (
         "the teacher stops where the student does" if close else "the teacher would often go on where the student stops"
