@@ -1,7 +1,8 @@
 """A model's linear maps laid out for multiplying a few rows at a time, as decoding does.
 
-With eight rows a product is bound by reading the weights; oneDNN reads them up to three times faster in its own layout than
-in ours. Laying them out costs about as much as ten products, so it is done once for all that is sampled between two updates.
+With eight rows a product is bound by reading the weights; oneDNN reads them three times faster in its own layout than in ours
+(`python -m benchmarks sizes`). Laying them out costs about as much as ten products, so it is done once for all that is sampled
+between two updates.
 """
 
 import platform
