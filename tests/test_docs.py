@@ -25,6 +25,7 @@ from pydantic_core import PydanticUndefined
 
 from practicum import errors, model_config, plugins, recipe, rollouts
 from practicum.cli.app import app
+from practicum.diagnosis import doctor
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.objective import Objective, Term, choices
 from practicum.pipeline import parse_pipeline
@@ -303,6 +304,26 @@ def _first_line(room: str) -> str:
     return (ast.get_docstring(ast.parse(_file(room).read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
+def _checks() -> str:
+    rows = [
+        [
+            check.id,
+            check.name,
+            check.limits,
+            check.limits_from,
+            check.anchor,
+            _first_paragraph(check.run.__doc__)[4:].strip(),
+        ]
+        for check in doctor.CHECKS
+    ]
+    return _table(["", "check", "pass / warn / fail", "limits from", "evidence", "what it asks"], rows)
+
+
+def _verdicts() -> str:
+    rows = [[rule.word, rule.when, rule.meaning, str(rule.exit_code)] for rule in (*doctor.RULES, doctor.GO)]
+    return _table(["verdict", "when", "meaning", "exit code"], rows)
+
+
 def _recipes() -> str:
     folder = recipe.packaged_recipes()
     rows = [[f"`{name}`", recipe.read_yaml(folder / f"{name}.yaml").get("about", "")] for name in recipe.recipe_names()]
@@ -327,6 +348,8 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "commands": _commands,
     "floors": _floors,
     "recipes": _recipes,
+    "checks": _checks,
+    "verdicts": _verdicts,
 }
 
 

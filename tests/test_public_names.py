@@ -76,7 +76,17 @@ FUNCTIONAL = [
 ]
 
 
-PRACTICUM = ["PracticumError", "Recipe", "RunResult", "distill", "functional", "load_recipe", "run"]
+PRACTICUM = [
+    "Diagnosis",
+    "PracticumError",
+    "Recipe",
+    "RunResult",
+    "distill",
+    "doctor",
+    "functional",
+    "load_recipe",
+    "run",
+]
 
 
 def test_the_names_of_the_package_are_pinned():

@@ -6,13 +6,15 @@ Three depths, from the outside in:
     practicum.distill(student=..., teacher=..., task=..., ...)     its sections as arguments
     practicum.loop.train_step(step, parts, settings)               the seven calls of one step
 
-and `practicum.functional`, the mathematics on its own.
+`practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run; `practicum.functional` is the
+mathematics on its own.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from practicum import functional
+    from practicum.diagnosis.doctor import Diagnosis, doctor
     from practicum.errors import PracticumError
     from practicum.pipeline import run
     from practicum.recipe import Recipe, load_recipe
@@ -20,13 +22,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["PracticumError", "Recipe", "RunResult", "distill", "functional", "load_recipe", "run"]
+__all__ = [
+    "Diagnosis",
+    "PracticumError",
+    "Recipe",
+    "RunResult",
+    "distill",
+    "doctor",
+    "functional",
+    "load_recipe",
+    "run",
+]
 
 _HOMES = {
+    "Diagnosis": "practicum.diagnosis.doctor",
     "PracticumError": "practicum.errors",
     "Recipe": "practicum.recipe",
     "RunResult": "practicum.runs",
     "distill": "practicum.runs",
+    "doctor": "practicum.diagnosis.doctor",
     "load_recipe": "practicum.recipe",
     "run": "practicum.pipeline",
 }

@@ -41,6 +41,15 @@ from practicum.types import Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True)
+class Scorer:
+    """A model that scores: its place in the recipe's roles, how it reads prompts, how many weights it has."""
+
+    name: str
+    renderer: Renderer
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assembled:
     """Everything a run needs, built from its recipe."""
 
@@ -52,6 +61,8 @@ class Assembled:
     courses: Courses
     identity: dict[str, str]
     too_long: list[Prompt]
+    scorers: list[Scorer]
+    """The models that score besides the student's own weights: `teacher`, `teacher-2`, `reference`."""
     remarks: list[Callable[[], str]]
     """What is to be said when the training is over."""
 
@@ -113,6 +124,7 @@ def assemble_run(
             **tape,
         },
         too_long=too_long,
+        scorers=builder.scorers,
         remarks=builder.remarks,
     )
 
@@ -214,6 +226,7 @@ class _TeacherBuilder:
         ledger: Ledger,
     ) -> None:
         self.sources: list[str] = []
+        self.scorers: list[Scorer] = []
         self.remarks: list[Callable[[], str]] = []
         self._recipe = recipe
         self._student = student
@@ -265,6 +278,8 @@ class _TeacherBuilder:
         self._say(f"{name}: {_described(config)}")
         loaded = load(config, scratch_folder(self._recipe, config, name, self._models, self._task))
         self.sources.append(loaded.source)
+        weights = sum(weight.numel() for weight in loaded.language_model.model.parameters())
+        self.scorers.append(Scorer(name, loaded.renderer, weights))
         loaded.renderer.render(self._task.train_prompts()[0].messages)  # names a missing chat template before any step
         check_same_vocabulary(self._student.renderer.tokenizer, loaded.renderer.tokenizer)
         mismatch = stop_mismatch(self._student.renderer, loaded.renderer)

@@ -67,6 +67,28 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = Fa
         print(f"{recipe}: no mistakes found")
 
 
+@app.command(epilog="Example: practicum doctor quickstart --prompts 32")
+def doctor(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(min=1, help="training prompts that the student answers")] = 16,
+    samples: Annotated[int, typer.Option(min=1, help="answers of each")] = 4,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the JSON file; its page is beside it [runs/NAME.doctor.json]")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Before a run: do student, teacher and prompts fit? A verdict, its numbers, and what to change."""
+    with _errors(debug):
+        from practicum.cli.doctor import examine_recipe
+        from practicum.tracking import open_console
+
+        with closing(open_console(as_json=as_json)) as console:
+            code = examine_recipe(recipe, overrides or [], (prompts, samples), out, console)
+    raise typer.Exit(code)
+
+
 @app.command(epilog="Example: practicum show quickstart objective.divergence='jsd(0.3)'")
 def show(
     recipe: RecipeArgument,

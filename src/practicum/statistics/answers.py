@@ -44,9 +44,19 @@ def similarity(answers: Sequence[Sequence[int]]) -> float | None:
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[float], bins: int = 10) -> float:
-    """The expected calibration error over bins of equally many answers (Naeini et al. 2015; equal mass)."""
+    """The expected calibration error over bins of equally many answers (Naeini et al. 2015; equal mass).
+
+    Answers of one confidence stay in one bin, so that their order says nothing.
+    """
     ordered = sorted(zip(confidences, right, strict=True))
-    edges = [len(ordered) * number // bins for number in range(bins + 1)]
+    edges = [_after_ties(ordered, len(ordered) * number // bins) for number in range(bins + 1)]
     parts = [ordered[low:high] for low, high in pairwise(edges) if high > low]
     gaps = [abs(sum(confidence - hit for confidence, hit in part)) for part in parts]
     return sum(gaps) / len(ordered)
+
+
+def _after_ties(ordered: Sequence[tuple[float, float]], edge: int) -> int:
+    """The edge, moved past answers of the same confidence as the one before it."""
+    while 0 < edge < len(ordered) and ordered[edge][0] == ordered[edge - 1][0]:
+        edge += 1
+    return edge

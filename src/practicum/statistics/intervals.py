@@ -65,7 +65,9 @@ def wilson(successes: float, count: int) -> Interval:
     mean = successes / count
     centre = (mean + Z * Z / (2 * count)) / (1 + Z * Z / count)
     spread = Z / (1 + Z * Z / count) * math.sqrt(mean * (1 - mean) / count + Z * Z / (4 * count * count))
-    return Interval(mean, max(centre - spread, 0.0), min(centre + spread, 1.0))
+    low = 0.0 if mean == 0.0 else max(centre - spread, 0.0)
+    high = 1.0 if mean == 1.0 else min(centre + spread, 1.0)
+    return Interval(mean, low, high)
 
 
 def difference(one: Sequence[float], other: Sequence[float], seed: int) -> Interval:
@@ -112,6 +114,30 @@ def auroc(scores: Sequence[float], right: Sequence[bool]) -> Interval | None:
     variance = area * (1 - area) + (len(good) - 1) * (first - area**2) + (len(bad) - 1) * (second - area**2)
     spread = Z * math.sqrt(max(variance, 0.0) / (len(good) * len(bad)))
     return Interval(area, max(area - spread, 0.0), min(area + spread, 1.0))
+
+
+def clustered_auroc(
+    scores: Sequence[float], right: Sequence[bool], groups: Sequence[str], seed: int
+) -> Interval | None:
+    """The same area, with an interval by bootstrap over the groups (prompts) that the answers come in.
+
+    None without both kinds. Resamples without both kinds are left out.
+    """
+    places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    values = torch.tensor(scores, dtype=torch.float64)
+    hit = torch.tensor(right, dtype=torch.bool)
+    if hit.all() or not hit.any():
+        return None
+    member = torch.nn.functional.one_hot(torch.tensor([places[group] for group in groups])).double()
+    above = (values[hit][:, None] > values[~hit]).double() + 0.5 * (values[hit][:, None] == values[~hit]).double()
+    wins, pairs = member[hit].T @ above @ member[~hit], member[hit].sum(0)[:, None] * member[~hit].sum(0)
+    generator = torch.Generator().manual_seed(seed_of(seed, "clustered_auroc"))
+    picks = torch.randint(len(places), (RESAMPLES, len(places)), generator=generator)
+    counts = torch.nn.functional.one_hot(picks, len(places)).sum(1).double()
+    won, all_pairs = ((counts @ table * counts).sum(1) for table in (wins, pairs))
+    areas = (won / all_pairs)[all_pairs > 0]
+    low, high = areas.quantile(0.025).item(), areas.quantile(0.975).item()
+    return Interval((wins.sum() / pairs.sum()).item(), low, high)
 
 
 def rollouts_needed(one: float, other: float) -> int | None:

@@ -1,0 +1,72 @@
+"""`practicum doctor`: what was found, in a terminal."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from practicum.diagnosis.doctor import Diagnosis, Result, doctor
+from practicum.diagnosis.doctor.findings import shown
+from practicum.recipe import load_recipe
+from practicum.text import printable
+from practicum.tracking import Console, JsonConsole
+
+LOUD = {"warn": "WARN", "fail": "FAIL", "not applicable": "-"}
+
+
+def examine_recipe(
+    source: str,
+    overrides: Sequence[str],
+    drawn: tuple[int, int],
+    out: Path | None,
+    console: Console,
+) -> int:
+    """Examine a recipe, show and write what was found; returns the exit code of its verdict."""
+    recipe = load_recipe(source, overrides)
+    path = Path("runs") / f"{recipe.name}.doctor.json" if out is None else out
+    found = doctor(recipe, prompts=drawn[0], samples=drawn[1], say=lambda text: console.event(printable(text)))
+    page = found.write(path)
+    show(found, source, overrides, console)
+    console.finish(
+        {"verdict": found.verdict.word, "written": str(path), "page": str(page), **_for_programs(found, console)}
+    )
+    return found.verdict.exit_code
+
+
+def show(found: Diagnosis, source: str, overrides: Sequence[str], console: Console) -> None:
+    """A table of all checks, what the others say that did not pass, and the verdict."""
+    rows = [
+        [
+            result.check.id,
+            result.check.name,
+            LOUD.get(result.finding.status, result.finding.status),
+            shown(result.finding.value, result.finding.unit),
+        ]
+        for result in found.results
+    ]
+    console.table(
+        f"{found.name}: {found.prompts} prompts, {found.samples} answers each", ["", "check", "", "number"], rows
+    )
+    for result in found.results:
+        if result.finding.status != "pass":
+            _tell(result, console)
+    console.event(f"{found.verdict.word}: {found.verdict.meaning}")
+    for line in found.verdict.because:
+        console.event(printable(f"because {line}"))
+    console.event(printable(f"SFT, OPD or RL? {found.verdict.advice}"))
+    if found.changes and found.verdict.word == "GO-WITH-CHANGES":
+        words = [source, *overrides, *found.changes]
+        console.event(printable(f"with all changes: practicum run {shlex.join(words)}"))
+
+
+def _tell(result: Result, console: Console) -> None:
+    """What a check says, what it needs, and what to write."""
+    finding = result.finding
+    console.event(printable(f"{result.check.id} {result.check.name}, {finding.status}: {finding.sentence}"))
+    if finding.needs:
+        console.event(f"-> it needs about {finding.needs} answers: raise --prompts")
+    if finding.fix:
+        console.event(printable(f"-> write {shlex.join(finding.fix)}"))
+
+
+def _for_programs(found: Diagnosis, console: Console) -> dict[str, object]:
+    return {"diagnosis": found.to_json()} if isinstance(console, JsonConsole) else {}

@@ -1,0 +1,159 @@
+"""What the student's answers look like before anything is learned: loops, length, variety, and how long they are."""
+
+import torch
+from torch import Tensor
+
+from practicum.diagnosis.doctor.evidence import Evidence
+from practicum.diagnosis.doctor.findings import Finding, skipped
+from practicum.statistics import (
+    calibration_error,
+    distinct_ngrams,
+    is_degenerate,
+    longest_run,
+    majority_share,
+    pass_at_k,
+    quantiles,
+    trapped,
+    unique_share,
+)
+from practicum.types import Rollout
+
+LOOPING = (0.0, 0.05)
+SHORTEST_LOOP = 16
+CUT_OFF, AT_ONCE = 0.9, 0.5
+LONG = 256.0
+WINDOW, WINDOWS, TRAP_SHARE = 64, 4, 0.7
+
+
+def loops(evidence: Evidence) -> Finding:
+    """P8: answers that end in a loop, by compression or by a repeated n-gram, and stretches of agreement too low to teach."""
+    share = evidence.share(looping)
+    if share is None:
+        return skipped("there is no answer")
+    status = "pass" if share.mean == LOOPING[0] else "warn" if share.mean < LOOPING[1] else "fail"
+    details = {"share of answers in a low-KL trap": _trapped_share(evidence)}
+    if status == "pass":
+        return Finding(status, "no answer loops", share, "of answers", details=details)
+    text = f"{share.mean:.0%} of the answers loop; the teacher finds a loop likely, so it would be learned"
+    return Finding(status, text, share, "of answers", ("rollout.top_p=0.9",), details=details)
+
+
+def length(evidence: Evidence) -> Finding:
+    """P9: how many answers are cut off by the limit, and how long they are."""
+    cut = evidence.share(lambda rollout: rollout.stop_reason == "length")
+    if cut is None:
+        return skipped("there is no answer")
+    lengths = torch.tensor([float(len(rollout.tokens)) for rollout in evidence.rollouts])
+    median, late = quantiles(lengths, (0.5, 0.95))
+    limit = evidence.plan.sampling.max_new_tokens
+    details = {
+        "median length": median,
+        "95 % quantile": late,
+        "limit": float(limit),
+        "empty": sum(not rollout.text.strip() for rollout in evidence.rollouts) / len(evidence.rollouts),
+    }
+    text = f"{cut.mean:.0%} of the answers are cut off at {limit} tokens (median length {median:.0f})"
+    at_once = sum(len(rollout.tokens) <= 1 for rollout in evidence.rollouts) / len(evidence.rollouts)
+    if at_once >= AT_ONCE:
+        return Finding(
+            "fail", f"{at_once:.0%} of the answers end with their first token", cut, "cut off", details=details
+        )
+    if cut.mean <= CUT_OFF:
+        return Finding("pass", text, cut, "cut off", details=details)
+    return Finding(
+        "fail",
+        f"{text}: hardly any has an end",
+        cut,
+        "cut off",
+        (f"rollout.max_new_tokens={2 * limit}",),
+        details=details,
+    )
+
+
+def variety(evidence: Evidence) -> Finding:
+    """P15: the start of what later can only fall: entropy, different answers to one prompt, confidence that is earned."""
+    entropy = evidence.mean(lambda trace: trace.student_entropy)
+    if entropy is None:
+        return skipped("no answer has a token")
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in evidence.rollouts:
+        groups.setdefault(rollout.prompt.id, []).append(rollout)
+    several = list(groups.values())
+    texts = [[rollout.text.strip() for rollout in group] for group in several]
+    details: dict[str, float | None] = {
+        "distinct 2-grams": _mean([distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]),
+        "different answers": _mean([unique_share(group) for group in texts]),
+        "calibration error": _calibration(evidence, several, texts),
+    }
+    rewards = evidence.scores(evidence.rollouts)
+    for k in (1, evidence.samples):
+        details[f"pass@{k}"] = _mean([pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()])
+    return Finding(
+        "pass",
+        "recorded as the baseline that a run is compared with",
+        entropy,
+        "nats of entropy a token",
+        details=details,
+    )
+
+
+def horizon(evidence: Evidence) -> Finding:
+    """P16: are answers long enough for mistakes to pile up, which is what learning on one's own answers mends?"""
+    value = evidence.mean_of_rollouts(lambda trace: float(len(trace.rollout.tokens)))
+    if value is None:
+        return skipped("there is no answer")
+    details = {"weights of the teacher over the student's": capacity_ratio(evidence)}
+    if value.mean >= LONG:
+        return Finding(
+            "pass", "answers are long, where learning on one's own answers pays", value, "tokens", details=details
+        )
+    text = (
+        f"answers of {value.mean:.0f} tokens are short, where supervised learning on given answers often does as well"
+    )
+    return Finding("warn", text, value, "tokens", details=details)
+
+
+def capacity_ratio(evidence: Evidence) -> float | None:
+    """Weights of the largest model behind the teacher over the student's; None where the student teaches itself."""
+    if not evidence.scorers:
+        return None
+    own = sum(weight.numel() for weight in evidence.built.student.language_model.model.parameters())
+    return max(scorer.parameters for scorer in evidence.scorers) / own
+
+
+def looping(rollout: Rollout) -> bool:
+    """Whether an answer is degenerate (arXiv 2604.08527), or half of it or more repeats one n-gram of up to 8 tokens."""
+    tokens = rollout.tokens.tolist()
+    return is_degenerate(rollout.text) or longest_run(tokens) >= max(SHORTEST_LOOP, len(tokens) / 2)
+
+
+def _trapped_share(evidence: Evidence) -> float | None:
+    """KAT's low-KL traps (arXiv 2606.09471): its threshold is a quantile of the answers' own least windows."""
+    long = [t.divergence for t in evidence.traces if t.divergence is not None and len(t.divergence) >= WINDOW * WINDOWS]
+    if not long:
+        return None
+    least = torch.stack([_windows(divergence).min() for divergence in long])
+    below = quantiles(least, (TRAP_SHARE,))[0]
+    return sum(trapped(divergence, below, WINDOW, WINDOWS) for divergence in long) / len(long)
+
+
+def _windows(divergence: Tensor) -> Tensor:
+    return divergence[: len(divergence) // WINDOW * WINDOW].reshape(-1, WINDOW).mean(dim=1)
+
+
+def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]) -> float | None:
+    """How far the share of the commonest answer is from how often it is right."""
+    if evidence.samples < 2 or any(rollout.reward is None for rollout in evidence.rollouts):
+        return None
+    confidences = [majority_share(group) for group in texts]
+    commonest = [max(group, key=group.count) for group in texts]
+    right = [
+        next(r.reward or 0.0 for r, text in zip(group, of_group, strict=True) if text == most)
+        for group, of_group, most in zip(groups, texts, commonest, strict=True)
+    ]
+    return calibration_error(confidences, right)
+
+
+def _mean(values: list[float | None] | list[float]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

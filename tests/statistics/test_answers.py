@@ -1,0 +1,79 @@
+"""Many answers to one prompt, against enumeration."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from practicum.statistics import (
+    calibration_error,
+    distinct_ngrams,
+    majority_share,
+    pass_at_k,
+    similarity,
+    unique_share,
+)
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(case: tuple[int, int, int]) -> None:
+    count, right, k = case
+    answers = [place < right for place in range(count)]
+    draws = list(combinations(answers, k))
+    assert pass_at_k(count, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_pass_at_more_than_there_are_is_an_error(k: int) -> None:
+    with pytest.raises(ValueError, match="between 1 and the 4 answers there are"):
+        pass_at_k(4, 2, k)
+
+
+def test_ngrams_are_counted_over_answers_of_equal_length() -> None:
+    assert distinct_ngrams([[1, 2, 3, 9, 9], [1, 2, 4]], 2) == pytest.approx(3 / 4)
+    assert distinct_ngrams([[1, 1, 1, 1]], 1) == 0.25
+    assert distinct_ngrams([[1], [2]], 2) is None and distinct_ngrams([], 1) is None
+
+
+def test_shares_of_answers() -> None:
+    assert unique_share(["a", "b", "a", "a"]) == 0.5
+    assert majority_share(["a", "b", "a", "a"]) == 0.75
+
+
+def test_similarity_is_over_pairs() -> None:
+    assert similarity([[1, 2], [1, 2], [3, 4]]) == pytest.approx(1 / 3)
+    assert similarity([[1, 2, 3, 4], [1, 2]]) == pytest.approx(2 * 2 / 6)
+    assert similarity([[1]]) is None
+
+
+def test_confidence_that_is_earned_has_no_error() -> None:
+    confidences = [0.25] * 4 + [0.75] * 4
+    assert calibration_error(confidences, [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0], bins=2) == pytest.approx(0.0)
+    assert calibration_error([1.0] * 4, [1.0, 0.0, 0.0, 0.0], bins=1) == pytest.approx(0.75)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=1, max_size=20, unique_by=lambda row: row[0]),
+    st.integers(1, 12),
+)
+def test_the_calibration_error_is_the_mean_gap_of_equal_bins(rows: Sequence[tuple[float, int]], bins: int) -> None:
+    ordered = sorted(rows)
+    parts = [ordered[len(ordered) * b // bins : len(ordered) * (b + 1) // bins] for b in range(bins)]
+    expected = sum(
+        len(part) / len(rows) * abs(sum(c for c, _ in part) / len(part) - sum(r for _, r in part) / len(part))
+        for part in parts
+        if part
+    )
+    found = calibration_error([c for c, _ in rows], [float(r) for _, r in rows], bins)
+    assert found == pytest.approx(expected) and 0.0 <= found <= 1.0
+
+
+def test_the_order_of_equally_confident_answers_does_not_matter() -> None:
+    """Answers of one confidence belong together: which of them stands first says nothing."""
+    confidences, right = [0.5] * 4, [1.0, 0.0, 1.0, 0.0]
+    assert calibration_error(confidences, right, bins=2) == pytest.approx(
+        calibration_error(confidences, right[::-1], bins=2)
+    )
+    assert calibration_error(confidences, right, bins=4) == pytest.approx(0.0)
