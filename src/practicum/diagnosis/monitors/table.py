@@ -59,7 +59,6 @@ MONITORS: dict[str, Monitor] = {
             (patches.slower,),
             "common practice",
             change=10.0,
-            persistence=1,
         ),
         Monitor(
             "M3",
@@ -126,7 +125,7 @@ MONITORS: dict[str, Monitor] = {
             "M9",
             "stalled",
             rules.stalled,
-            "less than {change:g} between least and greatest of 30 steps, with reverse_kl flat and over half its baseline",
+            "within {change:g} for 30 steps, under 0.95, with reverse_kl flat and over half its baseline",
             (patches.teacher_writes, patches.with_answers, patches.slower),
             "2604.13016; a healthy run without a rise is known",
             change=0.01,
@@ -302,11 +301,12 @@ MONITORS: dict[str, Monitor] = {
             "M29",
             "divergence",
             rules.divergence,
-            "{change:g} times that of the first 3 steps, and {level:g} nats above it",
+            "{change:g} times that of the first step, and {level:g} nats more",
             (patches.slower,),
             "a learning rate x 100, in docs/monitors.md",
-            level=0.3,
+            level=1.0,
             change=2.0,
+            persistence=3,
         ),
     )
 }
