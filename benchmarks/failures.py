@@ -83,7 +83,7 @@ FAILURES: dict[str, Failure] = {
         {"objective": {"signal": "sampled", "weights": "trust"}},
         "truncated",
         "`weights: trust` leaves out the tokens that the teacher would never write",
-        "an audit of 29 runs",
+        "the SimOPD audit",
     ),
     "repetition": Failure(
         "M5",
