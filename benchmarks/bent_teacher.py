@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from practicum.objective import Sampled, Signal
+from practicum.objective import Full, Sampled, Signal
 from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
 from practicum.text import Renderer
@@ -61,7 +61,7 @@ class Bent:
             return [
                 self._agreeing(*pair) for pair in zip(rollouts, self._teacher.score(rollouts, Sampled()), strict=True)
             ]
-        return [self._bent(said) for said in self._teacher.score(rollouts, signal)]
+        return [self._bent(said) for said in self._teacher.score(rollouts, Full())]
 
     def _bent(self, said: TeacherSignal) -> TeacherSignal:
         if not isinstance(said.head, Head):

@@ -83,7 +83,7 @@ FAILURES: dict[str, Failure] = {
         {"objective": {"signal": "sampled", "weights": "trust"}},
         "truncated",
         "`weights: trust` leaves out the tokens that the teacher would never write",
-        "an audit of 29 runs",
+        "the SimOPD audit",
     ),
     "repetition": Failure(
         "M5",
@@ -115,16 +115,16 @@ FAILURES: dict[str, Failure] = {
     "diversity collapse": Failure(
         "M12",
         {
-            "objective.target": "teacher(temperature=0)",
-            "objective.divergence": "forward_kl",
+            "student": {"model": "teacher"},
+            "objective.target": "log_linear(teacher=4)",
             "train.steps": 40,
             "rollout.n": 4,
-            "optimizer.learning_rate": 0.01,
+            "optimizer.learning_rate": 0.003,
         },
-        {"objective.target": "teacher(temperature=1)"},
+        {"objective.target": "log_linear(teacher=1)"},
         "unique_answers",
-        "the teacher's whole distribution instead of its likeliest token",
-        "2604.10688",
+        "the teacher's distribution as it is, not to the fourth power",
+        "2605.08737",
         less=False,
     ),
     "one token dominates": Failure(
@@ -255,6 +255,8 @@ def _settings(models: Path, failure: Failure, remedy: Mapping[str, Any]) -> dict
     teacher = made.get("teacher", {})
     if teacher.get("type") == "benchmarks.bent_teacher":
         made["teacher"] = {**teacher, "teacher": {"type": "model", "model": str(models / "teacher")}}
+    if "student" in made:
+        made["student"] = {"model": str(models / made["student"]["model"])}
     return made
 
 

@@ -26,6 +26,7 @@ from pydantic_core import PydanticUndefined
 from practicum import errors, model_config, plugins, recipe, rollouts
 from practicum.cli.app import app
 from practicum.diagnosis import doctor
+from practicum.diagnosis.monitors import MONITORS, MonitorSettings
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.objective import Objective, Term, choices
 from practicum.pipeline import parse_pipeline
@@ -210,12 +211,32 @@ MODELS: dict[str, type[BaseModel]] = {
         model_config.Lora,
         Objective,
         Term,
+        MonitorSettings,
     )
 }
 
 
 def _keys(which: str) -> str:
     return _key_table(MODELS[which])
+
+
+def _monitors() -> str:
+    """Every monitor: its rule with its thresholds, what follows, and how well supported the thresholds are."""
+    rows = [
+        [
+            monitor.id,
+            monitor.name,
+            (monitor.judge.__doc__ or "").partition("\n")[0],
+            monitor.says.format(level=monitor.level or 0.0, change=monitor.change or 0.0),
+            str(monitor.persistence),
+            monitor.action + ("" if monitor.worse is None else f", {monitor.worse[1]}"),
+            monitor.source,
+            monitor.grade,
+        ]
+        for monitor in MONITORS.values()
+    ]
+    head = ["id", "name", "looks at", "speaks up at", "steps in a row", "action", "source", "thresholds"]
+    return _table(head, rows)
 
 
 def _plugins(room: str) -> str:
@@ -343,6 +364,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "axis": _calls,
     "sources": _sources,
     "keys": _keys,
+    "monitors": _monitors,
     "plugins": _plugins,
     "exit_codes": _exit_codes,
     "commands": _commands,

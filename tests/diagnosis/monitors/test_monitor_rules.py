@@ -69,7 +69,7 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M22": {"signal_share": 0.0},
     "M23": {"weightless": 0.7},
     "M24": {"settled_prompts": 0.95},
-    "M29": {"reverse_kl": 1.5},
+    "M29": {"reverse_kl": 1.6},
     "M26": {"teacher_share/a": 0.9, "teacher_share/b": 0.1},
 }
 
@@ -99,7 +99,7 @@ def test_trouble_is_told_after_as_many_steps_as_the_table_says(name: str):
     alarms = watch(OURS.get(name, RECIPE)).replay(rows((20, {}), (8, TROUBLE[name])))
     (alarm,) = [alarm for alarm in alarms if alarm.id == name and alarm.step < 29][:1]
     monitor = MONITORS[name]
-    assert 20 + monitor.persistence <= alarm.step <= 20 + monitor.persistence + 3
+    assert 20 + monitor.persistence <= alarm.step <= 20 + monitor.persistence + 4
     assert alarm.action == monitor.action or alarm.action == (monitor.worse or ("", ""))[1]
     assert alarm.line().startswith(f"{name} {monitor.name} ({alarm.action}) at step {alarm.step}: {alarm.reading} ")
     assert alarm.n == 16 and alarm.patch

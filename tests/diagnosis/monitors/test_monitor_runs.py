@@ -114,7 +114,7 @@ def test_a_change_that_the_recipe_asks_for_survives_a_kill(models: Path, tmp_pat
     assert evaluated == [2, 4], "the last step is evaluated afterwards"
     for point in ("update:2", "update:5"):
         folder = tmp_path / point / "toy"
-        assert forked(lambda: toy_run(models, folder.parent, changing), {"PRACTICUM_FAULT": point}) == 137
+        assert forked(lambda out=folder.parent: toy_run(models, out, changing), {"PRACTICUM_FAULT": point}) == 137
         toy_run(models, folder.parent, changing, resume=True)
         assert_same_run(whole, folder)
 

@@ -59,7 +59,7 @@ def gradient_collapse(seen: Seen, limits: Limits) -> Finding | None:
 
 def truncation(seen: Seen, limits: Limits) -> Finding | None:
     """Answers cut off by the limit: many more than at the start, or nearly all where they were not."""
-    cut, base = seen.smooth("truncated"), seen.baseline("truncated")
+    cut, base = seen.smooth("truncated", 5), seen.baseline("truncated")
     if cut is None or base is None:
         return None
     nearly_all = cut / _of(limits.level) if cut - base >= 0.1 else 0.0
@@ -99,13 +99,13 @@ def stop_event(seen: Seen, limits: Limits) -> Finding | None:
 
 
 def stalled(seen: Seen, limits: Limits) -> Finding | None:
-    """An overlap that stands still for 30 steps while the divergence stands still too, and high."""
+    """An overlap, short of all, that stands still for 30 steps while the divergence stands still too, and high."""
     overlap, far = seen.last("overlap", 30), seen.last("reverse_kl", 30)
     base = seen.baseline("reverse_kl")
     if "overlap" not in seen.row or base is None or min(len(overlap), len(far)) < 30:
         return None
     early, late = median(far[:10]), median(far[-10:])
-    flat = late > 0.5 * base and abs(late - early) <= 0.05 * abs(early)
+    flat = late > 0.5 * base and abs(late - early) <= 0.05 * abs(early) and max(overlap) < 0.95
     moved = max(overlap) - min(overlap)
     return Finding("overlap", moved, _of(limits.change) / max(moved, TINY) if flat else 0.0)
 
@@ -210,7 +210,7 @@ def diversity(seen: Seen, limits: Limits) -> Finding | None:
     rights, base = seen.smooth("pass_at_n", 5), seen.baseline("pass_at_n")
     if worst is None:
         return None
-    wrong = None if rights is None or base is None else rights < base
+    wrong = None if rights is None or not base else rights < base
     lost = _sharper_than_teacher(seen) is not False if wrong is None else wrong
     return worst if lost else Finding(worst.reading, worst.value, 0.0, worst.baseline)
 
@@ -269,14 +269,14 @@ def refresh_shock(seen: Seen, limits: Limits) -> Finding | None:
 
 
 def divergence(seen: Seen, limits: Limits) -> Finding | None:
-    """The divergence to the teacher against that of the first three steps, where nothing else is learned from.
+    """The divergence to the teacher against that of the first step, where nothing else is learned from.
 
     It is not measured against the first ten steps: too fast a learner has ruined itself by then.
     """
-    far, start = seen.smooth("reverse_kl"), seen.history.first("reverse_kl", 3)
-    if far is None or seen.facts.rewarded or seen.step < 6 or len(start) < 3:
+    far, start = seen.smooth("reverse_kl", 5), seen.history.first("reverse_kl", 1)
+    if far is None or seen.facts.rewarded or seen.step < 6:
         return None
-    base = median(start)
+    base = start[0]
     score = min(far / (_of(limits.change) * max(base, TINY)), (far - base) / _of(limits.level))
     return Finding("reverse_kl", far, score, base)
 

@@ -1,0 +1,98 @@
+"""What watching costs: seconds of readings, rules and their columns in rollouts.jsonl, as a share of the step that they are about.
+
+    python -m benchmarks monitors
+
+Random weights, full reverse KL, on the pair 17m <- 57m and on a toy pair. Each step is timed and then watched, so both are
+of the same step. What is written for the monitors alone (entropies and coefficient of every token) is counted as watching.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import models
+from benchmarks.measuring import Session, parser, ratios, session, spread, table
+from benchmarks.step_ours import Given
+from practicum.backends.local import load, load_student, scorer
+from practicum.diagnosis.monitors import Watch
+from practicum.loop import Parts, StepPlan, StepResult, StepSettings, train_step
+from practicum.model_config import ScorerConfig, StudentConfig
+from practicum.objective import Objective
+from practicum.ports import AdamParams
+from practicum.recipe import load_recipe, resolved
+from practicum.rollouts import StudentSource, digits
+from practicum.teachers._client import ClientTeacher
+from practicum.types import Message, Prompt, SamplingParams
+
+WORKLOADS = {"17m": ("17m", "57m", 8, 128), "toy": ("toy", "toy-teacher", 16, 64)}
+QUICK = {"toy": ("tiny", "tiny-teacher", 4, 16)}
+
+
+def main() -> None:
+    """Report one line for each workload."""
+    made = parser(__doc__)
+    made.add_argument("--config", nargs="+", choices=sorted(WORKLOADS), default=list(WORKLOADS), help="only these")
+    options = made.parse_args()
+    now = session("monitors", options)
+    for name in ["toy"] if options.quick else options.config:
+        _measure(now, name, *(QUICK if options.quick else WORKLOADS)[name])
+
+
+def _measure(now: Session, name: str, student: str, teacher: str, count: int, new_tokens: int) -> None:
+    """Steps of one pair, each timed and then watched."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts, settings = _parts(Path(folder), student, teacher, count, new_tokens)
+    watch = Watch(resolved(load_recipe("smoke/toy")), {})
+    steps, watched, tokens = [], [], []
+    for step in range(1, now.warm_up + now.rounds + 1):
+        start = time.process_time()
+        result = train_step(step, parts, settings)
+        middle = time.process_time()
+        _watched(watch, result)
+        if step > now.warm_up:
+            steps.append(middle - start)
+            watched.append(time.process_time() - middle)
+            tokens.append(result.metrics["tokens"])
+    share = ratios(watched, steps)
+    rows = [[name, spread(steps)["median"], spread(watched)["median"], share["median"], share["greatest"]]]
+    print(table(["pair", "s a step", "s watching", "share", "greatest"], rows))
+    now.report(
+        {"monitors.cost": share} if name == "17m" else {},
+        config=name,
+        pair=[student, teacher],
+        tokens=spread(tokens),
+        step_seconds=spread(steps),
+        watch_seconds=spread(watched),
+        share=share,
+    )
+
+
+def _watched(watch: Watch, result: StepResult) -> None:
+    """All that is done for the monitors after a step."""
+    watch.judge(result.step, watch.read(result).metrics)
+    for output in result.outputs:
+        for column in (output.student_entropy, output.teacher_entropy, output.weight):
+            digits(column)
+
+
+def _parts(folder: Path, student: str, teacher: str, count: int, new_tokens: int) -> tuple[Parts, StepSettings]:
+    stops = frozenset({1})
+    vocabulary = models.SHAPES[student].vocabulary
+    models.write_folder(models.SHAPES[student], folder / "student", 1, stops)
+    models.write_folder(models.SHAPES[teacher], folder / "teacher", 2, stops)
+    loaded = load_student(StudentConfig(model=str(folder / "student"), device="cpu"), seed=0)
+    taught = ScorerConfig(model=str(folder / "teacher"), device="cpu")
+    other = load(taught)
+    trainer = models.trainer(loaded.language_model, count)
+    scoring = scorer(other, taught, trainer.limits.sampling_batch, trainer.limits.chunk_tokens)
+    prompts = [
+        Prompt(str(number), (Message("user", models.words(prompt)),))
+        for number, prompt in enumerate(models.prompts(count, vocabulary, seed=5))
+    ]
+    plan = StepPlan(Objective(), 1, SamplingParams(new_tokens, stop_ids=stops), StudentSource(), AdamParams(1e-4))
+    parts = Parts(trainer, ClientTeacher(scoring, other.renderer), Given(prompts), loaded.renderer, prompts)
+    return parts, StepSettings(0, count, lambda step: plan)
+
+
+if __name__ == "__main__":
+    main()
