@@ -102,7 +102,7 @@ def assemble_run(
             f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
             f"max_new_tokens {recipe.longest_answer}, in a context of {student.language_model.context_length}"
         )
-    archive, tape = _archive(recipe, prompts, student.renderer)
+    archive, tape = archive_of(recipe, prompts, student.renderer)
     courses = Courses(recipe.schedules, recipe.train.steps)
     settings = StepSettings(
         seed=recipe.seed,
@@ -200,7 +200,7 @@ def fingerprint(source: str) -> str:
     return digest.hexdigest()
 
 
-def _archive(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[Archive, dict[str, str]]:
+def archive_of(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[Archive, dict[str, str]]:
     """What was written before the run, and a digest of the tape where it is read from one."""
     source = recipe.rollout.source
     newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if replays(source) else 0)
