@@ -31,7 +31,6 @@ from practicum.recipe import Recipe
 from practicum.rollouts import Archive, Cache, read_tape, replays
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
-from practicum.teachers import cached
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
 from practicum.types import Prompt, Rollout
 
@@ -48,7 +47,8 @@ class Assembled:
     courses: Courses
     identity: dict[str, str]
     too_long: list[Prompt]
-    cached: list[cached.CachedTeacher]
+    remarks: list[Callable[[], str]]
+    """What is to be said when the training is over."""
 
     def teachers(self) -> dict[str, Teacher]:
         """The teacher, and the reference where there is one."""
@@ -105,7 +105,7 @@ def assemble_run(
             **tape,
         },
         too_long=too_long,
-        cached=builder.cached,
+        remarks=builder.remarks,
     )
 
 
@@ -205,7 +205,7 @@ class _TeacherBuilder:
         scores: Path | None,
     ) -> None:
         self.sources: list[str] = []
-        self.cached: list[cached.CachedTeacher] = []
+        self.remarks: list[Callable[[], str]] = []
         self._recipe = recipe
         self._student = student
         self._trainer = trainer
@@ -228,13 +228,19 @@ class _TeacherBuilder:
             return self._load(config, made[-1])
 
         def build(context: TeacherContext, config: Any) -> Teacher:
-            if isinstance(config, cached.Config):
-                self.cached.append(cached.build(config, context, self._scores, self._say))
-                return self.cached[-1]
             return module_of("teachers", config.type).build(config, context)
 
-        base_dir = Path(self._recipe.base_dir)
-        return build(TeacherContext(self._trainer, self._student.renderer, load_model, build, base_dir), config)
+        context = TeacherContext(
+            student=self._trainer,
+            renderer=self._student.renderer,
+            load_model=load_model,
+            build=build,
+            base_dir=Path(self._recipe.base_dir),
+            scores=self._scores,
+            say=self._say,
+            remarks=self.remarks,
+        )
+        return build(context, config)
 
     def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer]:
         """Another model as a client; `name` is its folder in the run where it is made from scratch."""

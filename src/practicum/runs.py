@@ -295,8 +295,8 @@ class _Run:
                     )
         for line in records.losses():
             self.console.event(f"warning: {line}")
-        for teacher in built.cached:
-            self.console.event(teacher.remark())
+        for remark in built.remarks:
+            self.console.event(remark())
 
     def _watch(self, built: Assembled) -> Watch:
         """The monitors, where they stood after the newest checkpoint, and what they had changed by then."""
