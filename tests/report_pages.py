@@ -33,18 +33,16 @@ ALARMS: list[dict[str, Any]] = [
 ]
 
 DOCTOR: dict[str, Any] = {
-    "verdict": "GO",
+    "verdict": {"word": "GO", "meaning": "nothing stands in the way", "exit_code": 0, "because": [], "advice": ""},
     "checks": [
         {
             "id": "P2",
             "name": "stop event",
             "status": "pass",
-            "value": -1.2,
-            "low": -1.5,
-            "high": -0.9,
+            "value": {"mean": -1.2, "low": -1.5, "high": -0.9},
             "anchor": "proposed",
             "sentence": "both stop alike",
-            "fix": None,
+            "fix": ["student.stop=[2]"],
         }
     ],
 }

@@ -302,7 +302,14 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
         {"step": 2, "rollouts": 4.0, "length": 5.0, "tokens": 20.0, "from_dataset": 0.5, "nonfinite": 1.0},
     ]
     rejected = [{"reason": "id 'a' was used before"}, {"reason": "id 'b' was used before"}, {"reason": "not JSON"}]
-    run = _with(run, metrics=metrics, prompts={"used": 90, "too_long": 7}, rejected=rejected)
+    rejected.append({"reason": "not JSON", "file": "/data/heldout.jsonl"})
+    run = _with(
+        run,
+        recipe={**run.recipe, "task": {"heldout": "heldout.jsonl"}},
+        metrics=metrics,
+        prompts={"used": 90, "too_long": 7},
+        rejected=rejected,
+    )
     section = dropped_section(run)
     assert section is not None
     lines = re.findall(r'<th scope="row">(.*?)</th><td class="n">(.*?)</td><td class="n">(.*?)</td>', section.body)
@@ -326,6 +333,19 @@ def test_what_was_foretold_is_held_against_the_outcome(rich: Path, verdict: str,
     gain = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
     run = _with(run, doctor={"verdict": verdict, "checks": []}, summary={**run.summary, "gain": gain})
     assert word in parts_of(run).html["doctor"]
+
+
+def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Path) -> None:
+    shutil.copytree(rich, tmp_path / "toy")
+    shutil.move(tmp_path / "toy" / "doctor.json", tmp_path / "toy.doctor.json")
+    found = parts_of(read_run(tmp_path / "toy")).html["doctor"]
+    assert "<b>GO</b> was foretold (nothing stands in the way)" in found
+    assert "-1.2 [-1.5, -0.9]" in found and "<code>student.stop=[2]</code>" in found
+    edit(
+        tmp_path / "toy.doctor.json",
+        lambda value: value.update(verdict="GO", checks=[{"id": "P2", "value": 1, "low": 0, "high": 2}]),
+    )
+    assert "1 [0, 2]" in parts_of(read_run(tmp_path / "toy")).html["doctor"]
 
 
 def test_pass_at_k_and_agreement_where_there_are_several_answers(models: Path, tmp_path: Path) -> None:

@@ -47,7 +47,10 @@ def _rows(run: RunData) -> list[Part]:
     """The rows of the training data: used as prompts, too long for the recipe, or rejected, by reason."""
     if run.prompts is None:
         return []
-    rejected = Counter(_reason(row) for row in run.rejected)
+    heldout = str(run.recipe.get("task", {}).get("heldout") or "")
+    rejected = Counter(
+        _reason(row) for row in run.rejected if not heldout or not str(row.get("file", "")).endswith(heldout)
+    )
     common = rejected.most_common(MOST_REASONS)
     rest = rejected.total() - sum(amount for _, amount in common)
     parts = [("used as training prompts", float(run.prompts["used"])), ("too long", float(run.prompts["too_long"]))]
@@ -131,7 +134,7 @@ def doctor_section(run: RunData) -> Section | None:
     """What the doctor foretold, beside what came of it."""
     if run.doctor is None:
         return None
-    said = str(run.doctor.get("verdict", ""))
+    said, reasons = _foretold(run.doctor)
     body = [
         [
             safe(str(check.get("name", check.get("id", "")))),
@@ -139,13 +142,28 @@ def doctor_section(run: RunData) -> Section | None:
             _measured(check),
             safe(str(check.get("sentence") or "")),
             safe(str(check.get("anchor") or "")),
-            safe(str(check.get("fix") or "")),
+            _lines(check.get("fix")),
         ]
         for check in run.doctor.get("checks", ())
     ]
     checks = table(["check", "status", "value", "", "anchor", "fix"], body, numbers=(2,), label="the doctor's checks")
-    top = f'<p class="foretold"><b>{safe(said)}</b> was foretold. {_outcome(said, run)}</p>'
+    top = f'<p class="foretold"><b>{safe(said)}</b> was foretold{reasons}. {_outcome(said, run)}</p>'
     return Section("doctor", "Doctor", "Foretold and come true", "the doctor's verdict before the run", top + checks)
+
+
+def _foretold(doctor: Row) -> tuple[str, str]:
+    """The verdict's word, and its meaning as the end of a sentence."""
+    verdict = doctor.get("verdict", "")
+    if not isinstance(verdict, dict):
+        return str(verdict), ""
+    return str(verdict.get("word", "")), f" ({safe(str(verdict.get('meaning', '')))})"
+
+
+def _lines(value: object) -> str:
+    """One line of code for each override."""
+    return "<br>".join(
+        f"<code>{safe(str(one))}</code>" for one in (value if isinstance(value, list) else [value]) if one
+    )
 
 
 def _status(check: Row) -> str:
@@ -154,8 +172,11 @@ def _status(check: Row) -> str:
 
 
 def _measured(check: Row) -> str:
-    value, low, high = check.get("value"), check.get("low"), check.get("high")
-    return _value(value) if low is None or high is None else f"{_value(value)} [{_value(low)}, {_value(high)}]"
+    """A check's value with its interval, as one object or as three fields."""
+    value = check.get("value")
+    known = value if isinstance(value, dict) else {"mean": value, "low": check.get("low"), "high": check.get("high")}
+    mean, low, high = (known.get(name) for name in ("mean", "low", "high"))
+    return _value(mean) if low is None or high is None else f"{_value(mean)} [{_value(low)}, {_value(high)}]"
 
 
 def _outcome(said: str, run: RunData) -> str:
