@@ -272,6 +272,20 @@ def test_the_weights_of_terms_are_added_and_what_the_teacher_hides_is_nan():
     assert not all(output.student_entropy.isnan().all() for output in result.outputs)
 
 
+def test_each_of_several_teachers_has_its_share_of_the_loss():
+    student = trainable(tiny())
+    data = data_for(tiny(seed=1))
+    named = [replace(datum, signal=replace(datum.signal, name="ab"[place % 2])) for place, datum in enumerate(data)]
+    _, result = gradients(student, named, Objective())
+    parts = {"a": 0.0, "b": 0.0}
+    for datum, output in zip(named, result.outputs, strict=True):
+        parts[datum.signal.name] += output.divergence.nansum().item()
+    assert result.metrics["teacher_share/a"] == pytest.approx(parts["a"] / sum(parts.values()), rel=1e-5)
+    assert result.metrics["teacher_share/a"] + result.metrics["teacher_share/b"] == pytest.approx(1.0)
+    _, alone = gradients(student, data, Objective())
+    assert not any(name.startswith("teacher_share") for name in alone.metrics)
+
+
 def test_metrics_are_means_over_the_supervised_tokens():
     student, teacher = trainable(tiny()), tiny(seed=1)
     data = data_for(teacher)

@@ -3,6 +3,7 @@
 A teacher that is the student itself (`live`) has nothing to teach, which M22 says at step 2: a cheap alarm at a known step.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,23 @@ def test_a_run_without_trouble_says_nothing_and_has_its_readings(finished: Path)
     for name in ("p99_gap", "concentration", "repetition", "entropy_gap", "probability_error", "effective_share"):
         assert name in last
     assert last["probability_error"] == pytest.approx(1.0, abs=1e-4) and last["signal_share"] == 1.0
+
+
+def test_every_reading_is_told_of(finished: Path, models: Path, tmp_path: Path) -> None:
+    changes = {
+        "rollout.n": 4,
+        "train.steps": 3,
+        "evaluation.prompts": 2,
+        "evaluation.samples": 2,
+        "evaluation.every": 1,
+    }
+    changes |= {"evaluation.temperature": 1.0, "objective.weights": "entropy_top(0.5)"}
+    rows_of = [*rows(finished / "metrics.jsonl"), *rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl")]
+    names = {re.sub(r"_at_\d+$", "_at_P", name) for row in rows_of for name in row}
+    docs = Path(__file__).resolve().parents[3] / "docs"
+    told = "".join((docs / page).read_text(encoding="utf-8") for page in ("monitors.md", "run-folder.md"))
+    assert {name for name in names if f"`{name}`" not in told} <= {"step"}
+    assert {"weightless", "unique_answers", "pass_gap", "heldout_unique", "heldout_gain_high"} <= names
 
 
 def test_an_alarm_that_is_off_or_only_logged_is_not_told(models: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from practicum.cli.listing import listing
 from practicum.diagnosis.monitors import MONITORS, MonitorSettings, Watch, gravest
 from practicum.diagnosis.monitors.table import Monitor
 from practicum.errors import RecipeError
@@ -119,6 +120,11 @@ def test_the_table_is_whole():
         assert monitor.judge.__doc__ and monitor.patches and monitor.source
         assert monitor.says.format(level=1.0, change=1.0)
         assert monitor.action in ("log", "warn", "checkpoint", "pause", "stop")
+
+
+def test_the_monitors_can_be_listed():
+    rows = {row["name"]: row["summary"] for row in listing("monitors")}
+    assert list(rows) == list(MONITORS) and rows["M5"].startswith("repetition: Answers that loop")
 
 
 def section(text: str) -> dict[str, Any]:
