@@ -43,11 +43,16 @@ def main() -> None:
 LIMITS = ("micro_batch_tokens", "graph_mib", "chunk_tokens", "sampling_batch", "threads", "budget")
 """Settings of a run that bound memory and time and change nothing else but rounding; no recipe of a paper has a budget."""
 
+ABOUT_IT = ("prices", "monitors", "tracking")
+"""Sections that say what is done with a run's numbers; no recipe of a paper lets a monitor change anything."""
+
 
 def fingerprint(name: str) -> str:
     """What a line is of: the resolved recipe, without the settings that only bound memory and time."""
     recipe = resolved(load_recipe(name))
-    del recipe["prices"]
+    for section in ABOUT_IT:
+        del recipe[section]
+    del recipe["evaluation"]["every"]
     recipe["train"] = {key: value for key, value in recipe["train"].items() if key not in LIMITS}
     return hashlib.sha256(json.dumps({**recipe, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
 
