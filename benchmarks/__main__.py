@@ -27,11 +27,12 @@ NAMES = (
     "monitors",
     "alarms",
     "failures",
+    "broken",
     "papers",
     "gpu",
     "page",
 )
-SEVERAL_THREADS = ("demo", "papers", "gpu", "page")
+SEVERAL_THREADS = ("demo", "broken", "papers", "gpu", "page")
 """Those that do not compare processor times, or set the threads of their processes themselves."""
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from practicum.costs import PHASES, cost_summary
 from practicum.diagnosis.report.charts import interval_rows
 from practicum.diagnosis.report.curves import recent
-from practicum.diagnosis.report.markup import count, number, percent, seconds, signed
+from practicum.diagnosis.report.markup import count, number, percent, safe, seconds, signed
 from practicum.diagnosis.report.reading import Row, RunData
+from practicum.recipe import Prices
 from practicum.statistics import Interval, detectable, difference, overlaps_zero, ratio
 
 
@@ -92,7 +94,8 @@ def _accuracies(run: RunData) -> str:
 
 
 def _figures(run: RunData) -> list[str]:
-    return [figure for figure in (_recovered(run), _distance(run), _cost(run), _time(run), _certainty(run)) if figure]
+    found = (figure(run) for figure in (_recovered, _distance, _cost, _work, _money, _time, _certainty))
+    return [figure for figure in found if figure]
 
 
 def _figure(name: str, value: str, about: str) -> str:
@@ -143,12 +146,37 @@ def _cost(run: RunData) -> str:
     return _figure("tokens", count(sampled), about)
 
 
-def _time(run: RunData) -> str:
+def _work(run: RunData) -> str:
+    """Floating-point operations of the steps so far, and which phase they went to."""
+    cost = cost_summary(run.metrics)
+    if not cost["flops"]:
+        return ""
+    shares = ", ".join(f"{phase} {percent(cost[phase]['flops'] / cost['flops'])}" for phase in PHASES)
+    return _figure("operations", f"{cost['flops']:.3g}", shares)
+
+
+def _money(run: RunData) -> str:
+    """What the steps so far cost at the recipe's prices; nothing where it has none."""
+    if run.recipe.get("prices") is None:
+        return ""
+    prices = Prices.model_validate(run.recipe["prices"])
+    items = prices.money(cost_summary(run.metrics), sum(_phases(run).values()))
+    about = ", ".join(f"{safe(name)} {amount:.3g}" for name, amount in items.items())
+    return _figure("cost", f"{sum(items.values()):.3g} {safe(prices.currency)}", about)
+
+
+def _phases(run: RunData) -> dict[str, float]:
+    """Seconds of each phase, summed over the steps."""
     phases: dict[str, float] = {}
     for row in run.timings:
         for name, value in row.items():
             if name.startswith("seconds_"):
                 phases[name.removeprefix("seconds_")] = phases.get(name.removeprefix("seconds_"), 0.0) + value
+    return phases
+
+
+def _time(run: RunData) -> str:
+    phases = _phases(run)
     total = sum(phases.values())
     if not total:
         return ""

@@ -1,0 +1,115 @@
+"""The quick start broken in ways a person would: what the doctor says before the run, and which alarms sound during it.
+
+    python -m benchmarks broken [--only NAME ...]
+
+The student is *dressed* anew where a folder says how it is written to and where it stops; its weights are always the same. The
+teacher is then a model of its own, so that the two can differ.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import Session, environment, parser, table
+from practicum.backends.local.convert import packaged_model
+
+MODEL = "smollm2-135m-instruct"
+PLAIN = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}{{ 'assistant: ' }}"
+END_OF_TEXT = {"id": 0, "text": "<|endoftext|>"}
+"""Where a base model of this family stops, and an instruct model does not."""
+
+APART = "teacher.teacher={type: model, model: " + MODEL + ', system: ""}'
+"""The same teacher as a model of its own, which keeps its own template."""
+
+STUDENT = "student.model="
+"""Followed by the folder of the dressed student."""
+
+
+def main() -> None:
+    """Report one line for each way."""
+    made = parser(__doc__)
+    made.add_argument("--only", nargs="+", help="some of the ways")
+    options = made.parse_args()
+    now = Session("broken", options.quick, options.record, command="python -m benchmarks broken")
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        for name, overrides in ways(Path(place)).items():
+            if options.only is None or name in options.only:
+                found = examined(Path(place), overrides) | ran(Path(place), name, overrides, options.quick)
+                rows.append(
+                    [name, found["verdict"], " ".join(found["checks"]), " ".join(found["alarms"]) or found["ended"]]
+                )
+                now.report(way=name, overrides=[hidden(text, place) for text in overrides], **found)
+    print(table(["the quick start", "verdict before", "checks that do not pass", "alarms during"], rows))
+
+
+def ways(place: Path) -> dict[str, list[str]]:
+    """The overrides of each way to break it."""
+    return {
+        "as it is": [],
+        "another template": [APART, f"student.template={PLAIN}"],
+        "another stop token": [APART, f"{STUDENT}{dressed(place / 'other-stop', stops=True)}"],
+        "a base model": [APART, f"{STUDENT}{dressed(place / 'base', stops=True, template=PLAIN)}"],
+        "learning rate x 100": ["optimizer.learning_rate=0.01"],
+        "temperature 0.2": ["rollout.temperature=0.2"],
+    }
+
+
+def dressed(folder: Path, stops: bool = False, template: str | None = None) -> Path:
+    """The packaged model in a folder of its own, ending its answers and written to in another way."""
+    shutil.copytree(packaged_model(MODEL), folder)
+    if stops:
+        for name in ("config.json", "generation_config.json"):
+            change(folder / name, {"eos_token_id": END_OF_TEXT["id"], "pad_token_id": END_OF_TEXT["id"]})
+        change(folder / "tokenizer_config.json", {"eos_token": END_OF_TEXT["text"], "pad_token": END_OF_TEXT["text"]})
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def change(path: Path, changes: Mapping[str, Any]) -> None:
+    """Set some keys of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), encoding="utf-8")
+
+
+def examined(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The verdict, and the checks that do not pass."""
+    path = place / "doctor.json"
+    practicum("doctor", "quickstart", *overrides, "--out", str(path))
+    found = json.loads(path.read_text("utf-8"))
+    unwell = [f"{check['id']} {check['name']}" for check in found["checks"] if check["status"] in ("warn", "fail")]
+    return {"verdict": found["verdict"]["word"], "checks": unwell}
+
+
+def ran(place: Path, name: str, overrides: Sequence[str], quick: bool) -> dict[str, Any]:
+    """The alarms of a run with the step at which each sounded first, how it ended, and what it gained."""
+    run = name.replace(" ", "-")
+    steps = ["train.steps=2", "evaluation.prompts=4"] if quick else []
+    code = practicum("run", "quickstart", *overrides, *steps, f"name={run}", "--out", str(place))
+    alarms: dict[str, str] = {}
+    for line in (place / run / "alarms.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        alarms.setdefault(row["id"], f"{row['id']} {row['name']} ({row['step']})")
+    summary = place / run / "summary.json"
+    gain = json.loads(summary.read_text("utf-8"))["gain"] if summary.is_file() else None
+    return {"alarms": list(alarms.values()), "ended": f"exit {code}", "gain": gain}
+
+
+def practicum(*arguments: str) -> int:
+    """The exit code of a command of this library."""
+    command = [sys.executable, "-m", "practicum", *arguments]
+    return subprocess.run(command, capture_output=True, env=environment(), check=False).returncode
+
+
+def hidden(text: str, place: str) -> str:
+    """The override without the place of this machine's temporary files."""
+    return text.replace(place, "FOLDER")
+
+
+if __name__ == "__main__":
+    main()
