@@ -17,7 +17,7 @@ from practicum.errors import TeacherError
 from practicum.functional.chunked import chunks
 from practicum.loop import StepPlan, assemble
 from practicum.objective import Full, Sampled, Signal, TopK, read_signal
-from practicum.objective.sides import TeacherTokens
+from practicum.objective.tokens import TeacherTokens
 from practicum.ports import SamplingClient, ScoreRequest, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe
