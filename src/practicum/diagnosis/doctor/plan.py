@@ -5,7 +5,7 @@ import os
 import torch
 
 from practicum.diagnosis.doctor.evidence import Evidence
-from practicum.diagnosis.doctor.findings import Finding, worst
+from practicum.diagnosis.doctor.findings import Finding
 from practicum.model_config import ModelConfig
 from practicum.statistics import Interval
 
@@ -18,7 +18,7 @@ TRAINED_BYTES = 16
 """Weight, gradient and the two moments of AdamW in float32."""
 
 TEMPERATURES = (0.7, 1.3)
-LARGEST_STEP = 0.1
+LARGEST_STEP = 1.0
 
 
 def memory(evidence: Evidence) -> Finding:
@@ -42,15 +42,11 @@ def memory(evidence: Evidence) -> Finding:
 
 
 def settings(evidence: Evidence) -> Finding:
-    """P19: the temperature of sampling, and how far one step of AdamW moves a weight."""
+    """P19: the temperature of sampling, and how far one step of AdamW can move what a layer gives out."""
     recipe = evidence.recipe
     temperature, rate = evidence.plan.sampling.temperature, recipe.optimizer.learning_rate
     low, high = TEMPERATURES
-    trained = [w for w in evidence.built.student.language_model.model.parameters() if w.requires_grad and w.ndim > 1]
-    squares = sum(weight.detach().double().square().sum().item() for weight in trained)
-    count = sum(weight.numel() for weight in trained)
-    step = rate / max((squares / max(count, 1)) ** 0.5, 1e-12)
-    value = Interval(step, step, step)
+    step = rate * _sensitivity(evidence)
     said: list[str] = []
     fix: list[str] = []
     if not low <= temperature <= high:
@@ -60,16 +56,26 @@ def settings(evidence: Evidence) -> Finding:
         )
         fix.append("rollout.temperature=1")
     if step > LARGEST_STEP and recipe.student.lora is None:
-        said.append(f"one step at learning rate {rate:g} moves a weight by {step:.0%} of its usual size")
+        said.append(f"one step at learning rate {rate:g} can change what a layer gives out by {step:.0%} of its size")
         fix.append(f"optimizer.learning_rate={rate * LARGEST_STEP / step / 10:.1g}")
+    value = Interval(step, step, step)
+    unit = "of a layer's output a step"
     if not said:
-        return Finding(
-            "pass",
-            f"temperature {temperature:g}; one step moves a weight by {step:.1%} of its size",
-            value,
-            "of a weight's size a step",
-        )
-    return Finding(worst("warn"), "; ".join(said), value, "of a weight's size a step", tuple(fix))
+        text = f"temperature {temperature:g}; one step can change what a layer gives out by {step:.1%} of its size"
+        return Finding("pass", text, value, unit)
+    return Finding("warn", "; ".join(said), value, unit, tuple(fix))
+
+
+def _sensitivity(evidence: Evidence) -> float:
+    """The relative change of a layer's output for each unit of learning rate, in the median of the matrices that learn.
+
+    A step of AdamW moves each weight by about the learning rate, and all of a row can agree: lr times the fan-in, against
+    rms(w) times its square root. This is why wide models need smaller rates (arXiv 2203.03466).
+    """
+    parameters = evidence.built.student.language_model.model.parameters()
+    matrices = [weight.detach().float() for weight in parameters if weight.requires_grad and weight.ndim == 2]
+    ratios = sorted(weight.shape[1] ** 0.5 / max(weight.square().mean().sqrt().item(), 1e-12) for weight in matrices)
+    return ratios[len(ratios) // 2] if ratios else 0.0
 
 
 def _teacher_bytes(evidence: Evidence) -> int:

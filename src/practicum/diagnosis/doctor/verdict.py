@@ -1,5 +1,6 @@
 """From findings to one word, by the first rule that holds, and to an answer: supervised, on-policy, or reinforcement?"""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -111,7 +112,7 @@ def advised(word: Word, results: list[Result], capacity: float | None) -> str:
     status = {name: finding.status for name, finding in found.items()}
     rl = status.get("P12") in ("pass", "warn")
     if word == "BROKEN-SETUP":
-        return "None yet: mend the setup, then ask again."
+        return _mended(found)
     if _no_teacher(found):
         return _without_teacher(rl)
     if word in ("NO-GO", "NO-GAP"):
@@ -139,6 +140,15 @@ def advised(word: Word, results: list[Result], capacity: float | None) -> str:
     elif status.get("P10") == "not applicable":
         text += " Whether the teacher is better was not measured."
     return text
+
+
+def _mended(found: Mapping[str, Finding]) -> str:
+    """What to write first where the setup is broken: the fixes of the setup's checks and of the template's."""
+    wrong = [
+        found[name] for name in ("P1", "P2", "P3", "P4") if name in found and found[name].status in ("warn", "fail")
+    ]
+    fixes = [change for finding in wrong for change in finding.fix]
+    return f"None yet: mend the setup{f' (write {shlex.join(fixes)})' if fixes else ''}, then ask again."
 
 
 def _no_teacher(found: Mapping[str, Finding]) -> bool:
