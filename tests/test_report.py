@@ -253,6 +253,8 @@ def test_an_axis_is_round_and_holds_its_values() -> None:
     assert (axis.low, axis.high) == (0, 8) and axis.ticks(4) == [0, 2, 4, 6, 8] and axis.at(4) == 50
     assert values_axis([1.0, 1.0000001], 100.0, 0.0).high == 1
     assert values_axis([-3.0, 2.0], 100.0, 0.0).low == -4
+    flat = [values_axis([value], 100.0, 0.0) for value in (0.0, 2.0, -2.0)]
+    assert [(axis.low, axis.high) for axis in flat] == [(0, 1), (0, 2), (-3, 0)]
     assert Axis(0.0, 1.0, 0.0, 10.0).ticks(2) == [0.0, 0.5, 1.0]
     assert [shown(value) for value in (0, 0.25, 12, 120_000, 1e-5)] == ["0", "0.25", "12", "1.2e5", "1e-5"]
 

@@ -68,7 +68,7 @@ def values_axis(values: Sequence[float], start: float, end: float, zero: bool = 
     if zero and low >= 0:
         low = 0.0
     if high <= low:
-        low, high = (0.0, high * 1.5) if high > 0 else (low - 1.0, low + 1.0)
+        low, high = (1.5 * low, 0.0) if low < 0 else (0.0, 1.5 * high or 1.0)
     step = _round_step((high - low) / 4)
     return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step, start, end)
 

@@ -59,7 +59,7 @@ OTHERS = 40
 NOT_DRAWN = ("step", "rollouts", "tokens", "from_student", "from_teacher", "from_dataset", "unsupervised_prompts")
 """Counts that the panel about what was dropped has."""
 
-ROLES = ("student", "teacher", "third", "fourth", "before")
+ROLES = ("student", "third", "fourth", "before", "teacher")
 """Colours, in the order in which readings without one of their own take them."""
 
 
@@ -99,7 +99,7 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
     terms = [key for key in keys if key.startswith("loss_") and key[5:].isdigit()]
     several = {
         "teachers": Wanted("Reverse KL by teacher", "nats a token", _roles(teachers, "reverse_kl/")),
-        "places": Wanted("Reverse KL by place", "from token", _roles(places, "reverse_kl_at_")),
+        "places": Wanted("Reverse KL by place", "nats a token, from place", _roles(places, "reverse_kl_at_")),
         "terms": Wanted("Loss by term", "before weights", _roles(terms, "loss_")),
     }
     for id, wanted in {**WANTED, **several}.items():
