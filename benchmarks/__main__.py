@@ -24,6 +24,7 @@ NAMES = (
     "demo",
     "residency",
     "papers",
+    "plan",
     "gpu",
     "page",
 )

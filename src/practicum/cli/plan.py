@@ -77,8 +77,9 @@ def _memory(data: Mapping[str, Any]) -> list[str]:
     fits = "it fits" if memory["fits"] else "it does not fit"
     shown = [
         *_table(["memory", "peak", "most of it"], rows),
-        f"peak {_bytes(memory['peak'])} of {_bytes(memory['limit'])}: {fits}; {memory['micro_batch']:,} tokens go through the student "
-        f"together{', layers recomputed' if memory['recompute'] else ''}, {memory['largest_micro_batch']:,} would fit",
+        f"peak {_bytes(memory['peak'])} of {_bytes(memory['limit'])}: {fits}",
+        f"{memory['micro_batch']:,} tokens go through the student together{', layers recomputed' if memory['recompute'] else ''}; "
+        f"{memory['largest_micro_batch']:,} would fit",
     ]
     if not memory["fits"]:
         change = memory["change"]
