@@ -34,7 +34,6 @@ def member(models: Path) -> dict[str, Any]:
 
 SELF = {"type": "self", "weights": "frozen"}
 CASES: dict[str, Any] = {
-    "plain": {},
     "sampled": {"objective": {"signal": "sampled"}, "rollout.n": 2},
     "whole sequences": {"objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"}},
     "adapters": {"student.lora": {"rank": 4, "alpha": 8}},
@@ -112,6 +111,7 @@ def test_what_does_not_fit_is_told_with_a_change_that_does(models: Path) -> None
     tight = plan(toy_recipe(models, long), limit=limit)
     assert not tight.fits and tight.change is not None
     assert tight.largest_micro_batch < whole.largest_micro_batch
+    assert tight.change == (f"train.micro_batch_tokens={tight.largest_micro_batch}",)
     assert plan(toy_recipe(models, long), limit=1).change is None
 
 

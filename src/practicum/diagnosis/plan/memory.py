@@ -4,6 +4,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -117,8 +118,9 @@ def memory_limit(device: str) -> int:
     return min(machine, int(text)) if text.isdigit() else machine
 
 
+@cache
 def own_bytes() -> int:
-    """The resident memory of this process; 0 where the system does not say."""
+    """The resident memory of this process when it was first asked; 0 where the system does not say."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return 0
