@@ -119,7 +119,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
 
 
-def _number(value: float) -> str:
+def _number(value: float | int) -> str:
     """`1.79 G`, with three digits."""
     for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
@@ -127,7 +127,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _bytes(value: float) -> str:
+def _bytes(value: float | int) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
