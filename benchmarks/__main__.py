@@ -29,6 +29,7 @@ NAMES = (
     "failures",
     "broken",
     "papers",
+    "plan",
     "gpu",
     "page",
 )

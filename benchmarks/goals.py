@@ -100,6 +100,15 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("startup.help", "`practicum --help`, wall", "most", 0.5, unit=" s"),
         Goal("startup.first", "the first step beyond a warm one", "most", 2.0, unit=" s"),
     ),
+    "The plan": (
+        Goal("plan.memory.toy", "peak memory measured / planned, the toy pair", "between", 0.85, 1.15),
+        Goal("plan.memory.quickstart", "the same, the quick start (SmolLM2-135M)", "between", 0.85, 1.15),
+        Goal("plan.memory.adapters", "the same, with adapters instead of layers", "between", 0.85, 1.15),
+        Goal(
+            "plan.seconds.toy", "seconds measured / planned from the step before, the toy pair", "between", 0.75, 1.25
+        ),
+        Goal("plan.seconds.quickstart", "the same, the quick start", "between", 0.75, 1.25),
+    ),
     "A GPU": (
         Goal("gpu.loss.products", "loss / its four matrix products, V = 151,936, T = 8,192, bfloat16", "most", 1.45),
         Goal("gpu.loss.memory", "extra peak memory of the loss there", "most", 1000, unit=" MiB"),

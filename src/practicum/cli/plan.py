@@ -77,8 +77,9 @@ def _memory(data: Mapping[str, Any]) -> list[str]:
     fits = "it fits" if memory["fits"] else "it does not fit"
     shown = [
         *_table(["memory", "peak", "most of it"], rows),
-        f"peak {_bytes(memory['peak'])} of {_bytes(memory['limit'])}: {fits}; {memory['micro_batch']:,} tokens go through the student "
-        f"together{', layers recomputed' if memory['recompute'] else ''}, {memory['largest_micro_batch']:,} would fit",
+        f"peak {_bytes(memory['peak'])} of {_bytes(memory['limit'])}: {fits}",
+        f"{memory['micro_batch']:,} tokens go through the student together{', layers recomputed' if memory['recompute'] else ''}; "
+        f"{memory['largest_micro_batch']:,} would fit",
     ]
     if not memory["fits"]:
         change = memory["change"]
@@ -118,7 +119,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
 
 
-def _number(value: float) -> str:
+def _number(value: float | int) -> str:
     """`1.79 G`, with three digits."""
     for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
@@ -126,7 +127,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _bytes(value: float) -> str:
+def _bytes(value: float | int) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"

@@ -36,6 +36,17 @@ FEW = 64
 def load_on_paper(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
     """The model with its tokenizer and without its weights; what learns of it is what a student's settings say."""
     source = locate(config, scratch_folder)
+    key = config.model_dump_json(), source
+    if key not in _READ:
+        _READ[key] = _load_on_paper(config, source)
+    return _READ[key]
+
+
+_READ: dict[tuple[str, str], LoadedModel] = {}
+"""Models that were read already; they take no room, and nothing about them changes."""
+
+
+def _load_on_paper(config: ModelConfig, source: str) -> LoadedModel:
     tokenizer = load_tokenizer(config, source)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     renderer = Renderer(
@@ -102,6 +113,17 @@ def body_bytes(config: ModelConfig, source: str, layers: int = 1, recompute: boo
 
     One and two layers are gone through on paper, at two lengths; every further layer takes what the second adds.
     """
+    key = config.model_dump_json(), source, layers, recompute
+    if key not in _BYTES:
+        _BYTES[key] = _body_bytes(config, source, layers, recompute)
+    return _BYTES[key]
+
+
+_BYTES: dict[tuple[str, str, int, bool], BodyBytes] = {}
+"""What was gone through already."""
+
+
+def _body_bytes(config: ModelConfig, source: str, layers: int, recompute: bool) -> BodyBytes:
     one, two = (_lines(_shortened(config, count), source, count, recompute) for count in (1, 2))
     kept, update = (
         Line(max(a.fixed + (layers - 1) * (b.fixed - a.fixed), 0), a.each + (layers - 1) * (b.each - a.each))

@@ -23,6 +23,7 @@ from practicum.loop import train_step
 from practicum.recipe import Recipe, override, parse_recipe, resolved
 
 PATCHES: tuple[tuple[str, ...], ...] = (
+    ("train.micro_batch_tokens=FITS",),
     ("train.graph_mib=256",),
     ("train.graph_mib=64",),
     ("train.chunk_tokens=32",),
@@ -85,8 +86,9 @@ def plan(
     run = paper_run(recipe, answer_tokens, say)
     memory = memory_of(run, process)
     limit = memory_limit(run_device(recipe)) if limit is None else limit
-    change = None if memory.peak <= limit else _change(recipe, limit, process, answer_tokens)
-    return Plan(run, memory, limit, _largest_micro_batch(run, memory, limit), change, found)
+    largest = _largest_micro_batch(run, memory, limit)
+    change = None if memory.peak <= limit else _change(recipe, limit, process, answer_tokens, largest)
+    return Plan(run, memory, limit, largest, change, found)
 
 
 def run_device(recipe: Recipe) -> str:
@@ -183,10 +185,15 @@ def _largest_micro_batch(run: PaperRun, memory: Memory, limit: int) -> int:
     return max(room // max(run.body.update.each, 1), 0)
 
 
-def _change(recipe: Recipe, limit: int, process: int, answer_tokens: int | None) -> tuple[str, ...] | None:
+def _change(
+    recipe: Recipe, limit: int, process: int, answer_tokens: int | None, largest: int
+) -> tuple[str, ...] | None:
     """The first of the changes, alone and then with those before it, under which the recipe fits; None where none helps."""
-    together = [tuple(chain(*PATCHES[: count + 1])) for count in range(1, len(PATCHES))]
-    for patch in [*PATCHES, *together]:
+    if limit < process:
+        return None
+    patches = [tuple(text.replace("FITS", str(largest)) for text in patch) for patch in PATCHES[0 if largest else 1 :]]
+    together = [tuple(chain(*patches[: count + 1])) for count in range(1, len(patches))]
+    for patch in [*patches, *together]:
         changed = _patched(recipe, patch)
         if changed is None:
             continue
