@@ -17,6 +17,7 @@ NAMES = (
     "step",
     "cache",
     "precision",
+    "sizes",
     "teachers",
     "scaling",
     "startup",

@@ -40,13 +40,14 @@ def main() -> None:
             print(f"{number} of {len(names)}: {json.dumps(line)}", flush=True)
 
 
-LIMITS = ("micro_batch_tokens", "graph_mib", "chunk_tokens", "sampling_batch", "threads")
-"""Settings of a run that bound memory and time and change nothing else but rounding."""
+LIMITS = ("micro_batch_tokens", "graph_mib", "chunk_tokens", "sampling_batch", "threads", "budget")
+"""Settings of a run that bound memory and time and change nothing else but rounding; no recipe of a paper has a budget."""
 
 
 def fingerprint(name: str) -> str:
     """What a line is of: the resolved recipe, without the settings that only bound memory and time."""
     recipe = resolved(load_recipe(name))
+    del recipe["prices"]
     recipe["train"] = {key: value for key, value in recipe["train"].items() if key not in LIMITS}
     return hashlib.sha256(json.dumps({**recipe, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -288,15 +288,19 @@ def _floors() -> str:
     rows = [
         [str(len(layers) - place - 1), f"`{room}`", _first_line(room)]
         for place, layer in enumerate(layers)
-        for room in re.findall(r"\w+", layer)
+        for room in re.findall(r"[\w.]+", layer)
+        if _file(room).is_file()
     ]
     return _table(["floor", "room", ""], rows)
 
 
+def _file(room: str) -> Path:
+    folder = ROOT / "src" / "practicum" / room.replace(".", "/")
+    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+
+
 def _first_line(room: str) -> str:
-    folder = ROOT / "src" / "practicum" / room
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    return (ast.get_docstring(ast.parse(_file(room).read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 def _recipes() -> str:

@@ -36,7 +36,6 @@ from practicum.recipe import Recipe
 from practicum.rollouts import Archive, Cache, read_tape, replays
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
-from practicum.teachers import cached
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
 from practicum.types import Prompt, Rollout
 
@@ -53,7 +52,8 @@ class Assembled:
     courses: Courses
     identity: dict[str, str]
     too_long: list[Prompt]
-    cached: list[cached.CachedTeacher]
+    remarks: list[Callable[[], str]]
+    """What is to be said when the training is over."""
 
     def teachers(self) -> dict[str, Teacher]:
         """The teacher, and the reference where there is one."""
@@ -91,7 +91,7 @@ def assemble_run(
             f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
             f"max_new_tokens {recipe.longest_answer}, in a context of {student.language_model.context_length}"
         )
-    archive, tape = _archive(recipe, prompts, student.renderer)
+    archive, tape = archive_of(recipe, prompts, student.renderer)
     courses = Courses(recipe.schedules, recipe.train.steps)
     settings = StepSettings(
         seed=recipe.seed,
@@ -113,7 +113,7 @@ def assemble_run(
             **tape,
         },
         too_long=too_long,
-        cached=builder.cached,
+        remarks=builder.remarks,
     )
 
 
@@ -188,7 +188,7 @@ def fingerprint(source: str) -> str:
     return digest.hexdigest()
 
 
-def _archive(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[Archive, dict[str, str]]:
+def archive_of(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[Archive, dict[str, str]]:
     """What was written before the run, and a digest of the tape where it is read from one."""
     source = recipe.rollout.source
     newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if replays(source) else 0)
@@ -214,7 +214,7 @@ class _TeacherBuilder:
         ledger: Ledger,
     ) -> None:
         self.sources: list[str] = []
-        self.cached: list[cached.CachedTeacher] = []
+        self.remarks: list[Callable[[], str]] = []
         self._recipe = recipe
         self._student = student
         self._trainer = trainer
@@ -246,13 +246,19 @@ class _TeacherBuilder:
                 context = replace(context, meter=self._ledger.meter(name))
                 if config.type == "self":
                     self._ledger.shapes[name] = self._ledger.shapes["student"]
-            if isinstance(config, cached.Config):
-                self.cached.append(cached.build(config, context, self._scores, self._say))
-                return self.cached[-1]
             return module_of("teachers", config.type).build(config, context)
 
-        base_dir = Path(self._recipe.base_dir)
-        return build(TeacherContext(self._trainer, self._student.renderer, load_model, build, base_dir), config)
+        context = TeacherContext(
+            student=self._trainer,
+            renderer=self._student.renderer,
+            load_model=load_model,
+            build=build,
+            base_dir=Path(self._recipe.base_dir),
+            scores=self._scores,
+            say=self._say,
+            remarks=self.remarks,
+        )
+        return build(context, config)
 
     def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer, Shape]:
         """Another model as a client, and its sizes; `name` is its folder in the run where it is made from scratch."""

@@ -5,7 +5,7 @@ A step is seven calls over these (see `practicum.loop.train_step`). The four ver
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -250,7 +250,9 @@ class TeacherRequest:
 class TeacherContext:
     """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers.
 
-    `base_dir` is where the relative paths of a recipe start; `meter` counts what the teacher is asked for.
+    `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
+    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over.
+    `meter` counts what the teacher is asked for.
     """
 
     student: TrainingClient
@@ -258,6 +260,9 @@ class TeacherContext:
     load_model: Callable[[Any], tuple[SamplingClient, Renderer]]
     build: Callable[["TeacherContext", Any], Teacher]
     base_dir: Path = Path()
+    scores: Path | None = None
+    say: Callable[[str], None] = lambda text: None
+    remarks: list[Callable[[], str]] = field(default_factory=list)
     meter: Meter | None = None
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
-from practicum.costs import PHASES, Shape, Spending, cost_summary
+from practicum.costs import Shape, Spending, cost_summary
 from practicum.diagnosis.report import write_report
-from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
+from practicum.diagnosis.tables import answers, comparison, cost_lines, shown_sample, side_by_side, with_speed
 from practicum.errors import CheckpointError, Interrupted, RecipeError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
 from practicum.loop import StepResult, train
@@ -240,7 +240,7 @@ class _Run:
         path = self.home.path / "before.json"
         if path.is_file():
             saved = json.loads(path.read_text(encoding="utf-8"))
-            self._evaluating["before"] = saved["cost"]
+            self._evaluating["before"] = saved.get("cost", {})
             student, teacher = (
                 None if saved[who] is None else Evaluation.from_json(saved[who]) for who in ("student", "teacher")
             )
@@ -301,8 +301,8 @@ class _Run:
                     break
         for line in records.losses():
             self.console.event(f"warning: {line}")
-        for teacher in built.cached:
-            self.console.event(teacher.remark())
+        for remark in built.remarks:
+            self.console.event(remark())
 
     def _with_evaluation(self, built: Assembled, result: StepResult) -> StepResult:
         """The step with the accuracy on held-out prompts after it, where `evaluation.every` asks for it."""
@@ -373,7 +373,7 @@ class _Run:
         won = summary["gain"]
         shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
-        cost = cost_lines(self.recipe, summary, self._spending.seconds)
+        cost = cost_lines(summary, self.recipe, self._spending.seconds)
         self.console.finish(
             {**shown, "time": seconds, **cost, "run folder": near(self.home.path), "report": "report.html in it"}
         )
@@ -397,20 +397,6 @@ def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], afte
             "reverse_kl": None if after is None else after.reverse_kl,
         },
     }
-
-
-def cost_lines(recipe: Recipe, summary: Section, seconds: float) -> dict[str, str]:
-    """What the end of a run says about what it cost: operations by phase, and money where the recipe has prices."""
-    cost = summary["cost"]
-    shares = ", ".join(f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES)
-    lines = {"cost": f"{cost['flops']:.3g} floating-point operations ({shares})"}
-    money = {} if recipe.prices is None else recipe.prices.money(cost, seconds)
-    if recipe.prices is not None and money:
-        items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
-        lines["money"] = f"{sum(money.values()):.4g} {recipe.prices.currency} ({items})"
-    if summary["ended"] != "all steps done":
-        lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
-    return lines
 
 
 def changed_fields(saved: Section, now: Section) -> list[str]:

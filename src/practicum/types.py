@@ -184,9 +184,9 @@ class Head:
             return product if self.scale == 1.0 else product.mul_(self.scale)
         rows = self.weight[: self.vocab_size]
         bias = None if self.bias is None else self.bias[: self.vocab_size]
-        return self.bent(torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias))
+        return self.scaled_and_capped(torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias))
 
-    def bent(self, product: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
+    def scaled_and_capped(self, product: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
         """The logits that a product of hidden states with the weights stands for: scaled and softly capped, in float32."""
         logits = product.to(torch.promote_types(product.dtype, torch.float32))
         if self.scale != 1.0:

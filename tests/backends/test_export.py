@@ -53,6 +53,11 @@ def test_transformers_loads_an_export_with_the_logits_of_the_student(tmp_path, a
     )
 
 
+def test_an_export_does_not_name_how_it_was_read_here(tmp_path):
+    export(trained(model_folder(tmp_path / "base")), tmp_path / "out")
+    assert not [path.name for path in (tmp_path / "out").glob("*.json") if "practicum" in path.read_text("utf-8")]
+
+
 def test_the_tokenizer_comes_along(tmp_path):
     loaded = trained(model_folder(tmp_path / "base"))
     export(loaded, tmp_path / "out")

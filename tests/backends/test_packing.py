@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.backends.local import packing
-from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX, Packing, hidden_states, ready_to_pack
+from practicum.backends.local.packing import (
+    SHORTEST_SHARED_PREFIX,
+    Packing,
+    hidden_states,
+    how_many_fit,
+    packed_tokens,
+    ready_to_pack,
+)
 from practicum.ports import ScoreRequest
 
 from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
@@ -71,6 +78,29 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
     prompts = len(ROOT) + 2 * 18 + 1 + 2  # the root, two prompts of four and three texts, and two short ones
     answers = sum(max(len(text.tokens) - 1, 0) for text in TEXTS)
     assert read == [prompts + answers]
+
+
+def test_a_packing_counts_as_many_tokens_as_it_reads():
+    for count in range(1, len(TEXTS) + 1):
+        assert packed_tokens(TEXTS[:count]) == len(Packing(TEXTS[:count], CPU).ids)
+
+
+@pytest.mark.parametrize("packs_up_to", [10**6, 0])
+def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
+    """Two domains, each with a long beginning of its own: what only neighbours share is not shared by all."""
+    beginnings = [random_tokens(60, 1), random_tokens(60, 2)]
+    texts = [
+        ScoreRequest((*beginnings[row // 4], *random_tokens(3, row)), random_tokens(5, 50 + row)) for row in range(8)
+    ]
+
+    def read(some):
+        longest = max(len(text.prompt_tokens) + len(text.tokens) for text in some)
+        return len(Packing(some, CPU).ids) if packs_up_to else longest * len(some)
+
+    for limit in (1, 80, 90, 150, 300, 10**4):
+        count = how_many_fit(texts, limit, packs_up_to)
+        assert count == 1 or read(texts[:count]) <= limit
+        assert count == len(texts) or read(texts[: count + 1]) > limit
 
 
 def test_a_texts_last_token_is_not_read():

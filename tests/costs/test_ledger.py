@@ -188,3 +188,11 @@ def test_prices_stay_out_of_what_a_resume_compares(models: Path, tmp_path: Path)
     resumed = toy_run(models, tmp_path / "cut", {"prices": {"machine_hour": 2}}, resume=True).folder
     assert_same_run(whole, resumed)
     assert "prices" not in json.loads((whole / "summary.json").read_text())
+
+
+def test_the_report_shows_what_it_cost_in_money_too(models: Path, tmp_path: Path) -> None:
+    prices = {"million_scored_tokens": 1000, "currency": "<b>EUR"}
+    folder = toy_run(models, tmp_path, {"train.steps": 2, "train.budget.tokens": 1, "prices": prices}).folder
+    page = (folder / "report.html").read_text()
+    assert "floating-point operations (sample" in page and "&lt;b&gt;EUR (scored tokens" in page
+    assert "budget reached: tokens, after step 1 of 2" in page

@@ -624,7 +624,7 @@ def test_without_a_run_and_a_folder_it_only_rounds(
     first = teacher.score(asked, Full())
     assert same(first, teacher.score(asked, Full())) and len(bare.asked) == 2
     assert teacher.scores is None and "0 of 2" in teacher.remark()
-    kept = build(config, loading(bare), tmp_path / "home")
+    kept = build(config, replace(loading(bare), scores=tmp_path / "home"))
     assert same(first, kept.score(asked, Full())) and list((tmp_path / "home").iterdir())
 
 
@@ -632,7 +632,7 @@ def test_a_folder_starts_at_the_recipe_and_holds_one_folder_a_model(
     loading: Callable[[Speaker], TeacherContext], tmp_path: Path, model_folder: str
 ) -> None:
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}, "folder": "kept"})
-    teacher = build(config, loading(Speaker()), tmp_path / "home")
+    teacher = build(config, replace(loading(Speaker()), scores=tmp_path / "home"))
     teacher.score([rollout(Prompt("p", (Message("user", "ab"),)))], Full())
     (store,) = (tmp_path / "kept").iterdir()
     assert store.name == fingerprint(ScorerConfig(model=model_folder)) and not (tmp_path / "home").exists()

@@ -114,6 +114,32 @@ def ls(
         _print_rows(listing(room), as_json)
 
 
+@app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
+def plan_recipe(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    memory: Annotated[
+        str | None, typer.Option(help="what there is, such as 8GiB; by default what this machine has")
+    ] = None,
+    answer_tokens: Annotated[
+        int | None, typer.Option(min=1, help="tokens an answer; by default as measured, or as many as it may have")
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="do two steps first, to tell seconds")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What a recipe will cost: operations, memory, bytes, seconds; SFT and RL beside it; what fits."""
+    with _errors(debug):
+        import json
+
+        from practicum.cli.plan import lines, planned
+
+        data = planned(recipe, overrides or [], memory, answer_tokens, calibrate)
+        print(json.dumps(data) if as_json else "\n".join(lines(data)))
+
+
 @app.command("eval", epilog="Example: practicum eval runs/quickstart evaluation.prompts=121")
 def evaluate(
     target: RunOrModel,

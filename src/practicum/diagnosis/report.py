@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.run_dir import write_text
+from practicum.costs import Spending
+from practicum.diagnosis.tables import cost_lines
+from practicum.recipe import parse_recipe
+from practicum.run_dir import read_rows, write_text
 from practicum.text import printable
 
 WIDTH, HEIGHT, MARGIN = 380, 150, 44
@@ -43,12 +46,18 @@ def write_report(run: Path) -> Path:
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     recipe = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["recipe"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    timings = run / "timings.jsonl"
+    spent = Spending()
+    for row in read_rows(timings) if timings.is_file() else ():
+        spent.add(row)
+    lines = cost_lines(summary, parse_recipe(recipe, "recipe.json"), spent.seconds) if "cost" in summary else {}
+    cost = "".join(f"<p>{safe(name)}: {safe(line)}</p>" for name, line in lines.items())
     path = run / "report.html"
-    write_text(path, _page(summary, recipe, rows))
+    write_text(path, _page(summary, recipe, rows, cost))
     return path
 
 
-def _page(summary: dict[str, Any], recipe: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+def _page(summary: dict[str, Any], recipe: dict[str, Any], rows: Sequence[dict[str, Any]], cost: str) -> str:
     title = safe(summary["name"])
     charts = "".join(
         _chart(rows, name, caption) for name, caption in CURVES.items() if any(name in row for row in rows)
@@ -57,7 +66,7 @@ def _page(summary: dict[str, Any], recipe: dict[str, Any], rows: Sequence[dict[s
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-        f'<h1>{title}</h1><p class="about">{safe(recipe["about"])}</p>{_gain(summary)}{_comparison(summary)}'
+        f'<h1>{title}</h1><p class="about">{safe(recipe["about"])}</p>{_gain(summary)}{cost}{_comparison(summary)}'
         f'<h2>While training</h2><div class="charts">{charts}</div>{_answers(summary["samples"])}'
         f"<h2>Recipe</h2><details><summary>every setting</summary><pre>{settings}</pre></details></body></html>\n"
     )

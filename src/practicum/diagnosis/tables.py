@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from practicum.costs import PHASES
 from practicum.evaluation import Evaluation
+from practicum.recipe import Recipe
 from practicum.text import printable
 from practicum.types import Metrics, Rollout
 
@@ -62,6 +64,23 @@ def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
         [row["stage"], mean(row["all"]), *(mean(row["by_domain"].get(domain)) for domain in summary["domains"])]
         for row in summary["accuracy"]
     ]
+
+
+def cost_lines(summary: Mapping[str, Any], recipe: Recipe, seconds: float) -> dict[str, str]:
+    """What a run cost: operations by phase, money where the recipe has prices, and the budget that ended it, if one did.
+
+    `seconds` are those of the steps, which `summary` does not know because it holds nothing that depends on the clock.
+    """
+    cost = summary["cost"]
+    shares = ", ".join(f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES)
+    lines = {"cost": f"{cost['flops']:.3g} floating-point operations ({shares})"}
+    money = {} if recipe.prices is None else recipe.prices.money(cost, seconds)
+    if recipe.prices is not None and money:
+        items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
+        lines["money"] = f"{sum(money.values()):.4g} {printable(recipe.prices.currency)} ({items})"
+    if summary["ended"] != "all steps done":
+        lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
+    return lines
 
 
 def _short(text: str) -> str:

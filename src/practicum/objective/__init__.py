@@ -19,10 +19,12 @@ from practicum.objective.choices import (
     Text,
     TopK,
 )
-from practicum.objective.closed_form import Chunk, open_chunk
+from practicum.objective.closed_form import Chunk, is_written_down, open_chunk
 from practicum.objective.reading import read_signal
-from practicum.objective.sides import TeacherTokens, TermValues, TokenBatch, logit_side, token_batch, token_side
 from practicum.objective.spec import Objective, Term
+from practicum.objective.token_axis import token_side
+from practicum.objective.tokens import TeacherTokens, TermValues, TokenBatch, token_batch
+from practicum.objective.vocabulary_axis import logit_side
 
 __all__ = [
     "AXES",
@@ -48,6 +50,7 @@ __all__ = [
     "Text",
     "TokenBatch",
     "TopK",
+    "is_written_down",
     "logit_side",
     "open_chunk",
     "read_signal",

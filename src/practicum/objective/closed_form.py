@@ -19,8 +19,9 @@ from practicum.functional.divergences import DIVERGENCES, Pair, floored
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipEntries, ClipLoss, Full, Pathwise, Sampled, Text
 from practicum.objective.reading import read_signal
-from practicum.objective.sides import TermValues, TokenBatch, logit_side, teacher_rank
 from practicum.objective.spec import Objective, Term
+from practicum.objective.tokens import TermValues, TokenBatch
+from practicum.objective.vocabulary_axis import logit_side, teacher_rank
 from practicum.types import Head, HeadLike, TeacherSignal
 
 
@@ -51,7 +52,7 @@ def open_chunk(
     teacher = said[0]
     whole = _gives_distributions(teacher, hidden.device)
     readable = whole or (teacher.pool is None and teacher.hidden is None)
-    if head.plain and readable and all(has_closed_form(term, whole) for term in objective.losses):
+    if head.plain and readable and is_written_down(objective, whole):
         return WrittenDown(head, hidden, teacher, batch, objective, tiles)
     return Differentiated(head, hidden, said, batch, objective)
 
@@ -241,6 +242,11 @@ def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
     return all(
         member.hidden is not None and member.head is not None and member.hidden.device == device for member in members
     )
+
+
+def is_written_down(objective: Objective, local: bool = True) -> bool:
+    """Whether every term of the objective has a closed form."""
+    return all(has_closed_form(term, local) for term in objective.losses)
 
 
 def has_closed_form(term: Term, local: bool = True) -> bool:

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.objective.sides import TeacherTokens
+from practicum.objective.tokens import TeacherTokens
 from practicum.types import Pool, TeacherSignal
 
 

@@ -359,15 +359,9 @@ def _commit(name: str) -> str:
         return ""
 
 
-def _silent(text: str) -> None:
-    """Say nothing."""
-
-
-def build(
-    config: Config, context: TeacherContext, home: Path | None = None, say: Callable[[str], None] = _silent
-) -> CachedTeacher:
-    """Build the teacher inside over a model that remembers; without `folder` and `home` it only rounds."""
-    place = home if config.folder is None else context.base_dir / config.folder.expanduser()
+def build(config: Config, context: TeacherContext) -> CachedTeacher:
+    """Build the teacher inside over a model that remembers; without a place to keep answers it only rounds."""
+    place = context.scores if config.folder is None else context.base_dir / config.folder.expanduser()
     made: list[KeepingClient] = []
 
     def load_model(inner: Any) -> tuple[SamplingClient, Renderer]:
@@ -376,7 +370,7 @@ def build(
             return Kept(mark, None if place is None else Scores(place / mark, int(config.max_mib * _MIB)))
 
         client, renderer = context.load_model(inner)
-        made.append(KeepingClient(client, fetch, say))
+        made.append(KeepingClient(client, fetch, context.say))
         return made[-1], renderer
 
     inner = context.build(replace(context, load_model=load_model), config.teacher)
@@ -385,4 +379,6 @@ def build(
             f"cached: the teacher inside loads {len(made)} models, and the answers of exactly one are kept; put `cached` "
             "around each model by itself"
         )
-    return CachedTeacher(inner, made[0])
+    teacher = CachedTeacher(inner, made[0])
+    context.remarks.append(teacher.remark)
+    return teacher

@@ -11,7 +11,6 @@ from practicum.types import SamplingParams
 BLOCK = 64
 """Tokens whose probabilities are added up before the cumulative sum; only the block that is hit is looked into."""
 
-
 CACHED = 2**19
 """So many entries at a time are exponentiated and added up, which a processor's cache holds."""
 

@@ -5,9 +5,8 @@ token; from that follow how many tokens fit in a given memory, and whether the l
 of being kept (activation checkpointing, arXiv 1604.06174). The answer does not depend on how much memory happens to be free.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from practicum.backends.local.language_model import LanguageModel, find_layers
+from practicum.backends.local.language_model import LanguageModel, find_layers, forwards_exchanged
 from practicum.backends.local.packing import hidden_states
 from practicum.ports import ScoreRequest
 
 TRIAL_TOKENS = 96
 """How long the trial is; a third of it is tried too, so that what does not grow drops out."""
-
 
 ENOUGH_TOKENS = 1024
 """On a CPU more tokens than this at once are no faster each: what layers hand on no longer fits in the caches."""
@@ -56,18 +54,10 @@ def graph_bytes(language_model: LanguageModel) -> int:
     return max(grown // max(longest - short, 1), 1)
 
 
-@contextlib.contextmanager
-def recomputing(language_model: LanguageModel, wanted: bool) -> Iterator[None]:
+def recomputing(language_model: LanguageModel, wanted: bool) -> AbstractContextManager[None]:
     """Within the block, layers keep their inputs alone and are computed again in the backward pass, if that is wanted."""
-    layers = list(find_layers(language_model.model) or ()) if wanted else []
-    try:
-        for layer in layers:
-            # found on the module itself before its class is asked
-            layer.__dict__["forward"] = partial(checkpoint, layer.forward, use_reentrant=False)
-        yield
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
+    layers = find_layers(language_model.model) or () if wanted else ()
+    return forwards_exchanged({layer: partial(checkpoint, layer.forward, use_reentrant=False) for layer in layers})
 
 
 def _kept(language_model: LanguageModel, tokens: int) -> int:

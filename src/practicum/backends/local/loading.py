@@ -97,11 +97,16 @@ def read_model(
 def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:
     """Load a model that learns: all of it, its last layers, or adapters seeded by `seed`."""
     loaded = load(config, scratch_folder)
-    model = loaded.language_model.model
+    choose_what_learns(loaded.language_model.model, config, seed, loaded.source)
+    return loaded
+
+
+def choose_what_learns(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
+    """Let the weights that the recipe names require a gradient, in float32; ModelError where it names more than there are."""
     layers = model.config.get_text_config().num_hidden_layers
     count = config.trainable_layers or layers
     if count > layers:
-        raise ModelError(f"student.trainable_layers is {count}, but {loaded.source} has {layers} layers")
+        raise ModelError(f"student.trainable_layers is {count}, but {source} has {layers} layers")
     if config.lora is not None:
         _add_adapters(model, config, seed, list(range(layers - count, layers)))
     elif config.trainable_layers is None:
@@ -112,7 +117,11 @@ def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None =
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return loaded
+
+
+def load_tokenizer(config: ModelConfig, source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model; ModelError with what is wrong with its folder."""
+    return _tokenizer(source, config)
 
 
 def locate(config: ModelConfig, scratch_folder: Path | None) -> str:
@@ -285,7 +294,7 @@ def _add_adapters(model: PreTrainedModel, config: StudentConfig, seed: int, laye
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        inject_adapter_in_model(settings, model)
+        inject_adapter_in_model(settings, model, low_cpu_mem_usage=model.device.type == "meta")
 
 
 def _one_line(error: BaseException) -> str:

@@ -5,6 +5,7 @@ which every one attends to itself and to the segments above it. Nothing is padde
 tokens and no more; the gradient is that of the texts read one by one.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -162,6 +163,27 @@ def _tree(texts: Sequence[ScoreRequest]) -> tuple[list[_Segment], list[int]]:
             segments.append(_Segment(answer, len(prompt), shared[prompt]))
         of_text.append(len(segments) - 1)
     return segments, of_text
+
+
+def packed_tokens(texts: Sequence[ScoreRequest]) -> int:
+    """How many tokens are read of texts that are packed together: what they share counts once."""
+    return sum(len(segment.tokens) for segment in _tree(texts)[0])
+
+
+def how_many_fit(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> int:
+    """How many of the first texts, at least one, are read together as no more than `limit` tokens.
+
+    Beyond `packs_up_to` tokens texts are padded, and padding counts.
+    """
+
+    def read(count: int) -> int:
+        longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts[:count])
+        return packed_tokens(texts[:count]) if longest <= packs_up_to else count * longest
+
+    most = 1
+    while most < len(texts) and read(most) <= limit:
+        most = min(2 * most, len(texts))
+    return max(bisect_right(range(1, most + 1), limit, key=read), 1)
 
 
 def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:

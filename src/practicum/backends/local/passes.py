@@ -7,7 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from practicum.backends.local.packing import how_many_fit
 from practicum.objective import TokenBatch
+from practicum.ports import ScoreRequest
 from practicum.types import Datum, Rollout, TeacherSignal
 
 
@@ -122,16 +124,17 @@ def rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Itera
         alike.setdefault(kind, []).append(rows)
     packs = max((length_of(datum) for datum in data), default=0) <= packs_up_to
     for found in alike.values():
-        current: list[list[int]] = []
-        tokens = longest = 0
-        for rows in found if packs else sorted(found, key=lambda rows: length_of(data[rows[0]])):
-            length = length_of(data[rows[0]])
-            tokens, longest = tokens + length, max(longest, length)
-            if current and (tokens if packs else longest * (len(current) + 1)) > limit:
-                yield [list(of_teacher) for of_teacher in zip(*current, strict=True)]
-                current, tokens, longest = [], length, length
-            current.append(rows)
-        yield [list(of_teacher) for of_teacher in zip(*current, strict=True)]
+        texts = {rows[0]: text_of(data[rows[0]].rollout) for rows in found}
+        waiting = found if packs else sorted(found, key=lambda rows: length_of(data[rows[0]]))
+        while waiting:
+            count = how_many_fit([texts[rows[0]] for rows in waiting], limit, packs_up_to)
+            yield [list(of_teacher) for of_teacher in zip(*waiting[:count], strict=True)]
+            waiting = waiting[count:]
+
+
+def text_of(rollout: Rollout) -> ScoreRequest:
+    """What of a rollout goes through a model."""
+    return ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist()))
 
 
 def _kind(signal: TeacherSignal) -> tuple[object, ...]:

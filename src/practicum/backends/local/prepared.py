@@ -1,12 +1,13 @@
 """A model's linear maps laid out for multiplying a few rows at a time, as decoding does.
 
-With eight rows a product is bound by reading the weights; oneDNN reads them up to three times faster in its own layout than
-in ours. Laying them out costs about as much as ten products, so it is done once for all that is sampled between two updates.
+With eight rows a product is bound by reading the weights; oneDNN reads them three times faster in its own layout than in ours
+(`python -m benchmarks sizes`). Laying them out costs about as much as ten products, so it is done once for all that is sampled
+between two updates.
 """
 
-import contextlib
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.language_model import LanguageModel, forwards_exchanged
 from practicum.types import Head
 
 ROWS = 32
@@ -36,22 +37,15 @@ class Prepared:
         head = language_model.head().pinned()
         worth = steps >= FEWEST_STEPS and not language_model.autocast and _has_better_layout(head.weight)
         maps = _linear_maps(body) if worth else ()
-        self._layers: list[tuple[torch.nn.Module, Callable[[Tensor], Tensor]]] = [
-            (layer, _Product(_laid_out(weight), bias)) for layer, weight, bias in maps
-        ]
-        self._layers += _norms(body) if worth else ()
+        self._forwards: dict[torch.nn.Module, Callable[[Tensor], Tensor]] = {
+            layer: _Product(_laid_out(weight), bias) for layer, weight, bias in maps
+        }
+        self._forwards.update(_norms(body) if worth else ())
         self.head = prepared_head(head) if worth else head
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Within the block the model multiplies with these; training is not possible in it."""
-        try:
-            for layer, product in self._layers:
-                layer.__dict__["forward"] = product  # found on the module itself before its class is asked
-            yield
-        finally:
-            for layer, _ in self._layers:
-                layer.__dict__.pop("forward", None)
+        return forwards_exchanged(self._forwards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,7 @@ class PreparedHead(Head):
         learns = room is None and torch.is_grad_enabled() and (hidden.requires_grad or self.weight.requires_grad)
         if self.product is None or learns:
             return Head.logits(self, hidden, room)
-        return self.bent(self.product(hidden.to(self.weight.dtype)))
+        return self.scaled_and_capped(self.product(hidden.to(self.weight.dtype)))
 
 
 def prepared_head(head: Head) -> Head:

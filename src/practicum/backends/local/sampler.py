@@ -15,7 +15,7 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.backends.local.drawing import draw, draw_mixed, uniforms
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import common_beginning, hidden_states
+from practicum.backends.local.packing import hidden_states, how_many_fit
 from practicum.backends.local.reading import open_reading
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
@@ -24,7 +24,7 @@ from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading,
 from practicum.types import Head, Sample, SampleRequest, SamplingParams, TeacherSignal
 
 SCORED_TOKENS = 1024
-"""So many tokens are scored in one pass; more are no faster each, and hold more memory."""
+"""So many tokens are scored in one pass; more are no faster each (`python -m benchmarks sizes`), and hold more memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class LocalSampler:
         self.language_model.model.eval()
         signals: list[TeacherSignal] = []
         with self.language_model.weights(self.overlay or {}):
-            head = self.head()
-            for part in _passes(requests):
+            head = self.language_model.head().pinned()  # to the overlay's storage, so that it outlives the block
+            for part in self._passes(requests):
                 whole = hidden_states(self.language_model, part)
                 each = whole.split([len(request.tokens) for request in part])
                 for request, hidden in zip(part, each, strict=True):
@@ -88,9 +88,12 @@ class LocalSampler:
                         signals.append(TeacherSignal(hidden=hidden, head=head))
         return signals
 
-    def head(self) -> Head:
-        """The head with its weights pinned to the overlay's storage, so that it outlives the swap."""
-        return self.language_model.head().pinned()
+    def _passes(self, requests: Sequence[ScoreRequest]) -> Iterator[Sequence[ScoreRequest]]:
+        """The requests in order, as many at a time as `SCORED_TOKENS` allows."""
+        while requests:
+            count = how_many_fit(requests, SCORED_TOKENS, self.language_model.packs_up_to)
+            yield requests[:count]
+            requests = requests[count:]
 
     def _logprobs(self, head: Head, hidden: Float[Tensor, "T D"], tokens: Sequence[int]) -> Float[Tensor, " T"]:
         ids = torch.tensor(tokens, dtype=torch.long, device=hidden.device)
@@ -98,20 +101,6 @@ class LocalSampler:
             F.gather_logprobs(head.logprobs(hidden[part]), ids[part]) for part in chunks(len(ids), self.chunk_tokens)
         ]
         return torch.cat(parts).cpu() if parts else torch.zeros(0)
-
-
-def _passes(requests: Sequence[ScoreRequest]) -> Iterator[Sequence[ScoreRequest]]:
-    """The requests in order, as many at a time as `SCORED_TOKENS` allows; what a prompt shares with the one before is read once."""
-    first = tokens = 0
-    for number, request in enumerate(requests):
-        shared = common_beginning([requests[number - 1].prompt_tokens, request.prompt_tokens]) if number > first else 0
-        length = len(request.prompt_tokens) + len(request.tokens) - shared
-        if number > first and tokens + length > SCORED_TOKENS:
-            yield requests[first:number]
-            first, tokens = number, 0
-        tokens += length
-    if requests:
-        yield requests[first:]
 
 
 class _Decoding:

@@ -18,7 +18,7 @@ from practicum.backends.local.graph import GraphPlan, graph_bytes, plan_graph, r
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.measures import Records, compare, measure
 from practicum.backends.local.packing import hidden_states
-from practicum.backends.local.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes
+from practicum.backends.local.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes, text_of
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
@@ -29,11 +29,12 @@ from practicum.objective import (
     Objective,
     TermValues,
     TokenBatch,
+    is_written_down,
     open_chunk,
     token_batch,
     token_side,
 )
-from practicum.ports import AdamParams, ScoreRequest, SelfRule
+from practicum.ports import AdamParams, SelfRule
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -175,7 +176,7 @@ class LocalTrainer:
         records = Records(len(batch.tokens))
         passes = self._passes(data, batch, micro_batch_tokens)
         head = self.language_model.head()
-        if len(batch.tokens) >= FEWEST_ROWS:
+        if len(batch.tokens) >= FEWEST_ROWS and is_written_down(objective):
             head = prepared_head(head)
         coefficients = self._whole_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
         self.language_model.model.train()
@@ -249,7 +250,7 @@ class LocalTrainer:
 
     def _hidden(self, one: Pass) -> Float[Tensor, "T D"]:
         """The student's hidden states that predict the supervised tokens of a pass, end to end."""
-        texts = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in one.rollouts]
+        texts = [text_of(rollout) for rollout in one.rollouts]
         learned = torch.cat([rollout.loss_mask for rollout in one.rollouts])
         hidden = hidden_states(self.language_model, texts)
         return hidden if bool(learned.all()) else hidden[learned.to(hidden.device)]
