@@ -47,7 +47,7 @@ LIMITS = ("micro_batch_tokens", "graph_mib", "chunk_tokens", "sampling_batch", "
 def fingerprint(name: str) -> str:
     """What a line is of: the resolved recipe, without the settings that only bound memory and time."""
     recipe = resolved(load_recipe(name))
-    del recipe["prices"]
+    del recipe["prices"], recipe["tracking"], recipe["evaluation"]["every"]
     recipe["train"] = {key: value for key, value in recipe["train"].items() if key not in LIMITS}
     return hashlib.sha256(json.dumps({**recipe, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
 
