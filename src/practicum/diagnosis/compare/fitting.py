@@ -4,8 +4,8 @@
 
 Error is 1 - held-out accuracy, or the reverse KL to the teacher. Quantities are the parameters of the student and of the
 teacher, the tokens learned from, the rollouts and their mean length; x0 is each one's geometric mean, so that A_x is its
-part of the error in the middle of the data. The form is that of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one more
-term a quantity; for on-policy distillation nobody has published exponents, and an additive form is an assumption. The fit
+part of the error in the middle of the data. The form is that of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one
+term a quantity. For on-policy distillation nobody has published exponents, and an additive form is an assumption. The fit
 minimises Huber's loss of the difference of logarithms (delta 1e-3 there, 0.05 here, since accuracies are noisier than losses).
 """
 

@@ -293,7 +293,7 @@ def sentence(pair: Pair) -> str:
         return f"{better} over {worse}: {shown} on a single seed (interval over prompts only)"
     if pair.resolved:
         return f"{better} is better than {worse}: {shown}, {_p(pair.p)}"
-    return f"no difference resolved between {pair.one} and {pair.other}: {shown}, {_p(pair.p)}{_needed(pair)}"
+    return f"no difference resolved between {better} and {worse}: {shown}, {_p(pair.p)}{_needed(pair)}"
 
 
 def _bounds(interval: Interval, sign: int) -> str:

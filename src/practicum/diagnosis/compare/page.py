@@ -27,8 +27,9 @@ PAGE_STYLE = """
 .verdict { font-size: 1.25rem; margin: 1.2rem 0 .4rem; } .more { margin: 0 0 1.2rem; padding-left: 1.1rem; color: var(--soft); }
 .legend span { display: inline-block; margin-right: 1.1rem; } .legend p { margin: .2rem 0; }
 .legend i { display: inline-block; width: .7rem; height: .7rem;
-  border-radius: .2rem; margin-right: .35rem; } .one { fill: none; stroke-width: 1; opacity: .35; } .bar { stroke-width: 3; }
+  border-radius: .2rem; margin-right: .35rem; } .one { fill: none; stroke-width: 1; opacity: .4; } .bar { stroke-width: 3; }
 .mean { fill: none; stroke-width: 2.5; } .grid { stroke: var(--line); stroke-dasharray: 2 4; } .name { fill: var(--ink); }
+.charts { grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; } figure { margin: 0 0 1.2rem; }
 figcaption { font-size: .9rem; }
 """
@@ -195,7 +196,7 @@ def _short(name: str) -> str:
 def _ticks(low: float, high: float) -> list[float]:
     """About five round numbers that span a range."""
     span = (high - low) or 1.0
-    step = 10 ** math.floor(math.log10(span / 4))
+    step = 10.0 ** math.floor(math.log10(span / 4))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
@@ -221,7 +222,7 @@ def _curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], unit: s
     right, low, high = max(x for x, _ in everything), yticks[0], yticks[-1]
 
     def place(x: float, y: float) -> str:
-        across = LEFT + x / (right or 1.0) * (WIDTH - LEFT - 14)
+        across = LEFT + x / (right or 1.0) * (WIDTH - LEFT - 24)
         down = 10 + (high - y) / ((high - low) or 1.0) * (HEIGHT - BELOW - 10)
         return f"{across:.1f},{down:.1f}"
 
