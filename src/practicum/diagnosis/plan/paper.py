@@ -264,7 +264,7 @@ class PaperTrainer:
         silent = [torch.zeros(len(datum.rollout.tokens)) for datum in data]
         again = {"recomputed": 1.0} if self._paper.graph(data).recompute else {}
         tokens = float(sum(int(datum.rollout.loss_mask.sum()) for datum in data))
-        return ForwardResult({"tokens": tokens, **again}, [TokenOutputs(zeros, zeros, zeros) for zeros in silent])
+        return ForwardResult({"tokens": tokens, **again}, [TokenOutputs(*[zeros] * 7) for zeros in silent])
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """Nothing moves."""
