@@ -5,6 +5,7 @@ resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`
 """
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
 from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import answers, comparison, shown_sample, side_by_side, with_speed
-from practicum.errors import CheckpointError, Interrupted, RecipeError
+from practicum.errors import CheckpointError, Interrupted, RecipeError, TeacherError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
 from practicum.loop import train
 from practicum.model_config import Scratch
@@ -33,6 +34,9 @@ from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.statistics import Interval
 from practicum.tracking import Console, Quiet
+
+OPERATIONAL = "url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after|token_budget|canary_every"
+"""Keys of a teacher behind a server that say where it is and how patiently it is asked."""
 
 NOT_COMPARED = ("base_dir", "about", "train.checkpoint_every", "train.keep_checkpoints", "train.sampling_batch")
 """Fields of a recipe that may change between a run and its resume without changing what is computed."""
@@ -255,21 +259,32 @@ class _Run:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         self.console.begin(steps, first)
+        done = saved = first - 1
         with Records(self.home, replayed=replays(self.recipe.rollout.source)) as records:
-            for result in train(first, steps, built.parts, built.settings):
-                records.write(result)
-                built.courses.after_step(result.metrics)
-                self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
-                number = self.stop()
-                if result.step == steps or number is not None or (every is not None and result.step % every == 0):
+            try:
+                for result in train(first, steps, built.parts, built.settings):
+                    records.write(result)
+                    built.courses.after_step(result.metrics)
+                    self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
+                    done = result.step
+                    number = self.stop()
+                    if done == steps or number is not None or (every is not None and done % every == 0):
+                        records.sync()
+                        self._checkpoint(built, done)
+                        saved = done
+                    if number is not None and done < steps:
+                        raise Interrupted(
+                            number,
+                            f"stopped by {signal.Signals(number).name} after step {done} of {steps}; the state is saved, "
+                            "go on with --resume",
+                        )
+            except TeacherError as error:
+                # A teacher fails before anything is learned from the step, so the state is still that of the step before.
+                if done > saved:
                     records.sync()
-                    self._checkpoint(built, result.step)
-                if number is not None and result.step < steps:
-                    raise Interrupted(
-                        number,
-                        f"stopped by {signal.Signals(number).name} after step {result.step} of {steps}; the state is saved, "
-                        "go on with --resume",
-                    )
+                    self._checkpoint(built, done)
+                kept = f"the state after step {done} is saved" if done else "nothing was learned yet"
+                raise TeacherError(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
         for line in records.losses():
             self.console.event(f"warning: {line}")
         for remark in built.remarks:
@@ -326,8 +341,12 @@ def changed_fields(saved: Section, now: Section) -> list[str]:
     return [
         line
         for line in folders.recipe_differences(saved, now)
-        if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED))
+        if not line.startswith(tuple(f"{name}:" for name in NOT_COMPARED)) and not _operational(line)
     ]
+
+
+def _operational(line: str) -> bool:
+    return re.match(rf"(teacher|reference)\.(\S+\.)?({OPERATIONAL}):", line) is not None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, SamplingClient, ScoreRequest, SelfTeacher, TeacherRequest, Voice
+from practicum.ports import Capabilities, SamplingClient, ScoreRequest, Stateful, TeacherRequest, Voice
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
 
@@ -13,10 +13,10 @@ from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingPara
 class ClientTeacher:
     """Scores rollouts with a client, after its own rendering of their prompts; see `practicum.ports.Teacher`.
 
-    `follows` is the client again where its weights follow the student's.
+    `follows` is who has a state to save: the client again where its weights follow the student's.
     """
 
-    def __init__(self, client: SamplingClient, renderer: Renderer, follows: SelfTeacher | None = None) -> None:
+    def __init__(self, client: SamplingClient, renderer: Renderer, follows: Stateful | None = None) -> None:
         self._client = client
         self._renderer = renderer
         self._follows = follows
