@@ -162,6 +162,9 @@ class Stub:
     def _sglang(self, body: Any) -> tuple[int, Any]:
         ids, params = body["input_ids"], body["sampling_params"]
         if "logprob_start_len" not in body:
+            if not isinstance(self.model, FolderModel):
+                about = {"finish_reason": {"type": "length"}, "output_token_logprobs": [[-1.0, 3, None]]}
+                return 200, {"text": "", "meta_info": about}
             # SGLang takes no seed, so the same prompt stands for one.
             (tokens, logprobs, stopped) = self.model.write(
                 ids, params["max_new_tokens"], len(ids), params["temperature"]

@@ -137,13 +137,21 @@ WRONG: dict[str, tuple[Fault, Signal, str]] = {
     "above 0": (_set(0.5), Sampled(), "the log-probability of token 2 is 0.5, and none is above 0"),
     "a text": (_set("high"), Sampled(), "token 2 is no number"),
     "NaN": (_set(math.nan), Sampled(), "not JSON"),
-    "another token": (changed(lambda a: _entry(a).pop("5")), Sampled(), "scored other tokens .* from token 2 on"),
+    "another token": (
+        changed(lambda a: _entry(a).pop("5") and None),
+        Sampled(),
+        "scored other tokens .* from token 2 on",
+    ),
     "one too few": (
-        changed(lambda a: a["choices"][0]["prompt_logprobs"].pop()),
+        changed(lambda a: a["choices"][0]["prompt_logprobs"].pop() and None),
         Sampled(),
         "not the form of the probe",
     ),
-    "none": (changed(lambda a: a["choices"][0].pop("prompt_logprobs")), Sampled(), "not the form of the probe"),
+    "none": (
+        changed(lambda a: a["choices"][0].pop("prompt_logprobs") and None),
+        Sampled(),
+        "not the form of the probe",
+    ),
     "a list": (changed(lambda a: [a]), Sampled(), "not the form of the probe"),
     "fewer candidates": (_candidates(_drop), TOP3, "candidates at token 2 instead of 3"),
     "out of the vocabulary": (
@@ -485,7 +493,8 @@ def test_a_cached_server_is_asked_once(models: Path, server: Stub, tmp_path: Pat
     first = toy_run(models, tmp_path / "first", changes).folder
     asked = len(server.scored())
     second = toy_run(models, tmp_path / "second", changes).folder
-    assert_same_run(first, second, journals=("metrics.jsonl", "rollouts.jsonl"))
+    for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
     again = len(server.scored()) - asked
     assert again < 16, f"the probe alone asks again, not {again}"
     (place,) = folder.iterdir()
@@ -530,6 +539,6 @@ def test_where_a_server_is_may_change_before_a_resume_and_what_it_is_may_not() -
     [("http://key:secret@localhost", "holds a user or a password"), ("http://10.0.0.1:8000", "plain http to 10.0.0.1")],
 )
 def test_a_recipe_with_an_unsafe_address_is_refused(models: Path, url: str, words: str) -> None:
-    with pytest.raises(RecipeError, match=rf"teacher: .*{words}") as caught:
+    with pytest.raises(RecipeError, match=rf"teacher.*: .*{words}") as caught:
         toy_recipe(models, {"teacher": {"type": "openai_api", "url": url}, "objective": {"signal": "sampled"}})
     assert "secret" not in str(caught.value)

@@ -4,6 +4,7 @@ Each dialect writes the body of a request and reads its answer; nothing here is 
 temperature 1 with every other change of the distribution off, so that defaults of a server or of its model do not matter.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -276,7 +277,9 @@ def chatted(answer: Any) -> Written:
 
 
 def _likeliest(candidate: tuple[Any, Any]) -> tuple[Any, Any]:
-    return -candidate[1], candidate[0]
+    """Orders candidates by their log-probability; what is no number comes last, for it is judged elsewhere."""
+    token, logprob = candidate
+    return (-logprob if isinstance(logprob, int | float) else math.inf), token
 
 
 def _last(rows: Any, count: int) -> list[Any]:
