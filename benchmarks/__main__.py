@@ -23,6 +23,7 @@ NAMES = (
     "startup",
     "demo",
     "residency",
+    "remote",
     "papers",
     "gpu",
     "page",
