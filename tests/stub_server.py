@@ -1,6 +1,7 @@
 """A server on loopback that scores as its model does, in the dialect it is told, with faults played in the order of a script."""
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ class Stub:
     script: list[Fault | None] = field(default_factory=list)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     port: int = 0
+    tls: ssl.SSLContext | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     _server: ThreadingHTTPServer | None = None
 
@@ -86,6 +88,8 @@ class Stub:
 
         self._server = Server(("127.0.0.1", self.port), Bound)
         self.port = self._server.server_address[1]
+        if self.tls is not None:
+            self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def stop(self) -> None:
@@ -133,7 +137,8 @@ class Stub:
                 }
             }
         rows = self._logprobs(ids, body["temperature"])
-        k = min(k, rows.shape[1])
+        if k > rows.shape[1]:
+            return 500, {"error": {"message": "the engine died"}}  # as vLLM's does
         tops = rows.topk(k, dim=-1).indices.tolist() if k else [[] for _ in ids]
         if self.dialect == "vllm":
             given = [

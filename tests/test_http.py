@@ -1,9 +1,13 @@
 """A server may be slow, broken, gone or hostile: each ends with one line within a bounded time, and nothing waits forever."""
 
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,6 +266,28 @@ def test_proxies_of_the_environment_are_not_used(stub: Stub, monkeypatch: pytest
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert "data" in client(stub).ask(Question("/v1/models"))
+
+
+def test_a_certificate_is_held_against_the_name_though_the_address_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([openssl, *words], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with Stub(tls=tls) as stub:
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        assert "data" in JsonClient(Server(f"https://localhost:{stub.port}")).ask(Question("/v1/models"))
+        with pytest.raises(TeacherError, match="its certificate is not to be trusted"):
+            JsonClient(Server(f"https://127.0.0.1:{stub.port}")).ask(Question("/v1/models"))
+        monkeypatch.delenv("SSL_CERT_FILE")
+        with pytest.raises(TeacherError, match="its certificate is not to be trusted"):
+            JsonClient(Server(f"https://localhost:{stub.port}")).ask(Question("/v1/models"))
 
 
 def test_an_address_is_shown_without_its_secrets() -> None:

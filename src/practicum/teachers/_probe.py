@@ -4,7 +4,7 @@ All questions are about one short sequence, the canary, whose log-probabilities 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -151,10 +151,11 @@ class _Scores:
 
     def of(self, k: int, temperature: float = 1.0, company: int = 0) -> tuple[TeacherSignal, Said]:
         """The canary's scores, alone or as the first of several sequences at once."""
+        k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
         others = [ScoreRequest(prompt, tokens[n:] + tokens[:n]) for n in range(1, company + 1)]
         questions = [self.dialect.scoring(self.model, request, k, temperature) for request in (self.canary, *others)]
-        answer = self.client.ask_all(questions)[0]
+        answer = self.client.ask_all([replace(question, name="the canary") for question in questions])[0]
         try:
             said = self.dialect.said(answer, self.canary, k)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -166,7 +167,10 @@ class _Scores:
 
 
 def _scoring(scores: _Scores, models: tuple[str, ...], context: int | None, wanted_k: int) -> Probe:
-    k = largest_k(lambda k: _candidates(scores, k), wanted_k)
+    # vLLM's engine dies of more candidates than there are tokens, so a small vocabulary is asked for whole.
+    most = min(wanted_k, scores.vocabulary or wanted_k)
+    k = largest_k(lambda k: _candidates(scores, k), most)
+    k = wanted_k if k == most else k
     started = monotonic()
     first, said = scores.of(k)
     seconds = monotonic() - started

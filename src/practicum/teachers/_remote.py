@@ -126,7 +126,7 @@ class RemoteClient:
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """The log-probabilities of each request's tokens, and the likeliest k where the signal asks for them."""
-        k = signal.k if isinstance(signal, TopK) else 0
+        k = min(signal.k, self._vocabulary) if isinstance(signal, TopK) else 0
         asked = [(number, request) for number, request in enumerate(requests) if request.tokens]
         tokens = sum(len(request.prompt_tokens) + len(request.tokens) for _, request in asked)
         for _, request in asked:
