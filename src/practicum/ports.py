@@ -264,12 +264,12 @@ class TeacherContext:
     renderer: Renderer
     load_model: Callable[[Any], tuple[SamplingClient, Renderer]]
     build: Callable[["TeacherContext", Any], Teacher]
-    load_renderer: Callable[[Any], Renderer] = _no_renderer
-    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
     base_dir: Path = Path()
     scores: Path | None = None
     say: Callable[[str], None] = lambda text: None
     remarks: list[Callable[[], str]] = field(default_factory=list)
+    load_renderer: Callable[[Any], Renderer] = _no_renderer
+    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
 
 
 @runtime_checkable

@@ -167,7 +167,7 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)
         trainer = LocalTrainer(student.language_model)
-        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer)
+        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer)
         return Built(trainer, build(context, config))
 
     return built

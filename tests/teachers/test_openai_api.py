@@ -52,7 +52,7 @@ def make(models: Path) -> Callable[..., Teacher]:
     def made(stub: Stub, said: list[str] | None = None, **fields: Any) -> Teacher:
         config = Config(url=stub.url, **{"give_up_after": 5.0, **fields})
         say = print if said is None else said.append
-        context = TeacherContext(trainer, student.renderer, nothing, nothing, load_renderer, say=say)
+        context = TeacherContext(trainer, student.renderer, nothing, nothing, load_renderer=load_renderer, say=say)
         return build(config, context)
 
     return made

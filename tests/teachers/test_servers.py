@@ -17,16 +17,17 @@ import torch
 from recorder import prompt
 from toy import curve, make_model, rows, toy_run
 
-from practicum.backends.local import LocalSampler, load
+from practicum.backends.local import LocalSampler, load, load_renderer
 from practicum.backends.local.convert import packaged_model
 from practicum.cli.probe import probed
 from practicum.errors import TeacherError
 from practicum.http import JsonClient, Question, Server
 from practicum.model_config import ModelConfig
 from practicum.objective import Sampled, TopK
-from practicum.ports import Capabilities, ScoreRequest
+from practicum.ports import Capabilities, ScoreRequest, TeacherRequest
 from practicum.teachers._probe import probe
-from practicum.teachers._remote import Limits, RemoteClient, Speaker
+from practicum.teachers._remote import Limits, RemoteClient, Speaker, TextTeacher
+from practicum.types import SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +162,7 @@ def test_a_few_steps_through_vllm_are_those_of_the_local_teacher(
     assert any(row["tokens"][-1] == 2 for row in written), "answers end with the stop token"
 
 
-def test_llamacpp_writes_and_scores_nothing(models: Path, tmp_path: Path) -> None:
+def test_llamacpp_writes_and_scores_nothing(tmp_path: Path) -> None:
     python = python_of("PRACTICUM_LLAMACPP_PYTHON", "xllamacpp")
     port = free_port()
     process = started([python, "-c", LLAMACPP, str(gguf_file()), str(port)], port, tmp_path / "log")
@@ -170,15 +171,14 @@ def test_llamacpp_writes_and_scores_nothing(models: Path, tmp_path: Path) -> Non
         found = probed(url)
         print("\n".join(found.lines()))
         assert found.dialect is None and found.signals.startswith("text")
-        changes = {
-            "teacher": {"type": "openai_api", "url": url},
-            "rollout": {"source": "teacher", "max_new_tokens": 5},
-            "objective": {"signal": "text", "divergence": "ce"},
-            "train.steps": 1,
-        }
-        written = rows(toy_run(models, tmp_path, changes).folder / "rollouts.jsonl")
-        print([row["text"] for row in written])
-        assert all(1 <= len(row["tokens"]) <= 5 for row in written)
+        renderer = load_renderer(ModelConfig(model="smollm2-135m-instruct"))
+        speaker = Speaker(JsonClient(Server(url)), found.model, renderer, Limits())
+        teacher = TextTeacher(speaker, Capabilities(frozenset()), system=None)
+        (answer,) = teacher.sample(
+            [TeacherRequest(prompt("What is the capital of France"), 0)], SamplingParams(12, stop_ids=renderer.stop_ids)
+        )
+        print(renderer.decode(answer.tokens.tolist()))
+        assert 1 <= len(answer.tokens) <= 12 and renderer.decode(answer.tokens.tolist()).strip()
     finally:
         process.terminate()
         process.wait(60)

@@ -15,6 +15,7 @@ from practicum.http import JsonClient, Question, Refused
 from practicum.ports import ScoreRequest
 from practicum.teachers._checks import checked
 from practicum.teachers._dialects import DIALECTS, Dialect, DialectName, Said, chatted, chatting
+from practicum.text import printable
 from practicum.types import SampleRequest, SamplingParams, TeacherSignal
 
 ORDINARY = 2048
@@ -159,7 +160,8 @@ class _Scores:
         try:
             said = self.dialect.said(answer, self.canary, k)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise _AnotherForm(f"the answer has another form ({type(error).__name__}: {error})"[:200]) from None
+            reason = printable(f"{type(error).__name__}: {error}"[:120])
+            raise _AnotherForm(f"the answer has another form ({reason})") from None
         try:
             return checked(said, self.canary, min(k, len(said.top[0])) if k else 0, self.vocabulary)[0], said
         except TeacherError as error:
@@ -240,7 +242,7 @@ def served(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
         return (), None
     try:
         entries: Sequence[Any] = answer["data"]
-        names = tuple(str(entry["id"]) for entry in entries)
+        names = tuple(printable(str(entry["id"])) for entry in entries)
         length = entries[0].get("max_model_len") if entries else None
     except (LookupError, TypeError, AttributeError):
         raise TeacherError(

@@ -386,10 +386,6 @@ def build(config: Config, context: TeacherContext) -> CachedTeacher:
         return made[-1]
 
     inner = context.build(replace(context, load_model=load_model, keep=keep), config.teacher)
-    if not made and not inner.capabilities.signals:
-        raise RecipeError(
-            "cached: the server inside writes and scores nothing, so there is nothing to keep; take `cached` away"
-        )
     if len(made) != 1:
         raise RecipeError(
             f"cached: the teacher inside loads {len(made)} models, and the answers of exactly one are kept; put `cached` "
