@@ -28,6 +28,7 @@ NAMES = (
     "alarms",
     "failures",
     "broken",
+    "remote",
     "papers",
     "plan",
     "gpu",

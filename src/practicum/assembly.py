@@ -18,13 +18,14 @@ from practicum.backends.local import (
     conversion_pending,
     learning_of,
     load,
+    load_renderer,
     load_student,
     make_scratch_model,
     scorer,
     shape_of,
 )
 from practicum.costs import Ledger, Shape
-from practicum.errors import DataError
+from practicum.errors import CapabilityError, DataError
 from practicum.evaluation import EvaluationSettings
 from practicum.loop import Parts, StepPlan, StepSettings
 from practicum.metering import MeteredTrainer
@@ -32,8 +33,8 @@ from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.plugins import module_of
 from practicum.ports import SamplingClient, Task, Teacher, TeacherContext
 from practicum.randomness import seed_of
-from practicum.recipe import Recipe
-from practicum.rollouts import Archive, Cache, read_tape, replays
+from practicum.recipe import Recipe, capability_problems
+from practicum.rollouts import Archive, Cache, read_tape, replays, source_problems
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
@@ -96,6 +97,7 @@ def assemble_run(
     builder = _TeacherBuilder(recipe, student, trainer, models, task, say, scores, ledger)
     teacher = builder.build("teacher", recipe.teacher)
     reference = None if recipe.reference is None else builder.build("reference", recipe.reference)
+    _check_capabilities(recipe, teacher, reference)
     prompts, too_long = fitting(task.train_prompts(), student, recipe)
     if not prompts:
         raise DataError(
@@ -127,6 +129,18 @@ def assemble_run(
         scorers=builder.scorers,
         remarks=builder.remarks,
     )
+
+
+def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | None) -> None:
+    """CapabilityError where a teacher, now that it is there, cannot give what its settings promised."""
+    problems = capability_problems(recipe.objective, teacher.capabilities, recipe.teacher.type)
+    if reference is not None and recipe.reference is not None:
+        problems += capability_problems(
+            recipe.objective, reference.capabilities, recipe.reference.type, against="reference"
+        )
+    problems += source_problems(recipe.rollout.source, teacher.capabilities, recipe.teacher.type)
+    if problems:
+        raise CapabilityError(problems)
 
 
 def plan_of_step(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPlan:
@@ -266,6 +280,7 @@ class _TeacherBuilder:
             renderer=self._student.renderer,
             load_model=load_model,
             build=build,
+            load_renderer=load_renderer,
             base_dir=Path(self._recipe.base_dir),
             scores=self._scores,
             say=self._say,

@@ -176,20 +176,25 @@ class SelfRule:
 
 
 @runtime_checkable
-class SelfTeacher(SamplingClient, Protocol):
-    """A scorer that holds its own copy of the student's trainable weights."""
+class Stateful(Protocol):
+    """What hears of the student's steps and has something to save."""
 
     def after_step(self, step: int) -> None:
-        """Follow the student by the rule; called once after each optimizer step."""
+        """Follow the student; called once after each optimizer step."""
         ...
 
     def save_state(self) -> dict[str, Tensor]:
-        """The tensors a resume cannot recompute (empty for `live` and `frozen`)."""
+        """The tensors a resume cannot recompute (empty for `live` and `frozen` weights)."""
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `save_state` gave."""
         ...
+
+
+@runtime_checkable
+class SelfTeacher(SamplingClient, Stateful, Protocol):
+    """A scorer that holds its own copy of the student's trainable weights and follows them by a `SelfRule`."""
 
 
 @runtime_checkable
@@ -246,10 +251,16 @@ class TeacherRequest:
     seed: int
 
 
+def _no_renderer(config: Any) -> Renderer:
+    raise NotImplementedError("this context loads no tokenizers")
+
+
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
     """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers.
 
+    `load_renderer` reads a model's tokenizer without its weights. `keep` is what a teacher around this one makes of a client
+    that this one brings itself, given what names its answers in a folder; clients of `load_model` are wrapped already.
     `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
     (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over. `meter`
     counts what the teacher is asked for.
@@ -264,6 +275,8 @@ class TeacherContext:
     say: Callable[[str], None] = lambda text: None
     remarks: list[Callable[[], str]] = field(default_factory=list)
     meter: Meter | None = None
+    load_renderer: Callable[[Any], Renderer] = _no_renderer
+    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
 
 
 @runtime_checkable

@@ -440,7 +440,11 @@ def capability_problems(
             supports = ", ".join(sorted(capabilities.supports))
             problems.append(f"{where}: teacher {teacher!r} cannot score support {signal.support!r}; it can: {supports}")
         elif isinstance(signal, TopK) and capabilities.largest_k is not None and signal.k > capabilities.largest_k:
-            problems.append(f"{where}: teacher {teacher!r} answers at most k={capabilities.largest_k}, not {signal.k}")
+            most = capabilities.largest_k
+            problems.append(
+                f"{where}: teacher {teacher!r} answers at most k={most}, not {signal.k}; write topk({most}, support=teacher), or "
+                "sampled"
+            )
     return problems
 
 

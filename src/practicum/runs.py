@@ -5,6 +5,7 @@ resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`
 """
 
 import json
+import re
 import signal
 import threading
 from collections import Counter
@@ -24,7 +25,7 @@ from practicum.costs import Shape, Spending, cost_summary
 from practicum.diagnosis.monitors import Alarm, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import answers, comparison, cost_lines, shown_sample, side_by_side, with_speed
-from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError
+from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError, TeacherError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
 from practicum.loop import train
 from practicum.model_config import Scratch
@@ -38,6 +39,9 @@ from practicum.statistics import Interval
 from practicum.tracked import Tracked
 from practicum.tracking import Console, Quiet
 from practicum.types import Metrics
+
+OPERATIONAL = "url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after|token_budget|canary_every"
+"""Keys of a teacher behind a server that say where it is and how patiently it is asked."""
 
 NOT_COMPARED = (
     "base_dir",
@@ -293,32 +297,46 @@ class _Run:
             return
         watch = self._watch(built)
         self.console.begin(steps, first)
+        done = saved = learned = first - 1
         with Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records:
-            for trained in train(first, steps, built.parts, built.settings):
-                result = watch.read(trained, self._heldout(built, trained.step, before))
-                records.write(result)
-                self.tracked.log(result.step, result.metrics)
-                self._spending.add(result.metrics)
-                ended = result.step == steps or self._over_budget() is not None
-                built.courses.after_step(result.metrics)
-                self.console.step(result.step, with_speed(result.metrics), shown_sample(result.rollouts))
-                alarms = watch.judge(result.step, result.metrics)
-                records.write_alarms(alarms)
-                self._sound(built, alarms)
-                number = self.stop()
-                regular = every is not None and result.step % every == 0
-                if ended or number is not None or regular or tag_of(alarms) is not None:
+            try:
+                for trained in train(first, steps, built.parts, built.settings):
+                    learned = trained.step
+                    result = watch.read(trained, self._heldout(built, trained.step, before))
+                    records.write(result)
+                    self.tracked.log(result.step, result.metrics)
+                    self._spending.add(result.metrics)
+                    built.courses.after_step(result.metrics)
+                    done = result.step
+                    ended = done == steps or self._over_budget() is not None
+                    self.console.step(done, with_speed(result.metrics), shown_sample(result.rollouts))
+                    alarms = watch.judge(done, result.metrics)
+                    records.write_alarms(alarms)
+                    self._sound(built, alarms)
+                    number = self.stop()
+                    regular = every is not None and done % every == 0
+                    if ended or number is not None or regular or tag_of(alarms) is not None:
+                        records.sync()
+                        self._checkpoint(built, done, tag_of(alarms))
+                        saved = done
+                    self._pause(alarms)
+                    if number is not None and not ended:
+                        raise Interrupted(
+                            number,
+                            f"stopped by {signal.Signals(number).name} after step {done} of {steps}; the state is saved, "
+                            "go on with --resume",
+                        )
+                    if ended:
+                        break
+            except TeacherError as error:
+                # A teacher that fails within a step fails before anything is learned from it; a step that was learned but
+                # could not be evaluated is begun anew from the newest checkpoint.
+                if saved < done == learned:
                     records.sync()
-                    self._checkpoint(built, result.step, tag_of(alarms))
-                self._pause(alarms)
-                if number is not None and not ended:
-                    raise Interrupted(
-                        number,
-                        f"stopped by {signal.Signals(number).name} after step {result.step} of {steps}; the state is saved, "
-                        "go on with --resume",
-                    )
-                if ended:
-                    break
+                    self._checkpoint(built, done, None)
+                    saved = done
+                kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
+                raise TeacherError(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
         for line in records.losses():
             self.console.event(f"warning: {line}")
         for remark in built.remarks:
@@ -478,7 +496,12 @@ def changed_fields(saved: Section, now: Section) -> list[str]:
         line
         for line in folders.recipe_differences(_changes(saved), _changes(now))
         if not line.startswith(tuple(f"{name}{end}" for name in NOT_COMPARED for end in ":."))
+        and not _operational(line)
     ]
+
+
+def _operational(line: str) -> bool:
+    return re.match(rf"(teacher|reference)\.(\S+\.)?({OPERATIONAL}):", line) is not None
 
 
 @contextmanager

@@ -1,16 +1,18 @@
 """What every teacher must do, asked of each file found in the folder of teachers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from stub_server import FolderModel, Stub
 from toy import TASK
 
-from practicum.backends.local import LocalSampler, LocalTrainer, load, load_student, scorer
+from practicum.backends.local import LocalSampler, LocalTrainer, load, load_renderer, load_student, scorer
 from practicum.model_config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
 from practicum.plugins import module_of, names
@@ -25,15 +27,23 @@ SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 FROZEN = {"type": "self", "weights": "frozen"}
 
 # One set of settings or more for each file; a teacher without an entry here fails the first test. MODEL, TAPE and FOLDER stand
-# for a model folder, a tape and a folder to write to.
+# for a model folder, a tape and a folder to write to, the names of DIALECTS for a server that has the same model.
+DIALECTS = {"VLLM": "vllm", "SGLANG": "sglang", "ECHO": "echo", "CHAT": "chat"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cached": [
         {"teacher": {"type": "model", "model": "MODEL"}, "folder": "FOLDER"},
         {"teacher": {"type": "model", "model": "MODEL", "residency": "disk"}},
         {"teacher": {"type": "privileged", "system": "ab", "teacher": {"type": "model", "model": "MODEL"}}},
+        {"teacher": {"type": "openai_api", "url": "VLLM"}, "folder": "FOLDER"},
     ],
     "model": [{"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")],
     "none": [{}],
+    "openai_api": [
+        {"url": "VLLM"},
+        {"url": "SGLANG", "dialect": "sglang", "tokenizer": "MODEL"},
+        {"url": "ECHO", "concurrency": 1},
+        {"url": "CHAT", "dialect": "chat"},
+    ],
     "pool": [
         {"kind": "geometric", "teachers": {"a": SELF, "b": {"type": "model", "model": "MODEL"}}},
         {"kind": "arithmetic", "teachers": {"a": SELF, "b": FROZEN}, "weights": {"a": 3, "b": 1}, "gate": 1.0},
@@ -129,11 +139,23 @@ def tape(rollouts: list[Rollout], tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
+@pytest.fixture(scope="module")
+def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
+    """What the words in the settings stand for."""
+    model = FolderModel(models / "teacher")
+    stubs = {word: Stub(model, dialect) for word, dialect in DIALECTS.items()}
+    with ExitStack() as stack:
+        for stub in stubs.values():
+            stack.enter_context(stub)
+        files = {"MODEL": models / "teacher", "TAPE": tape, "FOLDER": tape.parent / "scores"}
+        yield {word: str(file) for word, file in files.items()} | {word: stub.url for word, stub in stubs.items()}
+
+
 @pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40])
-def assemble(request: pytest.FixtureRequest, models: Path, tape: Path) -> Callable[[], Built]:
+def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str]) -> Callable[[], Built]:
     """Builds the same student and teacher anew each time."""
     name, settings = request.param
-    config = parsed(name, settings, models, tape)
+    config = parsed(name, settings, places)
 
     def build(context: TeacherContext, inner: Any) -> Teacher:
         return module_of("teachers", inner.type).build(inner, context)
@@ -145,17 +167,17 @@ def assemble(request: pytest.FixtureRequest, models: Path, tape: Path) -> Callab
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)
         trainer = LocalTrainer(student.language_model)
-        return Built(trainer, build(TeacherContext(trainer, student.renderer, load_model, build), config))
+        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer)
+        return Built(trainer, build(context, config))
 
     return built
 
 
-def parsed(name: str, settings: dict[str, Any], models: Path, tape: Path) -> Any:
-    """The settings as the plug-in reads them, with paths filled in."""
+def parsed(name: str, settings: dict[str, Any], places: dict[str, str]) -> Any:
+    """The settings as the plug-in reads them, with paths and addresses filled in."""
     text = json.dumps({"type": name, **settings})
-    places = {"MODEL": models / "teacher", "TAPE": tape, "FOLDER": tape.parent / "scores"}
     for word, place in places.items():
-        text = text.replace(f'"{word}"', json.dumps(str(place)))
+        text = text.replace(f'"{word}"', json.dumps(place))
     return module_of("teachers", name).Config.model_validate(json.loads(text))
 
 
@@ -192,18 +214,18 @@ def test_every_teacher_on_disk_is_under_contract() -> None:
 
 
 def test_it_is_a_teacher_and_its_settings_promise_what_it_can_give(
-    assemble: Callable[[], Built], request: pytest.FixtureRequest, models: Path, tape: Path
+    assemble: Callable[[], Built], request: pytest.FixtureRequest, places: dict[str, str]
 ) -> None:
     teacher = assemble().teacher
     name, settings = request.node.callspec.params["assemble"]
     assert isinstance(teacher, Teacher)
-    assert teacher.capabilities == parsed(name, settings, models, tape).capabilities()
+    assert teacher.capabilities == parsed(name, settings, places).capabilities()
     assert teacher.capabilities.signals <= {"sampled", "topk", "full"}
 
 
-def test_its_settings_read_back_from_what_a_run_folder_keeps_of_them(models: Path, tape: Path) -> None:
+def test_its_settings_read_back_from_what_a_run_folder_keeps_of_them(places: dict[str, str]) -> None:
     for name, settings in CASES:
-        config = parsed(name, settings, models, tape)
+        config = parsed(name, settings, places)
         assert type(config).model_validate(json.loads(config.model_dump_json())) == config
 
 

@@ -261,6 +261,26 @@ def compare(  # noqa: PLR0913  (its options, one by one)
         compare_arms(arms, settings_of(seeds, budget, jobs, out, resume, changes or []), as_json)
 
 
+@app.command(epilog="Example: practicum probe http://localhost:8000")
+def probe(
+    url: Annotated[str, typer.Argument(help="where the server is")],
+    model: Annotated[str | None, typer.Option(help="its name there; none: the only one")] = None,
+    dialect: Annotated[str, typer.Option(help="auto, vllm, sglang, echo or chat")] = "auto",
+    api_key_env: Annotated[str | None, typer.Option(help="the environment variable that holds the key")] = None,
+    allow_http: Annotated[bool, typer.Option("--allow-http", help="plain http to another machine")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What a server can give as a teacher: signals, candidates, determinism, time."""
+    with _errors(debug):
+        import json
+
+        from practicum.cli.probe import as_data, probed
+
+        found = probed(url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http)
+        print(json.dumps(as_data(found)) if as_json else "\n".join(found.lines()))
+
+
 def _version(wanted: bool) -> bool:
     if wanted:
         from practicum import __version__

@@ -7,7 +7,7 @@ from torch import Tensor
 from practicum.costs import Meter
 from practicum.metering import counted
 from practicum.objective import Signal
-from practicum.ports import Capabilities, SamplingClient, ScoreRequest, SelfTeacher, TeacherRequest, Voice
+from practicum.ports import Capabilities, SamplingClient, ScoreRequest, Stateful, TeacherRequest, Voice
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
 
@@ -15,14 +15,15 @@ from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingPara
 class ClientTeacher:
     """Scores rollouts with a client, after its own rendering of their prompts; see `practicum.ports.Teacher`.
 
-    `follows` is the client again where its weights follow the student's; `meter` counts what is asked.
+    `follows` is who has a state to save: the client again where its weights follow the student's. `meter` counts what is
+    asked.
     """
 
     def __init__(
         self,
         client: SamplingClient,
         renderer: Renderer,
-        follows: SelfTeacher | None = None,
+        follows: Stateful | None = None,
         meter: Meter | None = None,
     ) -> None:
         self._client = client

@@ -1,7 +1,7 @@
 """A model teacher that scores each completion once: what it said is kept on disk and read back.
 
-What is kept are hidden states, from which the head rebuilds all log-probabilities (as DeepSeek-V4 does, 2606.19348; offline
-as in Lightning OPD, 2604.13010).
+Of a model in this process hidden states are kept, from which the head rebuilds all log-probabilities (as DeepSeek-V4 does,
+2606.19348; offline as in Lightning OPD, 2604.13010); of one behind a server what it said.
 """
 
 import hashlib
@@ -42,7 +42,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["cached"] = "cached"
-    teacher: Plugin("teachers") = Field(description="who scores: a `model`, alone or inside `privileged`")  # type: ignore[valid-type]
+    teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
+        description="who scores: a `model` or an `openai_api`, alone or inside `privileged`"
+    )
     folder: Path | None = Field(default=None, description="where answers are kept; none: `scores` in the run's folder")
     max_mib: float = Field(default=1024, gt=0, description="when a call's answers do not fit, no more are kept")
 
@@ -373,7 +375,17 @@ def build(config: Config, context: TeacherContext) -> CachedTeacher:
         made.append(KeepingClient(client, fetch, context.say))
         return made[-1], renderer
 
-    inner = context.build(replace(context, load_model=load_model), config.teacher)
+    def keep(client: SamplingClient, name: Callable[[Path], str]) -> SamplingClient:
+        def fetch() -> Kept:
+            if place is None:
+                return Kept("", None)
+            mark = name(place)
+            return Kept(mark, Scores(place / mark, int(config.max_mib * _MIB)))
+
+        made.append(KeepingClient(client, fetch, context.say))
+        return made[-1]
+
+    inner = context.build(replace(context, load_model=load_model, keep=keep), config.teacher)
     if len(made) != 1:
         raise RecipeError(
             f"cached: the teacher inside loads {len(made)} models, and the answers of exactly one are kept; put `cached` "

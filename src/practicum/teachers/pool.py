@@ -51,10 +51,7 @@ class Config(BaseModel):
 
     def capabilities(self) -> Capabilities:
         """Every signal where all members give whole distributions, for theirs is combined; else sampled tokens alone."""
-        shared = self._shared().signals
-        if "full" not in shared:
-            return Capabilities(shared & {"sampled"}, supports=frozenset(), writes=False)
-        return Capabilities(shared, writes=False)
+        return _combined(self._shared())
 
     def member_weights(self) -> list[float]:
         """The weights in the order of the members; those of an arithmetic pool are made to sum to 1."""
@@ -64,6 +61,13 @@ class Config(BaseModel):
 
     def _shared(self) -> Capabilities:
         return shared(member.capabilities() for member in self.teachers.values())
+
+
+def _combined(members: Capabilities) -> Capabilities:
+    """What a pool of members that can do so much can do."""
+    if "full" not in members.signals:
+        return Capabilities(members.signals & {"sampled"}, supports=frozenset(), writes=False)
+    return Capabilities(members.signals, writes=False)
 
 
 def _holds_pool(config: object) -> bool:
@@ -86,7 +90,7 @@ class PoolTeacher:
     @property
     def capabilities(self) -> Capabilities:
         """What can be combined from the members' answers."""
-        return self._config.capabilities()
+        return _combined(shared(member.capabilities for member in self._members.teachers.values()))
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """The members' answers side by side.

@@ -87,7 +87,8 @@ class PrivilegedTeacher:
     @property
     def capabilities(self) -> Capabilities:
         """Those of the teacher inside, which may be unable to write with this context."""
-        return self._config.capabilities()
+        inside = self._inner.capabilities
+        return replace(inside, writes=inside.writes and not self._config.needs_rollout)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the same tokens after the richer prompt; silence about rollouts that lack a field, where it may be."""

@@ -45,7 +45,11 @@ class Config(BaseModel):
 
     def capabilities(self) -> Capabilities:
         """What every member can answer; by outcome nothing can be written, for there is no outcome before."""
-        answered = shared(member.capabilities() for member in self.teachers.values())
+        return self.joined(member.capabilities() for member in self.teachers.values())
+
+    def joined(self, members: Iterable[Capabilities]) -> Capabilities:
+        """What members that can do so much can do together."""
+        answered = shared(members)
         return replace(answered, writes=answered.writes and self.by != "outcome")
 
 
@@ -61,7 +65,7 @@ class RouteTeacher:
     @property
     def capabilities(self) -> Capabilities:
         """What every member can answer."""
-        return self._config.capabilities()
+        return self._config.joined(member.capabilities for member in self._members.teachers.values())
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """What each rollout's own member says, under that member's name."""

@@ -3,7 +3,7 @@
 from practicum.backends.local.convert import conversion_pending
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.loading import LoadedModel, load, load_renderer, load_student
 from practicum.backends.local.residency import StoredHead, VisitingSampler, scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import make_scratch_model
@@ -22,6 +22,7 @@ __all__ = [
     "export",
     "learning_of",
     "load",
+    "load_renderer",
     "load_student",
     "make_scratch_model",
     "scorer",

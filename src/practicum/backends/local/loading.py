@@ -94,6 +94,15 @@ def read_model(
     return ready_to_pack(language_model, packs)
 
 
+def load_renderer(config: ModelConfig) -> Renderer:
+    """A model's tokenizer, chat template and stop tokens without its weights, which need not be there."""
+    assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
+    source = str(packaged_model(config.model)) if config.model in PACKAGED else str(Path(config.model).expanduser())
+    tokenizer = _bare_tokenizer(source, config)
+    stops = stop_ids(tokenizer, [*(_settings_eos(source) or []), *_named_tokens(tokenizer, config.stop, source)])
+    return Renderer(tokenizer, config.system, config.template, config.thinking, stops)
+
+
 def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:
     """Load a model that learns: all of it, its last layers, or adapters seeded by `seed`."""
     loaded = load(config, scratch_folder)
@@ -197,6 +206,10 @@ def _tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
         AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
         raise ModelError(f"{source}: config.json is missing or cannot be used ({_one_line(error)})") from error
+    return _bare_tokenizer(source, config)
+
+
+def _bare_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
@@ -251,12 +264,18 @@ def _wants_cuda(config: ModelConfig) -> bool:
 
 
 def _generation_eos(source: str, model: PreTrainedModel) -> list[int]:
+    own = _settings_eos(source)
+    eos = own if own is not None else model.config.get_text_config().eos_token_id
+    return [eos] if isinstance(eos, int) else list(eos or [])
+
+
+def _settings_eos(source: str) -> list[int] | None:
+    """The stop tokens that generation_config.json names, or None where there is no such file or nothing in it."""
     try:
         eos = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:
-        eos = None
-    eos = eos if eos is not None else model.config.get_text_config().eos_token_id
-    return [eos] if isinstance(eos, int) else list(eos or [])
+        return None
+    return [eos] if isinstance(eos, int) else eos
 
 
 def _named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str) -> frozenset[int]:

@@ -1,0 +1,334 @@
+"""A server as a scorer: each completion one request, every answer checked, its model recognised again and again."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from practicum.errors import ResourceError, TeacherError
+from practicum.http import JsonClient, Question
+from practicum.objective import Signal, TopK
+from practicum.ports import Capabilities, ScoreRequest, TeacherRequest, Voice
+from practicum.teachers._checks import checked
+from practicum.teachers._dialects import Dialect, Written, chatted, chatting
+from practicum.teachers._probe import Probe, difference, served
+from practicum.text import Renderer, printable
+from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+
+T = TypeVar("T")
+
+MOST_LIFTED = 1e-3
+"""The largest share of log-probabilities that may have been minus infinity."""
+
+FEW = 10
+"""So many are allowed whatever their share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be asked of a server: seconds a request besides those for its tokens, and tokens to be scored in all."""
+
+    seconds: float = 30.0
+    tokens_per_second: float = 50.0
+    concurrency: int = 16
+    token_budget: int | None = None
+    canary_every: int = 16
+
+    def patient(self, question: Question, tokens: int) -> Question:
+        """The question with the time that its tokens, and those that are answered beside it, may take."""
+        return replace(question, seconds=self.seconds + self.concurrency * tokens / self.tokens_per_second)
+
+
+class Speaker:
+    """Has a server write answers, and turns them into the student's tokens."""
+
+    def __init__(self, http: JsonClient, model: str, renderer: Renderer, limits: Limits) -> None:
+        self.http = http
+        self.model = model
+        self.renderer = renderer
+        self.limits = limits
+
+    def asked(
+        self, questions: Sequence[Question], read: Callable[[Any], Written], params: SamplingParams
+    ) -> list[Sample]:
+        """The answers to questions, in their order."""
+        named = [
+            replace(question, name=f"answer {number} of {len(questions)}")
+            for number, question in enumerate(questions, start=1)
+        ]
+        answers = self.http.ask_all([self.limits.patient(question, params.max_new_tokens) for question in named])
+        return [
+            self._sample(_read(self.http, question, read, answer), params)
+            for question, answer in zip(named, answers, strict=True)
+        ]
+
+    def _sample(self, written: Written, params: SamplingParams) -> Sample:
+        """The answer as a sample; log-probabilities that nobody knows are 0 for the sampler and NaN for the policy."""
+        limit, stops = params.max_new_tokens, params.stop_ids
+        if written.tokens is None:
+            tokens = self.renderer.encode_answer(written.text, limit)
+            tokens = tokens if written.stopped or not tokens or tokens[-1] not in stops else tokens[:-1] or tokens
+        else:
+            tokens = list(written.tokens[:limit])
+            if written.stopped and (not tokens or tokens[-1] not in stops) and len(tokens) < limit:
+                tokens.append(written.stop_token if written.stop_token in stops else min(stops))
+        if not tokens:
+            raise TeacherError(f"{self.http.address}: an answer holds no token; look at the server's log")
+        own = written.logprobs if written.logprobs is not None and len(written.logprobs) == len(tokens) else None
+        known = own is not None and all(isinstance(v, int | float) and v <= 0 and v > -math.inf for v in own)
+        logprobs = torch.tensor(own, dtype=torch.float32) if known else torch.zeros(len(tokens))
+        policy = logprobs.clone() if known and params.temperature == 1.0 else torch.full((len(tokens),), math.nan)
+        ends = tokens[-1] in stops
+        return Sample(torch.tensor(tokens, dtype=torch.long), logprobs, policy, "stop" if ends else "length")
+
+
+class RemoteClient:
+    """Scores and writes through a server; see `practicum.ports.SamplingClient`.
+
+    Errors are TeacherErrors: a server that gives up, an answer that cannot be right, a model that is not the one of the
+    start. Its own state, `save_state`, is the canary of the start and the number of tokens that were scored.
+    """
+
+    def __init__(
+        self, speaker: Speaker, probe: Probe, dialect: Dialect, capabilities: Capabilities, vocabulary: int
+    ) -> None:
+        assert probe.canary is not None, "a probe that found a dialect has scored the canary"
+        self._speaker = speaker
+        self._http = speaker.http
+        self._probe = probe
+        self._dialect = dialect
+        self._capabilities = capabilities
+        self._vocabulary = vocabulary
+        self._canary = probe.canary
+        self._calls = 0
+        self.spent = self.scored = self.lifted = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the server can answer, as far as the recipe lets it be asked."""
+        return self._capabilities
+
+    @property
+    def canary(self) -> Tensor:
+        """The log-probabilities by which its model is known, one for each of the canary's tokens."""
+        return self._canary
+
+    def is_same(self, canary: Tensor) -> bool:
+        """Whether a canary of another time is the same model's."""
+        return canary.shape == self._canary.shape and difference(canary, self._canary) <= self._probe.tolerance
+
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        """The log-probabilities of each request's tokens, and the likeliest k where the signal asks for them."""
+        k = min(signal.k, self._vocabulary) if isinstance(signal, TopK) else 0
+        asked = [(number, request) for number, request in enumerate(requests) if request.tokens]
+        tokens = sum(len(request.prompt_tokens) + len(request.tokens) for _, request in asked)
+        for _, request in asked:
+            self._check_room(request)
+        if asked:
+            self._check_budget(tokens)
+            if self._calls and self._calls % self._speaker.limits.canary_every == 0:
+                self.recognise()
+            self._calls += 1
+        questions = [
+            self._question(f"completion {number + 1} of {len(requests)}", request, k) for number, request in asked
+        ]
+        failures = self._http.failures
+        answers = self._http.ask_all(questions)
+        if self._http.failures != failures:
+            self.recognise()  # it may have been started again with something else
+        signals = [TeacherSignal(logprobs=torch.zeros(0))] * len(requests)
+        for (number, request), question, answer in zip(asked, questions, answers, strict=True):
+            signals[number] = self._signal(question, request, answer, k)
+        self.spent += tokens
+        return signals
+
+    def _question(self, name: str, request: ScoreRequest, k: int) -> Question:
+        question = replace(self._dialect.scoring(self._probe.model, request, k), name=name)
+        return self._speaker.limits.patient(question, len(request.prompt_tokens) + len(request.tokens))
+
+    def _signal(self, question: Question, request: ScoreRequest, answer: Any, k: int) -> TeacherSignal:
+        said = _read(self._http, question, lambda answer: self._dialect.said(answer, request, k), answer)
+        try:
+            signal, lifted = checked(said, request, k, self._vocabulary)
+        except TeacherError as error:
+            raise TeacherError(
+                f"{self._http.address}{question.path}: the answer about {question.name} is wrong: {error}; nothing was learned "
+                "from it; look at the server"
+            ) from None
+        self.scored += len(request.tokens)
+        self.lifted += lifted
+        if self.lifted > max(FEW, MOST_LIFTED * self.scored):
+            raise TeacherError(
+                f"{self._http.address}: {self.lifted} of {self.scored} log-probabilities are minus infinity or missing; take away "
+                "what forbids tokens at the server, such as a grammar or a bias"
+            )
+        return signal
+
+    def _check_room(self, request: ScoreRequest) -> None:
+        tokens, context = len(request.prompt_tokens) + len(request.tokens), self._probe.context
+        if context is not None and tokens + 1 > context:
+            raise TeacherError(
+                f"{self._http.address}: a prompt of {len(request.prompt_tokens)} and a completion of {len(request.tokens)} tokens, "
+                f"and the one that the server must generate, do not fit its context of {context}; lower prompt_tokens or "
+                "rollout.max_new_tokens, or serve a longer one"
+            )
+
+    def _check_budget(self, tokens: int) -> None:
+        budget = self._speaker.limits.token_budget
+        if budget is not None and self.spent + tokens > budget:
+            raise TeacherError(
+                f"{self._http.address}: {self.spent} tokens were scored and {tokens} more would exceed token_budget, {budget}; "
+                "raise it and resume"
+            )
+
+    def recognise(self) -> None:
+        """TeacherError where the server has another model than at the start: by its id, or by the canary."""
+        names, _ = served(self._http)
+        if names and self._probe.model not in names:
+            raise TeacherError(
+                f"{self._http.address}: the server's model changed: it has {', '.join(names)[:200]} and no {self._probe.model} any "
+                "more; serve that one and resume"
+            )
+        canary = self._probe.sequence
+        question = self._question("the canary", canary, 0)
+        now = self._signal(question, canary, self._http.ask(question), 0).logprobs
+        assert now is not None
+        if not self.is_same(now):
+            raise TeacherError(self._changed(now, "since the start"))
+
+    def _changed(self, now: Tensor, since: str) -> str:
+        return (
+            f"{self._http.address}: the server's model changed {since}: a token of the canary moved by "
+            f"{difference(now, self._canary):.3g} nats, and {self._probe.tolerance:.2g} is allowed; serve the model that the run "
+            "began with and resume, or start a new run"
+        )
+
+    def folder_in(self, place: Path) -> str:
+        """The name of the folder of this model's answers: that whose canary is its own, or the next one that is free."""
+        stem = f"server-{hashlib.sha256(self._probe.model.encode()).hexdigest()[:16]}"
+        for number in count(1):
+            file = place / f"{stem}-{number}" / "canary.json"
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("x", encoding="utf-8") as new:
+                    json.dump(self._canary.tolist(), new)
+            except FileExistsError:
+                if not self.is_same(_known(file)):
+                    continue
+            except OSError as error:
+                raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error
+            return file.parent.name
+        raise AssertionError("there is always a next number")
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        """The server's own answers, in order."""
+        questions = [self._dialect.writing(self._probe.model, request, params) for request in requests]
+        return self._speaker.asked(questions, self._dialect.written, params)
+
+    def after_step(self, step: int) -> None:
+        """Its weights are its own."""
+
+    def save_state(self) -> dict[str, Tensor]:
+        """What a resumed run compares with, and what it counts on from."""
+        return {"canary": self._canary, "spent": torch.tensor([self.spent])}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up the count; TeacherError where the model is another one than that of the run."""
+        before = tensors["canary"]
+        if not self.is_same(before):
+            raise TeacherError(self._changed(before, "since the run began"))
+        self._canary = before
+        self.spent = int(tensors["spent"])
+
+
+class TextTeacher:
+    """Writes answers to messages in the server's own template and scores nothing; see `practicum.ports.Teacher`."""
+
+    def __init__(self, speaker: Speaker, capabilities: Capabilities, system: str | None) -> None:
+        self._speaker = speaker
+        self._capabilities = capabilities
+        self._system = system
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """No signal, but answers."""
+        return self._capabilities
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Silence about each rollout."""
+        return [TeacherSignal() for _ in rollouts]
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
+        """What the server answers, in the student's tokens."""
+        questions = [
+            chatting(self._speaker.model, self._messages(request.prompt.messages), request.seed, params)
+            for request in requests
+        ]
+        return self._speaker.asked(questions, chatted, params)
+
+    def _messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        lacks = self._system and all(message.role != "system" for message in messages)
+        return [{"role": "system", "content": self._system or ""}, *turns] if lacks else turns
+
+    def voice(self, prompt: Prompt) -> Voice:
+        """The server, answering this very prompt."""
+        return Voice(_Reply(self, prompt), self._speaker.renderer.render(prompt.messages))
+
+    def after_step(self, step: int) -> None:
+        """Nothing changes."""
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Nothing to save."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing was saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """A text teacher as a client of one prompt, whose tokens the server never sees."""
+
+    teacher: TextTeacher
+    prompt: Prompt
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """No signal, but answers."""
+        return self.teacher.capabilities
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        """One answer a seed."""
+        return self.teacher.sample([TeacherRequest(self.prompt, request.seed) for request in requests], params)
+
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        """Silence."""
+        return [TeacherSignal() for _ in requests]
+
+
+def _known(file: Path) -> Tensor:
+    """The canary of a folder of answers; one that cannot be read is nobody's."""
+    try:
+        return torch.tensor(json.loads(file.read_text(encoding="utf-8")), dtype=torch.float32)
+    except (OSError, ValueError, TypeError):
+        return torch.zeros(0)
+
+
+def _read(http: JsonClient, question: Question, read: Callable[[Any], T], answer: Any) -> T:
+    """An answer in the dialects' own form; TeacherError where it has another."""
+    try:
+        return read(answer)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = printable(f"{type(error).__name__}: {error}"[:120])
+        raise TeacherError(
+            f"{http.address}{question.path}: the answer about {question.name} has not the form of the probe's ({reason}); look at "
+            "the server's log, and resume"
+        ) from None
