@@ -121,7 +121,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     client = RemoteClient(
         speaker, found, found.dialect, replace(promised, signals=can, largest_k=found.largest_k), vocabulary
     )
-    return ClientTeacher(context.keep(client, client.folder_in), renderer, follows=client)
+    return ClientTeacher(context.keep(client, client.folder_in), renderer, follows=client, meter=context.meter)
 
 
 def _renderer(config: Config, context: TeacherContext, http: JsonClient) -> Renderer:
