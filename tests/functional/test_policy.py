@@ -47,7 +47,7 @@ def test_dro_by_hand():
     assert F.dro(LEARNER, SAMPLER, ADVANTAGES, beta=0.1).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("low, high", [(0.2, 0.2), (0.1, 0.4)])
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.1, 0.4)])
 def test_the_gradient_of_ppo_is_the_one_sided_clip(low, high):
     factor = F.CORRECTIONS["ratio_clip"].function(LEARNER - SAMPLER, ADVANTAGES, low, high)
     found = gradient(F.ppo, SAMPLER, ADVANTAGES, clip_low_threshold=1 - low, clip_high_threshold=1 + high)

@@ -110,7 +110,7 @@ class Running:
         self._say = say
         self._trees: dict[tuple[str, int, tuple[str, ...]], LanguageModel] = {}
         self._overlays: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
-        shelf.evicted.append(self._forget)
+        shelf.evicted.append(self._evicted)
 
     def answer(self, items: Sequence[SampleItem]) -> list[Answer]:
         """One answer a request, in order. All are about the same weights; one that cannot be done fails alone."""
@@ -166,15 +166,9 @@ class Running:
         """The completions of each request; those that draw alike are decoded together."""
         drawn: dict[int, Sequence[Sample]] = {n: found.following for n, found in scored.items() if found.following}
         alike: dict[object, list[int]] = {}
-        for number, plan in plans.items():
+        for number in plans:
             if number not in drawn:
-                alike.setdefault(
-                    (
-                        items[number].body.sampling_params.model_copy(update={"seed": None}).model_dump_json(),
-                        plan.params.max_new_tokens,
-                    ),
-                    [],
-                ).append(number)
+                alike.setdefault(_likeness(items[number]), []).append(number)
         for numbers in alike.values():
             requests = [SampleRequest(items[n].tokens, seed) for n in numbers for seed in plans[n].seeds]
             params = plans[numbers[0]].params
@@ -226,7 +220,11 @@ class Running:
         self._overlays.move_to_end(sampler.path)
         return self._overlays[sampler.path]
 
-    def _forget(self, base: str) -> None:
+    def forget(self, path: str) -> None:
+        """Read a checkpoint again when it is next sampled from: it was written anew."""
+        self._overlays.pop(path, None)
+
+    def _evicted(self, base: str) -> None:
         self._trees = {shape: tree for shape, tree in self._trees.items() if shape[0] != base}
 
 
@@ -252,26 +250,30 @@ def _plan(item: SampleItem, loaded: LoadedModel) -> _Plan:
         raise DataError(f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}")
     params = _params(item, loaded, most)
     seeds = tuple(seed_of(item.seed, number) for number in range(body.num_samples))
-    if not item.asks:
-        return _Plan(params, seeds, None, None)
-    named = (
-        None if body.target_prompt_logprobs is None else _named(body.target_prompt_logprobs, count, model.vocab_size)
-    )
     last = body.prompt_logprobs_last_n
     if last is not None and not (body.prompt_logprobs and last <= count - 1):
         raise DataError(
             f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the {count - 1} tokens after the first"
         )
+    if not item.asks:
+        return _Plan(params, seeds, None, None)
+    named = (
+        None if body.target_prompt_logprobs is None else _named(body.target_prompt_logprobs, count, model.vocab_size)
+    )
     for width in (body.topk_prompt_logprobs, body.prompt_alt_tokens_k):
         if width * count > MOST_CELLS:
             raise DataError(f"{count} tokens times {width} candidates are more than {MOST_CELLS}; ask for fewer")
-    first = count - last if last is not None and not body.prompt_alt_tokens_k else 1
+    begins = []
+    if body.prompt_logprobs or body.topk_prompt_logprobs:
+        begins.append(1 if last is None else count - last)
+    if body.prompt_alt_tokens_k:
+        begins.append(1)
     if named is not None:
-        rows = (named >= 0).any(dim=1).nonzero()
-        first = min(first, int(rows[0]) + 1) if len(rows) else first
+        begins += [int(row) + 1 for row in (named >= 0).any(dim=1).nonzero()[:1, 0]]
+    first = min([*begins, count])
     question = PromptQuestion(
         tokens=item.tokens,
-        first=min(first, count),
+        first=first,
         topk=min(body.topk_prompt_logprobs, model.vocab_size),
         targets=None if named is None else named[first - 1 :],
         draws=body.prompt_alt_tokens_k,
@@ -281,6 +283,13 @@ def _plan(item: SampleItem, loaded: LoadedModel) -> _Plan:
         params=params,
     )
     return _Plan(params, seeds, question, named)
+
+
+def _likeness(item: SampleItem) -> str:
+    """What requests share that are decoded together: all settings but the seed, and where they end."""
+    asked = item.body.sampling_params
+    end = asked.max_tokens or -len(item.tokens)
+    return f"{end} {asked.model_copy(update={'seed': None}).model_dump_json()}"
 
 
 def _params(item: SampleItem, loaded: LoadedModel, most: int) -> SamplingParams:

@@ -135,29 +135,26 @@ class Service:
     def load_weights(self, body: asked.LoadWeights) -> Reply:
         """Saved weights into a model that is there, or into a new one of the size that the checkpoint says."""
         if body.model_id is not None:
-            model: TrainingModel | None = self._model(body.model_id)
+            model, created = self._model(body.model_id), None
             name = _numbered(body.model_id, body.seq_id)
-        elif body.session_id is not None and body.model_seq_id is not None:
-            model = None
-            name = f"{body.session_id}:train:{body.model_seq_id}:create"
-        else:
+        elif body.session_id is None or body.model_seq_id is None:
             raise Refused(400, "load_weights needs a model_id, or a session_id with a model_seq_id")
-        if model is None:
-            checkpoint = self._checkpoint(body.path)
-            spec = replace(AdapterSpec.of_data(checkpoint.state["adapter"]))
+        else:
+            saved = self._saved(body.path)
+            spec = AdapterSpec.of_data(saved["adapter"])
             if body.base_model is not None:
                 spec = replace(spec, base=body.base_model)
             self._check_student(spec.base)
-            session = self._session(str(body.session_id))
-            metadata = body.user_metadata or checkpoint.state.get("user_metadata")
-            model = self._new_model(session, name.removesuffix(":create"), spec, metadata)
-        target = model
+            metadata = body.user_metadata or saved["user_metadata"]
+            model_id = f"{body.session_id}:train:{body.model_seq_id}"
+            model = created = self._new_model(self._session(body.session_id), model_id, spec, metadata)
+            name = f"{model_id}:create"
 
         def work() -> Answer:
-            self._load(target, body.path, with_optimizer=body.optimizer)
-            return json_answer({"type": "load_weights", "path": body.path, "model_id": target.id})
+            self._load(model, body.path, with_optimizer=body.optimizer)
+            return json_answer({"type": "load_weights", "path": body.path, "model_id": model.id})
 
-        return self._later(name, work, target)
+        return self._later(name, work, created)
 
     def info(self, model_id: str) -> Reply:
         """What a training model is."""
@@ -167,7 +164,7 @@ class Service:
         data = {
             "arch": None if loaded is None else loaded.language_model.model.config.model_type,
             "model_name": model.spec.base,
-            "tokenizer_id": source if source is not None and Path(source).is_dir() else model.spec.base,
+            "tokenizer_id": str(Path(source).absolute()) if source is not None and Path(source).is_dir() else None,
         }
         return {
             "type": "get_info",
@@ -308,7 +305,7 @@ class Service:
 
     def weights_info(self, path: str) -> Reply:
         """What a checkpoint was saved from."""
-        spec = AdapterSpec.of_data(self._checkpoint(path).state["adapter"])
+        spec = AdapterSpec.of_data(self._saved(path)["adapter"])
         return {
             "base_model": spec.base,
             "optimizer_config": {"type": "adamw"},
@@ -408,6 +405,7 @@ class Service:
         }
         self._store.write_run(model.id, _run_data(model))
         self._store.save(address, tensors, state, overwrite=overwrite)
+        self._running.forget(str(address))
         if address.kind == "weights":
             model.saved_steps = model.steps
         self._say(f"saved {address}")
@@ -492,7 +490,7 @@ class Service:
 
     def _sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:
         if path is not None:
-            spec = AdapterSpec.of_data(self._checkpoint(path).state["adapter"])
+            spec = AdapterSpec.of_data(self._saved(path)["adapter"])
             self._check_served(spec.base)
             return Sampler(sampler_id, spec.base, spec, None, path)
         if base is None:
@@ -500,9 +498,10 @@ class Service:
         self._check_served(base)
         return Sampler(sampler_id, base)
 
-    def _checkpoint(self, path: str) -> Checkpoint:
+    def _saved(self, path: str) -> dict[str, Any]:
+        """What a checkpoint says of itself."""
         try:
-            return self._store.load(path)
+            return self._store.state(path)
         except DataError as error:
             raise Refused(400, str(error)) from error
         except CheckpointError as error:

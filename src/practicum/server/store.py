@@ -16,6 +16,7 @@ from torch import Tensor
 
 from practicum.errors import CheckpointError, DataError
 from practicum.run_dir import Checkpoint, RunDir, find_checkpoint, read_json, save_checkpoint, write_json
+from practicum.run_dir.checkpoints import Damage, check_manifest, step_folders
 from practicum.run_dir.files import discard
 
 KINDS = ("weights", "sampler_weights")
@@ -81,6 +82,17 @@ class Store:
         if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
         return checkpoint
+
+    def state(self, text: str) -> dict[str, Any]:
+        """What a checkpoint says of itself, without reading its tensors; CheckpointError where there is none."""
+        address = Address.read(text)
+        for step, path in step_folders(RunDir(self._folder(address)).checkpoints):
+            try:
+                check_manifest(path, step)
+            except Damage:
+                continue
+            return read_json(path / "state.json")
+        raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
 
     def delete(self, address: Address) -> None:
         """Remove a checkpoint."""

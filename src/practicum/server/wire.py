@@ -106,22 +106,22 @@ def _tensor(message: Any, where: str) -> Tensor:
     return dense_of_csr(values, crow, columns, shape, 0, where)
 
 
-def _array(data: bytes, dtype: "np.dtype[Any]", where: str) -> "np.ndarray[Any, Any]":
+def _array(data: bytes, dtype: np.dtype, where: str) -> np.ndarray:
     if len(data) % dtype.itemsize:
         raise Refused(400, f"{where}: {len(data)} bytes are no whole number of entries of {dtype.itemsize}")
     return np.frombuffer(data, dtype=dtype)
 
 
-def _shaped(values: "np.ndarray[Any, Any]", shape: Sequence[int], where: str) -> Tensor:
+def _shaped(values: np.ndarray, shape: Sequence[int], where: str) -> Tensor:
     if any(size < 0 for size in shape) or math.prod(shape) != values.size:
         raise Refused(400, f"{where}: {values.size} values do not have the shape {list(shape)}")
     return torch.from_numpy(values.copy()).reshape(tuple(shape))
 
 
 def dense_of_csr(
-    values: "np.ndarray[Any, Any]",
-    crow: "np.ndarray[Any, Any]",
-    columns: "np.ndarray[Any, Any]",
+    values: np.ndarray,
+    crow: np.ndarray,
+    columns: np.ndarray,
     shape: Sequence[int],
     pad: int,
     where: str,
@@ -163,7 +163,7 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """Everything a sampling request may be answered with; what was not asked for is None."""
+    """Everything a sampling request may be answered with, None where it was not asked for; M = N - 1."""
 
     samples: Sequence[Sample]
     sample_topk: Sequence[TopK] | None = None
@@ -171,8 +171,8 @@ class SampleAnswer:
     prompt_topk: TopK | None = None
     targets: Tensor | None = None
     sparse: Sparse | None = None
-    drawn: Int[Tensor, "N D"] | None = None
-    drawn_logprobs: Float[Tensor, "N D"] | None = None
+    drawn: Int[Tensor, "M D"] | None = None
+    drawn_logprobs: Float[Tensor, "M D"] | None = None
 
 
 def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
@@ -197,8 +197,8 @@ def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
     return message.SerializeToString()
 
 
-def train_response(logprobs: Sequence[Float[Tensor, "N *K"]], metrics: Mapping[str, float]) -> bytes:
-    """A ForwardBackwardOutput; texts with differing numbers of targets go into records of their own."""
+def train_response(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) -> bytes:
+    """A ForwardBackwardOutput from each text's [N] or [N, K] log-probabilities; each K goes into records of its own."""
     message = messages().ForwardBackwardOutput()
     message.loss_fn_output_type = "ArrayRecord"
     for trailing, run in groupby(logprobs, key=lambda tensor: tuple(tensor.shape[1:])):

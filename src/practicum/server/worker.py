@@ -15,7 +15,7 @@ from typing import Any
 from practicum.server.futures import Answer
 
 MOST_TOGETHER = 512
-LINGER, LONGEST_LINGER = 0.004, 0.05
+LINGER, LONGEST_LINGER = 0.01, 0.1
 """Seconds without an arrival that end a batch, and seconds after which it begins anyway."""
 
 
