@@ -23,6 +23,7 @@ NAMES = (
     "startup",
     "demo",
     "residency",
+    "service",
     "papers",
     "gpu",
     "page",

@@ -16,13 +16,10 @@ TEXT = [1, 2, 3, 4]
 
 def main(resume: str) -> None:
     client = tinker.ServiceClient()
-    found = (
-        {}
-        if resume == "-"
-        else {"resumed": losses(client.create_training_client_from_state_with_optimizer(resume).result(), 2)}
-    )
     if resume == "-":
-        found |= scores(client) | trained(client)
+        found = scores(client) | trained(client)
+    else:
+        found = {"resumed": losses(client.create_training_client_from_state_with_optimizer(resume).result(), 2)}
     client.close("success").result()
     print(json.dumps(found))
 

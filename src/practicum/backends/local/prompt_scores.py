@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.backends.local.drawing import draw, inverse_cdf, uniforms
+from practicum.backends.local.drawing import draw, next_noise, race, random_stream
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states, how_many_fit
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
@@ -84,14 +84,12 @@ def score_prompts(
 
 def _answer(head: Head, hidden: Float[Tensor, "T D"], question: PromptQuestion, chunk_tokens: int) -> PromptScores:
     own = torch.tensor(question.tokens[question.first :], dtype=torch.long, device=hidden.device)
-    numbers = uniforms(seed_of(question.seed, "draws"), question.rows * question.draws).view(
-        question.rows, question.draws
-    )
+    stream = random_stream(seed_of(question.seed, "draws"))
     columns: list[list[Tensor]] = []
     for piece in chunks(question.rows, chunk_tokens):
         logprobs = head.logprobs(hidden[piece])
         top = logprobs.topk(question.topk)
-        drawn = _drawn(logprobs, numbers[piece].to(hidden.device), question.temperature)
+        drawn = _drawn(logprobs, question, stream)
         found = [logprobs.gather(-1, own[piece, None]), top.indices, top.values, drawn, logprobs.gather(-1, drawn)]
         if question.targets is not None:
             targets = question.targets[piece].to(hidden.device)
@@ -111,20 +109,22 @@ def _answer(head: Head, hidden: Float[Tensor, "T D"], question: PromptQuestion, 
     )
 
 
-def _drawn(logprobs: Float[Tensor, "T V"], numbers: Float[Tensor, "T D"], temperature: float) -> Int[Tensor, "T D"]:
-    """Independent draws at each position; at temperature 0 the likeliest token every time."""
-    if temperature == 0:
-        return logprobs.argmax(dim=-1, keepdim=True).expand(-1, numbers.shape[1])
-    draws = [inverse_cdf(logprobs / temperature, column)[0] for column in numbers.T]
-    return torch.stack(draws, dim=1) if draws else numbers.long()
+def _drawn(logprobs: Float[Tensor, "T V"], question: PromptQuestion, stream: torch.Generator) -> Int[Tensor, "T D"]:
+    """Independent draws at each position, in turn from one stream; at temperature 0 the likeliest token every time."""
+    count, vocabulary = logprobs.shape
+    if question.temperature == 0 or not question.draws:
+        return logprobs.argmax(dim=-1, keepdim=True).expand(-1, question.draws)
+    noise = next_noise([stream] * (count * question.draws), vocabulary).view(count, question.draws, -1)
+    scores = logprobs / question.temperature
+    return torch.stack([race(scores, noise[:, turn].to(scores.device))[0] for turn in range(question.draws)], dim=1)
 
 
 def _following(head: Head, hidden: Float[Tensor, "1 D"], question: PromptQuestion) -> list[Sample]:
     if question.params is None or not question.following:
         return []
     logits = head.logits(hidden).expand(len(question.following), -1)
-    numbers = torch.stack([uniforms(seed, 1)[0] for seed in question.following]).to(hidden.device)
-    tokens, sampled, natural = (column.cpu() for column in draw(logits, question.params, numbers))
+    noise = next_noise([random_stream(seed) for seed in question.following], logits.shape[-1]).to(hidden.device)
+    tokens, sampled, natural = (column.cpu() for column in draw(logits, question.params, noise))
     return [
         Sample(
             tokens=tokens[row : row + 1],
