@@ -52,7 +52,7 @@ def test_the_token_opens_and_health_needs_none(guarded):
 def test_web_pages_and_other_names_are_refused(guarded):
     page = guarded.http.get("/healthz", headers={"origin": "http://evil.example"})
     assert (page.status_code, page.json()["error"]) == (403, "requests from web pages are not answered")
-    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", ""):
+    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "", "[::1", "localhost@evil.example"):
         assert guarded.http.get("/healthz", headers={"host": host}).status_code == 403
     for host in ("localhost:8000", "127.0.0.1:1"):
         assert guarded.http.get("/healthz", headers={"host": host}).status_code == 200
@@ -180,6 +180,16 @@ def test_off_this_machine_a_token_is_needed(models, tmp_path, monkeypatch):
         serve(Options([str(models / "teacher")], host="0.0.0.0", port=0, out=tmp_path), print)
 
 
+def test_small_answers_are_sent_at_once():
+    """asyncio sets TCP_NODELAY on connections of a listener that is named TCP, and on no others."""
+    import socket
+
+    from practicum.server.serving import _listen
+
+    with _listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_a_taken_port_is_named(models, tmp_path):
     import socket
 
@@ -225,5 +235,12 @@ def test_models_have_names_and_students_are_some_of_them():
 @pytest.mark.parametrize(
     ("host", "local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)]
 )
+def test_a_type_of_numbers_that_there_is_not_is_refused():
+    with pytest.raises(RecipeError, match="--dtype float16: write one of float32, bfloat16"):
+        named_models(Options(["a"], dtype="float16"))
+    with pytest.raises(RecipeError, match="--device tpu: write one of auto, cpu, cuda"):
+        named_models(Options(["a"], device="tpu"))
+
+
 def test_which_addresses_are_of_this_machine_alone(host, local):
     assert is_loopback(host) == local

@@ -55,7 +55,7 @@ class Gate:
 
     def _refused(self, scope: Scope) -> Refused | None:
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname
+        host = _hostname(headers.get(b"host", b"").decode("latin-1"))
         if b"origin" in headers:
             return Refused(403, "requests from web pages are not answered")
         if self.hosts is not None and host not in self.hosts:
@@ -66,6 +66,14 @@ class Gate:
         if hmac.compare_digest(given, self.token.encode()):
             return None
         return Refused(401, "the token is missing or wrong; set TINKER_API_KEY to the token of this server")
+
+
+def _hostname(header: str) -> str | None:
+    """The name of a Host header without its port; None where it is none."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
 
 
 def make_app(

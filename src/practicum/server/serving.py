@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from practicum.backends.local import conversion_pending
 from practicum.backends.local.loading import locate
 from practicum.errors import RecipeError, ResourceError
 from practicum.model_config import ModelConfig
@@ -17,6 +18,7 @@ PREFIX = "tml-"
 """What a token begins with, because the tinker package sends no other."""
 
 GIB = 2**30
+DTYPES, DEVICES = ("float32", "bfloat16"), ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
 
     messages()
     served, students = named_models(options)
-    for config in served.values():
+    for name, config in served.items():
+        if conversion_pending(str(config.model)):
+            say(f"converting {name} to safetensors, once: about 20 s")
         locate(config, None)
     token = read_token(options.token_file)
     local = is_loopback(options.host)
@@ -69,6 +73,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     config = uvicorn.Config(
         make_app(service, token=token, hosts=hosts),
         log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
         limit_concurrency=4096,
@@ -86,6 +91,9 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
 
 def named_models(options: Options) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
     """The models by name, and the names of those that may be trained: all of them unless some are named."""
+    for option, value, known in (("dtype", options.dtype, DTYPES), ("device", options.device, DEVICES)):
+        if value not in known:
+            raise RecipeError(f"--{option} {value}: write one of {', '.join(known)}")
     served: dict[str, ModelConfig] = {}
     for text in [*options.models, *options.students]:
         name, _, model = text.rpartition("=")
@@ -128,7 +136,8 @@ def is_loopback(host: str) -> bool:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named TCP, for asyncio sends small answers at once only where it is; otherwise each waits 40 ms for an acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
