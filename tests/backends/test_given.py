@@ -67,6 +67,42 @@ def test_the_gradient_is_that_of_plain_autograd(base, data):
         assert torch.allclose(gradient, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_other_architectures_and_texts_beyond_a_window_have_the_same_gradient(architecture, tmp_path):
+    folder = make_model(tmp_path / "model", seed=3, layers=2, architecture=architecture)
+    model = moved(adapted(load(ModelConfig(model=str(folder), device="cpu")).language_model, Lora(rank=2), seed=0))
+    tokens = [1 + n % 5 for n in range(40)]
+    targets = torch.tensor([[1 + n % 7] for n in range(40)])
+    data = [
+        GivenTokens(
+            tuple(tokens), targets, lambda logprobs, part: F.cross_entropy(logprobs, torch.ones(len(logprobs), 1))
+        )
+    ]
+    found = forward_backward_given(LocalTrainer(model, TrainerLimits(chunk_tokens=7)), data, 0)
+    gradients = [parameter.grad for parameter in model.trainable().values()]
+    chosen = plain_logprobs(model, tokens).gather(-1, targets)
+    assert torch.allclose(found.logprobs[0], chosen.detach(), atol=1e-5)
+    expected = torch.autograd.grad(-chosen.sum(), list(model.trainable().values()))
+    assert all(torch.allclose(one, two, atol=1e-4) for one, two in zip(gradients, expected, strict=True))
+    scores = score_prompts(model, None, [PromptQuestion(tuple(tokens))])[0]
+    own = plain_logprobs(model, tokens)[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    assert torch.allclose(scores.logprobs, own.detach(), atol=1e-5)
+
+
+def test_a_base_in_bfloat16_trains_adapters_in_float32(base, tmp_path):
+    folder = make_model(tmp_path / "model", seed=3, layers=2)
+    half = load(ModelConfig(model=str(folder), device="cpu", dtype="bfloat16")).language_model
+    results = []
+    for model in (moved(adapted(half, Lora(rank=2), seed=0)), moved(adapted(base, Lora(rank=2), seed=0))):
+        losses = forward_backward_given(LocalTrainer(model), [cross_entropy(*datum) for datum in DATA], 0).losses
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.trainable().values()])
+        assert gradient.dtype == torch.float32
+        results.append((losses, gradient))
+    (rough, one), (exact, two) = results
+    assert rough == pytest.approx(exact, rel=0.05)
+    assert torch.nn.functional.cosine_similarity(one, two, dim=0) > 0.99
+
+
 def test_a_batch_sent_in_parts_has_the_gradient_of_the_whole_however_it_is_cut(base):
     def gradients(limits, *batches):
         model = moved(adapted(base, Lora(rank=2), seed=0))

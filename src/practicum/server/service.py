@@ -6,6 +6,7 @@ sent twice is done once.
 """
 
 import time
+import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -463,6 +464,7 @@ class Service:
             self._say(f"refused: {error}")
             return json_answer({"error": str(error), "category": "user"})
         self._say(f"failed: {type(error).__name__}: {error}")
+        traceback.print_exception(error)  # a mistake of ours: whoever runs the server can report it
         return json_answer(
             {"error": f"the server failed ({type(error).__name__}); its console says more", "category": "server"}
         )

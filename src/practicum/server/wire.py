@@ -67,11 +67,13 @@ class TrainRequest:
 
 def read_train_request(body: bytes) -> TrainRequest:
     """A forward_backward request from its bytes; `Refused` with 400 where they are not one."""
+    from google.protobuf.message import DecodeError
+
     message = messages().ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
-    except Exception as error:  # protobuf's own class differs between its implementations
-        raise Refused(400, f"the body is not a ForwardBackwardRequest ({type(error).__name__})") from error
+    except DecodeError as error:
+        raise Refused(400, "the body is not a ForwardBackwardRequest") from error
     newer = {
         name: value.text if value.HasField("text") else value.number
         for name, value in message.loss_fn_config_v2.items()
