@@ -29,6 +29,7 @@ NAMES = (
     "failures",
     "broken",
     "remote",
+    "service",
     "papers",
     "plan",
     "gpu",

@@ -3,7 +3,7 @@
 Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidden width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -44,13 +44,21 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token."""
+    """How to sample: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token.
+
+    A completion stops at one of the `stop_ids`, and where `ends` says so of its tokens so far.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     stop_ids: frozenset[int] = frozenset()
+    ends: Callable[[Sequence[int]], bool] | None = None
+
+    def stops(self, tokens: Sequence[int]) -> bool:
+        """Whether a completion stops after these tokens, however many it may have."""
+        return tokens[-1] in self.stop_ids or (self.ends is not None and self.ends(tokens))
 
 
 @dataclass(frozen=True, slots=True)

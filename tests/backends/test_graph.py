@@ -6,6 +6,7 @@ import torch
 from practicum.backends.local import LocalTrainer, TrainerLimits
 from practicum.backends.local.graph import ENOUGH_TOKENS, GraphPlan, graph_bytes, plan_graph, recomputing
 from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.passes import length_of
 from practicum.objective import Objective
 from practicum.ports import ScoreRequest
 
@@ -64,7 +65,7 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less():
     held = []
     trainer = LocalTrainer(student, TrainerLimits(graph_mib=1))
     trainer._graph_bytes = 2**20  # a token of which one fits
-    assert trainer._plan(data).recompute
+    assert trainer.graph_plan(max(map(length_of, data))).recompute
     found = trainer.forward_backward(data, Objective(), 0)
     for name, parameter in student.trainable().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-7)
@@ -84,7 +85,7 @@ def test_by_default_the_plan_is_the_models_and_nobody_elses():
     trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
     trainer.forward_backward(data, Objective(), 0)
     assert 2**30 // graph_bytes(trainer.language_model) > ENOUGH_TOKENS
-    assert trainer._plan(data) == GraphPlan(ENOUGH_TOKENS, recompute=False)
+    assert trainer.graph_plan(max(map(length_of, data))) == GraphPlan(ENOUGH_TOKENS, recompute=False)
 
 
 def test_the_trial_draws_no_random_numbers_of_the_update():

@@ -281,6 +281,33 @@ def probe(
         print(json.dumps(as_data(found)) if as_json else "\n".join(found.lines()))
 
 
+@app.command(epilog="Example: practicum serve smollm2-135m-instruct")
+def serve(  # noqa: PLR0913 - one a line of its help
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="folders, hub names, packaged names; NAME=MODEL to rename one"),
+    ],
+    student: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="may be trained, others not; none given: all may")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="the address to listen on; off this machine a token is needed")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8000,
+    out: Annotated[Path, typer.Option(help="where checkpoints go")] = Path("served"),
+    memory: Annotated[float | None, typer.Option(min=0, help="GiB for the weights of all base models")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="a file of mode 0600 that holds the token")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Serve models over HTTP, to sample, score and train with the Tinker API."""
+    with _errors(debug):
+        from practicum.cli.serve import Options, serve_models
+
+        serve_models(Options(models, student or (), host, port, out, memory, token_file, dtype, device))
+
+
 def _version(wanted: bool) -> bool:
     if wanted:
         from practicum import __version__

@@ -1,9 +1,12 @@
 """The local backend: any causal language model of transformers, in this process, on a CPU or one GPU."""
 
+from practicum.backends.local.adapted import adapted
 from practicum.backends.local.convert import conversion_pending
 from practicum.backends.local.export import export
+from practicum.backends.local.given import GivenResult, GivenTokens, forward_backward_given, forward_given
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_renderer, load_student
+from practicum.backends.local.prompt_scores import PromptQuestion, PromptScores, score_prompts
 from practicum.backends.local.residency import StoredHead, VisitingSampler, scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import make_scratch_model
@@ -11,20 +14,28 @@ from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 
 __all__ = [
+    "GivenResult",
+    "GivenTokens",
     "LanguageModel",
     "LoadedModel",
     "LocalSampler",
     "LocalTrainer",
+    "PromptQuestion",
+    "PromptScores",
     "StoredHead",
     "TrainerLimits",
     "VisitingSampler",
+    "adapted",
     "conversion_pending",
     "export",
+    "forward_backward_given",
+    "forward_given",
     "learning_of",
     "load",
     "load_renderer",
     "load_student",
     "make_scratch_model",
+    "score_prompts",
     "scorer",
     "shape_of",
 ]

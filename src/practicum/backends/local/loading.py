@@ -27,10 +27,13 @@ from practicum.backends.local.convert import PACKAGED, packaged_model
 from practicum.backends.local.language_model import LanguageModel, find_layers
 from practicum.backends.local.packing import ready_to_pack
 from practicum.errors import ModelError, ResourceError
-from practicum.model_config import ModelConfig, Scratch, StudentConfig
+from practicum.model_config import Lora, ModelConfig, Scratch, StudentConfig
 from practicum.text import Renderer, stop_ids
 
 transformers_logging.disable_progress_bar()
+
+PARTS = ("attention", "mlp")
+"""The halves of a layer."""
 
 UNREADABLE = (
     OSError,
@@ -117,7 +120,7 @@ def choose_what_learns(model: PreTrainedModel, config: StudentConfig, seed: int,
     if count > layers:
         raise ModelError(f"student.trainable_layers is {count}, but {source} has {layers} layers")
     if config.lora is not None:
-        _add_adapters(model, config, seed, list(range(layers - count, layers)))
+        add_adapters(model, config.lora, seed, list(range(layers - count, layers)))
     elif config.trainable_layers is None:
         model.requires_grad_(True)
     else:
@@ -296,18 +299,25 @@ def _layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     return layers
 
 
-def _add_adapters(model: PreTrainedModel, config: StudentConfig, seed: int, layers: list[int]) -> None:
+def add_adapters(
+    model: PreTrainedModel, lora: Lora, seed: int, layers: list[int], parts: tuple[str, ...] = PARTS
+) -> None:
+    """Put seeded adapters around the linear maps of some layers; `parts` says of which halves of a layer.
+
+    Raises ModelError where there is no such map.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
-    assert config.lora is not None
     linear = {
         name.rsplit(".", 1)[-1]
         for name, module in _layers(model).named_modules()
-        if isinstance(module, torch.nn.Linear)
+        if isinstance(module, torch.nn.Linear) and ("attention" if "attn" in name else "mlp") in parts
     }
+    if not linear:
+        raise ModelError(f"{model.name_or_path}: no linear map of {' or '.join(parts) or 'no part'} to adapt was found")
     settings = LoraConfig(
-        r=config.lora.rank,
-        lora_alpha=config.lora.alpha,  # type: ignore[arg-type]
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=sorted(linear),
         layers_to_transform=layers,
     )

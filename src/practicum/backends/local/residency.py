@@ -39,7 +39,7 @@ def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tok
     if config.residency == "swap":
         kept = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
         return VisitingSampler(
-            lambda: sampler(_copy_on(device, kept)), StoredHead(kept.vocab_size, lambda: _moved(kept.head(), device))
+            lambda: sampler(copy_on(device, kept)), StoredHead(kept.vocab_size, lambda: _moved(kept.head(), device))
         )
     if config.residency == "disk":
         read = partial(read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to)
@@ -115,7 +115,7 @@ class VisitingSampler:
         return self._fetch().read(prompts, rows, new_tokens)
 
 
-def _copy_on(device: torch.device, language_model: LanguageModel) -> LanguageModel:
+def copy_on(device: torch.device, language_model: LanguageModel) -> LanguageModel:
     """The same modules over copies of the weights on a device; weights that are already there are shared."""
     model = language_model.model
     moved: dict[int, Tensor] = {id(buffer): buffer.to(device) for buffer in model.buffers()}

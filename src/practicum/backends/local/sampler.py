@@ -148,7 +148,7 @@ class _Decoding:
 
     def _ended(self, text: int) -> bool:
         tokens = self.tokens[text]
-        return tokens[-1] in self.params.stop_ids or len(tokens) == self.params.max_new_tokens
+        return len(tokens) == self.params.max_new_tokens or self.params.stops(tokens)
 
     def _draw(self, alive: Sequence[int]) -> Tensor:
         """Draw one token for every row, and write down its log-probabilities."""
@@ -177,7 +177,7 @@ class _Decoding:
             tokens=torch.tensor(tokens, dtype=torch.long),
             sampling_logprobs=torch.tensor(self.sampling_logprobs[text], dtype=torch.float32),
             policy_logprobs=torch.tensor(self.policy_logprobs[text], dtype=torch.float32),
-            stop_reason="stop" if tokens and tokens[-1] in self.params.stop_ids else "length",
+            stop_reason="stop" if tokens and self.params.stops(tokens) else "length",
         )
 
 

@@ -88,7 +88,7 @@ class LocalTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            plan = self._plan(data)
+            plan = self.graph_plan(_longest(data))
             result = self._within_memory(data, objective, seed, plan)
         for name, gradient in earlier.items():
             now = self._parameters[name].grad
@@ -142,13 +142,13 @@ class LocalTrainer:
                 f"{differing[0]}); resume with the model, lora and trainable_layers that the state was saved with"
             )
 
-    def _plan(self, data: Sequence[Datum]) -> GraphPlan:
+    def graph_plan(self, longest: int) -> GraphPlan:
+        """How many tokens go through the student together, if the longest text has so many."""
         if self.limits.micro_batch_tokens is not None:
             return GraphPlan(self.limits.micro_batch_tokens, recompute=False)
         if self._graph_bytes is None:
             self.language_model.model.train()
             self._graph_bytes = graph_bytes(self.language_model)
-        longest = max((length_of(datum) for datum in data), default=1)
         return plan_graph(self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20)
 
     def _within_memory(self, data: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan) -> ForwardResult:
@@ -165,7 +165,7 @@ class LocalTrainer:
                 if not _out_of_memory(error):
                     raise
                 self._halve(data, plan.tokens, error)
-                plan = self._plan(data)
+                plan = self.graph_plan(_longest(data))
                 halvings += 1
 
     def _forward_backward(
@@ -270,6 +270,10 @@ class LocalTrainer:
             micro_batch_tokens=max(whole // 2, 1),
             chunk_tokens=max(self.limits.chunk_tokens // 2, 1),
         )
+
+
+def _longest(data: Sequence[Datum]) -> int:
+    return max((length_of(datum) for datum in data), default=1)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

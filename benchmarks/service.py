@@ -1,0 +1,166 @@
+"""The service against the same model in this process: scored tokens a second, and what a request costs beside the model.
+
+    python -m benchmarks service [--texts 32] [--tokens 128] [--model 17m]
+
+The server is a process of its own, asked as its clients ask: one request a text, all at once or one after the other. What is
+compared are processor seconds: of the server for the service, of this process for the local teacher. Seconds of the clock are
+in the JSON line; they hold the client's work and the waiting too, and other work on the machine moves them.
+"""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+
+from benchmarks import models
+from benchmarks.measuring import interleaved, parser, ratios, seconds, session, spread, table
+from practicum.backends.local import LocalSampler, load
+from practicum.model_config import ModelConfig
+from practicum.objective import Sampled
+from practicum.ports import ScoreRequest
+
+AT_ONCE = 16
+"""Connections of the client."""
+
+
+def main() -> None:
+    """Report one line."""
+    made = parser(__doc__)
+    made.add_argument("--texts", type=int, help="texts of a batch (default 32, with --quick 8)")
+    made.add_argument("--tokens", type=int, help="tokens of each (default 128, with --quick 32)")
+    made.add_argument("--model", choices=sorted(models.SHAPES), help="shape (default 17m, with --quick tiny)")
+    options = made.parse_args()
+    options.texts = options.texts or (8 if options.quick else 32)
+    options.tokens = options.tokens or (32 if options.quick else 128)
+    shape = models.SHAPES[options.model or ("tiny" if options.quick else "17m")]
+    now = session("service", options)
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(2, shape.vocabulary, (options.texts, options.tokens), generator=generator).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        models.write_folder(shape, Path(folder) / "model", 0)
+        local = LocalSampler(load(ModelConfig(model=str(Path(folder) / "model"), device="cpu")).language_model)
+        with _server(Path(folder)) as (http, process):
+            clock: dict[str, list[float]] = {}
+
+            def served(name: str, work: Callable[[], object]) -> Callable[[], float]:
+                def timed() -> float:
+                    before, start = _processor_seconds(process), time.perf_counter()
+                    work()
+                    clock.setdefault(name, []).append(time.perf_counter() - start)
+                    return _processor_seconds(process) - before
+
+                return timed
+
+            contenders = {
+                "local, one batch": seconds(lambda: _locally(local, texts)),
+                "service, all at once": served("all at once", lambda: _remotely(http, texts, AT_ONCE)),
+                "local, one by one": seconds(lambda: [_locally(local, [text]) for text in texts]),
+                "service, one by one": served("one by one", lambda: _remotely(http, texts, 1)),
+                "health, one by one": served("health", lambda: [http.get("/healthz") for _ in texts]),
+            }
+            found = interleaved(contenders, now.rounds, now.warm_up)
+            difference = _largest_difference(local, http, texts[:2])
+    count = options.texts * (options.tokens - 1)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    rows = [[name, value, "-" if name.startswith("health") else count / value] for name, value in medians.items()]
+    print(table(["scored by", "processor s a batch", "tokens a second"], rows))
+    apart = zip(found["service, one by one"], found["local, one by one"], strict=True)
+    overhead = [1e3 * (one - other) / options.texts for one, other in apart]
+    beside = statistics.median(overhead)
+    print(
+        f"{beside:.1f} ms a request beside the model's own work; log-probabilities differ by at most {difference:.1e}"
+    )
+    now.report(
+        {},
+        texts=options.texts,
+        tokens=options.tokens,
+        processor_seconds={name: spread(values) for name, values in found.items()},
+        clock_seconds={name: spread(values[-now.rounds :]) for name, values in clock.items()},
+        throughput=ratios(found["local, one batch"], found["service, all at once"]),
+        overhead_ms=spread(overhead),
+        difference=difference,
+    )
+
+
+def _processor_seconds(process: int) -> float:
+    """What a process has used so far, all threads together, in steps of about 10 ms."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[tuple[httpx.Client, int]]:
+    """`practicum serve` on a free port until the block ends."""
+    log = folder / "log"
+    words = [sys.executable, "-m", "practicum", "serve", f"model={folder / 'model'}", "--port", "0", "--device", "cpu"]
+    with log.open("w") as out:
+        process = subprocess.Popen([*words, "--out", str(folder / "served")], stdout=out, stderr=out, env=os.environ)
+    try:
+        while not (address := re.search(r"TINKER_BASE_URL=(\S+)", log.read_text())):
+            if process.poll() is not None:
+                sys.exit(log.read_text())
+            time.sleep(0.05)
+        limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
+        with httpx.Client(base_url=address[1], timeout=300, limits=limits) as http:
+            yield http, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _locally(sampler: LocalSampler, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    requests = [ScoreRequest((text[0],), tuple(text[1:])) for text in texts]
+    found = [signal.logprobs for signal in sampler.score(requests, Sampled())]
+    assert all(logprobs is not None for logprobs in found)
+    return [logprobs for logprobs in found if logprobs is not None]
+
+
+def _remotely(http: httpx.Client, texts: Sequence[Sequence[int]], at_once: int) -> list[bytes]:
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda text: _scored(http, text), texts))
+
+
+def _scored(http: httpx.Client, text: Sequence[int]) -> bytes:
+    """As `compute_logprobs` of the tinker package: ask, then fetch the answer."""
+    body = {
+        "prompt": {"chunks": [{"tokens": list(text)}]},
+        "sampling_params": {"max_tokens": 1},
+        "prompt_logprobs": True,
+        "base_model": "model",
+    }
+    reply = http.post("/api/v1/asample", content=json.dumps(body))
+    reply.raise_for_status()
+    while True:
+        answer = http.post("/api/v1/retrieve_future", json={"request_id": reply.json()["request_id"]})
+        answer.raise_for_status()
+        if answer.headers["content-type"] == "application/x-protobuf":
+            return answer.content
+        assert answer.json().get("type") == "try_again", answer.text
+
+
+def _largest_difference(sampler: LocalSampler, http: httpx.Client, texts: Sequence[Sequence[int]]) -> float:
+    """Between the log-probabilities of the two ways."""
+    from practicum.server.wire import messages
+
+    largest = 0.0
+    for own, content in zip(_locally(sampler, texts), _remotely(http, texts, 1), strict=True):
+        message = messages().SampleResponse()
+        message.ParseFromString(content)
+        other = torch.frombuffer(bytearray(message.prompt_logprobs), dtype=torch.float32)[1:]
+        largest = max(largest, (own - other).abs().max().item())
+    return largest
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The gradient of a loss of given tokens' log-probabilities: what the Tinker API calls forward_backward.
+
+The targets are free: at each position K tokens, whether or not any of them is the next one. The [T, V] matrix of all
+positions is never held, and a batch is cut into passes as `LocalTrainer` cuts it; the loss is a sum, so cuts change nothing but
+rounding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.backends.local.graph import GraphPlan, recomputing
+from practicum.backends.local.packing import hidden_states, how_many_fit
+from practicum.backends.local.sampler import SCORED_TOKENS
+from practicum.backends.local.trainer import LocalTrainer
+from practicum.errors import NumericError
+from practicum.functional.chunked import chunks
+from practicum.ports import ScoreRequest
+from practicum.types import Head
+
+Loss = Callable[[Float[Tensor, "n K"], slice], Float[Tensor, "n K"]]
+"""From the log-probabilities of some positions' targets, and which positions they are, to one loss a target."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTokens:
+    """One text: the N tokens that are read, K target tokens at each position, and the loss of their log-probabilities."""
+
+    tokens: tuple[int, ...]
+    targets: Int[Tensor, "N K"]
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class GivenResult:
+    """The learner's log-probabilities of each text's targets, and the sum of each text's loss."""
+
+    logprobs: list[Float[Tensor, "N K"]]
+    losses: list[float]
+
+
+def forward_backward_given(trainer: LocalTrainer, data: Sequence[GivenTokens], seed: int) -> GivenResult:
+    """Add the gradient of the summed loss to what has been accumulated; dropout is seeded by `seed`.
+
+    Raises NumericError where a loss is not a number; what had been accumulated is then as it was.
+    """
+    parameters = trainer.language_model.trainable().values()
+    earlier = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        device = trainer.language_model.device
+        plan = trainer.graph_plan(max(len(datum.tokens) for datum in data) + 1)
+        trainer.language_model.model.train()
+        with (
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            torch.enable_grad(),
+            recomputing(trainer.language_model, plan.recompute),
+        ):
+            torch.manual_seed(seed)
+            result = _through(trainer, data, plan, learn=True)
+    except BaseException:
+        for parameter, gradient in zip(parameters, earlier, strict=True):
+            parameter.grad = gradient
+        raise
+    for parameter, gradient in zip(parameters, earlier, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+    return result
+
+
+@torch.no_grad()
+def forward_given(trainer: LocalTrainer, data: Sequence[GivenTokens]) -> GivenResult:
+    """The same numbers without a gradient."""
+    trainer.language_model.model.eval()
+    return _through(trainer, data, GraphPlan(SCORED_TOKENS, recompute=False), learn=False)
+
+
+def _through(trainer: LocalTrainer, data: Sequence[GivenTokens], plan: GraphPlan, *, learn: bool) -> GivenResult:
+    model = trainer.language_model
+    head = model.head()
+    found = GivenResult([], [])
+    for part in _passes(data, plan.tokens, model.packs_up_to):
+        hidden = hidden_states(model, [_text(datum) for datum in part])
+        gradient = torch.zeros_like(hidden)
+        start = 0
+        for datum in part:
+            rows = slice(start, start + len(datum.tokens))
+            start = rows.stop
+            logprobs, loss = _read(head, hidden[rows], gradient[rows], datum, trainer.limits.chunk_tokens, learn=learn)
+            if not torch.isfinite(torch.tensor(loss)):
+                raise NumericError(
+                    f"datum {len(found.losses)}: its loss is {loss}, not a number; look for logprobs, advantages and "
+                    "weights that are not finite or far too large"
+                )
+            found.logprobs.append(logprobs)
+            found.losses.append(loss)
+        if hidden.requires_grad:
+            hidden.backward(gradient)
+    return found
+
+
+def _read(
+    head: Head, hidden: Tensor, gradient: Tensor, datum: GivenTokens, chunk_tokens: int, *, learn: bool
+) -> tuple[Tensor, float]:
+    """The log-probabilities of a text's targets and its loss; its gradient with respect to `hidden` goes to `gradient`."""
+    logprobs, total = [], 0.0
+    for piece in chunks(len(datum.tokens), chunk_tokens):
+        states = hidden[piece].detach().requires_grad_(learn)
+        chosen = head.logprobs(states).gather(-1, datum.targets[piece].to(states.device))
+        loss = datum.loss(chosen, piece).sum()
+        if learn:
+            loss.backward()
+            assert states.grad is not None
+            gradient[piece] = states.grad
+        logprobs.append(chosen.detach().cpu())
+        total += loss.item()
+    return torch.cat(logprobs), total
+
+
+def _passes(data: Sequence[GivenTokens], limit: int, packs_up_to: int) -> Iterator[Sequence[GivenTokens]]:
+    while data:
+        count = how_many_fit([_text(datum) for datum in data], limit, packs_up_to)
+        yield data[:count]
+        data = data[count:]
+
+
+def _text(datum: GivenTokens) -> ScoreRequest:
+    """Every token is read, and every position predicts: any one token stands for what comes after the last."""
+    return ScoreRequest(datum.tokens[:1], (*datum.tokens[1:], 0))

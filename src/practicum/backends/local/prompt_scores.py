@@ -1,0 +1,148 @@
+"""What a model says about every token of a given text, and what it would have said instead.
+
+One pass over the text answers all of it: the tokens' own log-probabilities, the k likeliest at each position, those of tokens
+that the caller names, draws from the model at each position, and the first token after the text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.backends.local.drawing import draw, next_noise, race, random_stream
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.packing import hidden_states, how_many_fit
+from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
+from practicum.backends.local.sampler import SCORED_TOKENS
+from practicum.functional.chunked import chunks
+from practicum.ports import ScoreRequest
+from practicum.randomness import seed_of
+from practicum.types import Head, Sample, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQuestion:
+    """What is asked about N tokens; row r of an answer is about token `first + r`, for which `first` at least 1.
+
+    `targets` are K token ids a row, -1 where nothing is asked. `draws` tokens are drawn a row at `temperature`, and
+    `following` are how many first tokens after the text are drawn under `params`, one for each of its seeds.
+    """
+
+    tokens: tuple[int, ...]
+    first: int = 1
+    topk: int = 0
+    targets: Int[Tensor, "T K"] | None = None
+    draws: int = 0
+    temperature: float = 1.0
+    seed: int = 0
+    following: tuple[int, ...] = ()
+    params: SamplingParams | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many tokens are scored."""
+        return len(self.tokens) - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The answer, a row a token: log-probabilities of the model itself, whatever the temperature of the draws."""
+
+    logprobs: Float[Tensor, " T"]
+    topk_ids: Int[Tensor, "T k"]
+    topk_logprobs: Float[Tensor, "T k"]
+    target_logprobs: Float[Tensor, "T K"] | None
+    drawn: Int[Tensor, "T D"]
+    drawn_logprobs: Float[Tensor, "T D"]
+    following: list[Sample]
+
+
+@torch.no_grad()
+def score_prompts(
+    language_model: LanguageModel,
+    overlay: Mapping[str, Tensor] | None,
+    questions: Sequence[PromptQuestion],
+    chunk_tokens: int = 128,
+) -> list[PromptScores]:
+    """One answer a question, in order; what shares a pass changes nothing but rounding."""
+    language_model.model.eval()
+    answers: list[PromptScores] = []
+    with language_model.weights(overlay or {}):
+        head = language_model.head().pinned()
+        if sum(question.rows + 1 for question in questions) >= FEWEST_ROWS:
+            head = prepared_head(head)
+        for part in _passes(questions, language_model.packs_up_to):
+            whole = hidden_states(language_model, [_text(question) for question in part])
+            each = whole.split([question.rows + 1 for question in part])
+            answers += [
+                _answer(head, hidden, question, chunk_tokens) for question, hidden in zip(part, each, strict=True)
+            ]
+    return answers
+
+
+def _answer(head: Head, hidden: Float[Tensor, "T D"], question: PromptQuestion, chunk_tokens: int) -> PromptScores:
+    own = torch.tensor(question.tokens[question.first :], dtype=torch.long, device=hidden.device)
+    stream = random_stream(seed_of(question.seed, "draws"))
+    columns: list[list[Tensor]] = []
+    for piece in chunks(question.rows, chunk_tokens):
+        logprobs = head.logprobs(hidden[piece])
+        top = logprobs.topk(question.topk)
+        drawn = _drawn(logprobs, question, stream)
+        found = [logprobs.gather(-1, own[piece, None]), top.indices, top.values, drawn, logprobs.gather(-1, drawn)]
+        if question.targets is not None:
+            targets = question.targets[piece].to(hidden.device)
+            found.append(logprobs.gather(-1, targets.clamp_min(0)).masked_fill(targets < 0, 0.0))
+        columns.append([column.cpu() for column in found])
+    width = 0 if question.targets is None else question.targets.shape[1]
+    empty = [torch.zeros(0, size) for size in (1, question.topk, question.topk, question.draws, question.draws, width)]
+    joined = [torch.cat(parts) for parts in zip(*columns, strict=True)] if columns else empty
+    return PromptScores(
+        logprobs=joined[0][:, 0],
+        topk_ids=joined[1].long(),
+        topk_logprobs=joined[2],
+        target_logprobs=None if question.targets is None else joined[5],
+        drawn=joined[3].long(),
+        drawn_logprobs=joined[4],
+        following=_following(head, hidden[-1:], question),
+    )
+
+
+def _drawn(logprobs: Float[Tensor, "T V"], question: PromptQuestion, stream: torch.Generator) -> Int[Tensor, "T D"]:
+    """Independent draws at each position, in turn from one stream; at temperature 0 the likeliest token every time."""
+    count, vocabulary = logprobs.shape
+    if question.temperature == 0 or not question.draws:
+        return logprobs.argmax(dim=-1, keepdim=True).expand(-1, question.draws)
+    noise = next_noise([stream] * (count * question.draws), vocabulary).view(count, question.draws, -1)
+    scores = logprobs / question.temperature
+    return torch.stack([race(scores, noise[:, turn].to(scores.device))[0] for turn in range(question.draws)], dim=1)
+
+
+def _following(head: Head, hidden: Float[Tensor, "1 D"], question: PromptQuestion) -> list[Sample]:
+    if question.params is None or not question.following:
+        return []
+    logits = head.logits(hidden).expand(len(question.following), -1)
+    noise = next_noise([random_stream(seed) for seed in question.following], logits.shape[-1]).to(hidden.device)
+    tokens, sampled, natural = (column.cpu() for column in draw(logits, question.params, noise))
+    return [
+        Sample(
+            tokens=tokens[row : row + 1],
+            sampling_logprobs=sampled[row : row + 1].float(),
+            policy_logprobs=natural[row : row + 1].float(),
+            stop_reason="stop" if question.params.stops([int(tokens[row])]) else "length",
+        )
+        for row in range(len(tokens))
+    ]
+
+
+def _passes(questions: Sequence[PromptQuestion], packs_up_to: int) -> Iterator[Sequence[PromptQuestion]]:
+    while questions:
+        count = how_many_fit([_text(question) for question in questions], SCORED_TOKENS, packs_up_to)
+        yield questions[:count]
+        questions = questions[count:]
+
+
+def _text(question: PromptQuestion) -> ScoreRequest:
+    """The scored tokens after those before them, and any one token that stands for what comes next."""
+    return ScoreRequest(question.tokens[: question.first], (*question.tokens[question.first :], 0))

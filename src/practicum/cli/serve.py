@@ -1,0 +1,16 @@
+"""`practicum serve`: the service's lines on the console, each with the time of day."""
+
+import sys
+import time
+
+from practicum.server.serving import Options, serve
+from practicum.text import printable
+
+
+def serve_models(options: Options) -> None:
+    """Serve until interrupted."""
+    serve(options, _say)
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {printable(text)}", file=sys.stderr, flush=True)

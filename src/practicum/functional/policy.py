@@ -1,0 +1,97 @@
+"""Losses of given tokens' log-probabilities: what a service trains with when its client brings the advantages.
+
+Each returns one loss per token; the sum over all tokens is what is minimised, as in the Tinker API, so that a batch sent in
+parts has the gradient of the whole. `logprobs` are the learner's and carry the gradient; everything else is data.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from practicum.functional.precision import precise
+
+
+def cross_entropy(logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """`-w log S`: maximum likelihood; with K targets at each token and a teacher's probabilities as weights, forward KL.
+
+    It is also how any other loss is trained on from outside: with minus its gradient as the weights.
+    """
+    return -precise(logprobs) * weights
+
+
+def importance_sampling(
+    logprobs: Float[Tensor, "*s"], sampling_logprobs: Float[Tensor, "*s"], advantages: Float[Tensor, "*s"]
+) -> Float[Tensor, "*s"]:
+    """`-(S / sampler) A`: the policy gradient of tokens that the sampler drew."""
+    return -_ratio(logprobs, sampling_logprobs) * advantages
+
+
+def ppo(
+    logprobs: Float[Tensor, "*s"],
+    sampling_logprobs: Float[Tensor, "*s"],
+    advantages: Float[Tensor, "*s"],
+    clip_low_threshold: float = 0.8,
+    clip_high_threshold: float = 1.2,
+) -> Float[Tensor, "*s"]:
+    """`-min(r A, clip(r) A)` for the ratio r (arXiv 1707.06347); its gradient is that of `ratio_clip`."""
+    ratio = _ratio(logprobs, sampling_logprobs)
+    clipped = ratio.clamp(clip_low_threshold, clip_high_threshold)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def cispo(
+    logprobs: Float[Tensor, "*s"],
+    sampling_logprobs: Float[Tensor, "*s"],
+    advantages: Float[Tensor, "*s"],
+    clip_low_threshold: float = 0.8,
+    clip_high_threshold: float = 1.2,
+) -> Float[Tensor, "*s"]:
+    """`-sg(clip(r)) A log S`: the weight is clipped, so every token keeps a gradient (arXiv 2506.13585)."""
+    clipped = _ratio(logprobs, sampling_logprobs).clamp(clip_low_threshold, clip_high_threshold).detach()
+    return -clipped * precise(logprobs) * advantages
+
+
+def dro(
+    logprobs: Float[Tensor, "*s"],
+    sampling_logprobs: Float[Tensor, "*s"],
+    advantages: Float[Tensor, "*s"],
+    beta: float = 0.05,
+) -> Float[Tensor, "*s"]:
+    """`-(A log S - beta / 2 (log S - log sampler)**2)`, a quadratic hold on the sampler (arXiv 2405.19107)."""
+    learner = precise(logprobs)
+    return -(learner * advantages - 0.5 * beta * (learner - precise(sampling_logprobs)).square())
+
+
+def _ratio(logprobs: Float[Tensor, "*s"], sampling_logprobs: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return (precise(logprobs) - precise(sampling_logprobs)).exp()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """One loss of given tokens: `function(logprobs, *inputs, **parameters)`, the inputs by the names of the Tinker API."""
+
+    name: str
+    function: Callable[..., Tensor]
+    inputs: tuple[str, ...]
+    summary: str
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    paper: str = ""
+
+
+_DRAWN = ("logprobs", "advantages")
+_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    entry.name: entry
+    for entry in (
+        PolicyLoss("cross_entropy", cross_entropy, ("weights",), "maximum likelihood, weighted"),
+        PolicyLoss("importance_sampling", importance_sampling, _DRAWN, "ratio times advantage"),
+        PolicyLoss("ppo", ppo, _DRAWN, "one-sided clip of the ratio", _CLIP, "1707.06347"),
+        PolicyLoss("cispo", cispo, _DRAWN, "clipped ratio as a weight", _CLIP, "2506.13585"),
+        PolicyLoss("dro", dro, _DRAWN, "advantage with a quadratic hold", {"beta": 0.05}, "2405.19107"),
+    )
+}
+"""Every loss of given tokens by name."""

@@ -1,0 +1,238 @@
+"""Routes and statuses: what may come in, how it is read, and how each answer looks.
+
+Everything that is refused is refused here, with a status that the tinker package understands: 400 what was sent is wrong,
+401 no token, 403 from a web page or under another name, 404 no such thing, 410 no longer there, 413 too large, 429 too much.
+"""
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from practicum.server import requests as asked
+from practicum.server.refusals import Refused
+from practicum.server.service import Service
+from practicum.server.wire import PROTOBUF, read_train_request
+
+V1 = "/api/v1"
+OPEN = ("/healthz", f"{V1}/healthz")
+"""What is answered without a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may come in: bytes of a body, and seconds that a fetch waits for its answer."""
+
+    body_bytes: int = 2**26
+    poll_seconds: float = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Lets in who knows the token, under one of the names of this machine, and no web page.
+
+    A page that a browser has open could otherwise send requests to a server on the same machine.
+    """
+
+    app: ASGIApp
+    token: str | None
+    hosts: frozenset[str] | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI says."""
+        refused = self._refused(scope) if scope["type"] == "http" else None
+        await (self.app if refused is None else _refusal(refused))(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> Refused | None:
+        headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        host = _hostname(headers.get(b"host", b"").decode("latin-1"))
+        if b"origin" in headers:
+            return Refused(403, "requests from web pages are not answered")
+        if self.hosts is not None and host not in self.hosts:
+            return Refused(403, f"this server is not called {host!a:.80}; there are {', '.join(sorted(self.hosts))}")
+        if self.token is None or scope["path"] in OPEN:
+            return None
+        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if hmac.compare_digest(given, self.token.encode()):
+            return None
+        return Refused(401, "the token is missing or wrong; set TINKER_API_KEY to the token of this server")
+
+
+def _hostname(header: str) -> str | None:
+    """The name of a Host header without its port; None where it is none."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def make_app(
+    service: Service, *, token: str | None = None, hosts: frozenset[str] | None = None, limits: Limits | None = None
+) -> ASGIApp:
+    """The ASGI application. `hosts` are the names under which it may be called; None: any."""
+    pages = _Pages(service, limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette):  # type: ignore[no-untyped-def]
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = Starlette(routes=pages.routes(), lifespan=lifespan)
+    app.add_exception_handler(Refused, _refusal_of)
+    return Gate(app, token, hosts)
+
+
+class _Pages:
+    """One method a route."""
+
+    def __init__(self, service: Service, limits: Limits) -> None:
+        self._service = service
+        self._limits = limits
+
+    def routes(self) -> list[Route]:
+        service = self._service
+        simple: dict[str, tuple[type[asked.Body], Callable[[Any], dict[str, Any]]]] = {
+            "client/config": (asked.ClientConfig, lambda body: CLIENT_CONFIG),
+            "client/dynamic_config": (asked.ClientConfig, lambda body: {"sample_cancel_enabled": True}),
+            "create_session": (asked.CreateSession, lambda body: service.create_session()),
+            "session_heartbeat": (asked.OfSession, lambda body: service.heartbeat(body.session_id)),
+            "create_model": (asked.CreateModel, service.create_model),
+            "load_weights": (asked.LoadWeights, service.load_weights),
+            "get_info": (asked.OfModel, lambda body: service.info(body.model_id)),
+            "unload_model": (asked.OfModel, lambda body: service.unload(body.model_id)),
+            "optim_step": (asked.OptimStep, service.optim_step),
+            "save_weights": (asked.SaveWeights, service.save_weights),
+            "save_weights_for_sampler": (asked.SaveWeights, service.save_for_sampler),
+            "create_sampling_session": (asked.CreateSampler, service.create_sampler),
+            "asample": (asked.SampleBody, service.sample),
+            "weights_info": (asked.WeightsInfo, lambda body: service.weights_info(body.tinker_path)),
+        }
+        posts = [Route(f"{V1}/{name}", self._simple(*what), methods=["POST"]) for name, what in simple.items()]
+        return [
+            *posts,
+            Route("/healthz", _healthy),
+            Route(f"{V1}/healthz", _healthy),
+            Route(f"{V1}/forward_backward", self.forward_backward, methods=["POST"]),
+            Route(f"{V1}/retrieve_future", self.retrieve, methods=["POST"]),
+            Route(f"{V1}/cancel_future", self.cancel, methods=["POST"]),
+            Route(f"{V1}/telemetry", self.telemetry, methods=["POST"]),
+            Route(f"{V1}/sessions/{{session}}/finish", self.finish, methods=["POST"]),
+            Route(f"{V1}/get_server_capabilities", self.get(lambda request: service.capabilities())),
+            Route(f"{V1}/samplers/{{id}}", self.get(lambda request: service.sampler_info(request.path_params["id"]))),
+            Route(f"{V1}/training_runs", self.get(lambda request: service.training_runs())),
+            Route(
+                f"{V1}/training_runs/{{run}}",
+                self.get(lambda request: service.training_run(request.path_params["run"])),
+            ),
+            Route(
+                f"{V1}/training_runs/{{run}}/checkpoints",
+                self.get(lambda request: service.checkpoints(request.path_params["run"])),
+            ),
+            Route(f"{V1}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}", self.delete, methods=["DELETE"]),
+            Route(f"{V1}/checkpoints", self.get(lambda request: service.checkpoints(None))),
+        ]
+
+    def _simple(
+        self, kind: type[asked.Body], work: Callable[[Any], dict[str, Any]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def page(request: Request) -> Response:
+            return JSONResponse(work(asked.read(kind, await self._body(request))))
+
+        return page
+
+    def get(self, work: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Awaitable[Response]]:
+        async def page(request: Request) -> Response:
+            return JSONResponse(await asyncio.to_thread(work, request))
+
+        return page
+
+    async def forward_backward(self, request: Request) -> Response:
+        if request.headers.get("content-type") != PROTOBUF or "content-encoding" in request.headers:
+            raise Refused(400, f"forward_backward reads {PROTOBUF}, not compressed")
+        body = await self._body(request)
+        return JSONResponse(self._service.forward_backward(await asyncio.to_thread(read_train_request, body)))
+
+    async def retrieve(self, request: Request) -> Response:
+        """The answer to an earlier request, or the word to try again after a while of waiting."""
+        future = self._service.futures.get(asked.read(asked.Retrieve, await self._body(request)).request_id)
+        await asyncio.wait([asyncio.wrap_future(future)], timeout=self._limits.poll_seconds)
+        if not future.done():
+            return JSONResponse({"type": "try_again", "queue_state": "active"})
+        if future.cancelled():
+            return JSONResponse({"error": "the request was cancelled, or the server is closing", "category": "server"})
+        answer = future.result()
+        return Response(answer.body, media_type=answer.media_type)
+
+    async def cancel(self, request: Request) -> Response:
+        self._service.futures.get(asked.read(asked.Retrieve, await self._body(request)).request_id).cancel()
+        return JSONResponse({})
+
+    async def telemetry(self, request: Request) -> Response:
+        await self._body(request)  # nothing of it is kept
+        return JSONResponse({"status": "accepted"})
+
+    async def finish(self, request: Request) -> Response:
+        await self._body(request)
+        self._service.finish(request.path_params["session"])
+        return JSONResponse({})
+
+    async def delete(self, request: Request) -> Response:
+        run, kind, name = (request.path_params[key] for key in ("run", "kind", "name"))
+        await asyncio.to_thread(self._service.delete_checkpoint, run, f"{kind}/{name}")
+        return JSONResponse({})
+
+    async def _body(self, request: Request) -> bytes:
+        most = self._limits.body_bytes
+        declared = request.headers.get("content-length", "0")
+        parts, size = [], int(declared) if declared.isdecimal() else 0
+        if size > most:
+            raise _too_large(most)
+        size = 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _too_large(most)
+                parts.append(part)
+        except ClientDisconnect as error:
+            raise Refused(400, "the connection ended within the body") from error
+        return b"".join(parts)
+
+
+CLIENT_CONFIG: dict[str, Any] = {
+    "use_pyqwest_transport": False,
+    "parallel_fwdbwd_chunks": False,  # parts of a batch arrive in order
+    "proto_compress_fwdbwd": False,
+    "custom_loss_server_side": False,
+    "sample_use_retrieve_futures": False,
+    "pjwt_auth_enabled": False,
+}
+"""What the client is told about this server."""
+
+
+async def _healthy(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, f"the body is larger than {most} bytes; send it in parts")
+
+
+def _refusal(refused: Refused) -> Response:
+    headers = {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
+    return Response(json.dumps({"error": str(refused)}), refused.status, headers, "application/json")
+
+
+async def _refusal_of(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return _refusal(error)

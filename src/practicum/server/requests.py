@@ -1,0 +1,215 @@
+"""The JSON bodies, each a strict model: an unknown field is refused, for what it asks would not be done."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from practicum.server.refusals import Refused
+
+MOST_SAMPLES = 1024
+MOST_CANDIDATES = 1024
+Name = Annotated[str, Field(max_length=300)]
+Count = Annotated[int, Field(ge=0, le=2**40)]
+
+
+class Body(BaseModel):
+    """What all bodies share; `type` repeats the name of the request or says of what kind a part is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
+    type: str | None = None
+
+
+class ClientConfig(Body):
+    """`client/config`."""
+
+    sdk_version: Name
+
+
+class CreateSession(Body):
+    """`create_session`."""
+
+    tags: list[str] = []
+    user_metadata: dict[str, Any] | None = None
+    sdk_version: Name = ""
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class OfSession(Body):
+    """`session_heartbeat`."""
+
+    session_id: Name
+
+
+class Adapters(Body):
+    """The size and place of the adapters. Those of the unembedding are not made here, whatever `train_unembed` says."""
+
+    rank: int = Field(ge=1, le=1024)
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class Optimizer(Body):
+    """The optimizer of a training model."""
+
+    type: Annotated[str | None, Field(pattern="^adamw$")] = "adamw"
+
+
+class CreateModel(Body):
+    """`create_model`."""
+
+    session_id: Name
+    model_seq_id: Count
+    base_model: Name
+    user_metadata: dict[str, Any] | None = None
+    lora_config: Adapters | None = None
+    optimizer_config: Optimizer = Optimizer()
+
+
+class LoadWeights(Body):
+    """`load_weights`: into a model that is there, or as the first request of a new one."""
+
+    model_id: Name | None = None
+    seq_id: Count | None = None
+    session_id: Name | None = None
+    model_seq_id: Count | None = None
+    base_model: Name | None = None
+    user_metadata: dict[str, Any] | None = None
+    path: Name
+    optimizer: bool
+    optimizer_config: Optimizer | None = None
+    weights_access_token: None = None
+
+
+class OfModel(Body):
+    """`get_info`, `unload_model`."""
+
+    model_id: Name
+
+
+class Adam(Body):
+    """The settings of one optimizer step."""
+
+    learning_rate: float = Field(default=1e-4, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-12, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip_norm: float = 0.0
+
+
+class OptimStep(Body):
+    """`optim_step`."""
+
+    model_id: Name
+    seq_id: Count | None = None
+    adam_params: Adam
+
+
+class SaveWeights(Body):
+    """`save_weights` and `save_weights_for_sampler`; nothing saved here ever expires."""
+
+    model_id: Name
+    path: Name | None = None
+    seq_id: Count | None = None
+    sampling_session_seq_id: Count | None = None
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    ttl_seconds: int | None = None
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+
+
+class CreateSampler(Body):
+    """`create_sampling_session`."""
+
+    session_id: Name
+    sampling_session_seq_id: Count
+    base_model: Name | None = None
+    model_path: Name | None = None
+
+
+class Chunk(Body):
+    """A piece of a prompt: tokens and nothing else."""
+
+    tokens: list[int]
+    type: Annotated[str | None, Field(pattern="^encoded_text$")] = "encoded_text"
+
+
+class ModelInput(Body):
+    """A prompt as token ids."""
+
+    chunks: list[Chunk]
+
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of all pieces."""
+        return tuple(token for chunk in self.chunks for token in chunk.tokens)
+
+
+class Sampling(Body):
+    """How to sample. Without `stop` the model's own tokens end an answer; what `stop` names ends it instead."""
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    stop: str | list[str] | list[int] | None = None
+    temperature: float = Field(default=1.0, ge=0)
+    top_k: int = Field(default=-1, ge=-1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+
+
+class TensorData(Body):
+    """A tensor in JSON, dense or sparse by rows."""
+
+    data: list[int]
+    dtype: Literal["int64"]
+    shape: list[int] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
+
+
+class SampleBody(Body):
+    """`asample`: completions, and what the model says about the prompt."""
+
+    num_samples: int = Field(default=1, ge=1, le=MOST_SAMPLES)
+    prompt: ModelInput
+    sampling_params: Sampling
+    base_model: Name | None = None
+    model_path: Name | None = None
+    sampling_session_id: Name | None = None
+    seq_id: Count | None = None
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = Field(default=0, ge=0, le=MOST_CANDIDATES)
+    topk_sample_logprobs: int = Field(default=0, ge=0, le=MOST_CANDIDATES)
+    target_prompt_logprobs: TensorData | None = None
+    prompt_alt_tokens_k: int = Field(default=0, ge=0, le=MOST_CANDIDATES)
+    prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
+    record_stability_info: Literal[False] | None = None
+
+
+class Retrieve(Body):
+    """`retrieve_future`, `cancel_future`."""
+
+    request_id: Name
+    model_id: Name | None = None
+    allow_metadata_only: bool = False
+
+
+class WeightsInfo(Body):
+    """`weights_info`."""
+
+    tinker_path: Name
+
+
+B = TypeVar("B", bound=Body)
+
+
+def read(kind: type[B], body: bytes) -> B:
+    """The body as a model; `Refused` with 400 and the first thing wrong with it."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise Refused(400, f"{kind.__name__}: {where}: {first['msg']}{more}"[:500]) from error

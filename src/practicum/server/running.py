@@ -1,0 +1,383 @@
+"""What sampling and scoring requests come to, on the thread that holds the models."""
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from practicum.backends.local import (
+    LanguageModel,
+    LoadedModel,
+    LocalSampler,
+    PromptQuestion,
+    PromptScores,
+    score_prompts,
+)
+from practicum.errors import DataError, PracticumError
+from practicum.randomness import seed_of
+from practicum.server.futures import Answer
+from practicum.server.requests import SampleBody, TensorData
+from practicum.server.shelf import MIB, Shelf
+from practicum.server.store import Store
+from practicum.server.training import AdapterSpec, within
+from practicum.server.wire import PROTOBUF, SampleAnswer, Sparse, TopK, dense_of_csr, sample_response
+from practicum.types import Sample, SampleRequest, SamplingParams
+
+KEYS_AND_VALUES_MIB = 1024
+"""What the keys and values of the answers being decoded may take; it decides how many are decoded at once."""
+
+MOST_CELLS = 2**24
+"""Entries of one table of an answer: tokens times candidates."""
+
+OVERLAYS_KEPT = 8
+"""So many sets of saved adapters stay in memory after they were sampled from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """What a sampling session samples from: a base model, or adapters over it that are in memory or saved."""
+
+    id: str
+    base: str
+    spec: AdapterSpec | None = None
+    weights: Mapping[str, Tensor] | None = None
+    path: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells two sets of weights apart."""
+        return self.path or (f"base {self.base}" if self.spec is None else self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleItem:
+    """One sampling request."""
+
+    body: SampleBody
+    tokens: tuple[int, ...]
+    sampler: Sampler
+    seed: int
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything about the prompt is asked."""
+        body = self.body
+        wanted = body.prompt_logprobs, body.topk_prompt_logprobs, body.target_prompt_logprobs, body.prompt_alt_tokens_k
+        return any(wanted)
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether reading the prompt answers all of it."""
+        return self.asks and self.body.sampling_params.max_tokens == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How one request is carried out."""
+
+    params: SamplingParams
+    seeds: tuple[int, ...]
+    question: PromptQuestion | None
+    named: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopTexts:
+    """Whether a completion has come to one of some texts; they may begin and end within a token."""
+
+    tokenizer: PreTrainedTokenizerBase
+    texts: tuple[str, ...]
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        """Only the newest tokens are looked at: an earlier occurrence would have ended it."""
+        window = max(map(len, self.texts)) + 4
+        newest = str(self.tokenizer.decode(list(tokens[-window:]), skip_special_tokens=False))
+        return any(text in newest for text in self.texts)
+
+
+class Running:
+    """Carries out batches of sampling requests; used on the worker's thread alone."""
+
+    def __init__(self, shelf: Shelf, store: Store, say: Callable[[str], None]) -> None:
+        self._shelf = shelf
+        self._store = store
+        self._say = say
+        self._trees: dict[tuple[str, int, tuple[str, ...]], LanguageModel] = {}
+        self._overlays: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
+        shelf.evicted.append(self._evicted)
+
+    def answer(self, items: Sequence[SampleItem]) -> list[Answer]:
+        """One answer a request, in order. All are about the same weights; one that cannot be done fails alone."""
+        start = time.monotonic()
+        sampler = items[0].sampler
+        loaded = self._shelf.get(sampler.base)
+        model, overlay = self._weights(sampler, loaded)
+        plans: dict[int, _Plan] = {}
+        answers: dict[int, Answer] = {}
+        for number, item in enumerate(items):
+            try:
+                plans[number] = _plan(item, loaded)
+            except DataError as error:
+                answers[number] = failure(error)
+        scored = self._scored(model, overlay, plans)
+        drawn = self._drawn(model, overlay, items, plans, scored)
+        topk = self._sampled_topk(model, overlay, items, plans, drawn)
+        for number, plan in plans.items():
+            found = _assembled(items[number], plan, scored.get(number), drawn[number], topk.get(number))
+            greedy = plan.params.temperature == 0
+            answers[number] = Answer(sample_response(found, greedy=greedy), PROTOBUF)
+        self._report(sampler.base, plans, items, drawn, time.monotonic() - start)
+        return [answers[number] for number in range(len(items))]
+
+    def _report(
+        self,
+        name: str,
+        plans: Mapping[int, _Plan],
+        items: Sequence[SampleItem],
+        drawn: Mapping[int, Sequence[Sample]],
+        seconds: float,
+    ) -> None:
+        read = sum(plan.question.rows for plan in plans.values() if plan.question is not None)
+        written = sum(len(one.tokens) for n in plans if not items[n].one_pass for one in drawn[n])
+        parts = [f"scored {read:,} tokens"] * bool(read) + [f"wrote {written:,} tokens"] * bool(written)
+        self._say(f"{name}: {len(plans)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s")
+
+    def _scored(
+        self, model: LanguageModel, overlay: Mapping[str, Tensor] | None, plans: Mapping[int, _Plan]
+    ) -> dict[int, PromptScores]:
+        asked = {number: plan.question for number, plan in plans.items() if plan.question is not None}
+        found = score_prompts(model, overlay, list(asked.values())) if asked else []
+        return dict(zip(asked, found, strict=True))
+
+    def _drawn(
+        self,
+        model: LanguageModel,
+        overlay: Mapping[str, Tensor] | None,
+        items: Sequence[SampleItem],
+        plans: Mapping[int, _Plan],
+        scored: Mapping[int, PromptScores],
+    ) -> dict[int, Sequence[Sample]]:
+        """The completions of each request; those that draw alike are decoded together."""
+        drawn: dict[int, Sequence[Sample]] = {n: found.following for n, found in scored.items() if found.following}
+        alike: dict[object, list[int]] = {}
+        for number in plans:
+            if number not in drawn:
+                alike.setdefault(_likeness(items[number]), []).append(number)
+        for numbers in alike.values():
+            requests = [SampleRequest(items[n].tokens, seed) for n in numbers for seed in plans[n].seeds]
+            params = plans[numbers[0]].params
+            rows = _rows(model, max(len(request.prompt_tokens) for request in requests) + params.max_new_tokens)
+            samples = iter(LocalSampler(model, overlay, rows).sample(requests, params))
+            for n in numbers:
+                drawn[n] = [next(samples) for _ in plans[n].seeds]
+        return drawn
+
+    def _sampled_topk(
+        self,
+        model: LanguageModel,
+        overlay: Mapping[str, Tensor] | None,
+        items: Sequence[SampleItem],
+        plans: Mapping[int, _Plan],
+        drawn: Mapping[int, Sequence[Sample]],
+    ) -> dict[int, list[TopK]]:
+        """The likeliest tokens at each drawn one, read off in a pass over what was written."""
+        asked = [(n, sample) for n in plans if items[n].body.topk_sample_logprobs for sample in drawn[n]]
+        questions = [
+            PromptQuestion(
+                (*items[n].tokens, *sample.tokens.tolist()), len(items[n].tokens), items[n].body.topk_sample_logprobs
+            )
+            for n, sample in asked
+        ]
+        found: dict[int, list[TopK]] = {}
+        for (n, _), scores in zip(asked, score_prompts(model, overlay, questions) if asked else [], strict=True):
+            found.setdefault(n, []).append(TopK(scores.topk_ids, scores.topk_logprobs))
+        return found
+
+    def _weights(self, sampler: Sampler, loaded: LoadedModel) -> tuple[LanguageModel, Mapping[str, Tensor] | None]:
+        """The modules and the weights that stand in for theirs."""
+        spec = sampler.spec
+        if spec is None:
+            return loaded.language_model, None
+        shape = spec.base, spec.rank, spec.parts
+        if shape not in self._trees:
+            self._trees[shape] = spec.build(loaded).language_model
+        return self._trees[shape], sampler.weights if sampler.weights is not None else self._saved(sampler, loaded)
+
+    def _saved(self, sampler: Sampler, loaded: LoadedModel) -> Mapping[str, Tensor]:
+        assert sampler.path is not None
+        if sampler.path not in self._overlays:
+            device = loaded.language_model.device
+            tensors = self._store.load(sampler.path).tensors("student")
+            self._overlays[sampler.path] = {name: tensor.to(device) for name, tensor in tensors.items()}
+            while len(self._overlays) > OVERLAYS_KEPT:
+                self._overlays.popitem(last=False)
+        self._overlays.move_to_end(sampler.path)
+        return self._overlays[sampler.path]
+
+    def forget(self, path: str) -> None:
+        """Read a checkpoint again when it is next sampled from: it was written anew."""
+        self._overlays.pop(path, None)
+
+    def _evicted(self, base: str) -> None:
+        self._trees = {shape: tree for shape, tree in self._trees.items() if shape[0] != base}
+
+
+def failure(error: PracticumError) -> Answer:
+    """The answer to a request that cannot be carried out as it was asked."""
+    return json_answer({"error": " ".join(str(error).split()), "category": "user"})
+
+
+def json_answer(value: Mapping[str, object]) -> Answer:
+    """A finished answer in JSON."""
+    return Answer(json.dumps(value, allow_nan=False).encode(), "application/json")
+
+
+def _plan(item: SampleItem, loaded: LoadedModel) -> _Plan:
+    """How a request is carried out with a model; DataError where it cannot be."""
+    model, body, count = loaded.language_model, item.body, len(item.tokens)
+    context = model.context_length
+    if not 1 <= count <= context:
+        raise DataError(f"the prompt has {count} tokens, and the model reads 1 to {context}")
+    within(item.tokens, model.vocab_size, "prompt")
+    most = body.sampling_params.max_tokens or max(context - count, 1)
+    if count + most - 1 > context:  # the last token that is drawn is not read
+        raise DataError(f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}")
+    params = _params(item, loaded, most)
+    seeds = tuple(seed_of(item.seed, number) for number in range(body.num_samples))
+    last = body.prompt_logprobs_last_n
+    if last is not None and not (body.prompt_logprobs and last <= count - 1):
+        raise DataError(
+            f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the {count - 1} tokens after the first"
+        )
+    if not item.asks:
+        return _Plan(params, seeds, None, None)
+    named = (
+        None if body.target_prompt_logprobs is None else _named(body.target_prompt_logprobs, count, model.vocab_size)
+    )
+    for width in (body.topk_prompt_logprobs, body.prompt_alt_tokens_k):
+        if width * count > MOST_CELLS:
+            raise DataError(f"{count} tokens times {width} candidates are more than {MOST_CELLS}; ask for fewer")
+    begins = []
+    if body.prompt_logprobs or body.topk_prompt_logprobs:
+        begins.append(1 if last is None else count - last)
+    if body.prompt_alt_tokens_k:
+        begins.append(1)
+    if named is not None:
+        begins += [int(row) + 1 for row in (named >= 0).any(dim=1).nonzero()[:1, 0]]
+    first = min([*begins, count])
+    question = PromptQuestion(
+        tokens=item.tokens,
+        first=first,
+        topk=min(body.topk_prompt_logprobs, model.vocab_size),
+        targets=None if named is None else named[first - 1 :],
+        draws=body.prompt_alt_tokens_k,
+        temperature=body.sampling_params.temperature,
+        seed=item.seed,
+        following=seeds if most == 1 else (),
+        params=params,
+    )
+    return _Plan(params, seeds, question, named)
+
+
+def _likeness(item: SampleItem) -> str:
+    """What requests share that are decoded together: all settings but the seed, and where they end."""
+    asked = item.body.sampling_params
+    end = asked.max_tokens or -len(item.tokens)
+    return f"{end} {asked.model_copy(update={'seed': None}).model_dump_json()}"
+
+
+def _params(item: SampleItem, loaded: LoadedModel, most: int) -> SamplingParams:
+    asked = item.body.sampling_params
+    params = SamplingParams(most, asked.temperature, asked.top_p, max(asked.top_k, 0), loaded.renderer.stop_ids)
+    if asked.stop is None:
+        return params
+    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+    texts = tuple(stop for stop in stops if isinstance(stop, str))
+    if "" in texts:
+        raise DataError("stop holds an empty text, which every answer begins with; leave it out")
+    ids = frozenset(stop for stop in stops if isinstance(stop, int))
+    return replace(params, stop_ids=ids, ends=StopTexts(loaded.renderer.tokenizer, texts) if texts else None)
+
+
+def _named(given: TensorData, count: int, vocabulary: int) -> Tensor:
+    """The token ids whose log-probabilities are asked, [N - 1, K], -1 where nothing is."""
+    shape = given.shape or []
+    if len(shape) != 2 or shape[0] != count - 1 or not 1 <= shape[1] * max(shape[0], 1) <= MOST_CELLS:
+        raise DataError(
+            f"target_prompt_logprobs has the shape {shape}, not [{count - 1}, K]: one row for each token after the first"
+        )
+    values = np.asarray(given.data, dtype=np.int64)
+    if given.sparse_crow_indices is not None:
+        crow = np.asarray(given.sparse_crow_indices, dtype=np.int64)
+        columns = np.asarray(given.sparse_col_indices or [], dtype=np.int64)
+        named = dense_of_csr(values, crow, columns, shape, -1, "target_prompt_logprobs")
+    elif values.size == shape[0] * shape[1]:
+        named = torch.from_numpy(values).view(tuple(shape))
+    else:
+        raise DataError(f"target_prompt_logprobs has {values.size} values, not those of the shape {shape}")
+    if named.numel() and not -1 <= int(named.min()) <= int(named.max()) < vocabulary:
+        raise DataError(f"target_prompt_logprobs names tokens that are not among the {vocabulary} of the vocabulary")
+    return named
+
+
+def _assembled(
+    item: SampleItem, plan: _Plan, scores: PromptScores | None, samples: Sequence[Sample], topk: list[TopK] | None
+) -> SampleAnswer:
+    """The answer with every table at its full length, empty where nothing was asked or there is nothing before."""
+    body, count = item.body, len(item.tokens)
+    if scores is None:
+        return SampleAnswer(samples, topk)
+    assert plan.question is not None
+    shown = count - (body.prompt_logprobs_last_n or count - 1)
+    before = plan.question.first
+    logprobs = torch.full((count,), torch.nan)
+    logprobs[before:] = scores.logprobs
+    logprobs[:shown] = torch.nan
+    table = None
+    if body.topk_prompt_logprobs:
+        ids = torch.full((count, scores.topk_ids.shape[1]), -1)
+        values = torch.zeros(ids.shape)
+        ids[before:], values[before:] = scores.topk_ids, scores.topk_logprobs
+        ids[:shown] = -1
+        table = TopK(ids, values)
+    targets, sparse = _targets(item, plan, scores)
+    return SampleAnswer(
+        samples=samples,
+        sample_topk=topk,
+        prompt_logprobs=logprobs if body.prompt_logprobs else None,
+        prompt_topk=table,
+        targets=targets,
+        sparse=sparse,
+        drawn=scores.drawn if body.prompt_alt_tokens_k else None,
+        drawn_logprobs=scores.drawn_logprobs if body.prompt_alt_tokens_k else None,
+    )
+
+
+def _targets(item: SampleItem, plan: _Plan, scores: PromptScores) -> tuple[Tensor | None, Sparse | None]:
+    """The log-probabilities of the named tokens in the layout in which they were named."""
+    given = item.body.target_prompt_logprobs
+    if given is None or plan.named is None or plan.question is None or scores.target_logprobs is None:
+        return None, None
+    whole = torch.zeros(plan.named.shape)
+    whole[plan.question.first - 1 :] = scores.target_logprobs
+    if given.sparse_crow_indices is None or given.sparse_col_indices is None:
+        return whole, None
+    counts = torch.tensor(given.sparse_crow_indices).diff()
+    rows = torch.arange(len(counts)).repeat_interleave(counts)
+    values = whole[rows, torch.tensor(given.sparse_col_indices, dtype=torch.long)]
+    return values, Sparse(given.sparse_crow_indices, given.sparse_col_indices, list(plan.named.shape))
+
+
+def _rows(model: LanguageModel, longest: int) -> int:
+    """How many texts of that length are decoded at once: what `KEYS_AND_VALUES_MIB` holds, 1 to 64."""
+    config = model.model.config.get_text_config().to_dict()
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    a_token = 2 * config["num_hidden_layers"] * heads * width * model.model.dtype.itemsize
+    return min(max(KEYS_AND_VALUES_MIB * MIB // (a_token * longest), 1), 64)

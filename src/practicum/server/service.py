@@ -1,0 +1,550 @@
+"""What requests mean: sessions, training models and samplers, and what is put in the worker's queue for them.
+
+Everything here runs on the thread of the event loop and returns at once; what takes long is a job, whose answer is fetched by
+its request's id. The id of a training request is that of its model with the number that the client gave it, so that a request
+sent twice is done once.
+"""
+
+import time
+import traceback
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from practicum.errors import CheckpointError, DataError, PracticumError
+from practicum.ports import AdamParams
+from practicum.randomness import seed_of
+from practicum.run_dir import Checkpoint
+from practicum.server import requests as asked
+from practicum.server.futures import Answer, Futures
+from practicum.server.refusals import Refused
+from practicum.server.running import Running, SampleItem, Sampler, failure, json_answer
+from practicum.server.shelf import Shelf
+from practicum.server.store import Address, Store
+from practicum.server.training import AdapterSpec, TrainingModel, clipped_at, forward_backward, optim_step
+from practicum.server.wire import PROTOBUF, TrainRequest, train_response
+from practicum.server.worker import Job, Worker
+
+SNAPSHOTS_KEPT = 4
+"""So many of a model's unnamed snapshots can be sampled from; an older one is gone."""
+
+MOST_MODELS, MOST_SESSIONS = 64, 1024
+IDLE_SECONDS = 3600.0
+"""A session that was silent for so long is ended when another begins, its models saved."""
+
+Reply = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Session:
+    """A client: when it was last heard of, and what belongs to it."""
+
+    heard: float
+    models: list[str] = field(default_factory=list)
+    samplers: list[str] = field(default_factory=list)
+
+
+class Service:
+    """All that is served; `students` are the names of the models that may be trained."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        store: Store,
+        students: frozenset[str],
+        say: Callable[[str], None],
+        futures: Futures | None = None,
+    ) -> None:
+        self.futures = futures or Futures()
+        self._shelf = shelf
+        self._store = store
+        self._students = students
+        self._say = say
+        self._running = Running(shelf, store, say)
+        self._worker = Worker(self._failed)
+        self._sessions: dict[str, Session] = {}
+        self._models: dict[str, TrainingModel] = {}
+        self._samplers: dict[str, Sampler] = {}
+        self._snapshots: dict[str, deque[str]] = {}
+        shelf.evicted.append(self._suspend)
+
+    # Sessions
+
+    def create_session(self) -> Reply:
+        """A new session; silent ones are ended first."""
+        now = time.monotonic()
+        for name in [name for name, session in self._sessions.items() if now - session.heard > IDLE_SECONDS]:
+            self._say(f"session {name} was silent for an hour and is ended")
+            self.finish(name)
+        if len(self._sessions) >= MOST_SESSIONS:
+            raise Refused(429, f"{MOST_SESSIONS} sessions are open; close some", retry_after=30)
+        session_id = str(uuid.uuid4())
+        self._sessions[session_id] = Session(now)
+        return {"type": "create_session", "session_id": session_id}
+
+    def heartbeat(self, session_id: str) -> Reply:
+        """A session is alive; 410 where it has ended or is not of this server."""
+        if session_id not in self._sessions:
+            raise Refused(410, "the session has ended")
+        self._sessions[session_id].heard = time.monotonic()
+        return {"type": "session_heartbeat"}
+
+    def finish(self, session_id: str) -> None:
+        """End a session: its models are saved where they have learned since, and let go."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        for sampler in session.samplers:
+            self._samplers.pop(sampler, None)
+        for name in session.models:
+            self._release(name)
+
+    def _session(self, session_id: str) -> Session:
+        if session_id not in self._sessions:
+            raise Refused(410, "the session has ended or belongs to an earlier server; create a new one")
+        self._sessions[session_id].heard = time.monotonic()
+        return self._sessions[session_id]
+
+    # Training models
+
+    def create_model(self, body: asked.CreateModel) -> Reply:
+        """A training model over a served base; its id is made of the session and the client's number."""
+        session = self._session(body.session_id)
+        self._check_student(body.base_model)
+        lora = body.lora_config
+        if lora is None:
+            raise Refused(400, "lora_config is missing: only adapters are trained here")
+        wanted = {"attention": lora.train_attn, "mlp": lora.train_mlp}
+        parts = tuple(part for part, trained in wanted.items() if trained)
+        if not parts:
+            raise Refused(400, "train_attn and train_mlp are both off, so there is nothing to train")
+        spec = AdapterSpec(body.base_model, lora.rank, lora.seed or 0, parts)
+        model = self._new_model(session, f"{body.session_id}:train:{body.model_seq_id}", spec, body.user_metadata)
+
+        def work() -> Answer:
+            model.over(self._shelf.get(spec.base))
+            self._say(f"{spec.base}: a new model to train, rank {spec.rank}")
+            return json_answer({"type": "create_model", "model_id": model.id})
+
+        return self._later(f"{model.id}:create", work, model)
+
+    def load_weights(self, body: asked.LoadWeights) -> Reply:
+        """Saved weights into a model that is there, or into a new one of the size that the checkpoint says."""
+        if body.model_id is not None:
+            model, created = self._model(body.model_id), None
+            name = _numbered(body.model_id, body.seq_id)
+        elif body.session_id is None or body.model_seq_id is None:
+            raise Refused(400, "load_weights needs a model_id, or a session_id with a model_seq_id")
+        else:
+            saved = self._saved(body.path)
+            spec = AdapterSpec.of_data(saved["adapter"])
+            if body.base_model is not None:
+                spec = replace(spec, base=body.base_model)
+            self._check_student(spec.base)
+            metadata = body.user_metadata or saved["user_metadata"]
+            model_id = f"{body.session_id}:train:{body.model_seq_id}"
+            model = created = self._new_model(self._session(body.session_id), model_id, spec, metadata)
+            name = f"{model_id}:create"
+
+        def work() -> Answer:
+            self._load(model, body.path, with_optimizer=body.optimizer)
+            return json_answer({"type": "load_weights", "path": body.path, "model_id": model.id})
+
+        return self._later(name, work, created)
+
+    def info(self, model_id: str) -> Reply:
+        """What a training model is."""
+        model = self._model(model_id)
+        loaded = self._shelf.known(model.spec.base)
+        source = None if loaded is None else loaded.source
+        data = {
+            "arch": None if loaded is None else loaded.language_model.model.config.model_type,
+            "model_name": model.spec.base,
+            "tokenizer_id": str(Path(source).absolute()) if source is not None and Path(source).is_dir() else None,
+        }
+        return {
+            "type": "get_info",
+            "model_data": data,
+            "model_id": model.id,
+            "optimizer_config": {"type": "adamw"},
+            "is_lora": True,
+            "lora_rank": model.spec.rank,
+            "model_name": model.spec.base,
+        }
+
+    def forward_backward(self, request: TrainRequest) -> Reply:
+        """The gradient of a loss, added to what has been accumulated; or the loss alone."""
+        model = self._model(request.model_id)
+
+        def work() -> Answer:
+            start = time.monotonic()
+            found = forward_backward(model, self._shelf.get(model.spec.base), request)
+            tokens = sum(len(datum.tokens) for datum in request.data)
+            verb = "forward" if request.forward_only else "forward_backward"
+            self._say(
+                f"{model.spec.base}: {verb} {request.loss} on {len(request.data)} texts of {tokens:,} tokens, "
+                f"loss {sum(found.losses):.4g}, {time.monotonic() - start:.2f} s"
+            )
+            shaped = [
+                logprobs.view(datum.inputs["target_tokens"].shape)
+                for logprobs, datum in zip(found.logprobs, request.data, strict=True)
+            ]
+            return Answer(train_response(shaped, {"loss:sum": sum(found.losses)}), PROTOBUF)
+
+        return self._later(_numbered(model.id, request.seq_id), work)
+
+    def optim_step(self, body: asked.OptimStep) -> Reply:
+        """One optimizer step."""
+        model = self._model(body.model_id)
+        adam = body.adam_params
+        params = AdamParams(
+            adam.learning_rate, (adam.beta1, adam.beta2), adam.eps, adam.weight_decay, clipped_at(adam.grad_clip_norm)
+        )
+
+        def work() -> Answer:
+            metrics = optim_step(model, self._shelf.get(model.spec.base), params)
+            if metrics["skipped"]:
+                self._say(f"{model.spec.base}: step {model.steps} skipped, its gradient is not finite")
+                metrics["grad_norm"] = 0.0
+            return json_answer({"metrics": metrics})
+
+        return self._later(_numbered(model.id, body.seq_id), work)
+
+    def save_weights(self, body: asked.SaveWeights) -> Reply:
+        """A checkpoint to go on training from: weights and moments."""
+        model = self._model(body.model_id)
+        address = self._address(model, "weights", body.path or f"step-{model.steps}")
+
+        def work() -> Answer:
+            self._save(model, address, body.user_metadata, overwrite=body.overwrite)
+            return json_answer({"type": "save_weights", "path": str(address)})
+
+        return self._later(_numbered(model.id, body.seq_id), work)
+
+    def save_for_sampler(self, body: asked.SaveWeights) -> Reply:
+        """Weights to sample from: kept on disk under a name, or as a snapshot in memory without one."""
+        model = self._model(body.model_id)
+        name = _numbered(model.id, body.seq_id)
+        if body.path is not None:
+            address = self._address(model, "sampler_weights", body.path)
+
+            def save() -> Answer:
+                self._save(model, address, body.user_metadata, overwrite=body.overwrite)
+                return json_answer({"type": "save_weights_for_sampler", "path": str(address)})
+
+            return self._later(name, save)
+        session = model.id.split(":")[0]
+        sampler_id = f"{session}:sample:{body.sampling_session_seq_id}"
+
+        def snapshot() -> Answer:
+            weights = model.over(self._shelf.get(model.spec.base)).save_state()["student"]
+            held = {name: tensor.clone() for name, tensor in weights.items()}
+            self._samplers[sampler_id] = Sampler(sampler_id, model.spec.base, model.spec, held)
+            kept = self._snapshots.setdefault(model.id, deque())
+            kept.append(sampler_id)
+            while len(kept) > SNAPSHOTS_KEPT:
+                self._samplers.pop(kept.popleft(), None)
+            return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
+
+        return self._later(name, snapshot)
+
+    def unload(self, model_id: str) -> Reply:
+        """Let go of a training model; what it learned since it was saved is saved first."""
+        self._model(model_id)
+        self._release(model_id)
+        return self._later(f"{model_id}:unload", lambda: json_answer({"type": "unload_model", "model_id": model_id}))
+
+    # Samplers
+
+    def create_sampler(self, body: asked.CreateSampler) -> Reply:
+        """A sampling session over a base model or saved weights."""
+        session = self._session(body.session_id)
+        sampler_id = f"{body.session_id}:sample:{body.sampling_session_seq_id}"
+        if sampler_id not in self._samplers:
+            self._samplers[sampler_id] = self._sampler(sampler_id, body.base_model, body.model_path)
+            session.samplers.append(sampler_id)
+        return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+    def sampler_info(self, sampler_id: str) -> Reply:
+        """What a sampling session samples from."""
+        sampler = self._known_sampler(sampler_id)
+        return {"sampler_id": sampler.id, "base_model": sampler.base, "model_path": sampler.path}
+
+    def sample(self, body: asked.SampleBody) -> Reply:
+        """Completions, and what is asked about the prompt."""
+        if body.sampling_session_id is not None:
+            sampler = self._known_sampler(body.sampling_session_id)
+        else:
+            sampler = self._sampler("", body.base_model, body.model_path)
+        numbered = body.sampling_session_id is not None and body.seq_id is not None
+        name = f"{sampler.id}:{body.seq_id}" if numbered else f"sample:{uuid.uuid4()}"
+        seed = body.sampling_params.seed
+        item = SampleItem(
+            body, body.prompt.tokens(), sampler, seed_of(name) if seed is None else seed_of("request", seed)
+        )
+        key = (sampler.key, item.one_pass)
+        self.futures.open(name, lambda: self._worker.submit(Job(item, self._running.answer, key)))
+        ids = [f"{name}:{number}" for number in range(body.num_samples)]
+        return {"request_id": name, "sample_sequence_ids": ids}
+
+    # What there is
+
+    def capabilities(self) -> Reply:
+        """The models, and what can be done with them."""
+        rows = []
+        for name in self._shelf.served:
+            loaded = self._shelf.known(name)
+            context = None if loaded is None else loaded.language_model.context_length
+            trainable = name in self._students
+            rows.append({"model_name": name, "max_context_length": context, "trainable": trainable, "sampleable": True})
+        return {"supported_models": rows}
+
+    def weights_info(self, path: str) -> Reply:
+        """What a checkpoint was saved from."""
+        spec = AdapterSpec.of_data(self._saved(path)["adapter"])
+        return {
+            "base_model": spec.base,
+            "optimizer_config": {"type": "adamw"},
+            "is_lora": True,
+            "lora_rank": spec.rank,
+            "train_unembed": False,
+            "train_mlp": "mlp" in spec.parts,
+            "train_attn": "attention" in spec.parts,
+        }
+
+    def training_run(self, run: str) -> Reply:
+        """A training run that is live or has kept something."""
+        model = self._models.get(run)
+        if model is not None:
+            return self._run_reply(run, _run_data(model), datetime.now(UTC))
+        found = self._store.read_run(run)
+        if found is None:
+            raise Refused(404, f"there is no training run {run!a:.120}")
+        return self._run_reply(run, *found)
+
+    def training_runs(self) -> Reply:
+        """All runs that are live or have kept something."""
+        names = sorted({*self._models, *self._store.runs()})
+        return {"training_runs": [self.training_run(name) for name in names], "cursor": _everything(len(names))}
+
+    def checkpoints(self, run: str | None) -> Reply:
+        """The checkpoints of one run, or of all."""
+        runs = self._store.runs() if run is None else [run]
+        rows = [row for name in runs for row in self._store.addresses(name)]
+        listed = [
+            {
+                "checkpoint_id": f"{address.kind}/{address.name}",
+                "checkpoint_type": "training" if address.kind == "weights" else "sampler",
+                "time": changed.isoformat(),
+                "tinker_path": str(address),
+                "size_bytes": size,
+            }
+            for address, changed, size in rows
+        ]
+        return {"checkpoints": listed, "cursor": _everything(len(listed))}
+
+    def delete_checkpoint(self, run: str, checkpoint: str) -> None:
+        """Remove one."""
+        try:
+            self._store.delete(Address.read(f"tinker://{run}/{checkpoint}"))
+        except (CheckpointError, DataError) as error:
+            raise Refused(404, str(error)) from error
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Stop the worker and save every model that has learned since it was saved."""
+        if not self._worker.close(timeout):
+            self._say("the models are still at work; what was learned since the last save is lost")
+            return
+        for model in self._models.values():
+            self._save_learned(model)
+
+    # Inside
+
+    def _new_model(
+        self, session: Session, model_id: str, spec: AdapterSpec, metadata: Mapping[str, Any] | None
+    ) -> TrainingModel:
+        if model_id in self._models:
+            return self._models[model_id]
+        if len(self._models) >= MOST_MODELS:
+            raise Refused(429, f"{MOST_MODELS} models are being trained; unload some", retry_after=30)
+        model = TrainingModel(model_id, spec, {key: str(value) for key, value in (metadata or {}).items()})
+        self._models[model_id] = model
+        session.models.append(model_id)
+        return model
+
+    def _load(self, model: TrainingModel, path: str, *, with_optimizer: bool) -> None:
+        address = Address.read(path)
+        if address.kind != "weights":
+            raise DataError(f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/")
+        checkpoint = self._store.load(path)
+        base = self._shelf.get(model.spec.base)
+        self._check_base(checkpoint, model.spec.base, path)
+        spec = AdapterSpec.of_data(checkpoint.state["adapter"])
+        if (spec.rank, spec.parts) != (model.spec.rank, model.spec.parts):
+            raise CheckpointError(f"{path} has rank {spec.rank} around {' and '.join(spec.parts)}, the model another")
+        optimizer = checkpoint.tensors("optimizer") if with_optimizer else {}
+        model.load(base, {"student": checkpoint.tensors("student"), "optimizer": optimizer})
+        model.steps = model.saved_steps = int(checkpoint.state["steps"]) if with_optimizer else 0
+        self._say(f"{model.spec.base}: loaded {path}")
+
+    def _save(
+        self, model: TrainingModel, address: Address, metadata: Mapping[str, str] | None, *, overwrite: bool
+    ) -> None:
+        tensors = model.state()
+        if address.kind != "weights":
+            tensors = {"student": tensors["student"]}
+        state = {
+            "adapter": model.spec.data(),
+            "base_sha256": self._shelf.fingerprint(model.spec.base),
+            "steps": model.steps,
+            "user_metadata": dict(metadata or model.metadata),
+        }
+        self._store.write_run(model.id, _run_data(model))
+        self._store.save(address, tensors, state, overwrite=overwrite)
+        self._running.forget(str(address))
+        if address.kind == "weights":
+            model.saved_steps = model.steps
+        self._say(f"saved {address}")
+
+    def _save_learned(self, model: TrainingModel) -> None:
+        if model.steps == model.saved_steps or not model.state():
+            return
+        address = Address(model.id, "weights", f"closing-{model.steps}")
+        try:
+            self._save(model, address, None, overwrite=True)
+        except PracticumError as error:
+            self._say(f"{model.id} could not be saved: {error}")
+
+    def _check_base(self, checkpoint: Checkpoint, base: str, path: str) -> None:
+        if checkpoint.state["base_sha256"] != self._shelf.fingerprint(base):
+            raise CheckpointError(f"{path} was trained over other weights than those that are now served as {base}")
+
+    def _release(self, model_id: str) -> None:
+        """Save and forget a model, after what was asked of it before."""
+        model = self._models.pop(model_id, None)
+        for sampler in self._snapshots.pop(model_id, ()):
+            self._samplers.pop(sampler, None)
+        if model is not None:
+
+            def work() -> Answer:
+                self._save_learned(model)
+                model.trainer = None
+                return json_answer({})
+
+            self._worker.submit(Job(None, lambda items: [work()]))
+
+    def _later(self, name: str, work: Callable[[], Answer], created: TrainingModel | None = None) -> Reply:
+        """Queue the work of a training request; a model whose creation fails is forgotten."""
+
+        def run(items: object) -> list[Answer]:
+            try:
+                return [work()]
+            except BaseException:
+                if created is not None and created.trainer is None:
+                    self._models.pop(created.id, None)
+                raise
+
+        def begin() -> "Future[Answer]":
+            return self._worker.submit(Job(None, run))
+
+        self.futures.open(name, begin)
+        reply: Reply = {"request_id": name}
+        return reply if created is None else {**reply, "model_id": created.id}
+
+    def _failed(self, error: Exception) -> Answer:
+        if isinstance(error, PracticumError):
+            self._say(f"refused: {error}")
+            return failure(error)
+        if isinstance(error, Refused):
+            self._say(f"refused: {error}")
+            return json_answer({"error": str(error), "category": "user"})
+        self._say(f"failed: {type(error).__name__}: {error}")
+        traceback.print_exception(error)  # a mistake of ours: whoever runs the server can report it
+        return json_answer(
+            {"error": f"the server failed ({type(error).__name__}); its console says more", "category": "server"}
+        )
+
+    def _suspend(self, base: str) -> None:
+        for model in list(self._models.values()):
+            if model.spec.base == base:
+                model.suspend()
+
+    def _model(self, model_id: str) -> TrainingModel:
+        if model_id not in self._models:
+            raise Refused(404, f"there is no training model {model_id!a:.120} here; it may belong to an earlier server")
+        session = self._sessions.get(model_id.split(":")[0])
+        if session is not None:
+            session.heard = time.monotonic()
+        return self._models[model_id]
+
+    def _known_sampler(self, sampler_id: str) -> Sampler:
+        if sampler_id in self._samplers:
+            return self._samplers[sampler_id]
+        raise Refused(
+            410,
+            f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest {SNAPSHOTS_KEPT} snapshots",
+        )
+
+    def _sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:
+        if path is not None:
+            spec = AdapterSpec.of_data(self._saved(path)["adapter"])
+            self._check_served(spec.base)
+            return Sampler(sampler_id, spec.base, spec, None, path)
+        if base is None:
+            raise Refused(400, "name a base_model or a model_path to sample from")
+        self._check_served(base)
+        return Sampler(sampler_id, base)
+
+    def _saved(self, path: str) -> dict[str, Any]:
+        """What a checkpoint says of itself."""
+        try:
+            return self._store.state(path)
+        except DataError as error:
+            raise Refused(400, str(error)) from error
+        except CheckpointError as error:
+            raise Refused(404, str(error)) from error
+
+    def _address(self, model: TrainingModel, kind: str, name: str) -> Address:
+        try:
+            return Address.read(f"tinker://{model.id}/{kind}/{name}")
+        except DataError as error:
+            raise Refused(400, str(error)) from error
+
+    def _check_served(self, name: str) -> None:
+        if name not in self._shelf.served:
+            raise Refused(404, f"no model {name!a:.120} is served here; there are {', '.join(self._shelf.served)}")
+
+    def _check_student(self, name: str) -> None:
+        self._check_served(name)
+        if name not in self._students:
+            raise Refused(
+                400, f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}"
+            )
+
+    def _run_reply(self, run: str, data: Mapping[str, Any], heard: datetime) -> Reply:
+        return {
+            "training_run_id": run,
+            "base_model": data["base_model"],
+            "model_owner": "local",
+            "is_lora": True,
+            "lora_rank": data["rank"],
+            "last_request_time": heard.isoformat(),
+            "user_metadata": data["user_metadata"],
+        }
+
+
+def _run_data(model: TrainingModel) -> dict[str, Any]:
+    return {**model.spec.data(), "user_metadata": model.metadata}
+
+
+def _numbered(model_id: str, number: int | None) -> str:
+    return f"{model_id}:{uuid.uuid4()}" if number is None else f"{model_id}:{number}"
+
+
+def _everything(count: int) -> Reply:
+    return {"offset": 0, "limit": count, "total_count": count}

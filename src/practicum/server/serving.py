@@ -1,0 +1,153 @@
+"""From what was asked on the command line to a server that runs until it is told to stop."""
+
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from practicum.backends.local import conversion_pending
+from practicum.backends.local.loading import locate
+from practicum.errors import RecipeError, ResourceError
+from practicum.model_config import ModelConfig
+
+TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
+PREFIX = "tml-"
+"""What a token begins with, because the tinker package sends no other."""
+
+GIB = 2**30
+DTYPES, DEVICES = ("float32", "bfloat16"), ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says. Models are `MODEL`, or `NAME=MODEL` to be served under another name."""
+
+    models: Sequence[str]
+    students: Sequence[str] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    out: Path = Path("served")
+    memory_gib: float | None = None
+    token_file: Path | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+
+
+def serve(options: Options, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; models that are being trained are saved before it ends.
+
+    Raises RecipeError where the options cannot be right, ModelError where a model is not there, ResourceError where the
+    address is taken.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise RecipeError("serve needs starlette and uvicorn: pip install 'practicum[server]'") from error
+    from practicum.server.app import make_app
+    from practicum.server.service import Service
+    from practicum.server.shelf import Shelf
+    from practicum.server.store import Store
+    from practicum.server.wire import messages
+
+    messages()
+    served, students = named_models(options)
+    for name, config in served.items():
+        if conversion_pending(str(config.model)):
+            say(f"converting {name} to safetensors, once: about 20 s")
+        locate(config, None)
+    token = read_token(options.token_file)
+    local = is_loopback(options.host)
+    if not local and token is None:
+        raise RecipeError(
+            f"--host {options.host} can be reached from other machines, so a token is needed: set {TOKEN_VARIABLE} or write "
+            f"--token-file FILE with one that begins with {PREFIX}"
+        )
+    listener = _listen(options.host, options.port)
+    port = listener.getsockname()[1]
+    memory = None if options.memory_gib is None else int(options.memory_gib * GIB)
+    service = Service(Shelf(served, memory, say), Store(options.out), students, say)
+    hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host}) if local else None
+    config = uvicorn.Config(
+        make_app(service, token=token, hosts=hosts),
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=4096,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=3,
+        lifespan="on",
+    )
+    say(f"serving {', '.join(served)} on http://{_shown(options.host)}:{port}")
+    say(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
+    say(
+        f"for clients: TINKER_BASE_URL=http://{_shown(options.host)}:{port} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def named_models(options: Options) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
+    """The models by name, and the names of those that may be trained: all of them unless some are named."""
+    for option, value, known in (("dtype", options.dtype, DTYPES), ("device", options.device, DEVICES)):
+        if value not in known:
+            raise RecipeError(f"--{option} {value}: write one of {', '.join(known)}")
+    served: dict[str, ModelConfig] = {}
+    for text in [*options.models, *options.students]:
+        name, _, model = text.rpartition("=")
+        config = ModelConfig.model_validate({"model": model, "dtype": options.dtype, "device": options.device})
+        if served.setdefault(name or model, config) != config:
+            raise RecipeError(f"two models are named {name or model}; give one of them another name with NAME=MODEL")
+    students = [text.rpartition("=")[0] or text for text in options.students]
+    return served, frozenset(students or served)
+
+
+def read_token(path: Path | None) -> str | None:
+    """The token of the environment, or of a file that only its owner can read; RecipeError where it is weak or open."""
+    if path is None:
+        token, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
+    else:
+        where = str(path)
+        try:
+            mode = path.stat().st_mode
+            token = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"--token-file {path} cannot be read ({type(error).__name__})") from error
+        if stat.S_IMODE(mode) & 0o077:
+            raise RecipeError(f"--token-file {path} can be read by others; chmod 600 {path}")
+    if token is None:
+        return None
+    if not token.startswith(PREFIX) or len(token) < 20 or not token.isascii() or not token.isprintable():
+        raise RecipeError(f"the token of {where} must begin with {PREFIX} and have at least 20 plain characters")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named TCP, for asyncio sends small answers at once only where it is; otherwise each waits 40 ms for an acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ResourceError(
+            f"{host}:{port} cannot be served on ({error.strerror}); write another --port or --host"
+        ) from error
+    return listener
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,85 @@
+"""The base models that are served: loaded when first asked for, let go by the least recent use where memory is bounded."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from practicum.assembly import fingerprint
+from practicum.backends.local import LoadedModel, load
+from practicum.errors import ResourceError
+from practicum.model_config import ModelConfig
+
+MIB = 2**20
+
+
+class Shelf:
+    """Models by the name under which they are served; used on the worker's thread alone.
+
+    `memory` bytes hold the weights of the base models together; `evicted` is told before one of them is let go.
+    """
+
+    def __init__(
+        self, served: Mapping[str, ModelConfig], memory: int | None, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.served = dict(served)
+        self.evicted: list[Callable[[str], None]] = []
+        self._memory = memory
+        self._say = say
+        self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._fingerprints: dict[str, str] = {}
+
+    @property
+    def loaded(self) -> list[str]:
+        """What is in memory, the least recently used first."""
+        return list(self._loaded)
+
+    def known(self, name: str) -> LoadedModel | None:
+        """The model if it is in memory; asking so does not count as a use."""
+        return self._loaded.get(name)
+
+    def get(self, name: str) -> LoadedModel:
+        """The model, loaded if need be; ResourceError where it is larger than the memory of all."""
+        if name not in self._loaded:
+            self._make_room(self._sizes.get(name, _size_on_disk(self.served[name])))
+            self._say(f"loading {name}")
+            self._loaded[name] = loaded = load(self.served[name])
+            self._sizes[name] = size = _size(loaded)
+            if self._memory is not None and size > self._memory:
+                del self._loaded[name]
+                raise ResourceError(
+                    f"{name} takes {size / MIB:.0f} MiB and --memory is {self._memory / MIB:.0f} MiB; raise it or serve "
+                    "a smaller model"
+                )
+            self._make_room(0, keep=name)
+        self._loaded.move_to_end(name)
+        return self._loaded[name]
+
+    def fingerprint(self, name: str) -> str:
+        """SHA-256 over the weights of a model, read once."""
+        if name not in self._fingerprints:
+            self._fingerprints[name] = fingerprint(self.get(name).source)
+        return self._fingerprints[name]
+
+    def _make_room(self, size: int, keep: str | None = None) -> None:
+        if self._memory is None:
+            return
+        while self._loaded and sum(self._sizes[name] for name in self._loaded) + size > self._memory:
+            oldest = next(iter(self._loaded))
+            if oldest == keep:
+                return
+            for tell in self.evicted:
+                tell(oldest)
+            del self._loaded[oldest]
+            self._say(f"let go of {oldest}")
+
+
+def _size(loaded: LoadedModel) -> int:
+    storages = [weight.untyped_storage() for weight in loaded.language_model.model.parameters()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _size_on_disk(config: ModelConfig) -> int:
+    """About how large a model will be, where its folder tells."""
+    folder = Path(str(config.model))
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0

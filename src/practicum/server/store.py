@@ -1,0 +1,143 @@
+"""Checkpoints by their `tinker://` address: each a folder of hashed files that is there whole or not at all.
+
+ROOT/RUN/run.json
+ROOT/RUN/weights/NAME/checkpoints/step-1/           to train on: adapters and moments
+ROOT/RUN/sampler_weights/NAME/checkpoints/step-1/   to sample from: adapters
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from practicum.errors import CheckpointError, DataError
+from practicum.run_dir import Checkpoint, RunDir, find_checkpoint, read_json, save_checkpoint, write_json
+from practicum.run_dir.checkpoints import Damage, check_manifest, step_folders
+from practicum.run_dir.files import discard
+
+KINDS = ("weights", "sampler_weights")
+_RUN = r"[A-Za-z0-9-]{1,64}:train:[0-9]{1,9}"
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}"
+_ADDRESS = re.compile(rf"tinker://({_RUN})/({'|'.join(KINDS)})/({_NAME})")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a checkpoint is: the training run, the kind, the name."""
+
+    run: str
+    kind: str
+    name: str
+
+    @classmethod
+    def read(cls, text: str) -> "Address":
+        """From `tinker://RUN/weights/NAME`; DataError where it is not one."""
+        match = _ADDRESS.fullmatch(text)
+        if match is None:
+            raise DataError(
+                f"{text!a:.120} is not the address of a checkpoint here, such as tinker://RUN/weights/NAME with a name of "
+                "letters, digits, dots, dashes and underscores"
+            )
+        return cls(*match.groups())
+
+    def __str__(self) -> str:
+        return f"tinker://{self.run}/{self.kind}/{self.name}"
+
+
+class Store:
+    """The checkpoints under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def save(
+        self,
+        address: Address,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Write a checkpoint; DataError where one is there and is not to be overwritten."""
+        folder = self._folder(address)
+        run_dir = RunDir(folder)
+        version = 1
+        if folder.exists():
+            existing, _ = find_checkpoint(run_dir)
+            if existing is not None and not overwrite:
+                raise DataError(f"there is a checkpoint {address} already; give another name or overwrite it")
+            version = 1 if existing is None else existing.step + 1
+        else:
+            run_dir = RunDir.create(folder.parent, address.name)
+        save_checkpoint(run_dir, version, tensors, {**state, "step": version}, keep=1)
+
+    def load(self, text: str) -> Checkpoint:
+        """The checkpoint at an address, every file verified; CheckpointError where it is missing or damaged."""
+        address = Address.read(text)
+        checkpoint, _ = find_checkpoint(RunDir(self._folder(address)))
+        if checkpoint is None:
+            raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
+        return checkpoint
+
+    def state(self, text: str) -> dict[str, Any]:
+        """What a checkpoint says of itself, without reading its tensors; CheckpointError where there is none."""
+        address = Address.read(text)
+        for step, path in step_folders(RunDir(self._folder(address)).checkpoints):
+            try:
+                check_manifest(path, step)
+            except Damage:
+                continue
+            return read_json(path / "state.json")
+        raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
+
+    def delete(self, address: Address) -> None:
+        """Remove a checkpoint."""
+        if not self._folder(address).is_dir():
+            raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
+        discard(self._folder(address))
+
+    def write_run(self, run: str, data: Mapping[str, Any]) -> None:
+        """Say what a run is, once it has something to keep."""
+        folder = self._run_folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "run.json", dict(data))
+
+    def read_run(self, run: str) -> tuple[dict[str, Any], datetime] | None:
+        """What was written about a run, and when; None where nothing was."""
+        if re.fullmatch(_RUN, run) is None:
+            return None
+        path = self._run_folder(run) / "run.json"
+        if not path.is_file():
+            return None
+        return read_json(path), datetime.fromtimestamp(path.stat().st_mtime, UTC)
+
+    def runs(self) -> list[str]:
+        """All runs that kept something."""
+        found = [path.parent.name.replace(".", ":") for path in self._root.glob("*/run.json")]
+        return sorted(run for run in found if re.fullmatch(_RUN, run))
+
+    def addresses(self, run: str) -> list[tuple[Address, datetime, int]]:
+        """The checkpoints of a run with their times and sizes, oldest first."""
+        found = []
+        for kind in KINDS:
+            for folder in (self._run_folder(run) / kind).glob("*"):
+                files = [path for path in folder.glob("checkpoints/step-*/*") if path.is_file()]
+                if files and re.fullmatch(_NAME, folder.name):
+                    changed = max(path.stat().st_mtime for path in files)
+                    size = sum(path.stat().st_size for path in files)
+                    found.append((Address(run, kind, folder.name), datetime.fromtimestamp(changed, UTC), size))
+        return sorted(found, key=lambda row: (row[1], str(row[0])))
+
+    def _others(self, address: Address) -> str:
+        names = [other.name for other, _, _ in self.addresses(address.run) if other.kind == address.kind]
+        return f"the run has {', '.join(names[-8:])}" if names else "the run has none of that kind"
+
+    def _folder(self, address: Address) -> Path:
+        return self._run_folder(address.run) / address.kind / address.name
+
+    def _run_folder(self, run: str) -> Path:
+        return self._root / run.replace(":", ".")
