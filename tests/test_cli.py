@@ -16,7 +16,7 @@ from practicum.cli.app import app
 from practicum.errors import RecipeError
 from practicum.runs import open_student
 
-COMMANDS = ["run", "check", "doctor", "plan", "show", "ls", "eval", "chat", "export", "report", "watch", "compare"]
+COMMANDS = ["run", "check", "doctor", "plan", "show", "ls", "eval", "chat", "export", "report", "watch", "compare", "probe", "serve"]
 
 
 def said(tmp_path: Path, *words: str) -> tuple[int, str]:
