@@ -208,19 +208,24 @@ class JsonClient:
         """The answer to one question."""
         return self.ask_all([question])[0]
 
-    def ask_all(self, questions: Sequence[Question]) -> list[Any]:
-        """The answers to all questions, in their order; the first that fails for good ends all."""
+    def ask_all(
+        self, questions: Sequence[Question], read: Callable[[int, Any], Any] = lambda place, answer: answer
+    ) -> list[Any]:
+        """The answers to all questions, in their order; the first that fails for good ends all.
+
+        `read` makes of each answer, as it comes, what is kept of it; it is given the place of its question.
+        """
         if not questions:
             return []
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self._all(questions))
+            return asyncio.run(self._all(questions, read))
         # A notebook runs a loop of its own in this thread, so ours runs in another.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            return pool.submit(asyncio.run, self._all(questions)).result()
+            return pool.submit(asyncio.run, self._all(questions, read)).result()
 
-    async def _all(self, questions: Sequence[Question]) -> list[Any]:
+    async def _all(self, questions: Sequence[Question], read: Callable[[int, Any], Any]) -> list[Any]:
         open_ones: dict[int, _Waiting] = {}
         slots = asyncio.Semaphore(self.server.concurrency)
         timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
@@ -228,13 +233,16 @@ class JsonClient:
         client = httpx2.AsyncClient(
             verify=self._tls, timeout=timeout, limits=limits, trust_env=False, follow_redirects=False
         )
+        first = self._asked
+        self._asked += len(questions)
+
+        async def one(place: int, question: Question) -> Any:
+            return read(place, await self._answered(client, slots, question, first + place, open_ones))
+
         try:
             async with client, asyncio.TaskGroup() as group:
                 beat = group.create_task(self._beat(open_ones, len(questions)))
-                answers = []
-                for question in questions:
-                    self._asked += 1
-                    answers.append(group.create_task(self._answered(client, slots, question, self._asked, open_ones)))
+                answers = [group.create_task(one(place, question)) for place, question in enumerate(questions)]
                 await asyncio.wait(answers)
                 beat.cancel()
         except BaseExceptionGroup as group:

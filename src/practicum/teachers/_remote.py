@@ -140,12 +140,15 @@ class RemoteClient:
             self._question(f"completion {number + 1} of {len(requests)}", request, k) for number, request in asked
         ]
         failures = self._http.failures
-        answers = self._http.ask_all(questions)
+        # Each answer is read as it comes: as JSON, all of them together would take many times the memory.
+        answers = self._http.ask_all(
+            questions, lambda place, answer: self._signal(questions[place], asked[place][1], answer, k)
+        )
         if self._http.failures != failures:
             self.recognise()  # it may have been started again with something else
         signals = [TeacherSignal(logprobs=torch.zeros(0))] * len(requests)
-        for (number, request), question, answer in zip(asked, questions, answers, strict=True):
-            signals[number] = self._signal(question, request, answer, k)
+        for (number, _), answer in zip(asked, answers, strict=True):
+            signals[number] = answer
         self.spent += tokens
         return signals
 
