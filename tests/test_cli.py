@@ -16,7 +16,22 @@ from practicum.cli.app import app
 from practicum.errors import RecipeError
 from practicum.runs import open_student
 
-COMMANDS = ["run", "check", "doctor", "plan", "show", "ls", "eval", "chat", "export", "report", "watch", "compare", "probe", "serve"]
+COMMANDS = [
+    "run",
+    "check",
+    "doctor",
+    "plan",
+    "show",
+    "ls",
+    "eval",
+    "chat",
+    "export",
+    "report",
+    "watch",
+    "compare",
+    "probe",
+    "serve",
+]
 
 
 def said(tmp_path: Path, *words: str) -> tuple[int, str]:
@@ -160,7 +175,7 @@ def test_chat_prints_no_control_character_of_an_answer(tmp_path: Path) -> None:
     words = ("chat", str(folder), "--temperature", "1", "--max-new-tokens", "60")
     assert forked(asking(questions, *words), output=output) == 0
     text = output.read_text(encoding="utf-8")
-    assert "\\x1b" in text and not set(strange) & set(text)
+    assert "\\x07" in text and not set(strange) & set(text)
 
 
 def test_an_exported_student_is_a_plain_model_with_the_same_logits(finished: Path, tmp_path: Path) -> None:

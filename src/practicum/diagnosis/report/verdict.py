@@ -10,6 +10,9 @@ from practicum.diagnosis.report.reading import Row, RunData
 from practicum.recipe import Prices
 from practicum.statistics import Interval, detectable, difference, overlaps_zero, ratio
 
+DONE = "all steps done"
+"""How a summary says that a run ended as its recipe asks."""
+
 
 def verdict(run: RunData) -> str:
     """The gain with its interval, the three accuracies on one scale, and the figures that go with them."""
@@ -94,12 +97,19 @@ def _accuracies(run: RunData) -> str:
 
 
 def _figures(run: RunData) -> list[str]:
-    found = (figure(run) for figure in (_recovered, _distance, _cost, _work, _money, _time, _certainty))
+    found = (figure(run) for figure in (_ended, _recovered, _distance, _cost, _work, _money, _time, _certainty))
     return [figure for figure in found if figure]
 
 
 def _figure(name: str, value: str, about: str) -> str:
     return f"<div><dt>{name}</dt><dd><b>{value}</b><span>{about}</span></dd></div>"
+
+
+def _ended(run: RunData) -> str:
+    """Where the run ended before all steps were done."""
+    if run.summary is None or run.summary.get("ended", DONE) == DONE:
+        return ""
+    return _figure("ended at", f"step {run.summary['steps']} of {run.steps}", safe(run.summary["ended"]))
 
 
 def _recovered(run: RunData) -> str:
