@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -21,21 +20,21 @@ from torch import Tensor
 from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
-from practicum.costs import Shape, Spending, cost_summary
+from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
-from practicum.diagnosis.tables import answers, comparison, cost_lines, shown_sample, side_by_side, with_speed
+from practicum.diagnosis.tables import cost_lines, shown_sample, with_speed
 from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError, TeacherError
-from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
+from practicum.evaluation import Evaluation, evaluate, evaluate_teacher
 from practicum.loop import train
 from practicum.model_config import Scratch
 from practicum.objective import Objective
+from practicum.outcome import Evaluations, show_outcome, summary_of
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
 from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, Journal, RunDir
-from practicum.statistics import Interval
 from practicum.tracked import Tracked
 from practicum.tracking import Console, Quiet
 from practicum.types import Metrics
@@ -186,11 +185,15 @@ class _Run:
         after = self._evaluate(built, "after training")
         folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         self._evaluating["after"] = built.parts.ledger.take()
-        summary = self._summary(built, before, teacher, after)
+        evaluations = Evaluations(before, teacher, after, self._evaluating)
+        summary = summary_of(self.home, self.recipe, evaluations, built.parts.ledger.shapes, self._over_budget())
         folders.write_json(self.home.summary_json, summary)
         self.tracked.finish(summary)
         write_report(self.home.path)
-        self._show(before, teacher, after, summary)
+        seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
+        cost = cost_lines(summary, self.recipe, self._spending.seconds)
+        where = {"run folder": near(self.home.path), "report": "report.html in it"}
+        show_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
         return RunResult(self.home.path, summary)
 
     def _refuse_changes(self) -> None:
@@ -409,52 +412,6 @@ class _Run:
         state = {"step": step, "schedules": built.courses.save_state()}
         folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints, tag=tag)
 
-    def _summary(
-        self, built: Assembled, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None
-    ) -> dict[str, Any]:
-        rows = list(folders.read_rows(self.home.metrics_jsonl))
-        spent = self._over_budget()
-        evaluating = {when: cost_summary([cost]) for when, cost in self._evaluating.items()}
-        won = None if before is None or after is None else gain(before, after, self.recipe.seed)
-        return {
-            "name": self.recipe.name,
-            "seed": self.recipe.seed,
-            "steps": rows[-1]["step"],
-            "ended": "all steps done" if spent is None else f"budget reached: {spent}",
-            "rollouts": int(sum(row["rollouts"] for row in rows)),
-            "tokens": int(sum(row["tokens"] for row in rows)),
-            "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),
-            "before": None if before is None else before.summary(),
-            "teacher": None if teacher is None else teacher.summary(),
-            "after": None if after is None else after.summary(),
-            "gain": None if won is None else asdict(won),
-            "alarms": dict(sorted(Counter(row["id"] for row in folders.read_rows(self.home.alarms_jsonl)).items())),
-            "cost": {**cost_summary(rows), "evaluation": evaluating},
-            "scaling": scaling(built.parts.ledger.shapes, rows, after),
-            "samples": side_by_side(before, after),
-        }
-
-    def _show(
-        self, before: Evaluation | None, teacher: Evaluation | None, after: Evaluation | None, summary: dict[str, Any]
-    ) -> None:
-        """The end of a run as a person wants to see it: answers, numbers, gain, and where everything is."""
-        if summary["samples"]:
-            columns = ["prompt", "before", "after"]
-            self.console.table("held-out prompts, before and after", columns, answers(summary["samples"], columns))
-        if before is not None and after is not None:
-            columns = ["", "before", "after", "teacher"]
-            self.console.table("held-out evaluation", columns, comparison(before, after, teacher))
-        won = summary["gain"]
-        shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
-        if summary["alarms"]:
-            counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
-            shown["alarms"] = f"{counts}; see alarms.jsonl"
-        seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
-        cost = cost_lines(summary, self.recipe, self._spending.seconds)
-        self.console.finish(
-            {**shown, "time": seconds, **cost, "run folder": near(self.home.path), "report": "report.html in it"}
-        )
-
 
 def tag_of(alarms: Sequence[Alarm]) -> str | None:
     """Why the checkpoint of a step is to be kept, where an alarm says so."""
@@ -468,26 +425,6 @@ def _changes(recipe: Section) -> dict[str, Any]:
         return dict(recipe)
     kept = {name: settings["set"] for name, settings in recipe["monitors"].items() if settings.get("set")}
     return {**recipe, "monitors": kept}
-
-
-def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None) -> dict[str, Any]:
-    """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
-
-    Parameters of student and teachers, D tokens learned from, rollouts and their mean length T, held-out accuracy and
-    reverse KL; None where it is not known.
-    """
-    rollouts = sum(row["rollouts"] for row in rows)
-    return {
-        "N_student": shapes["student"].parameters,
-        "N_teacher": {name: shape.parameters for name, shape in shapes.items() if name != "student"},
-        "D": sum(row["tokens"] for row in rows),
-        "rollouts": rollouts,
-        "T": sum(row["rollouts"] * row["length"] for row in rows) / rollouts,
-        "result": {
-            "accuracy": None if after is None or after.accuracy is None else after.accuracy.mean,
-            "reverse_kl": None if after is None else after.reverse_kl,
-        },
-    }
 
 
 def changed_fields(saved: Section, now: Section) -> list[str]:

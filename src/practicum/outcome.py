@@ -1,0 +1,94 @@
+"""What a run came to: the content of summary.json, and what the console shows at the end."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from practicum.costs import Shape, cost_summary
+from practicum.diagnosis.tables import answers, comparison, side_by_side
+from practicum.evaluation import Evaluation, gain
+from practicum.recipe import Recipe
+from practicum.run_dir import RunDir, read_rows
+from practicum.statistics import Interval
+from practicum.tracking import Console
+from practicum.types import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """The student before and after, its teacher, and what it cost to evaluate them; None where there is no evaluation."""
+
+    before: Evaluation | None
+    teacher: Evaluation | None
+    after: Evaluation | None
+    costs: Mapping[str, Metrics]
+
+    def gain(self, seed: int) -> Interval | None:
+        """The gain in accuracy, paired by prompt."""
+        return None if self.before is None or self.after is None else gain(self.before, self.after, seed)
+
+
+def summary_of(
+    home: RunDir, recipe: Recipe, evaluations: Evaluations, shapes: Mapping[str, Shape], spent: str | None
+) -> dict[str, Any]:
+    """The content of summary.json, which holds nothing that depends on the clock; `spent` is the budget that ended the run."""
+    rows = list(read_rows(home.metrics_jsonl))
+    before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
+    won = evaluations.gain(recipe.seed)
+    evaluating = {when: cost_summary([cost]) for when, cost in evaluations.costs.items()}
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "steps": rows[-1]["step"],
+        "ended": "all steps done" if spent is None else f"budget reached: {spent}",
+        "rollouts": int(sum(row["rollouts"] for row in rows)),
+        "tokens": int(sum(row["tokens"] for row in rows)),
+        "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),
+        "before": None if before is None else before.summary(),
+        "teacher": None if teacher is None else teacher.summary(),
+        "after": None if after is None else after.summary(),
+        "gain": None if won is None else asdict(won),
+        "alarms": dict(sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl)).items())),
+        "cost": {**cost_summary(rows), "evaluation": evaluating},
+        "scaling": scaling(shapes, rows, after),
+        "samples": side_by_side(before, after),
+    }
+
+
+def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None) -> dict[str, Any]:
+    """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
+
+    Parameters of student and teachers, D tokens learned from, rollouts and their mean length T, held-out accuracy and
+    reverse KL; None where it is not known.
+    """
+    rollouts = sum(row["rollouts"] for row in rows)
+    return {
+        "N_student": shapes["student"].parameters,
+        "N_teacher": {name: shape.parameters for name, shape in shapes.items() if name != "student"},
+        "D": sum(row["tokens"] for row in rows),
+        "rollouts": rollouts,
+        "T": sum(row["rollouts"] * row["length"] for row in rows) / rollouts,
+        "result": {
+            "accuracy": None if after is None or after.accuracy is None else after.accuracy.mean,
+            "reverse_kl": None if after is None else after.reverse_kl,
+        },
+    }
+
+
+def show_outcome(
+    console: Console, evaluations: Evaluations, summary: Mapping[str, Any], more: Mapping[str, object]
+) -> None:
+    """The end of a run as a person wants to see it: answers, numbers, gain, alarms, and `more` below them."""
+    if summary["samples"]:
+        columns = ["prompt", "before", "after"]
+        console.table("held-out prompts, before and after", columns, answers(summary["samples"], columns))
+    if evaluations.before is not None and evaluations.after is not None:
+        rows = comparison(evaluations.before, evaluations.after, evaluations.teacher)
+        console.table("held-out evaluation", ["", "before", "after", "teacher"], rows)
+    won = summary["gain"]
+    shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
+    if summary["alarms"]:
+        counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
+        shown["alarms"] = f"{counts}; see alarms.jsonl"
+    console.finish({**shown, **more})
