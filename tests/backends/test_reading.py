@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 
 from practicum.backends.local import LocalSampler, LocalTrainer
-from practicum.backends.local.drawing import BLOCK, draw, inverse_cdf, uniforms
+from practicum.backends.local.drawing import BLOCK, draw, next_noise, race, random_stream
 from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX
 from practicum.backends.local.prepared import Prepared, _Product
 from practicum.backends.local.reading import LockstepReading, SlotReading
@@ -36,11 +36,15 @@ def requests(count=12, group=1):
 
 def token_by_token(model, request, params):
     """The slow twin: the whole text is read again for every token, without a cache, in float64."""
-    numbers, tokens = uniforms(request.seed, params.max_new_tokens), []
-    for number in numbers:
+    stream, tokens, blocks = random_stream(request.seed), [], -(-VOCABULARY // BLOCK)
+    for _ in range(params.max_new_tokens):
         logits = model.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1, :VOCABULARY]
-        cumulative = torch.softmax(logits.double() / params.temperature, dim=-1).cumsum(dim=-1)
-        tokens.append(int((cumulative <= number * cumulative[-1]).sum()))
+        probs = torch.softmax(logits.double() / params.temperature, dim=-1)
+        times = torch.empty(blocks + BLOCK, dtype=torch.float64).exponential_(generator=stream)
+        rates = [float(probs[BLOCK * block : BLOCK * (block + 1)].sum()) for block in range(blocks)]
+        first = min(range(blocks), key=lambda block: times[block] / rates[block])
+        inside = range(BLOCK * first, min(BLOCK * (first + 1), VOCABULARY))
+        tokens.append(min(inside, key=lambda token: times[blocks + token - BLOCK * first] / probs[token]))
         if tokens[-1] in params.stop_ids:
             break
     return tokens
@@ -173,28 +177,38 @@ def test_weights_that_are_no_numbers_are_an_error_that_says_so():
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 1000])
-def test_drawing_inverts_the_cumulative_distribution(vocabulary):
+def test_a_draw_is_won_by_the_first_block_and_its_first_token(vocabulary):
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 4 * torch.randn(1, vocabulary, generator=generator)
     logits[:, 1::3] = -torch.inf
     probs = torch.softmax(logits[0].double(), dim=-1)
-    edges = torch.cat([probs.cumsum(0) - 1e-7, probs.cumsum(0) + 1e-7, torch.tensor([0.0, 1 - 2**-53])]).clamp(
-        0, 1 - 2**-53
-    )
-    tokens, logprobs = inverse_cdf(logits.expand(len(edges), -1), edges)
+    noise = next_noise([random_stream(seed) for seed in range(200)], vocabulary)
+    tokens, logprobs = race(logits.expand(len(noise), -1), noise)
     assert (probs[tokens] > 0).all()
     torch.testing.assert_close(logprobs.double(), probs[tokens].log(), rtol=1e-5, atol=1e-5)
-    steps = probs.cumsum(0)
-    slow = (steps <= edges[:, None]).sum(dim=-1).clamp_max(vocabulary - 1)
-    far = (steps - edges[:, None]).abs().amin(dim=-1) > 1e-6
-    assert torch.equal(tokens[far], slow[far])
+    blocks = -(-vocabulary // BLOCK)
+    for times, token in zip(noise, tokens.tolist(), strict=True):
+        arrivals = {block: times[block] / probs[BLOCK * block : BLOCK * (block + 1)].sum() for block in range(blocks)}
+        assert token // BLOCK == min(arrivals, key=lambda block: float(arrivals[block]))
+
+
+def test_rounding_changes_few_draws():
+    """At most about as many as a change of every log-probability by 1e-5 must change, which is its total variation."""
+    vocabulary, draws = 49_152, 400
+    logits = 2.5 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved = logits + 1e-3 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    distance = (torch.softmax(logits, -1) - torch.softmax(moved, -1)).abs().sum().item() / 2
+    noise = next_noise([random_stream(seed) for seed in range(draws)], vocabulary)
+    pairs = zip(*(race(side.expand(draws, -1), noise)[0].tolist() for side in (logits, moved)), strict=True)
+    flips = sum(one != other for one, other in pairs)
+    assert flips <= 5 + 10 * draws * distance
 
 
 def test_frequencies_over_many_blocks_are_the_probabilities():
     vocabulary, draws = 5 * BLOCK + 7, 40_000
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1))
-    numbers = torch.rand(draws, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    counts = Counter(inverse_cdf(logits.expand(draws, -1), numbers)[0].tolist())
+    noise = next_noise([random_stream(seed) for seed in range(draws)], vocabulary)
+    counts = Counter(race(logits.expand(draws, -1), noise)[0].tolist())
     probs = torch.softmax(logits.double(), dim=-1).tolist()
     chi2 = sum((counts[token] - draws * prob) ** 2 / (draws * prob) for token, prob in enumerate(probs))
     freedom = vocabulary - 1
@@ -208,8 +222,8 @@ def test_frequencies_over_many_blocks_are_the_probabilities():
 )
 def test_logprobs_of_a_draw(params):
     logits = 3 * torch.randn(50, 30, generator=torch.Generator().manual_seed(4))
-    numbers = torch.rand(50, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    tokens, sampled, natural = draw(logits, params, numbers)
+    noise = next_noise([random_stream(seed) for seed in range(50)], 30)
+    tokens, sampled, natural = draw(logits, params, noise)
     expected = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(natural, expected, rtol=1e-5, atol=1e-5)
     if params.temperature == 0:
@@ -229,7 +243,7 @@ def test_adapters_are_decoded_as_part_of_the_weights_they_adapt():
             if "lora_B" in name:
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
     prepared = Prepared(model, steps=100)
-    maps = [layer for layer, product in prepared._layers if isinstance(product, _Product)]
+    maps = [layer for layer, product in prepared._forwards.items() if isinstance(product, _Product)]
     assert len(maps) == 2 * len(targets), "one map each, none of its parts"
     ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():

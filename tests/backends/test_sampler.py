@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from practicum.backends.local import LocalSampler
-from practicum.backends.local.drawing import inverse_cdf, sampling_logprobs, uniforms
+from practicum.backends.local.drawing import next_noise, race, random_stream, sampling_logprobs
 from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.objective import Full, Sampled, TopK
@@ -157,11 +157,6 @@ def test_a_longer_limit_continues_the_same_tokens(model):
     assert [sample.tokens.tolist() for sample in short] == [sample.tokens[:5].tolist() for sample in long]
 
 
-def test_the_first_random_numbers_do_not_depend_on_how_many_are_asked_for():
-    for count in (1, 15, 16, 17, 100):
-        assert torch.equal(uniforms(7, 1000)[:count], uniforms(7, count))
-
-
 def test_a_stop_token_is_the_last_one_and_only_there(model):
     samples = LocalSampler(model).sample(requests(), SamplingParams(30, stop_ids=STOPS))
     reasons = set()
@@ -248,19 +243,18 @@ def test_frequencies_are_the_probabilities():
     """Chi-square over 4000 draws: 19 degrees of freedom, the 0.999 quantile is 43.8."""
     logprobs = torch.log_softmax(1.5 * torch.randn(20, generator=torch.Generator().manual_seed(1)), dim=-1)
     draws = 4000
-    numbers = torch.stack([uniforms(seed, 1)[0] for seed in range(draws)])
-    counts = torch.bincount(inverse_cdf(logprobs.expand(draws, -1), numbers)[0], minlength=20)
+    noise = next_noise([random_stream(seed) for seed in range(draws)], 20)
+    counts = torch.bincount(race(logprobs.expand(draws, -1), noise)[0], minlength=20)
     expected = draws * logprobs.exp()
     assert ((counts - expected).square() / expected).sum() < 43.8
 
 
 def test_no_token_of_probability_zero_is_ever_drawn():
     logprobs = torch.tensor([-torch.inf, 0.1, -torch.inf, -torch.inf, 0.9, -torch.inf]).log_softmax(dim=-1)
-    smallest, largest = 0.0, 1.0 - 2.0**-53
-    edges = torch.tensor([smallest, 5e-324, 0.31002551887, 0.5, largest], dtype=torch.float64)
-    drawn, _ = inverse_cdf(logprobs.expand(len(edges), -1), edges)
+    noise = next_noise([random_stream(seed) for seed in range(50)], 6)
+    noise[:, [0, 1]] = torch.tensor([[0.0, 5e-324], [5e-324, 0.0]], dtype=torch.float64).repeat(25, 1)
+    drawn, _ = race(logprobs.expand(len(noise), -1), noise)
     assert set(drawn.tolist()) <= {1, 4}
-    assert (drawn[0], drawn[-1]) == (1, 4)
 
 
 def test_the_overlay_is_in_force_within_the_block_and_gone_after_an_exception():

@@ -1,4 +1,6 @@
-"""Drawing one token a row: from logits, settings and a uniform number each."""
+"""Drawing one token a row: from logits, settings and the next numbers of each row's own random stream."""
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -9,32 +11,40 @@ from practicum.functional.chunked import chunks
 from practicum.types import SamplingParams
 
 BLOCK = 64
-"""Tokens whose probabilities are added up before the cumulative sum; only the block that is hit is looked into."""
+"""Tokens whose probabilities are added up; only the block that is drawn is looked into."""
 
 CACHED = 2**19
 """So many entries at a time are exponentiated and added up, which a processor's cache holds."""
 
 
-def uniforms(seed: int, count: int) -> Float[Tensor, " T"]:
-    """The random stream of one completion; its first numbers do not depend on how many are asked for."""
-    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def random_stream(seed: int) -> torch.Generator:
+    """The random stream of one completion."""
+    return torch.Generator().manual_seed(seed)
+
+
+def next_noise(streams: Sequence[torch.Generator], vocabulary: int) -> Float[Tensor, "B N"]:
+    """What one token of each completion is drawn with: exponential numbers for the blocks, and for the tokens of one block."""
+    noise = torch.empty(len(streams), -(-vocabulary // BLOCK) + BLOCK, dtype=torch.float64)
+    for row, stream in zip(noise, streams, strict=True):
+        row.exponential_(generator=stream)
+    return noise
 
 
 def draw(
-    logits: Float[Tensor, "B V"], params: SamplingParams, numbers: Float[Tensor, " B"]
+    logits: Float[Tensor, "B V"], params: SamplingParams, noise: Float[Tensor, "B N"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """Tokens, their log-probabilities under what was sampled from, and under the model itself."""
     if params.temperature == 0:
         tokens = logits.argmax(dim=-1)
-        return tokens, torch.zeros_like(numbers, dtype=logits.dtype), _natural(logits, tokens)
+        return tokens, torch.zeros(len(logits), dtype=logits.dtype, device=logits.device), _natural(logits, tokens)
     if params.top_k or params.top_p < 1.0:
         policy = torch.log_softmax(logits, dim=-1)
-        tokens, sampled = inverse_cdf(sampling_logprobs(policy, params), numbers)
+        tokens, sampled = race(sampling_logprobs(policy, params), noise)
         return tokens, sampled, F.gather_logprobs(policy, tokens)
     if params.temperature == 1.0:
-        tokens, sampled = inverse_cdf(logits, numbers)
+        tokens, sampled = race(logits, noise)
         return tokens, sampled, sampled
-    tokens, sampled = inverse_cdf(logits / params.temperature, numbers)
+    tokens, sampled = race(logits / params.temperature, noise)
     return tokens, sampled, _natural(logits, tokens)
 
 
@@ -43,15 +53,15 @@ def draw_mixed(
     teacher: Float[Tensor, "B V"],
     share: float,
     params: SamplingParams,
-    numbers: Float[Tensor, " B"],
+    noise: Float[Tensor, "B N"],
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
     """As `draw`, from `share` times the teacher's distribution and the rest of the model's own."""
     if share == 0:
-        return draw(logits, params, numbers)
+        return draw(logits, params, noise)
     policy = torch.log_softmax(logits, dim=-1)
     theirs = sampling_logprobs(torch.log_softmax(teacher, dim=-1), params)
     mixed = F.mixture([(share, theirs), (1.0 - share, sampling_logprobs(policy, params))])
-    tokens, sampled = inverse_cdf(mixed, numbers)
+    tokens, sampled = race(mixed, noise)
     return tokens, sampled, F.gather_logprobs(policy, tokens)
 
 
@@ -72,23 +82,22 @@ def sampling_logprobs(policy: Float[Tensor, "B V"], params: SamplingParams) -> F
     return torch.log_softmax(logprobs, dim=-1) if params.top_k or params.top_p < 1.0 else logprobs
 
 
-def inverse_cdf(
-    scores: Float[Tensor, "B V"], numbers: Float[Tensor, " B"]
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """The tokens at which the cumulative softmax of `scores` passes the uniform numbers, and their log-probabilities.
+def race(scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """A token of each row drawn from the softmax of `scores`, and its log-probability; never a token of probability 0.
 
-    Never a token of probability 0. One exponential a token; sums of more than a block are taken in float64.
+    Every candidate arrives after a time drawn from the exponential distribution of its probability's rate, and the first wins,
+    with just that probability (the Gumbel trick, Maddison et al. 2014). First the blocks race and then the tokens of the
+    winner. Rounding that moves every probability by a share e changes the winner with a chance of about e; where the
+    cumulative distribution is inverted, it moves every one of the vocabulary's boundaries.
     """
     count, width = scores.shape
     rows = max(CACHED // width, 1) if scores.device.type == "cpu" else max(count, 1)
-    parts = [_inverse_cdf(scores[part], numbers[part]) for part in chunks(count, rows)]
+    parts = [_race(scores[part], noise[part]) for part in chunks(count, rows)]
     tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _inverse_cdf(
-    scores: Float[Tensor, "B V"], numbers: Float[Tensor, " B"]
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+def _race(scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     count, width = scores.shape
     blocks = -(-width // BLOCK)
     weights = torch.softmax(scores, dim=-1)
@@ -96,21 +105,16 @@ def _inverse_cdf(
         weights = torch.nn.functional.pad(weights, (0, blocks * BLOCK - width))
     cells = weights.view(count, blocks, BLOCK)
     mass = cells.sum(dim=-1).double()
-    cumulative = mass.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    target = _below(numbers.double()[:, None] * total, total)
-    block = torch.searchsorted(cumulative, target, right=True).clamp_max(blocks - 1)
-    within = cells.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(dim=-1)
-    rest = target - (cumulative.gather(1, block) - mass.gather(1, block))
-    place = torch.searchsorted(within, _below(rest, within[:, -1:]), right=True)
-    tokens = (block * BLOCK + place).clamp_max(width - 1)
-    logprobs = (weights.gather(1, tokens).double() / total).log()
-    return tokens[:, 0], logprobs[:, 0].to(scores.dtype)
+    block = _first(mass, noise[:, :blocks])
+    within = cells.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double()
+    place = _first(within, noise[:, blocks:])
+    logprobs = (within.gather(1, place) / mass.sum(dim=-1, keepdim=True)).log()
+    return (block * BLOCK + place)[:, 0], logprobs[:, 0].to(scores.dtype)
 
 
-def _below(values: Float[Tensor, "B 1"], limit: Float[Tensor, "B 1"]) -> Float[Tensor, "B 1"]:
-    """The values, none at or past the limit."""
-    return values.clamp_min(0.0).minimum(torch.nextafter(limit, torch.zeros_like(limit)))
+def _first(rates: Float[Tensor, "B N"], noise: Float[Tensor, "B N"]) -> Int[Tensor, "B 1"]:
+    """Who arrives first; nobody whose rate is 0."""
+    return torch.where(rates > 0, noise / rates, torch.inf).argmin(dim=-1, keepdim=True)
 
 
 def _natural(logits: Float[Tensor, "B V"], tokens: Int[Tensor, " B"]) -> Float[Tensor, " B"]:

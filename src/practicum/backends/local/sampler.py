@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.backends.local.drawing import draw, draw_mixed, uniforms
+from practicum.backends.local.drawing import draw, draw_mixed, next_noise, random_stream
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states, how_many_fit
 from practicum.backends.local.reading import open_reading
@@ -122,7 +122,7 @@ class _Decoding:
         self.share = share
         self.params = params
         self.readings = [policy] if teacher is None else [policy, teacher]
-        self.numbers = [uniforms(seed, params.max_new_tokens) for seed in seeds]
+        self.streams = [random_stream(seed) for seed in seeds]
         self.tokens: list[list[int]] = [[] for _ in seeds]
         self.sampling_logprobs: list[list[float]] = [[] for _ in seeds]
         self.policy_logprobs: list[list[float]] = [[] for _ in seeds]
@@ -153,12 +153,12 @@ class _Decoding:
     def _draw(self, alive: Sequence[int]) -> Tensor:
         """Draw one token for every row, and write down its log-probabilities."""
         logits = self.policy.logits()
-        numbers = torch.stack([self.numbers[text][len(self.tokens[text])] for text in alive]).to(logits.device)
+        noise = next_noise([self.streams[text] for text in alive], logits.shape[-1]).to(logits.device)
         if self.teacher is None:
-            drawn, sampled, natural = draw(logits, self.params, numbers)
+            drawn, sampled, natural = draw(logits, self.params, noise)
         else:
             theirs = self.teacher.logits().to(logits.device)
-            drawn, sampled, natural = draw_mixed(logits, theirs, self.share, self.params, numbers)
+            drawn, sampled, natural = draw_mixed(logits, theirs, self.share, self.params, noise)
         found = zip(alive, drawn.tolist(), sampled.tolist(), natural.tolist(), strict=True)
         for text, token, sampling_logprob, policy_logprob in found:
             if math.isnan(sampling_logprob) or math.isnan(policy_logprob):
