@@ -284,7 +284,7 @@ class JsonClient:
                     garbage += failure.garbage
                     self._note(failure, waiting)
                     first_failure = first_failure or monotonic()
-                    wait = max(failure.wait, min(LONGEST_WAIT, 0.5 * 2 ** min(tries, 7)) * (0.5 + jitter.random() / 2))
+                    wait = max(failure.wait, min(LONGEST_WAIT, 0.25 * 2 ** min(tries, 8)) * (0.5 + jitter.random() / 2))
                     spent = monotonic() - first_failure
                     if garbage > 1 or (tries > 1 and spent + wait > self.server.give_up_after):
                         raise self._given_up(question, failure, tries, spent) from None

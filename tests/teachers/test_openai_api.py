@@ -41,7 +41,7 @@ def server(models: Path) -> Iterator[Stub]:
         yield stub
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make(models: Path) -> Callable[..., Teacher]:
     student = load_student(StudentConfig(model=str(models / "student")), seed=0)
     trainer = LocalTrainer(student.language_model)
