@@ -57,7 +57,7 @@ def lines(path: Path) -> int:
 def test_a_signal_ends_the_run_after_the_step_and_the_resume_is_exact(
     models: Path, tmp_path: Path, number: int, code: int
 ) -> None:
-    changes = {**SLOW_STEPS, "train.steps": 30, "train.checkpoint_every": None}
+    changes = {**SLOW_STEPS, "train.steps": 30, "train.checkpoint_every": None, "monitors": "off"}
     output = tmp_path / "output"
     pid = start_fork(lambda: toy_run(models, tmp_path / "cut", changes), output=output)
     when(lambda: lines(tmp_path / "cut" / "toy" / "metrics.jsonl") >= 3)
@@ -74,7 +74,7 @@ def test_a_signal_ends_the_run_after_the_step_and_the_resume_is_exact(
 def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(models: Path, tmp_path: Path) -> None:
     changes = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 48, "rollout.n": 200}
     pid = start_fork(lambda: toy_run(models, tmp_path, changes), output=tmp_path / "output")
-    when((tmp_path / "toy" / "before.json").is_file)
+    when((tmp_path / "toy" / "starts.jsonl").is_file)
     time.sleep(0.5)  # from the file to the first step: a run that has not begun it stops at the first signal
     os.kill(pid, signal.SIGINT)
     time.sleep(0.5)  # longer than any one call that Python cannot interrupt, in which two signals would count as one

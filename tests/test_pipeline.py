@@ -509,11 +509,10 @@ class TestCommandLine:
     def test_a_second_interrupt_names_the_stage_too(self, models: Path, tmp_path: Path) -> None:
         slow = {"name": "slow", "rollout": {"max_new_tokens": 400, "n": 200}, "train": {"prompts_per_step": 48}}
         pid = start_fork(lambda: toy_run(toy(models, slow), tmp_path), output=tmp_path / "output")
-        when((tmp_path / "toy" / "stages" / "01-slow" / "before.json").is_file)
+        when((tmp_path / "toy" / "stages" / "01-slow" / "starts.jsonl").is_file)
+        time.sleep(0.5)  # from the file to the first step: a run that has not begun it stops at the first signal
         os.kill(pid, signal.SIGINT)
-        time.sleep(
-            0.5
-        )  # longer than any one call that Python cannot interrupt, in which two signals would count as one
+        time.sleep(0.5)  # longer than any one call that Python cannot interrupt, in which two signals count as one
         os.kill(pid, signal.SIGINT)
         assert exit_status(os.waitpid(pid, 0)[1]) == 130
         assert "stage 1 of 1: slow: stopped at once" in (tmp_path / "output").read_text()

@@ -257,6 +257,7 @@ def test_adapters_are_decoded_as_part_of_the_weights_they_adapt():
             assert sample.tokens.tolist() == token_by_token(model, request, PARAMS)
 
 
+@pytest.mark.slow
 def test_nothing_grows_over_two_hundred_steps():
     """Neither tensors nor their bytes: what a step makes, it lets go of."""
     model = tiny()

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 from tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 
 from practicum.backends.local import LanguageModel, learning_of, shape_of
-from practicum.backends.local.loading import _add_adapters
+from practicum.backends.local.loading import add_adapters
 from practicum.backends.local.packing import Packing
 from practicum.costs import Learning, Reading, Shape, read_once
 from practicum.model_config import Lora, StudentConfig
@@ -109,7 +109,7 @@ def _let_learn(model: LanguageModel, part: str) -> None:
     if part == "last layer":
         model.model.base_model.layers[-1].requires_grad_(True)
     if part == "adapters":
-        _add_adapters(model.model, StudentConfig(model="tiny", lora=Lora(rank=4)), 0, [1])
+        add_adapters(model.model, StudentConfig(model="tiny", lora=Lora(rank=4)), 0, [1])
 
 
 def _logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:

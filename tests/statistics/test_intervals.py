@@ -51,10 +51,12 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
     held = naive = 0
     for number in range(300):
         groups = [torch.full((30,), value) for value in torch.randn(40, generator=generator).tolist()]
-        over_prompts, over_tokens = clustered(groups, number), bootstrap(torch.cat(groups).double(), number)
+        over_prompts = clustered(groups, number)
         held += over_prompts.low <= 0.0 <= over_prompts.high
-        naive += over_tokens.low <= 0.0 <= over_tokens.high
-    assert 0.89 <= held / 300 <= 0.98 and naive / 300 < 0.5
+        if number < 40:
+            over_tokens = bootstrap(torch.cat(groups).double(), number)
+            naive += over_tokens.low <= 0.0 <= over_tokens.high
+    assert 0.89 <= held / 300 <= 0.98 and naive / 40 < 0.5
 
 
 def test_a_clustered_mean_is_over_tokens_and_leaves_empty_groups_out() -> None:

@@ -50,6 +50,7 @@ def done(words: Sequence[str], settings: Settings) -> None:
         run(job.recipe, out=job.file.parent)
 
 
+@pytest.mark.slow
 def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path):
     words = [f"kept={recipe},optimizer.learning_rate=0.0000001", f"same={recipe},optimizer.learning_rate=0.0000001"]
     words.append(f"spoilt={recipe},optimizer.learning_rate=0.3")
@@ -290,6 +291,7 @@ def test_there_is_memory():
     assert free_memory() > 1 << 20
 
 
+@pytest.mark.slow
 def test_a_broken_arm_leaves_the_others_alone(recipe, tmp_path):
     words = ["compare", f"good={recipe}", f"broken={recipe},student.model={tmp_path / 'nowhere'}"]
     words += ["--out", str(tmp_path / "out"), "--seeds", "1", "--jobs", "2"]
