@@ -75,7 +75,7 @@ def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(models: Path
     changes = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 48, "rollout.n": 200}
     pid = start_fork(lambda: toy_run(models, tmp_path, changes), output=tmp_path / "output")
     when((tmp_path / "toy" / "starts.jsonl").is_file)
-    time.sleep(0.5)  # from the file to the first step: a run that has not begun it stops at the first signal
+    time.sleep(2.0)  # from the file to the first step: a run that has not begun it stops at the first signal
     os.kill(pid, signal.SIGINT)
     time.sleep(0.5)  # longer than any one call that Python cannot interrupt, in which two signals would count as one
     os.kill(pid, signal.SIGINT)

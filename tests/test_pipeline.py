@@ -510,7 +510,7 @@ class TestCommandLine:
         slow = {"name": "slow", "rollout": {"max_new_tokens": 400, "n": 200}, "train": {"prompts_per_step": 48}}
         pid = start_fork(lambda: toy_run(toy(models, slow), tmp_path), output=tmp_path / "output")
         when((tmp_path / "toy" / "stages" / "01-slow" / "starts.jsonl").is_file)
-        time.sleep(0.5)  # from the file to the first step: a run that has not begun it stops at the first signal
+        time.sleep(2.0)  # from the file to the first step: a run that has not begun it stops at the first signal
         os.kill(pid, signal.SIGINT)
         time.sleep(0.5)  # longer than any one call that Python cannot interrupt, in which two signals count as one
         os.kill(pid, signal.SIGINT)

@@ -18,7 +18,7 @@ from practicum.backends.local import LanguageModel, learning_of, shape_of
 from practicum.backends.local.loading import add_adapters
 from practicum.backends.local.packing import Packing
 from practicum.costs import Learning, Reading, Shape, read_once
-from practicum.model_config import Lora, StudentConfig
+from practicum.model_config import Lora
 from practicum.ports import ScoreRequest
 
 TINY = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -109,7 +109,7 @@ def _let_learn(model: LanguageModel, part: str) -> None:
     if part == "last layer":
         model.model.base_model.layers[-1].requires_grad_(True)
     if part == "adapters":
-        add_adapters(model.model, StudentConfig(model="tiny", lora=Lora(rank=4)), 0, [1])
+        add_adapters(model.model, Lora(rank=4), 0, [1])
 
 
 def _logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
