@@ -100,7 +100,9 @@ def test_an_answer_that_is_never_json_is_asked_twice(stub: Stub, body: bytes) ->
 
 
 @pytest.mark.parametrize(
-    "asked", ["1000000000", formatdate(time.time() + 10**6, usegmt=True), "1e9", "soon", "-3", "٣"]
+    "asked",
+    ["1000000000", formatdate(time.time() + 10**6, usegmt=True), "1e9", "soon", "-3", "٣"],
+    ids=["seconds", "date", "float", "word", "negative", "other digits"],
 )
 def test_however_long_a_server_asks_to_wait_it_is_bounded(asked: str) -> None:
     headers = http.httpx2.Headers([(b"Retry-After", asked.encode())])
