@@ -21,7 +21,7 @@ from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.backends.local import LoadedModel, load_student
 from practicum.costs import Spending
-from practicum.diagnosis.monitors import Alarm, Watch, gravest, heldout
+from practicum.diagnosis.monitors import Alarm, Pace, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
 from practicum.diagnosis.tables import cost_lines, shown_sample, with_speed
 from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError, TeacherError
@@ -300,6 +300,7 @@ class _Run:
             return
         watch = self._watch(built)
         self.console.begin(steps, first)
+        pace = Pace()
         done = saved = learned = first - 1
         with Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records:
             try:
@@ -313,6 +314,8 @@ class _Run:
                     done = result.step
                     ended = done == steps or self._over_budget() is not None
                     self.console.step(done, with_speed(result.metrics), shown_sample(result.rollouts))
+                    for line in pace.judge(result.metrics):
+                        self.console.event(line)
                     alarms = watch.judge(done, result.metrics)
                     records.write_alarms(alarms)
                     self._sound(built, alarms)

@@ -1,6 +1,7 @@
 """Monitors: what goes wrong in distillation, looked for in every step, and what is done about it."""
 
 from practicum.diagnosis.monitors.history import History, Seen
+from practicum.diagnosis.monitors.pace import Pace
 from practicum.diagnosis.monitors.readings import heldout, read
 from practicum.diagnosis.monitors.rules import Finding, Limits
 from practicum.diagnosis.monitors.settings import ACTIONS, Action, MonitorSettings, MonitorsSection
@@ -18,6 +19,7 @@ __all__ = [
     "Monitor",
     "MonitorSettings",
     "MonitorsSection",
+    "Pace",
     "Seen",
     "Watch",
     "gravest",

@@ -1,7 +1,7 @@
 """The monitors: a new one is a function in `rules.py` and an entry here.
 
-M25 (time of each phase against a plan) and M28 (budgets) read the clock, and nothing here does: what a monitor says must come out
-the same however often a run is resumed.
+M25 (the pace of each phase) reads the clock and stands by itself in `pace.py`, and M28 (budgets) is `train.budget`: what a monitor
+here says must come out the same however often a run is resumed.
 """
 
 from collections.abc import Callable

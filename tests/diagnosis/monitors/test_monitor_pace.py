@@ -1,0 +1,31 @@
+"""The pace of each phase against the run's own beginning."""
+
+from practicum.diagnosis.monitors.pace import BASELINE, PERSISTENCE, Pace
+
+
+def step(sample: float, update: float = 1.0, length: float = 5.0) -> dict[str, float]:
+    return {"rollouts": 2.0, "length": length, "seconds_sample": sample, "seconds_update": update}
+
+
+def test_a_phase_that_slows_down_is_named_once_after_some_steps() -> None:
+    pace = Pace()
+    assert [line for _ in range(BASELINE) for line in pace.judge(step(1.0))] == []
+    said = [pace.judge(step(3.0)) for _ in range(2 * PERSISTENCE)]
+    assert [len(lines) for lines in said] == [0] * (PERSISTENCE - 1) + [1] + [0] * PERSISTENCE
+    assert said[PERSISTENCE - 1] == [
+        "M25 pace: sample takes 3 times the seconds a token that it took in the first 10 steps"
+    ]
+    pace.judge(step(1.0))
+    assert sum(len(pace.judge(step(0.2))) for _ in range(PERSISTENCE)) == 1, "faster is off the pace too"
+
+
+def test_longer_answers_take_longer_and_one_slow_step_says_nothing() -> None:
+    pace = Pace()
+    for _ in range(BASELINE):
+        pace.judge(step(1.0))
+    assert not any(pace.judge(step(4.0, 4.0, length=20.0)) for _ in range(2 * PERSISTENCE))
+    assert not any(pace.judge(step(9.0 if number % PERSISTENCE == 0 else 1.0)) for number in range(20))
+
+
+def test_a_step_without_tokens_or_clock_is_passed_over() -> None:
+    assert Pace().judge({"rollouts": 0.0, "length": 0.0, "seconds_sample": 1.0}) == [] == Pace().judge({})
