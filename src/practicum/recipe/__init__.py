@@ -1,0 +1,42 @@
+"""The recipe: the whole run as typed data, read from YAML with every mistake reported at once.
+
+`schema` says what a recipe is, of `sections` and plugins; `possible` what cannot go together; `files` finds and reads YAML;
+`overrides` changes it; `reading` makes the recipe.
+"""
+
+from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_recipe, read_yaml, recipe_names
+from practicum.recipe.overrides import override, whole_path
+from practicum.recipe.possible import capability_problems, truncation_problem
+from practicum.recipe.reading import load_recipe, parse_recipe
+from practicum.recipe.schema import Recipe, resolved
+from practicum.recipe.sections import (
+    Budget,
+    EvaluationConfig,
+    OptimizerConfig,
+    Prices,
+    RolloutConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "Budget",
+    "EvaluationConfig",
+    "OptimizerConfig",
+    "Prices",
+    "Recipe",
+    "RolloutConfig",
+    "TrainConfig",
+    "capability_problems",
+    "find_recipe",
+    "load_recipe",
+    "merged",
+    "override",
+    "packaged_recipes",
+    "parse_recipe",
+    "read_recipe",
+    "read_yaml",
+    "recipe_names",
+    "resolved",
+    "truncation_problem",
+    "whole_path",
+]

@@ -1,0 +1,98 @@
+"""The recipe: the whole run as typed data."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from practicum.diagnosis.monitors import MonitorsSection
+from practicum.model_config import StudentConfig
+from practicum.objective import Objective
+from practicum.plugins import Plugin, module_of
+from practicum.recipe.mistakes import validated
+from practicum.recipe.possible import capability_problems, truncation_problem
+from practicum.recipe.sections import EvaluationConfig, OptimizerConfig, Prices, RolloutConfig, TrainConfig
+from practicum.rollouts import source_problems
+from practicum.schedule import Schedule, planned, put_in
+
+RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
+
+
+class Recipe(BaseModel):
+    """A whole run. Unknown keys are errors; every default is a vetted value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str = Field(
+        default="run", pattern=RUN_NAME, description="the run folder's name; the recipe file's by default"
+    )
+    about: str = ""
+    paper: str | None = Field(default=None, description="the arXiv number or the address of what it reproduces")
+    claim: str | None = Field(default=None, description="what the paper reports, and in which setting")
+    differs: str | None = Field(default=None, description="what this reproduction leaves out or does otherwise")
+    slot: str | None = Field(default=None, description="its place in a pipeline, such as cold_start or consolidation")
+    seed: int = Field(default=0, ge=0)
+    base_dir: str = Field(default=".", description="where relative paths start; set to the recipe's folder when read")
+    student: StudentConfig
+    teacher: Plugin("teachers") = Field(default_factory=lambda: module_of("teachers", "none").Config())  # type: ignore[valid-type]
+    reference: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
+        default=None, description="a second teacher, for terms with `against: reference` and targets that name it"
+    )
+    task: Plugin("tasks")  # type: ignore[valid-type]
+    rollout: RolloutConfig = RolloutConfig()
+    objective: Objective = Objective()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    monitors: MonitorsSection = Field(
+        default={}, description="what is done differently about a monitor, by its id: see [monitors](monitors.md)"
+    )
+    tracking: Plugin("trackers") | None = Field(  # type: ignore[valid-type]
+        default=None, description="a service that metrics go to besides the run folder"
+    )
+    prices: Prices | None = Field(default=None, description="what things cost, to show money beside the rest")
+    prompt_tokens: int = Field(default=2048, ge=1, description="longer prompts are rejected, and counted")
+    schedules: dict[str, Schedule] = Field(
+        default={}, description="numbers that change from step to step, by their place; written there as `linear(1, 0)`"
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Recipe":
+        problems = capability_problems(self.objective, self.teacher.capabilities(), self.teacher.type)
+        if self.reference is not None:
+            capabilities = self.reference.capabilities()
+            problems += capability_problems(self.objective, capabilities, self.reference.type, "reference")
+        elif self.objective.reference_signal is not None:
+            problems.append(
+                "objective: a term asks the reference and there is none; write reference: {type: self, weights: frozen} for the "
+                "student as it began, or another teacher"
+            )
+        problems += source_problems(self.rollout.source, self.teacher.capabilities(), self.teacher.type)
+        problem = truncation_problem(self.objective, self.rollout)
+        if problems or problem:
+            raise ValueError("; ".join([*problems, *([problem] if problem else [])]))
+        return self
+
+    @property
+    def longest_answer(self) -> int:
+        """The largest number of new tokens that a rollout or an evaluation may have at any step."""
+        schedule = self.schedules.get("rollout.max_new_tokens")
+        numbers = [] if schedule is None else [planned(schedule, step, self.train.steps) for step in self._steps]
+        return max(self.rollout.max_new_tokens, self.evaluation.max_new_tokens or 0, *map(round, numbers))
+
+    @property
+    def _steps(self) -> range:
+        return range(1, self.train.steps + 1)
+
+    def at(self, numbers: Mapping[str, float]) -> "Recipe":
+        """The recipe with some of its numbers set; RecipeError where that makes it impossible."""
+        if not numbers:
+            return self
+        data = resolved(self)
+        put_in(data, numbers)
+        return validated(Recipe, data, self.name)
+
+
+def resolved(recipe: Recipe) -> dict[str, Any]:
+    """The recipe with every default filled in, as JSON data that reads back to the same recipe."""
+    return json.loads(recipe.model_dump_json())
