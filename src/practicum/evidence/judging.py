@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from practicum.evidence.results import Results
-from practicum.evidence.study import Better, Claim, Cost, Reaches, Test, Tie
+from practicum.evidence.study import Better, Claim, Cost, Reaches, Rises, Robust, Test, Tie
 from practicum.statistics import Interval, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]
@@ -46,8 +46,12 @@ def judge(test: Test, results: Results) -> Judgement:
             return _tie(test, results)
         case Reaches():
             return _reaches(test, results)
+        case Rises():
+            return _rises(test, results)
         case Cost():
             return _cost(test, results)
+        case Robust():
+            return _robust(test, results)
 
 
 def _better(test: Better, results: Results) -> Judgement:
@@ -96,6 +100,19 @@ def _reaches(test: Reaches, results: Results) -> Judgement:
     )
 
 
+def _rises(test: Rises, results: Results) -> Judgement:
+    end, start = results.values(test.rises, "accuracy"), results.values(test.rises, "accuracy", "start")
+    values = [end[seed] - start[seed] for seed in sorted(end.keys() & start.keys())]
+    what = f"{test.rises}, accuracy from start to end"
+    if not values:
+        return Judgement("missing", f"{what}: not run")
+    found = t_interval(values)
+    if found is None:
+        return Judgement("unresolved", f"{what}: {values[0]:+.3f} (one seed)")
+    answer: Answer = "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
+    return Judgement(answer, f"{what}: {_signed(found)}")
+
+
 def _cost(test: Cost, results: Results) -> Judgement:
     """Seeds in which the dearer arm never arrives count with all that it spent, which is a lower bound."""
     dear = results.spent_until(test.cost, test.level, test.unit)
@@ -105,17 +122,41 @@ def _cost(test: Cost, results: Results) -> Judgement:
     seeds = sorted(dear.keys() & cheap.keys())
     if not seeds:
         return Judgement("missing", f"{what}: not run")
-    if any(cheap[seed] is None for seed in seeds):
+    if any(not cheap[seed] for seed in seeds):
         return Judgement("unresolved", f"{what}: {test.over} does not arrive in every seed")
-    ratios = [(dear[seed] or whole[seed]) / max(cheap[seed] or 0.0, 1e-9) for seed in seeds]
+    ratios = [(dear[seed] or whole[seed]) / (cheap[seed] or 1.0) for seed in seeds]
     never = sum(dear[seed] is None for seed in seeds)
+    note = f", at least, as {test.cost} does not arrive in {never} of {len(seeds)} seeds" if never else ""
+    shown = f"{what}: {min(ratios):.1f} to {max(ratios):.1f}{note}"
+    return Judgement(_within(test, ratios, never) if len(seeds) > 1 else "unresolved", shown)
+
+
+def _within(test: Cost, ratios: Sequence[float], never: int) -> Answer:
+    """Whether every seed's ratio is as it should be, none is, or some; a lower bound denies nothing but a limit from above."""
     low, high = min(ratios), max(ratios)
-    sign = "at least " if never else ""
-    note = f"; {test.cost} does not arrive in {never} of {len(seeds)} seeds" if never else ""
-    answer: Answer = "yes" if low >= test.factor else "unresolved" if never or len(seeds) < 2 else "no"
-    if answer == "no" and high >= test.factor:
-        answer = "unresolved"
-    return Judgement(answer, f"{what}: {sign}{low:.1f} to {high:.1f}{note}")
+    if test.most is not None and (never or low > test.most):
+        return "no" if low > test.most else "unresolved"
+    fits = (test.factor is None or low >= test.factor) and (test.most is None or high <= test.most)
+    if fits:
+        return "yes"
+    return "no" if not never and test.factor is not None and high < test.factor else "unresolved"
+
+
+def _robust(test: Robust, results: Results) -> Judgement:
+    """From the sweep alone: one seed a learning rate."""
+    scores = {row["learning_rate"]: row["accuracy"] or 0.0 for row in results.tried if row["arm"] == test.robust}
+    what = f"{test.robust}, over learning rates within a factor of {test.within:g}"
+    if len(scores) < 2:
+        return Judgement("missing", f"{what}: not run")
+    best = max(scores, key=lambda rate: scores[rate])
+    near = [
+        score
+        for rate, score in scores.items()
+        if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
+    ]
+    loss = scores[best] - min(near)
+    answer: Answer = "yes" if loss <= test.loses and len(near) > 1 else "no"
+    return Judgement(answer, f"{what}: {min(near):.2f} to {scores[best]:.2f}, best at {best:g}")
 
 
 def _differences(one: str, other: str, measure: str, at: str | int, results: Results) -> list[float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from practicum.evidence.judging import judged
 from practicum.evidence.results import Results
-from practicum.evidence.study import Claim, Loaded
+from practicum.evidence.study import Claim, Loaded, measures_of
 from practicum.statistics import t_interval
 
 
@@ -60,10 +60,9 @@ def _section(study: Loaded, results: Results) -> str:
 
 def _arms(study: Loaded, results: Results) -> str:
     """One row an arm with every measure that a claim speaks of, and what it cost."""
-    wanted = [test.measure for claim in study.spec.claims for test in claim.tests if test.kind != "cost"]
     measures = [
         name
-        for name in dict.fromkeys(["accuracy", *wanted])
+        for name in measures_of(study.spec)
         if any(name in results.readings.get(arm, {}) for arm in study.spec.arms)
     ]
     costs = [name for name in ("spent/flops",) if any(name in mine for mine in results.readings.values())]

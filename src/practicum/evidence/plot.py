@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from practicum.evidence.results import Moment, Results
-from practicum.evidence.study import Loaded
+from practicum.evidence.study import Loaded, measures_of
 from practicum.statistics import t_interval
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d")
@@ -36,8 +36,7 @@ def plot(study: Loaded, results: Results, measure: str = "accuracy") -> str:
 
 def _other_measure(study: Loaded, results: Results) -> tuple[list[str], str]:
     """The first measure that the claims speak of and some arm has."""
-    wanted = [test.measure for claim in study.spec.claims for test in claim.tests if test.kind != "cost"]
-    for measure in wanted:
+    for measure in measures_of(study.spec):
         arms = [arm for arm in study.spec.arms if results.readings.get(arm, {}).get(measure)]
         if arms:
             return arms, measure

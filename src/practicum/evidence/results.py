@@ -43,14 +43,16 @@ class Results:
     def values(self, arm: str, measure: str, at: str | int = "end", among: Sequence[str] = ()) -> dict[int, float]:
         """A measure of an arm by seed, where it was taken.
 
-        At `equal_flops` it is the accuracy when the arm had spent what the thriftiest of `among` spent in all; at a step the
-        last accuracy until then.
+        At the `start` it is the accuracy before any training, at `equal_flops` that when the arm had spent what the thriftiest of
+        `among` spent in all, and at a step the last one until then.
         """
         if at == "end":
             return dict(self.readings.get(arm, {}).get(measure, {}))
         if measure != "accuracy":
             raise DataError(f"{self.name}: {measure} is known at the end of a run alone; write at: end")
         curves = self.curves.get(arm, {})
+        if at == "start":
+            return {seed: curve[0].accuracy for seed, curve in curves.items()}
         if isinstance(at, int):
             return {seed: _at(curve, "steps", float(at)) for seed, curve in curves.items()}
         return {seed: _at(curve, "flops", self._least_flops(seed, (arm, *among))) for seed, curve in curves.items()}

@@ -3,7 +3,7 @@
 It is one YAML file: a recipe (with `stages` where models have to be made first) and beside its keys those of `Reproduction`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,12 @@ from practicum.recipe import merged, packaged_recipes, read_recipe, validated
 FOLDER = "reproductions"
 """The folder of the packaged reproductions among the packaged recipes."""
 
+TEACHER = "teacher"
+"""What tests call the teacher's own answers to the held-out prompts, beside the arms."""
+
 Unit = Literal["steps", "flops", "tokens"]
+At = Literal["start", "end", "equal_flops"] | int
+"""Where a measure is taken: before the training, after it, when equal FLOPs were spent, or at a step."""
 
 
 class _Part(BaseModel):
@@ -32,7 +37,7 @@ class Better(_Part):
     than: str
     by: float = Field(default=0.0, ge=0)
     measure: str = "accuracy"
-    at: Literal["end", "equal_flops"] | int = Field(default="end", description="or a step")
+    at: At = Field(default="end", description="or a step")
 
 
 class Tie(_Part):
@@ -42,7 +47,7 @@ class Tie(_Part):
     tie: tuple[str, str]
     within: float = Field(gt=0)
     measure: str = "accuracy"
-    at: Literal["end", "equal_flops"] | int = "end"
+    at: At = "end"
 
 
 class Reaches(_Part):
@@ -53,21 +58,42 @@ class Reaches(_Part):
     least: float | None = None
     most: float | None = None
     measure: str = "accuracy"
-    at: Literal["end", "equal_flops"] | int = "end"
+    at: At = "end"
+
+
+class Rises(_Part):
+    """An arm's accuracy rises from start to end by at least `by`; one below zero is how far it may fall."""
+
+    kind: Literal["rises"] = "rises"
+    rises: str
+    by: float = 0.0
 
 
 class Cost(_Part):
-    """`cost` spends at least `factor` times what `over` spends until the held-out accuracy is `level` for the first time."""
+    """What `cost` spends over what `over` spends until the held-out accuracy is `level` for the first time.
+
+    The ratio has to be `factor` or more, or `most` or less.
+    """
 
     kind: Literal["cost"] = "cost"
     cost: str
     over: str
     level: float = Field(gt=0, le=1)
-    factor: float = Field(gt=0)
+    factor: float | None = Field(default=None, gt=0)
+    most: float | None = Field(default=None, gt=0)
     unit: Unit = "flops"
 
 
-Test = Better | Tie | Reaches | Cost
+class Robust(_Part):
+    """Every learning rate within a factor of `within` of the arm's best one ends no more than `loses` below it, in the sweep."""
+
+    kind: Literal["robust"] = "robust"
+    robust: str
+    within: float = Field(default=3.0, gt=1)
+    loses: float = Field(default=0.1, ge=0)
+
+
+Test = Better | Tie | Reaches | Rises | Cost | Robust
 
 
 class Claim(_Part):
@@ -102,6 +128,7 @@ class Reproduction(_Part):
 
     question: str
     measure: Plugin("evidence.measures") = Field(default_factory=lambda: _compared())  # type: ignore[valid-type]
+    set: dict[str, Any] = Field(default={}, description="what all arms change in the recipe, which its stages keep")
     arms: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")], ArmOf]
     learning_rates: tuple[float, ...] = Field(default=(), description="tried for every arm; none: the recipe's own")
     quick: Form = Form(seeds=1, sweep=False)
@@ -130,7 +157,7 @@ class Loaded(_Part):
     def data_of(self, arm: str, form: Form) -> dict[str, Any]:
         """The data of an arm's recipe; models may be `{stage: NAME}`."""
         base = {key: value for key, value in self.recipe.items() if key != "stages"}
-        return merged(merged(base, form.set), self.spec.arms[arm].set)
+        return merged(merged(merged(base, self.spec.set), form.set), self.spec.arms[arm].set)
 
 
 def reproduction_names() -> list[str]:
@@ -157,7 +184,7 @@ def load_reproduction(source: str | Path) -> Loaded:
 
 def _check_arms(spec: Reproduction, source: str) -> None:
     """RecipeError where a test names an arm that there is not."""
-    known = [*spec.arms]
+    known = [*spec.arms, TEACHER]
     for place, claim in enumerate(spec.claims):
         for test in claim.tests:
             for arm in arms_of(test):
@@ -174,14 +201,24 @@ def arms_of(test: Test) -> tuple[str, ...]:
             return test.tie
         case Reaches():
             return (test.reaches,)
+        case Rises():
+            return (test.rises,)
+        case Robust():
+            return (test.robust,)
         case Cost():
             return test.cost, test.over
 
 
-def placed(section: Any, folders: Mapping[str, str]) -> Any:
-    """The section with a folder for every model that is written `{stage: NAME}`."""
+def measures_of(spec: Reproduction) -> list[str]:
+    """The measures that the claims speak of, accuracy first."""
+    wanted = [test.measure for claim in spec.claims for test in claim.tests if isinstance(test, Better | Tie | Reaches)]
+    return list(dict.fromkeys(["accuracy", *wanted]))
+
+
+def placed(section: Any, model_of: Callable[[Mapping[str, Any]], str]) -> Any:
+    """The section with a folder for every model that is written `{stage: NAME}` or `{average: [NAME, ...]}`."""
     if isinstance(section, Mapping):
-        if set(section) == {"stage"}:
-            return folders[str(section["stage"])]
-        return {key: placed(value, folders) for key, value in section.items()}
+        if set(section) in ({"stage"}, {"average"}):
+            return model_of(section)
+        return {key: placed(value, model_of) for key, value in section.items()}
     return section

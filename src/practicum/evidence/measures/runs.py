@@ -1,26 +1,30 @@
 """Runs every arm by `practicum compare`: first a sweep over learning rates with a seed of its own, then the seeds that count."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
+from safetensors.torch import load_file, save_file
 
 from practicum import pipeline
 from practicum.assembly import build_task, scratch_folder
 from practicum.diagnosis.compare import Findings, Outcome, Settings, compare
 from practicum.errors import PracticumError
 from practicum.evidence.results import Moment, Results
-from practicum.evidence.study import ArmOf, Form, Loaded, placed
+from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.ports import Task
 from practicum.recipe import Recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.statistics import pass_at_k
 from practicum.tracking import Console
+
+ModelOf = Callable[[Mapping[str, Any]], str]
 
 TUNING_SEED = 1000
 """The seed of the sweep, which is none of those that count."""
@@ -36,25 +40,28 @@ class Config(BaseModel):
 def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
     """Make the models, sweep, run, and read what the runs left."""
     torch.set_num_threads(1)
-    folders = made_models(study, home, console)
+    model_of = models_of(study, home, console)
     tried: list[dict[str, Any]] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
     rates = {name: _rates(arm, study) for name, arm in study.spec.arms.items()} if form.sweep else {}
     swept = {name: found for name, found in rates.items() if len(found) > 1}
     if swept:
         files = {
-            f"{arm}-lr{rate:g}": _file(study, arm, form, rate, folders, home) for arm in swept for rate in swept[arm]
+            f"{arm}-lr{rate:g}": _file(study, arm, form, rate, model_of, home) for arm in swept for rate in swept[arm]
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
         tried = _tried(found, swept)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
-    files = {arm: _file(study, arm, form, chosen[arm], folders, home) for arm in study.spec.arms}
+    files = {arm: _file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
     return Results(
         name=study.name,
         form="",
         seeds=list(range(form.seeds)),
-        readings=_by_arm(found, lambda outcome: _readings(home / "runs" / outcome.folder, outcome), swap=True),
+        readings={
+            **_by_arm(found, lambda outcome: _readings(home / "runs" / outcome.folder, outcome), swap=True),
+            **_of_teacher(found, home / "runs"),
+        },
         curves=_by_arm(found, _curve),
         alarms=_by_arm(found, lambda outcome: _alarms(home / "runs" / outcome.folder)),
         tried=tried,
@@ -63,14 +70,35 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
     )
 
 
-def made_models(study: Loaded, home: Path, console: Console) -> dict[str, str]:
-    """The folders of the models that the recipe's `stages` make, by the stages' names; run once for all arms and seeds."""
-    if "stages" not in study.recipe:
-        return {}
-    found = pipeline.parse_pipeline({**study.recipe, "name": "stages"}, study.name)
-    begun = (home / "stages" / "pipeline.json").is_file()
-    pipeline.run(found, out=home, resume=begun, console=console)
-    return {stage.name: str(home / "stages" / "stages" / stage.folder / "model") for stage in found.stages}
+def models_of(study: Loaded, home: Path, console: Console) -> ModelOf:
+    """Finds the models that the recipe's `stages` make, which are run once for all arms and seeds, and averages of them."""
+    folders: dict[str, Path] = {}
+    if "stages" in study.recipe:
+        found = pipeline.parse_pipeline({**study.recipe, "name": "stages"}, study.name)
+        begun = (home / "stages" / "pipeline.json").is_file()
+        pipeline.run(found, out=home, resume=begun, console=console)
+        folders = {stage.name: home / "stages" / "stages" / stage.folder / "model" for stage in found.stages}
+
+    def model_of(model: Mapping[str, Any]) -> str:
+        if "stage" in model:
+            return str(folders[model["stage"]])
+        return str(_average([folders[name] for name in model["average"]], home / "models"))
+
+    return model_of
+
+
+def _average(folders: Sequence[Path], models: Path) -> Path:
+    """A model folder with the mean of the others' weights, made once (model soups, arXiv 2203.05482)."""
+    name = hashlib.sha256("\n".join(map(str, folders)).encode()).hexdigest()[:12]
+    folder = models / f"average-{name}"
+    if not folder.is_dir():
+        weights = [load_file(one / "model.safetensors") for one in folders]
+        mean = {key: torch.stack([one[key] for one in weights]).mean(dim=0) for key in weights[0]}
+        temporary = folder.with_name(f"{folder.name}.tmp")
+        shutil.copytree(folders[0], temporary, dirs_exist_ok=True)
+        save_file(mean, temporary / "model.safetensors", metadata={"format": "pt"})
+        temporary.rename(folder)
+    return folder
 
 
 def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
@@ -91,11 +119,9 @@ def _rates(arm: ArmOf, study: Loaded) -> Sequence[float]:
     return arm.learning_rates or study.spec.learning_rates
 
 
-def _file(
-    study: Loaded, arm: str, form: Form, rate: float | None, folders: Mapping[str, str], home: Path
-) -> tuple[str, Path]:
+def _file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> tuple[str, Path]:
     """An arm's recipe as a file, with its learning rate."""
-    data = placed(study.data_of(arm, form), folders)
+    data = placed(study.data_of(arm, form), model_of)
     recipe = parse_recipe(data, f"{study.name}, arm {arm}")
     task = build_task(recipe, None, lambda text: None)
     data |= {
@@ -180,6 +206,16 @@ def _readings(folder: Path, outcome: Outcome) -> dict[str, float]:
     numbers |= _over_answers(after["answers"])
     numbers |= {f"spent/{unit}": amount for unit, amount in outcome.spent.items()}
     return {name: value for name, value in numbers.items() if value is not None}
+
+
+def _of_teacher(found: Findings, home: Path) -> dict[str, Any]:
+    """The teacher's own accuracy where an arm evaluated it; the first arm's teacher speaks for all."""
+    scores: dict[int, float] = {}
+    for outcome in found.outcomes:
+        saved = read_json(home / outcome.folder / "before.json")["teacher"]
+        if saved is not None and saved["accuracy"] is not None:
+            scores.setdefault(outcome.seed, saved["accuracy"]["mean"])
+    return {TEACHER: {"accuracy": scores}} if scores else {}
 
 
 def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
