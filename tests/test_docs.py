@@ -27,6 +27,8 @@ from practicum import errors, model_config, plugins, recipe, rollouts
 from practicum.cli.app import app
 from practicum.diagnosis import doctor
 from practicum.diagnosis.monitors import MONITORS, MonitorSettings
+from practicum.evidence import Results, evidence_page, load_reproduction, read_results, reproduction_names
+from practicum.evidence.plot import plot
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.objective import Objective, Term, choices
 from practicum.pipeline import parse_pipeline
@@ -351,8 +353,24 @@ def _recipes() -> str:
     return _table(["recipe", "about"], rows)
 
 
+def _stored() -> dict[str, Results]:
+    """The results that `practicum reproduce` left and that stand beside the page."""
+    return {path.stem: read_results(path) for path in sorted((DOCS / "evidence").glob("*.json"))}
+
+
+def _evidence() -> str:
+    return evidence_page([load_reproduction(name) for name in reproduction_names()], _stored()) + "\n"
+
+
+def evidence_plots() -> dict[Path, str]:
+    """The plot of every stored result."""
+    folder = DOCS / "img" / "evidence"
+    return {folder / f"{name}.svg": plot(load_reproduction(name), found) for name, found in _stored().items()}
+
+
 GENERATORS: dict[str, Callable[..., str]] = {
     "divergences": _divergences,
+    "evidence": _evidence,
     "weights": _weights,
     "samples": _samples,
     "advantages": _advantages,
@@ -455,6 +473,11 @@ PYTHON_PAGES = sorted({page for page, _, _ in _blocks("python")})
 def test_generated_parts_are_what_the_code_says(page):
     text = page.read_text(encoding="utf-8")
     assert rewrite(text) == text, f"{page.name} is out of date; run: python -m tests.test_docs"
+
+
+def test_plots_are_those_of_the_stored_results():
+    for path, content in evidence_plots().items():
+        assert path.read_text(encoding="utf-8") == content, f"{path.name} is out of date; run: python -m tests.test_docs"
 
 
 def test_every_recipe_key_has_a_meaning():
@@ -565,6 +588,9 @@ def test_every_module_of_the_plug_in_rooms_is_listed():
 
 
 if __name__ == "__main__":
+    for file, drawn in evidence_plots().items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(drawn, encoding="utf-8")
     for file in PAGES:
         before = file.read_text(encoding="utf-8")
         if rewrite(before) != before:

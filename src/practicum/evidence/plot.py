@@ -109,12 +109,12 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return (0.0 if low >= 0 else low - room), high + room
 
 
-def _axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+def _axis(low: float, high: float, start: float | int, end: float | int) -> Callable[[float | int], float]:
     return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
 
 
 def _grid(
-    low: float, high: float, place: Callable[[float], float], first: float, last: float, vertical: bool
+    low: float, high: float, place: Callable[[float], float], first: float | int, last: float | int, vertical: bool
 ) -> list[str]:
     """Lines at round values with their numbers."""
     rough = ((high - low) or 1.0) / 4

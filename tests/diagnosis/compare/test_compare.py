@@ -13,7 +13,7 @@ import pytest
 from toy import command, environment, forked, make_model, rows, write_recipe
 
 from practicum.diagnosis.compare import Arm, Budget, Settings, compare, design, findings
-from practicum.diagnosis.compare.arms import split
+from practicum.diagnosis.compare.arms import ENDING, recipe_of, split
 from practicum.diagnosis.compare.outcomes import Failure, Outcome, Point, read_outcome
 from practicum.diagnosis.compare.page import write_page
 from practicum.diagnosis.compare.running import free_memory, jobs_of
@@ -254,6 +254,15 @@ def test_an_arms_own_changes_win_over_those_of_all():
     assert [found.recipes[name][0].optimizer.learning_rate for name in "ab"] == [0.5, 0.1]
     assert found.recipes["a"][0].train.steps == 7
     assert found.recipes["a"][0].train.threads == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "action"), [((), "warn"), (("monitors.M4=pause",), "pause"), (("monitors=off",), "off")]
+)
+def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
+    found = recipe_of(Arm("one", "smoke/toy", own), 0, Budget())
+    assert found.monitors["M4"].action == action
+    assert all(found.monitors[name].action in ("warn", action) for name in ENDING)
 
 
 @pytest.mark.parametrize("text", ["flops", "flops=many", "flops=-1", "euros=3", "tokens=0", "steps=nan"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.assembly import build_task
+from practicum.diagnosis.monitors import MONITORS
 from practicum.errors import RecipeError
 from practicum.recipe import Recipe, load_recipe
 from practicum.types import Prompt
@@ -29,6 +30,10 @@ EVALUATIONS = 8
 
 CHECKPOINTS = 4
 """How often a run is saved on its way, unless its recipe says."""
+
+
+ENDING = tuple(name for name, monitor in MONITORS.items() if monitor.ends)
+"""The monitors that may end a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +152,20 @@ def design(
 
 
 def recipe_of(arm: Arm, seed: int, budget: Budget, common: Sequence[str] = ()) -> Recipe:
-    """An arm's recipe for a seed, saved and evaluated on its way, on one torch thread."""
+    """An arm's recipe for a seed, saved and evaluated on its way, on one torch thread.
+
+    No monitor ends a run unless the recipe says so: an arm that collapses has to count, and not to be left out.
+    """
     plain = load_recipe(arm.source, [*common, *arm.overrides, *budget.overrides()])
     steps, train, evaluation = plain.train.steps, plain.train, plain.evaluation
+    spoken = [f"monitors.{name}=warn" for name in ENDING if name not in plain.monitors]
     return load_recipe(
         arm.source,
         [
             "train.threads=1",
             f"train.checkpoint_every={train.checkpoint_every or max(1, steps // CHECKPOINTS)}",
             f"evaluation.every={evaluation.every or max(1, steps // EVALUATIONS)}",
+            *spoken,
             *common,
             *arm.overrides,
             *budget.overrides(),

@@ -37,6 +37,11 @@ class Monitor:
     persistence: int = 2
     worse: tuple[float, str] | None = None
 
+    @property
+    def ends(self) -> bool:
+        """Whether it may end a run."""
+        return bool({self.action, self.worse[1] if self.worse else ""} & {"pause", "stop"})
+
 
 MONITORS: dict[str, Monitor] = {
     monitor.id: monitor

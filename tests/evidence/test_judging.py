@@ -1,0 +1,127 @@
+"""Verdicts are computed: from numbers written by hand here, and always from all seeds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from practicum.errors import DataError
+from practicum.evidence import Results
+from practicum.evidence.judging import judge, judged, verdict
+from practicum.evidence.results import Moment, read_results, write_results
+from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Tie
+
+
+def results(**arms: list[float]) -> Results:
+    """Arms with an accuracy a seed, and a straight way there over ten steps of 100 operations each."""
+    curves = {
+        arm: {
+            seed: [Moment({"steps": 0.0, "flops": 0.0}, 0.0)]
+            + [Moment({"steps": float(step), "flops": 100.0 * step}, value * step / 10) for step in range(1, 11)]
+            for seed, value in enumerate(values)
+        }
+        for arm, values in arms.items()
+    }
+    readings = {arm: {"accuracy": dict(enumerate(values))} for arm, values in arms.items()}
+    return Results("hand", "full", [0, 1, 2], readings, curves)
+
+
+CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
+
+
+@pytest.mark.parametrize(
+    ("test", "arms", "answer", "shown"),
+    [
+        (Better(better="one", than="other"), CLOSE, "yes", "one - other, accuracy: +0.107 [+0.092, +0.121]"),
+        (Better(better="one", than="other", by=0.2), CLOSE, "no", "+0.107"),
+        (Better(better="other", than="one"), CLOSE, "no", "-0.107"),
+        (Better(better="one", than="other"), {"one": [0.5, 0.9, 0.7], "other": [0.6] * 3}, "unresolved", "+0.100"),
+        (Better(better="one", than="other"), {"one": [0.5], "other": [0.2]}, "unresolved", "+0.300 (one seed)"),
+        (Better(better="one", than="gone"), CLOSE, "missing", "not run"),
+        (Better(better="one", than="other", at=5), CLOSE, "yes", "accuracy at step 5: +0.053"),
+        (Better(better="one", than="other", at="equal_flops"), CLOSE, "yes", "accuracy at equal FLOPs: +0.107"),
+        (Tie(tie=("one", "other"), within=0.2), CLOSE, "yes", "+0.107"),
+        (Tie(tie=("one", "other"), within=0.05), CLOSE, "no", "+0.107"),
+        (Tie(tie=("one", "other"), within=0.11), CLOSE, "unresolved", "+0.107"),
+        (Reaches(reaches="one", least=0.8), CLOSE, "yes", "one, accuracy: 0.810 [0.785, 0.835]"),
+        (Reaches(reaches="one", least=0.9), CLOSE, "no", "0.810"),
+        (Reaches(reaches="one", most=0.5), CLOSE, "no", "0.810"),
+        (Rises(rises="one", by=0.5), CLOSE, "yes", "one, accuracy from start to end: +0.810"),
+        (Ratio(ratio="one", over="other", measure="accuracy", least=1.1), CLOSE, "yes", "1.2 [1.1, 1.2]"),
+        (Ratio(ratio="one", over="other", measure="accuracy", most=1.1), CLOSE, "no", "1.2"),
+        (Ratio(ratio="one", over="other", measure="accuracy", least=2), CLOSE, "no", "1.2"),
+    ],
+)
+def test_a_test_answers_with_its_number(test, arms, answer, shown):
+    found = judge(test, results(**arms))
+    assert (found.answer, shown in found.shown) == (answer, True), found
+
+
+def test_costs_are_read_where_a_level_is_first_reached():
+    fast, slow = [1.0, 1.0], [0.5, 0.5]
+    found = judge(Cost(cost="slow", over="fast", level=0.4, factor=2), results(fast=fast, slow=slow))
+    assert found.answer == "yes"
+    assert "2.0 to 2.0" in found.shown
+    assert judge(Cost(cost="slow", over="fast", level=0.4, factor=3), results(fast=fast, slow=slow)).answer == "no"
+    assert judge(Cost(cost="slow", over="fast", level=0.4, most=2), results(fast=fast, slow=slow)).answer == "yes"
+    assert judge(Cost(cost="slow", over="fast", level=0.4, most=1), results(fast=fast, slow=slow)).answer == "no"
+
+
+def test_an_arm_that_never_arrives_gives_a_lower_bound():
+    found = judge(Cost(cost="never", over="fast", level=0.4, factor=2), results(fast=[1.0] * 2, never=[0.2] * 2))
+    assert found.answer == "yes"
+    assert found.shown.endswith("2.5 to 2.5, at least, as never does not arrive in 2 of 2 seeds")
+    far = judge(Cost(cost="never", over="fast", level=0.4, factor=10), results(fast=[1.0] * 2, never=[0.2] * 2))
+    assert far.answer == "unresolved", "a lower bound denies nothing"
+    assert judge(Cost(cost="fast", over="never", level=0.4, factor=1), results(fast=[1.0], never=[0.2])).answer == (
+        "unresolved"
+    )
+
+
+def test_a_robust_arm_loses_little_near_its_best_learning_rate():
+    rows = [
+        {"arm": "one", "learning_rate": rate, "accuracy": score}
+        for rate, score in ((1e-3, 0.9), (3e-3, 0.85), (1e-2, 0.0))
+    ]
+    found = judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
+    assert found.answer == "yes"
+    assert "0.85 to 0.90, best at 0.001" in found.shown
+    rows[1] = {**rows[1], "accuracy": 0.5}
+    assert judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no"
+    rows[1] = {**rows[1], "accuracy": None}
+    assert judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no", (
+        "a failed run is a zero"
+    )
+
+
+def test_a_claim_holds_where_all_of_its_tests_do():
+    assert verdict(["yes", "yes"]) == "holds"
+    assert verdict(["yes", "no"]) == verdict(["yes", "unresolved"]) == "holds in part"
+    assert verdict(["no", "no"]) == "does not hold here"
+    assert verdict(["no", "unresolved"]) == verdict(["unresolved"]) == "not resolved"
+    assert verdict(["missing", "missing"]) == "not run"
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.lists(st.floats(0, 1), min_size=2, max_size=5))
+def test_better_and_worse_are_never_both_true(one, other):
+    found = results(one=one, other=other)
+    answers = {
+        judge(Better(better="one", than="other"), found).answer,
+        judge(Better(better="other", than="one"), found).answer,
+    }
+    assert answers != {"yes"}
+
+
+def test_results_read_back_to_the_same_verdicts(tmp_path):
+    written = results(**CLOSE)
+    write_results(tmp_path / "results.json", written)
+    read = read_results(tmp_path / "results.json")
+    claim = Claim(claim="c", paper="p", theirs="t", tests=(Better(better="one", than="other", at=5),))
+    assert judged(claim, read) == judged(claim, written)
+
+
+def test_a_measure_that_is_only_known_at_the_end_says_so(tmp_path):
+    with pytest.raises(DataError, match="length is known at the end of a run alone; write at: end"):
+        results(**CLOSE).values("one", "length", 5)
+    (tmp_path / "results.json").write_text('{"name": "x"}')
+    with pytest.raises(DataError, match=r"not the results of a reproduction .*run practicum reproduce again"):
+        read_results(tmp_path / "results.json")

@@ -1,0 +1,126 @@
+"""The packaged reproductions: every arm is a recipe, every test names an arm; and one of them runs."""
+
+import pytest
+import yaml
+
+from practicum.cli.listing import listing
+from practicum.errors import RecipeError
+from practicum.evidence import load_reproduction, read_results, reproduce, reproduction_names
+from practicum.evidence.study import placed
+from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", reproduction_names())
+def test_every_arm_is_a_recipe_in_both_forms(name):
+    study = load_reproduction(name)
+    for arm in study.spec.arms:
+        for form in (study.spec.quick, study.spec.full):
+            data = placed(study.data_of(arm, form), lambda model: "made")
+            recipe = parse_recipe({**data, "name": arm}, f"{name}, arm {arm}")
+            assert recipe.train.steps >= 1
+
+
+def test_reproductions_are_no_recipes_to_run():
+    assert not any(name.startswith("reproductions/") for name in recipe_names())
+    assert {path.stem for path in (packaged_recipes() / "reproductions").glob("*.yaml")} == set(reproduction_names())
+
+
+SMALL = {
+    "question": "Is more better?",
+    "student": {"model": {"hidden_size": 16, "layers": 1, "heads": 2, "seed": 1}},
+    "teacher": {
+        "type": "model",
+        "model": {"hidden_size": 16, "layers": 1, "heads": 2, "seed": 2, "pretrain": {"steps": 5}},
+    },
+    "task": {
+        "type": "reverse",
+        "seed": 0,
+        "shortest": 1,
+        "longest": 2,
+        "alphabet": "abcd",
+        "train_size": 8,
+        "heldout_size": 8,
+    },
+    "rollout": {"max_new_tokens": 4},
+    "train": {"steps": 2, "prompts_per_step": 4, "threads": 1},
+    "evaluation": {"prompts": 8, "samples": 2, "temperature": 1.0},
+    "learning_rates": [0.001, 0.01],
+    "arms": {
+        "reverse": {"about": "one", "set": {}},
+        "forward": {"about": "two", "set": {"objective": {"divergence": "forward_kl"}}, "learning_rates": [0.001]},
+    },
+    "full": {"seeds": 1},
+    "claims": [
+        {
+            "claim": "one is better",
+            "paper": "2306.13649",
+            "theirs": "1",
+            "tests": [
+                {"better": "reverse", "than": "forward"},
+                {"reaches": "forward", "measure": "pass@2", "least": 0.1},
+            ],
+        }
+    ],
+}
+
+
+def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    found = reproduce(file, full=True, out=tmp_path / "out")
+    results = read_results(found.folder / "results.json")
+    assert results == found.results
+    assert sorted(results.readings["reverse"]["accuracy"]) == [0]
+    assert [(row["arm"], row["learning_rate"]) for row in results.tried] == [("reverse", 0.001), ("reverse", 0.01)]
+    assert [row["chosen"] for row in results.tried].count(True) == 1
+    assert set(results.chosen) == {"reverse"}, "an arm with one learning rate is not swept"
+    assert {"pass@1", "pass@2", "distinct", "length", "spent/flops"} <= results.readings["forward"].keys()
+    assert "<svg" in (found.folder / "plot.svg").read_text()
+    with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
+        reproduce(file, full=True, out=tmp_path / "out")
+    again = reproduce(file, full=True, out=tmp_path / "out", resume=True)
+    assert again.results.readings == results.readings
+
+
+def test_a_gradient_is_measured_without_training(tmp_path):
+    file = tmp_path / "gradient.yaml"
+    sampled = {"about": "two", "set": {"objective": {"signal": "sampled", "estimator": "score_function"}}}
+    data = {
+        **SMALL,
+        "measure": {"type": "gradient", "quick_batches": 3},
+        "arms": {"full": {"about": "one", "set": {}}, "sampled": sampled},
+        "claims": [
+            {
+                "claim": "less noise",
+                "paper": "2306.08543",
+                "theirs": "1",
+                "tests": [{"ratio": "full", "over": "sampled", "measure": "signal_to_noise", "least": 3}],
+            }
+        ],
+    }
+    file.write_text(yaml.safe_dump(data))
+    found = reproduce(file, out=tmp_path / "out").results
+    assert found.readings["full"]["cosine"][0] == pytest.approx(1.0)
+    assert found.readings["sampled"]["cosine"][0] < 0.999
+    assert reproduce(file, out=tmp_path / "out", resume=True).results.readings == found.readings
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(
+        RecipeError, match="no reproduction 'tabel': not a file and not a packaged one; did you mean 'table'"
+    ):
+        load_reproduction("tabel")
+    file = tmp_path / "broken.yaml"
+    claims = [{**SMALL["claims"][0], "tests": [{"better": "revers", "than": "forward"}]}]
+    file.write_text(yaml.safe_dump({**SMALL, "claims": claims}))
+    with pytest.raises(RecipeError, match=r"claims\[0\]: no arm named 'revers'; did you mean 'reverse'"):
+        load_reproduction(file)
+    file.write_text(yaml.safe_dump({**SMALL, "quick": {"seed": 1}}))
+    with pytest.raises(RecipeError, match=r"broken.yaml: quick.seed: no such key; did you mean 'seeds'"):
+        load_reproduction(file)
+
+
+def test_they_are_listed_with_their_question_and_papers():
+    rows = listing("reproductions")
+    assert [row["name"] for row in rows] == reproduction_names()
+    assert all(row["summary"].endswith("?") and row["paper"] for row in rows)
