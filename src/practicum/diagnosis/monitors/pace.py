@@ -12,9 +12,13 @@ BASELINE, PERSISTENCE, FACTOR = 10, 5, 1.5
 
 
 class Pace:
-    """The seconds a token of each phase so far; see `judge`."""
+    """The seconds a token of each phase so far; see `judge`.
 
-    def __init__(self) -> None:
+    Where phases overlap, a phase's seconds are those that were waited for it, so the step is judged as one.
+    """
+
+    def __init__(self, overlapping: bool = False) -> None:
+        self._overlapping = overlapping
         self._first: dict[str, list[float]] = {}
         self._off: dict[str, int] = {}
 
@@ -22,8 +26,8 @@ class Pace:
         """One line for each phase that has just been off its pace for long enough, once until it is back."""
         lines = []
         tokens = metrics.get("rollouts", 0.0) * metrics.get("length", 0.0)
-        for name in (name for name in metrics if name.startswith("seconds_") and tokens):
-            phase, each = name.removeprefix("seconds_"), metrics[name] / tokens
+        for phase, seconds in self._seconds(metrics).items() if tokens else ():
+            each = seconds / tokens
             first = self._first.setdefault(phase, [])
             if len(first) < BASELINE:
                 first.append(each)
@@ -35,3 +39,9 @@ class Pace:
                     f"M25 pace: {phase} takes {ratio:.2g} times the seconds a token that it took in the first {BASELINE} steps"
                 )
         return lines
+
+    def _seconds(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        phases = {
+            name.removeprefix("seconds_"): value for name, value in metrics.items() if name.startswith("seconds_")
+        }
+        return {"step": sum(phases.values())} if self._overlapping else phases
