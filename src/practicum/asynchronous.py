@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -87,32 +87,8 @@ class _Begun:
     answered: Future[Answered]
 
 
-class Stages(Protocol):
-    """How a run comes from step to step; see `InTurn` and `Ahead`."""
-
-    def step(self, step: int, parts: Parts, settings: StepSettings) -> StepResult:
-        """Do one step; see `practicum.loop.train`."""
-        ...
-
-    def rest(self) -> None:
-        """Wait until nothing is being done for later steps."""
-        ...
-
-    def whole(self) -> bool:
-        """Whether all that was begun can be saved."""
-        ...
-
-    def save_state(self) -> list[dict[str, Any]]:
-        """What was begun for later steps, as JSON data."""
-        ...
-
-    def teacher_state(self, role: str) -> State | None:
-        """The state of a teacher after the newest step, where it has been asked about later ones since; else None."""
-        ...
-
-
 class InTurn:
-    """One step after the other, all in one thread."""
+    """One step after the other, all in one thread; what `Ahead` promises is plain here."""
 
     def __enter__(self) -> "InTurn":
         return self
@@ -197,7 +173,7 @@ class Ahead:
 
     def rest(self) -> None:
         """Wait until all that was begun is written and answered; what failed says so at its step."""
-        wait([future for begun in self._begun for future in (begun.written, begun.answered)])
+        wait([begun.answered for begun in self._begun])
 
     def whole(self) -> bool:
         """Whether the rollouts of all steps that were begun came about."""
@@ -251,14 +227,18 @@ class Ahead:
         return Answered(said, work, states)
 
 
-def stages(  # noqa: PLR0913  (what both need)
+Stages = InTurn | Ahead
+"""How a run comes from step to step."""
+
+
+def stages(
     parts: Parts,
     settings: StepSettings,
     last: int,
     lag: int,
     in_turn: Collection[str] = (),
     begun: Sequence[Mapping[str, Any]] = (),
-) -> InTurn | Ahead:
+) -> Stages:
     """Steps in turn, or `lag` updates ahead; `begun` is what a checkpoint holds of later steps."""
     if not lag:
         return InTurn()

@@ -107,7 +107,7 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
     return finish_step(step, data, now, parts, settings, clock)
 
 
-def begin_step(  # noqa: PLR0913  (what the first two calls read)
+def begin_step(
     step: int, now: StepPlan, parts: Parts, settings: StepSettings, client: SamplingClient, version: int
 ) -> list[Rollout]:
     """Sample and reward: the rollouts of a step, by a client with the student's weights after `version` steps."""
@@ -145,7 +145,7 @@ def questions(objective: Objective, parts: Parts) -> dict[str, tuple[Teacher | N
     }
 
 
-def finish_step(  # noqa: PLR0913  (what the last calls read)
+def finish_step(
     step: int, data: Sequence[Datum], now: StepPlan, parts: Parts, settings: StepSettings, clock: "Clock"
 ) -> StepResult:
     """Differentiate and update, and tell whoever follows the student; what the step did and cost."""

@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from practicum import run_dir as folders
-from practicum.asynchronous import Stages, stages
 from practicum.assembly import Assembled, assemble_run
+from practicum.asynchronous import Stages, stages
 from practicum.backends.local import LoadedModel, load_student
 from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm, Pace, Watch, gravest, heldout
