@@ -53,6 +53,8 @@ def fingerprint(name: str) -> str:
     for section in ABOUT_IT:
         del recipe[section]
     del recipe["evaluation"]["every"]
+    if not recipe["rollout"]["max_staleness"]:
+        del recipe["rollout"]["max_staleness"]  # lines are older than the setting, and it changes nothing at 0
     recipe["train"] = {key: value for key, value in recipe["train"].items() if key not in LIMITS}
     return hashlib.sha256(json.dumps({**recipe, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
 
