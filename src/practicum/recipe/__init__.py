@@ -5,6 +5,7 @@
 """
 
 from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_recipe, read_yaml, recipe_names
+from practicum.recipe.mistakes import validated
 from practicum.recipe.overrides import override, whole_path
 from practicum.recipe.possible import capability_problems, in_turn, staleness_warning, truncation_problem
 from practicum.recipe.reading import load_recipe, parse_recipe
@@ -40,5 +41,6 @@ __all__ = [
     "resolved",
     "staleness_warning",
     "truncation_problem",
+    "validated",
     "whole_path",
 ]

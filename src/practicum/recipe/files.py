@@ -39,10 +39,10 @@ def packaged_recipes() -> Path:
 
 
 def recipe_names() -> list[str]:
-    """The packaged recipes, as `practicum run` takes them; those in `base` are there to be extended."""
+    """The packaged recipes, as `practicum run` takes them; not those to be extended, nor reproductions."""
     folder = packaged_recipes()
     names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    return [name for name in names if not name.startswith("base/")]
+    return [name for name in names if not name.startswith(("base/", "reproductions/"))]
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

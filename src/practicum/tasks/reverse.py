@@ -22,6 +22,7 @@ class Config(BaseModel):
     shortest: int = Field(default=3, ge=1, description="letters of the shortest string")
     longest: int = Field(default=5, ge=1, le=1000, description="letters of the longest string")
     train_size: int = Field(default=512, ge=1, description="strings to train on")
+    seed: int | None = Field(default=None, ge=0, description="of the strings; none: the run's")
     heldout_size: int = Field(default=64, ge=0, description="other strings, to evaluate on")
 
     @model_validator(mode="after")
@@ -70,4 +71,4 @@ class Reverse:
 
 def build(config: Config, context: TaskContext) -> Task:
     """Draw the strings."""
-    return Reverse(config, context.seed)
+    return Reverse(config, context.seed if config.seed is None else config.seed)

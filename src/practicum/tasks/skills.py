@@ -51,6 +51,7 @@ class Config(BaseModel):
     shortest: int = Field(default=2, ge=2, description="letters of the shortest word")
     longest: int = Field(default=4, ge=2, le=100, description="letters of the longest word")
     train_size: int = Field(default=256, ge=1, description="words to train on, each with every skill of `train`")
+    seed: int | None = Field(default=None, ge=0, description="of the words; none: the run's")
     heldout_size: int = Field(default=16, ge=0, description="other words, each with every skill of `skills`")
 
     @property
@@ -123,4 +124,4 @@ def _prompt(skill: str, word: str, alphabet: str) -> Prompt:
 
 def build(config: Config, context: TaskContext) -> Task:
     """Draw the words."""
-    return Skills(config, context.seed)
+    return Skills(config, context.seed if config.seed is None else config.seed)

@@ -115,10 +115,18 @@ class Design:
     recipes: Mapping[str, Mapping[int, Recipe]]
 
 
-def design(words: Sequence[str], seeds: int, budget: Budget, common: Sequence[str] = ()) -> Design:
+def design(
+    words: Sequence[str],
+    seeds: int,
+    budget: Budget,
+    common: Sequence[str] = (),
+    first: int = 0,
+    may_differ: frozenset[str] = frozenset(),
+) -> Design:
     """Read the arms; RecipeError where they cannot be compared.
 
-    `common` are overrides of every arm; an arm's own win over them.
+    `common` are overrides of every arm; an arm's own win over them. Seeds count from `first`. `may_differ` names what arms
+    need not share, such as "the training prompts".
     """
     arms = tuple(Arm.parse(word) for word in words)
     names = [arm.name for arm in arms]
@@ -131,10 +139,10 @@ def design(words: Sequence[str], seeds: int, budget: Budget, common: Sequence[st
         raise RecipeError(f"two arms are named {twice[0]!r}; write NAME=RECIPE for each")
     if seeds < 1:
         raise RecipeError(f"--seeds {seeds}: at least one is needed, and three to say how much seeds differ")
-    numbers = tuple(range(seeds))
+    numbers = tuple(range(first, first + seeds))
     recipes = {arm.name: {seed: recipe_of(arm, seed, budget, common) for seed in numbers} for arm in arms}
     found = Design(arms, numbers, budget, recipes)
-    _refuse_different_ground(found)
+    _refuse_different_ground(found, may_differ)
     return found
 
 
@@ -157,7 +165,7 @@ def recipe_of(arm: Arm, seed: int, budget: Budget, common: Sequence[str] = ()) -
     )
 
 
-def _refuse_different_ground(found: Design) -> None:
+def _refuse_different_ground(found: Design, may_differ: frozenset[str]) -> None:
     """RecipeError, in one line, where arms differ in what a comparison has to hold equal."""
     first, *others = found.arms
     for seed in found.seeds:
@@ -165,7 +173,7 @@ def _refuse_different_ground(found: Design) -> None:
         for other in others:
             theirs = _ground(found.recipes[other.name][seed], found.budget)
             for what, value in mine.items():
-                if value != theirs[what]:
+                if value != theirs[what] and what not in may_differ:
                     shown = "" if isinstance(value, str) and len(value) == 64 else f" ({value} and {theirs[what]})"
                     raise RecipeError(
                         f"arms {first.name!r} and {other.name!r} differ in {what}{shown}; a comparison shares task, "

@@ -20,7 +20,10 @@ from practicum.tracking import Console, Quiet
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to compare: seeds, budget, runs at once, where, and what every arm's recipe is changed by."""
+    """How to compare: seeds, budget, runs at once, where, and what every arm's recipe is changed by.
+
+    `first` is the first seed, `may_differ` what arms need not share.
+    """
 
     seeds: int = 3
     budget: Budget = field(default_factory=Budget)
@@ -28,6 +31,8 @@ class Settings:
     out: Path = Path("runs/compare")
     resume: bool = False
     common: tuple[str, ...] = ()
+    first: int = 0
+    may_differ: frozenset[str] = frozenset()
 
 
 def compare(words: Sequence[str], settings: Settings, console: Console | None = None) -> Findings:
@@ -37,7 +42,7 @@ def compare(words: Sequence[str], settings: Settings, console: Console | None = 
     finished. Runs that failed are in the findings.
     """
     console = console or Quiet()
-    found = design(words, settings.seeds, settings.budget, settings.common)
+    found = design(words, settings.seeds, settings.budget, settings.common, settings.first, settings.may_differ)
     home = settings.out.absolute()
     jobs = jobs_of(found, home, settings.resume)
     home.mkdir(parents=True, exist_ok=True)

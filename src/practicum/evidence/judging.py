@@ -1,0 +1,174 @@
+"""Whether a claim holds, computed from results: nobody writes a verdict by hand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from practicum.evidence.results import Results
+from practicum.evidence.study import Better, Claim, Cost, Reaches, Rises, Robust, Test, Tie
+from practicum.statistics import Interval, t_interval
+
+Answer = Literal["yes", "no", "unresolved", "missing"]
+Verdict = Literal["holds", "holds in part", "does not hold here", "not resolved", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a test came to: its answer, and the number with its 95 % interval over seeds in words."""
+
+    answer: Answer
+    shown: str
+
+
+def judged(claim: Claim, results: Results) -> tuple[Verdict, list[Judgement]]:
+    """The verdict on a claim, and what each of its tests came to."""
+    judgements = [judge(test, results) for test in claim.tests]
+    return verdict([judgement.answer for judgement in judgements]), judgements
+
+
+def verdict(answers: Sequence[Answer]) -> Verdict:
+    """It holds where every test says so, in part where one does, and not at all where each denies it."""
+    if all(answer == "missing" for answer in answers):
+        return "not run"
+    if all(answer == "yes" for answer in answers):
+        return "holds"
+    if "yes" in answers:
+        return "holds in part"
+    return "not resolved" if "unresolved" in answers or "missing" in answers else "does not hold here"
+
+
+def judge(test: Test, results: Results) -> Judgement:
+    """One test."""
+    match test:
+        case Better():
+            return _better(test, results)
+        case Tie():
+            return _tie(test, results)
+        case Reaches():
+            return _reaches(test, results)
+        case Rises():
+            return _rises(test, results)
+        case Cost():
+            return _cost(test, results)
+        case Robust():
+            return _robust(test, results)
+
+
+def _better(test: Better, results: Results) -> Judgement:
+    values = _differences(test.better, test.than, test.measure, test.at, results)
+    what = f"{test.better} - {test.than}, {_measured(test.measure, test.at)}"
+    if not values:
+        return Judgement("missing", f"{what}: not run")
+    found = t_interval(values)
+    if found is None:
+        return Judgement("unresolved", f"{what}: {values[0]:+.3f} (one seed)")
+    if found.low > 0 and found.mean >= test.by:
+        answer: Answer = "yes"
+    else:
+        answer = "no" if found.high < test.by or (test.by == 0 and found.high <= 0) else "unresolved"
+    return Judgement(answer, f"{what}: {_signed(found)}")
+
+
+def _tie(test: Tie, results: Results) -> Judgement:
+    one, other = test.tie
+    values = _differences(one, other, test.measure, test.at, results)
+    what = f"{one} - {other}, {_measured(test.measure, test.at)}"
+    if not values:
+        return Judgement("missing", f"{what}: not run")
+    found = t_interval(values)
+    if found is None:
+        return Judgement("unresolved", f"{what}: {values[0]:+.3f} (one seed)")
+    apart = found.low > test.within or found.high < -test.within
+    within = -test.within <= found.low and found.high <= test.within
+    return Judgement("yes" if within else "no" if apart else "unresolved", f"{what}: {_signed(found)}")
+
+
+def _reaches(test: Reaches, results: Results) -> Judgement:
+    values = list(results.values(test.reaches, test.measure, test.at).values())
+    what = f"{test.reaches}, {_measured(test.measure, test.at)}"
+    if not values:
+        return Judgement("missing", f"{what}: not run")
+    found = t_interval(values)
+    if found is None:
+        return Judgement("unresolved", f"{what}: {values[0]:.3f} (one seed)")
+    least, most = test.least, test.most
+    fits = (least is None or found.mean >= least) and (most is None or found.mean <= most)
+    beyond = (least is not None and found.high < least) or (most is not None and found.low > most)
+    return Judgement(
+        "yes" if fits else "no" if beyond else "unresolved",
+        f"{what}: {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]",
+    )
+
+
+def _rises(test: Rises, results: Results) -> Judgement:
+    end, start = results.values(test.rises, "accuracy"), results.values(test.rises, "accuracy", "start")
+    values = [end[seed] - start[seed] for seed in sorted(end.keys() & start.keys())]
+    what = f"{test.rises}, accuracy from start to end"
+    if not values:
+        return Judgement("missing", f"{what}: not run")
+    found = t_interval(values)
+    if found is None:
+        return Judgement("unresolved", f"{what}: {values[0]:+.3f} (one seed)")
+    answer: Answer = "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
+    return Judgement(answer, f"{what}: {_signed(found)}")
+
+
+def _cost(test: Cost, results: Results) -> Judgement:
+    """Seeds in which the dearer arm never arrives count with all that it spent, which is a lower bound."""
+    dear = results.spent_until(test.cost, test.level, test.unit)
+    cheap = results.spent_until(test.over, test.level, test.unit)
+    whole = results.spent(test.cost, test.unit)
+    what = f"{test.unit} of {test.cost} / {test.over} until accuracy {test.level:g}"
+    seeds = sorted(dear.keys() & cheap.keys())
+    if not seeds:
+        return Judgement("missing", f"{what}: not run")
+    if any(not cheap[seed] for seed in seeds):
+        return Judgement("unresolved", f"{what}: {test.over} does not arrive in every seed")
+    ratios = [(dear[seed] or whole[seed]) / (cheap[seed] or 1.0) for seed in seeds]
+    never = sum(dear[seed] is None for seed in seeds)
+    note = f", at least, as {test.cost} does not arrive in {never} of {len(seeds)} seeds" if never else ""
+    shown = f"{what}: {min(ratios):.1f} to {max(ratios):.1f}{note}"
+    return Judgement(_within(test, ratios, never) if len(seeds) > 1 else "unresolved", shown)
+
+
+def _within(test: Cost, ratios: Sequence[float], never: int) -> Answer:
+    """Whether every seed's ratio is as it should be, none is, or some; a lower bound denies nothing but a limit from above."""
+    low, high = min(ratios), max(ratios)
+    if test.most is not None and (never or low > test.most):
+        return "no" if low > test.most else "unresolved"
+    fits = (test.factor is None or low >= test.factor) and (test.most is None or high <= test.most)
+    if fits:
+        return "yes"
+    return "no" if not never and test.factor is not None and high < test.factor else "unresolved"
+
+
+def _robust(test: Robust, results: Results) -> Judgement:
+    """From the sweep alone: one seed a learning rate."""
+    scores = {row["learning_rate"]: row["accuracy"] or 0.0 for row in results.tried if row["arm"] == test.robust}
+    what = f"{test.robust}, over learning rates within a factor of {test.within:g}"
+    if len(scores) < 2:
+        return Judgement("missing", f"{what}: not run")
+    best = max(scores, key=lambda rate: scores[rate])
+    near = [
+        score
+        for rate, score in scores.items()
+        if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
+    ]
+    loss = scores[best] - min(near)
+    answer: Answer = "yes" if loss <= test.loses and len(near) > 1 else "no"
+    return Judgement(answer, f"{what}: {min(near):.2f} to {scores[best]:.2f}, best at {best:g}")
+
+
+def _differences(one: str, other: str, measure: str, at: str | int, results: Results) -> list[float]:
+    mine: Mapping[int, float] = results.values(one, measure, at, (one, other))
+    theirs: Mapping[int, float] = results.values(other, measure, at, (one, other))
+    return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
+
+
+def _measured(measure: str, at: str | int) -> str:
+    place = {"end": "", "equal_flops": " at equal FLOPs"}.get(str(at), f" at step {at}")
+    return f"{measure.replace('_', ' ')}{place}"
+
+
+def _signed(found: Interval) -> str:
+    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"

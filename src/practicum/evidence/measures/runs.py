@@ -1,0 +1,235 @@
+"""Runs every arm by `practicum compare`: first a sweep over learning rates with a seed of its own, then the seeds that count."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import load_file, save_file
+
+from practicum import pipeline
+from practicum.assembly import build_task, scratch_folder
+from practicum.diagnosis.compare import Findings, Outcome, Settings, compare
+from practicum.errors import PracticumError
+from practicum.evidence.results import Moment, Results
+from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, placed
+from practicum.model_config import ModelConfig, Scratch
+from practicum.ports import Task
+from practicum.recipe import Recipe, parse_recipe
+from practicum.run_dir import read_json, write_json
+from practicum.statistics import pass_at_k
+from practicum.tracking import Console
+
+ModelOf = Callable[[Mapping[str, Any]], str]
+
+TUNING_SEED = 1000
+"""The seed of the sweep, which is none of those that count."""
+
+
+class Config(BaseModel):
+    """Nothing to set: the recipe and the arms say it all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: Literal["runs"] = "runs"
+
+
+def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+    """Make the models, sweep, run, and read what the runs left."""
+    torch.set_num_threads(1)
+    model_of = models_of(study, home, console)
+    tried: list[dict[str, Any]] = []
+    chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
+    rates = {name: _rates(arm, study) for name, arm in study.spec.arms.items()} if form.sweep else {}
+    swept = {name: found for name, found in rates.items() if len(found) > 1}
+    if swept:
+        files = {
+            f"{arm}-lr{rate:g}": _file(study, arm, form, rate, model_of, home) for arm in swept for rate in swept[arm]
+        }
+        found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
+        tried = _tried(found, swept)
+        chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
+    files = {arm: _file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
+    found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
+    return Results(
+        name=study.name,
+        form="",
+        seeds=list(range(form.seeds)),
+        readings={
+            **_by_arm(found, lambda outcome: _readings(home / "runs" / outcome.folder, outcome), swap=True),
+            **_of_teacher(found, home / "runs"),
+        },
+        curves=_by_arm(found, _curve),
+        alarms=_by_arm(found, lambda outcome: _alarms(home / "runs" / outcome.folder)),
+        tried=tried,
+        chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
+        failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in found.failures],
+    )
+
+
+def models_of(study: Loaded, home: Path, console: Console) -> ModelOf:
+    """Finds the models that the recipe's `stages` make, which are run once for all arms and seeds, and averages of them."""
+    folders: dict[str, Path] = {}
+    if "stages" in study.recipe:
+        found = pipeline.parse_pipeline({**study.recipe, "name": "stages"}, study.name)
+        begun = (home / "stages" / "pipeline.json").is_file()
+        pipeline.run(found, out=home, resume=begun, console=console)
+        folders = {stage.name: home / "stages" / "stages" / stage.folder / "model" for stage in found.stages}
+
+    def model_of(model: Mapping[str, Any]) -> str:
+        if "stage" in model:
+            return str(folders[model["stage"]])
+        return str(_average([folders[name] for name in model["average"]], home / "models"))
+
+    return model_of
+
+
+def _average(folders: Sequence[Path], models: Path) -> Path:
+    """A model folder with the mean of the others' weights, made once (model soups, arXiv 2203.05482)."""
+    name = hashlib.sha256("\n".join(map(str, folders)).encode()).hexdigest()[:12]
+    folder = models / f"average-{name}"
+    if not folder.is_dir():
+        weights = [load_file(one / "model.safetensors") for one in folders]
+        mean = {key: torch.stack([one[key] for one in weights]).mean(dim=0) for key in weights[0]}
+        temporary = folder.with_name(f"{folder.name}.tmp")
+        shutil.copytree(folders[0], temporary, dirs_exist_ok=True)
+        save_file(mean, temporary / "model.safetensors", metadata={"format": "pt"})
+        temporary.rename(folder)
+    return folder
+
+
+def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
+    """The section with a folder for every model from scratch, each made once for all arms and seeds."""
+    if not isinstance(section, Mapping):
+        return section
+    model = section.get("model")
+    if not isinstance(model, Mapping) or "stage" in model:
+        return {key: with_scratch_models(value, recipe, task, home) for key, value in section.items()}
+    config = ModelConfig(model=Scratch.model_validate(dict(model)))
+    assert isinstance(config.model, Scratch)
+    name = f"scratch-{hashlib.sha256(config.model.model_dump_json().encode()).hexdigest()[:12]}"
+    scratch_folder(recipe, config, name, home / "models", task)
+    return {**section, "model": str(home / "models" / name)}
+
+
+def _rates(arm: ArmOf, study: Loaded) -> Sequence[float]:
+    return arm.learning_rates or study.spec.learning_rates
+
+
+def _file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> tuple[str, Path]:
+    """An arm's recipe as a file, with its learning rate."""
+    data = placed(study.data_of(arm, form), model_of)
+    recipe = parse_recipe(data, f"{study.name}, arm {arm}")
+    task = build_task(recipe, None, lambda text: None)
+    data |= {
+        role: with_scratch_models(data[role], recipe, task, home)
+        for role in ("student", "teacher", "reference")
+        if role in data
+    }
+    if rate is not None:
+        data["optimizer"] = {**data.get("optimizer", {}), "learning_rate": rate}
+    path = home / "recipes" / (f"{arm}.json" if rate is None else f"{arm}-lr{rate:g}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, data)
+    return arm, path
+
+
+def _compared(
+    files: Mapping[str, tuple[str, Path]],
+    out: Path,
+    study: Loaded,
+    seeds: int,
+    first: int,
+    at_once: int,
+    console: Console,
+) -> Findings:
+    begun = any(out.glob("*/seed-*.json"))
+    settings = Settings(
+        seeds=seeds, first=first, at_once=at_once, out=out, resume=begun, may_differ=frozenset(study.spec.may_differ)
+    )
+    return compare([f"{name}={path}" for name, (_, path) in files.items()], settings, console)
+
+
+def _tried(found: Findings, swept: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Every learning rate of every arm with its result, the best of each arm marked."""
+    scores = {outcome.arm: outcome.accuracy for outcome in found.outcomes}
+    rows: list[dict[str, Any]] = []
+    for arm, rates in swept.items():
+        results = [(rate, scores.get(f"{arm}-lr{rate:g}")) for rate in rates]
+        there = [(score, rate) for rate, score in results if score is not None]
+        if not there:
+            raise PracticumError(f"no learning rate of arm {arm!r} finished a run; look at the logs of the sweep")
+        best = max(there)[1]
+        rows += [
+            {"arm": arm, "learning_rate": rate, "accuracy": score, "chosen": rate == best} for rate, score in results
+        ]
+    return rows
+
+
+def _by_arm(found: Findings, read: Any, swap: bool = False) -> dict[str, Any]:
+    """What is read of each run, by arm and seed; with `swap` by arm, measure and seed."""
+    ordered = sorted(found.outcomes, key=lambda outcome: (outcome.arm, outcome.seed))
+    rows = {
+        arm: {outcome.seed: read(outcome) for outcome in mine}
+        for arm, mine in groupby(ordered, key=lambda outcome: outcome.arm)
+    }
+    if not swap:
+        return rows
+    return {
+        arm: {
+            name: {seed: by_seed[seed][name] for seed in by_seed if name in by_seed[seed]}
+            for name in dict.fromkeys(name for values in by_seed.values() for name in values)
+        }
+        for arm, by_seed in rows.items()
+    }
+
+
+def _curve(outcome: Outcome) -> list[Moment]:
+    return [Moment(dict(point.spent), point.accuracy) for point in outcome.curve]
+
+
+def _alarms(folder: Path) -> list[str]:
+    """The monitors that spoke, each once, in order."""
+    return list(read_json(folder / "summary.json")["alarms"])
+
+
+def _readings(folder: Path, outcome: Outcome) -> dict[str, float]:
+    """The numbers at the end of a run: held-out accuracy in all and by domain, pass@k, distance, length, what it cost."""
+    after = read_json(folder / "after.json")["student"]
+    numbers = {name: after[name] for name in ("reverse_kl", "length", "truncated", "student_entropy")}
+    if after["accuracy"] is not None:
+        numbers["accuracy"] = after["accuracy"]["mean"]
+    numbers |= {f"accuracy/{domain}": interval["mean"] for domain, interval in after["by_domain"].items()}
+    numbers |= _over_answers(after["answers"])
+    numbers |= {f"spent/{unit}": amount for unit, amount in outcome.spent.items()}
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def _of_teacher(found: Findings, home: Path) -> dict[str, Any]:
+    """The teacher's own accuracy where an arm evaluated it; the first arm's teacher speaks for all."""
+    scores: dict[int, float] = {}
+    for outcome in found.outcomes:
+        saved = read_json(home / outcome.folder / "before.json")["teacher"]
+        if saved is not None and saved["accuracy"] is not None:
+            scores.setdefault(outcome.seed, saved["accuracy"]["mean"])
+    return {TEACHER: {"accuracy": scores}} if scores else {}
+
+
+def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """pass@k, and the share of a prompt's answers that differ, where prompts were answered several times."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for answer in answers:
+        groups.setdefault(answer["prompt"], []).append(answer)
+    count = min(map(len, groups.values()), default=0)
+    if count < 2:
+        return {}
+    texts = [len({answer["text"] for answer in group}) / len(group) for group in groups.values()]
+    numbers = {"distinct": sum(texts) / len(texts)}
+    if all(answer["reward"] is not None for answer in answers):
+        right = [(len(group), sum(answer["reward"] >= 1.0 for answer in group)) for group in groups.values()]
+        for k in (size for size in (1, 2, 4, 8, 16, 32) if size <= count):
+            numbers[f"pass@{k}"] = sum(pass_at_k(total, good, k) for total, good in right) / len(right)
+    return numbers

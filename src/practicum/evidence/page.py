@@ -1,0 +1,115 @@
+"""`docs/evidence.md`: every claim with the paper's number, ours and its interval, and a verdict, from stored results alone."""
+
+from collections.abc import Mapping, Sequence
+
+from practicum.evidence.judging import judged
+from practicum.evidence.results import Results
+from practicum.evidence.study import Claim, Loaded, measures_of
+from practicum.statistics import t_interval
+
+
+def evidence_page(studies: Sequence[Loaded], stored: Mapping[str, Results]) -> str:
+    """The generated part of the page: a table of all claims, and a section for each reproduction that has results."""
+    there = [study for study in studies if study.name in stored]
+    rows = [_claim_row(claim, study, stored[study.name]) for study in there for claim in study.spec.claims]
+    table = _table(["what is claimed", "the paper", "here, with its 95 % interval over seeds", "verdict"], rows)
+    return "\n".join([table, *(_section(study, stored[study.name]) for study in there)])
+
+
+def _claim_row(claim: Claim, study: Loaded, results: Results) -> list[str]:
+    verdict, judgements = judged(claim, results)
+    ours = "<br>".join(judgement.shown for judgement in judgements)
+    return [f"{claim.claim} ([{study.name}](#{study.name.replace('_', '-')}))", _paper(claim), ours, f"**{verdict}**"]
+
+
+def _paper(claim: Claim) -> str:
+    source = claim.paper if claim.paper.startswith("http") else f"arXiv:{claim.paper}"
+    return f"{claim.theirs} ({source})"
+
+
+def _section(study: Loaded, results: Results) -> str:
+    seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
+    flag = " --full" if results.form == "full" else ""
+    lines = [
+        f"\n## {study.name.replace('_', ' ')}\n",
+        f"{study.spec.question}\n",
+        f"![{study.spec.question}](img/evidence/{study.name}.svg)\n",
+        _arms(study, results),
+        "",
+    ]
+    for claim in study.spec.claims:
+        verdict, judgements = judged(claim, results)
+        why = ""
+        if claim.why:
+            how = f"shown by {claim.shown_by}" if claim.shown_by else "an explanation, not tested"
+            why = f" Why: {claim.why} ({how})."
+        numbers = "; ".join(judgement.shown for judgement in judgements)
+        lines.append(f"- {claim.claim}: **{verdict}**. {numbers}.{why}")
+    if study.spec.remarks:
+        lines.append(f"\n{study.spec.remarks}")
+    if results.tried:
+        lines.append(f"\nLearning rates tried, each with one seed that does not count again: {_tried(results)}.")
+    if results.failed:
+        lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
+    minutes = results.seconds / 60
+    lines.append(
+        f"\n`practicum reproduce {study.name}{flag}`: {seeds}, {minutes:.0f} minutes on two cores beside other work."
+    )
+    return "\n".join(lines)
+
+
+def _arms(study: Loaded, results: Results) -> str:
+    """One row an arm with every measure that a claim speaks of, and what it cost."""
+    measures = [
+        name
+        for name in measures_of(study.spec)
+        if any(name in results.readings.get(arm, {}) for arm in study.spec.arms)
+    ]
+    costs = [name for name in ("spent/flops",) if any(name in mine for mine in results.readings.values())]
+    alarms = any(spoke for by_seed in results.alarms.values() for spoke in by_seed.values())
+    rows = []
+    for name, arm in study.spec.arms.items():
+        mine = results.readings.get(name, {})
+        cells = [_mean(list(mine.get(measure, {}).values())) for measure in measures]
+        spent = [_number(list(mine.get(cost, {}).values())) for cost in costs]
+        rate = results.chosen.get(name, {}).get("learning_rate")
+        spoke = sorted({monitor for found in results.alarms.get(name, {}).values() for monitor in found})
+        rows.append(
+            [
+                f"`{name}`: {arm.about}",
+                *cells,
+                *spent,
+                "" if rate is None else f"{rate:g}",
+                *([", ".join(spoke)] if alarms else []),
+            ]
+        )
+    heads = [measure.replace("_", " ") for measure in measures]
+    return _table(
+        ["arm", *heads, *("FLOPs" for _ in costs), "learning rate", *(["monitors that spoke"] if alarms else [])], rows
+    )
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    found = t_interval(values)
+    mean = sum(values) / len(values)
+    return f"{mean:.3f}" if found is None else f"{mean:.3f} ± {found.high - found.mean:.3f}"
+
+
+def _number(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.2e}" if values else ""
+
+
+def _tried(results: Results) -> str:
+    groups: dict[str, list[str]] = {}
+    for row in results.tried:
+        score = "failed" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+        mark = "**" if row["chosen"] else ""
+        groups.setdefault(row["arm"], []).append(f"{mark}{row['learning_rate']:g}: {score}{mark}")
+    return "; ".join(f"`{arm}` {', '.join(tried)}" for arm, tried in groups.items())
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)])

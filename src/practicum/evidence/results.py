@@ -1,0 +1,116 @@
+"""What the runs of a reproduction came to: numbers by arm, measure and seed, and curves over what was spent."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from practicum.errors import DataError
+from practicum.run_dir import read_json, write_json
+
+Values = Mapping[int, float]
+"""One number a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The held-out accuracy on the way, with what had been spent."""
+
+    spent: Mapping[str, float]
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All that was measured. `tried` lists every setting of the sweep, also those that lost.
+
+    `readings[arm][measure][seed]` is a number at the end of a run; `curves[arm][seed]` the accuracy on its way; `alarms` which
+    monitors spoke in it; `failed` the runs that did not finish, with the reason.
+    """
+
+    name: str
+    form: str
+    seeds: Sequence[int]
+    readings: Mapping[str, Mapping[str, Values]]
+    curves: Mapping[str, Mapping[int, Sequence[Moment]]] = field(default_factory=dict)
+    alarms: Mapping[str, Mapping[int, Sequence[str]]] = field(default_factory=dict)
+    tried: Sequence[Mapping[str, Any]] = ()
+    chosen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    failed: Sequence[str] = ()
+    seconds: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self, arm: str, measure: str, at: str | int = "end", among: Sequence[str] = ()) -> dict[int, float]:
+        """A measure of an arm by seed, where it was taken.
+
+        At the `start` it is the accuracy before any training, at `equal_flops` that when the arm had spent what the thriftiest of
+        `among` spent in all, and at a step the last one until then.
+        """
+        if at == "end":
+            return dict(self.readings.get(arm, {}).get(measure, {}))
+        if measure != "accuracy":
+            raise DataError(f"{self.name}: {measure} is known at the end of a run alone; write at: end")
+        curves = self.curves.get(arm, {})
+        if at == "start":
+            return {seed: curve[0].accuracy for seed, curve in curves.items()}
+        if isinstance(at, int):
+            return {seed: _at(curve, "steps", float(at)) for seed, curve in curves.items()}
+        return {seed: _at(curve, "flops", self._least_flops(seed, (arm, *among))) for seed, curve in curves.items()}
+
+    def _least_flops(self, seed: int, among: Sequence[str]) -> float:
+        ends = [self.curves[arm][seed][-1].spent["flops"] for arm in among if seed in self.curves.get(arm, {})]
+        return min(ends)
+
+    def spent_until(self, arm: str, level: float, unit: str) -> dict[int, float | None]:
+        """What each run had spent when its accuracy was first at a level; None where it never was."""
+        found: dict[int, float | None] = {}
+        for seed, curve in self.curves.get(arm, {}).items():
+            there = [moment.spent.get(unit, 0.0) for moment in curve if moment.accuracy >= level]
+            found[seed] = there[0] if there else None
+        return found
+
+    def spent(self, arm: str, unit: str) -> dict[int, float]:
+        """What each run spent in all."""
+        return {seed: curve[-1].spent[unit] for seed, curve in self.curves.get(arm, {}).items() if curve}
+
+
+def _at(curve: Sequence[Moment], unit: str, amount: float) -> float:
+    """The accuracy at an amount spent, on the straight line between the moments around it."""
+    before = curve[0]
+    for moment in curve:
+        here = moment.spent.get(unit, 0.0)
+        if here >= amount * (1 - 1e-9):
+            start = before.spent.get(unit, 0.0)
+            share = 1.0 if here <= start else (amount - start) / (here - start)
+            return before.accuracy + min(max(share, 0.0), 1.0) * (moment.accuracy - before.accuracy)
+        before = moment
+    return before.accuracy
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Write them as JSON."""
+    write_json(path, asdict(results))
+
+
+def read_results(path: Path) -> Results:
+    """Read back what was written; DataError where it is something else."""
+    data = read_json(path)
+    try:
+        readings = {
+            arm: {measure: _by_seed(values) for measure, values in measures.items()}
+            for arm, measures in data["readings"].items()
+        }
+        curves = {
+            arm: {int(seed): [Moment(**moment) for moment in curve] for seed, curve in by_seed.items()}
+            for arm, by_seed in data["curves"].items()
+        }
+        alarms = {arm: _by_seed(values) for arm, values in data["alarms"].items()}
+        return Results(**{**data, "readings": readings, "curves": curves, "alarms": alarms})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not the results of a reproduction ({error!r}); run practicum reproduce again"
+        ) from None
+
+
+def _by_seed(values: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(seed): value for seed, value in values.items()}
