@@ -1,9 +1,9 @@
-"""Rollouts ahead of the updates: tokens a second against one step after the other, with a slow teacher, and what age costs in learning.
+"""Rollouts ahead of the updates: tokens a second with a slow teacher, against steps in turn, and what age costs in learning.
 
     python -m benchmarks asynchronous [--delays 0 1 2] [--lags 0 1 2] [--steps 12] [--only speed | learning]
 
-Speed is by the wall clock, for waiting takes no processor time; lags take turns within a round, each on models made anew. A teacher's
-delay is given in steps of this machine: 1 is a teacher that answers a step's questions after as long as the step itself takes.
+Speed is by the wall clock, for waiting takes no processor time; lags take turns within a round, each on models read anew. A
+teacher's delay is given in steps of this machine: 1 is a teacher that answers after as long as the step itself takes.
 Learning is the reverse KL on held-out prompts after training, over seeds: sampled tokens with and without a ratio, and all tokens.
 """
 
@@ -74,7 +74,9 @@ class Distant:
 def main() -> None:
     """Report one line."""
     made = parser(__doc__)
-    made.add_argument("--delays", type=float, nargs="+", help="of the teacher, in steps (default 0 1 2, with --quick 1)")
+    made.add_argument(
+        "--delays", type=float, nargs="+", help="of the teacher, in steps (default 0 1 2, with --quick 1)"
+    )
     made.add_argument("--lags", type=int, nargs="+", default=list(LAGS), help="values of max_staleness, 0 first")
     made.add_argument("--steps", type=int, help="of a measurement (default 12, with --quick 4)")
     made.add_argument("--only", choices=("speed", "learning"), help="one half alone")
@@ -156,9 +158,7 @@ def _learning(quick: bool) -> dict[str, Any]:
                     summary = play(models, _changes(seed, steps, lag, objective)).summary
                     left[name][lag].append(summary["after"]["reverse_kl"] if summary else float("nan"))
                     start += [summary["before"]["reverse_kl"]] if summary and name == "full" and lag == 0 else []
-    rows = [
-        [name, lag, statistics.median(values), *values] for name, of in left.items() for lag, values in of.items()
-    ]
+    rows = [[name, lag, statistics.median(values), *values] for name, of in left.items() for lag, values in of.items()]
     print(table(["objective", "max_staleness", "reverse KL left, median", *(f"seed {seed}" for seed in seeds)], rows))
     return {
         "steps": steps,

@@ -1,4 +1,4 @@
-"""Rollouts ahead of the updates: the same bytes whoever is fast or slow, killed or not, and in turn the same as one after the other."""
+"""Rollouts ahead of the updates: the same bytes whoever is slow, killed or not, and without a lag those of steps in turn."""
 
 import os
 import signal
@@ -129,9 +129,7 @@ def slowly(work: Callable[..., Any], seconds: Sequence[float]) -> Callable[..., 
 
 
 @pytest.mark.parametrize("slow", ["begin_step", "scored", "finish_step"])
-def test_who_is_slow_changes_no_byte(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
+def test_who_is_slow_changes_no_byte(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     plain = toy_run(models, tmp_path / "plain", ahead(2)).folder
     work = getattr(asynchronous, slow)
     monkeypatch.setattr(asynchronous, slow, slowly(work, (0.08, 0.0, 0.0, 0.03)))
@@ -236,8 +234,8 @@ def test_a_teacher_that_fails_ends_the_run_at_its_step_and_a_resume_is_exact(
             raise TeacherError("the server is gone")
         return work(teacher, *given)
 
-    with monkeypatch.context() as patched, pytest.raises(TeacherError) as caught:
-        patched.setattr(asynchronous, "scored", failing)
+    monkeypatch.setattr(asynchronous, "scored", failing)
+    with pytest.raises(TeacherError) as caught:
         toy_run(models, tmp_path / "cut", ahead(2))
     said = "step 4: the server is gone (the state after step 3 is saved; go on with --resume)"
     assert str(caught.value) == said and caught.value.exit_code == 5
