@@ -1,11 +1,12 @@
 """Whether a claim holds, computed from results: nobody writes a verdict by hand."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from practicum.evidence.results import Results
-from practicum.evidence.study import Better, Claim, Cost, Reaches, Rises, Robust, Test, Tie
+from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie
 from practicum.statistics import Interval, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]
@@ -46,6 +47,8 @@ def judge(test: Test, results: Results) -> Judgement:
             return _tie(test, results)
         case Reaches():
             return _reaches(test, results)
+        case Ratio():
+            return _ratio(test, results)
         case Rises():
             return _rises(test, results)
         case Cost():
@@ -98,6 +101,27 @@ def _reaches(test: Reaches, results: Results) -> Judgement:
         "yes" if fits else "no" if beyond else "unresolved",
         f"{what}: {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]",
     )
+
+
+def _ratio(test: Ratio, results: Results) -> Judgement:
+    """The geometric mean over seeds; a numerator or denominator of nothing has no ratio."""
+    mine, theirs = results.values(test.ratio, test.measure), results.values(test.over, test.measure)
+    what = f"{test.ratio} / {test.over}, {_measured(test.measure, 'end')}"
+    seeds = sorted(mine.keys() & theirs.keys())
+    if not seeds:
+        return Judgement("missing", f"{what}: not run")
+    if any(mine[seed] <= 0 or theirs[seed] <= 0 for seed in seeds):
+        return Judgement("unresolved", f"{what}: one of the two is 0 in some seed")
+    logs = [math.log(mine[seed] / theirs[seed]) for seed in seeds]
+    found = t_interval(logs)
+    if found is None:
+        return Judgement("unresolved", f"{what}: {math.exp(logs[0]):.2f} (one seed)")
+    mean, low, high = (math.exp(value) for value in (found.mean, found.low, found.high))
+    least, most = test.least, test.most
+    beyond = (least is not None and high < least) or (most is not None and low > most)
+    fits = (least is None or mean >= least) and (most is None or mean <= most)
+    answer: Answer = "no" if beyond else "yes" if fits and (low > 1 or high < 1) else "unresolved"
+    return Judgement(answer, f"{what}: {mean:.1f} [{low:.1f}, {high:.1f}]")
 
 
 def _rises(test: Rises, results: Results) -> Judgement:

@@ -61,6 +61,17 @@ class Reaches(_Part):
     at: At = "end"
 
 
+class Ratio(_Part):
+    """`ratio` over `over` in a measure is at least `least`, or at most `most`."""
+
+    kind: Literal["ratio"] = "ratio"
+    ratio: str
+    over: str
+    measure: str
+    least: float | None = Field(default=None, gt=0)
+    most: float | None = Field(default=None, gt=0)
+
+
 class Rises(_Part):
     """An arm's accuracy rises from start to end by at least `by`; one below zero is how far it may fall."""
 
@@ -93,7 +104,7 @@ class Robust(_Part):
     loses: float = Field(default=0.1, ge=0)
 
 
-Test = Better | Tie | Reaches | Rises | Cost | Robust
+Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust
 
 
 class Claim(_Part):
@@ -201,6 +212,8 @@ def arms_of(test: Test) -> tuple[str, ...]:
             return test.tie
         case Reaches():
             return (test.reaches,)
+        case Ratio():
+            return test.ratio, test.over
         case Rises():
             return (test.rises,)
         case Robust():
@@ -211,7 +224,12 @@ def arms_of(test: Test) -> tuple[str, ...]:
 
 def measures_of(spec: Reproduction) -> list[str]:
     """The measures that the claims speak of, accuracy first."""
-    wanted = [test.measure for claim in spec.claims for test in claim.tests if isinstance(test, Better | Tie | Reaches)]
+    wanted = [
+        test.measure
+        for claim in spec.claims
+        for test in claim.tests
+        if isinstance(test, Better | Tie | Reaches | Ratio)
+    ]
     return list(dict.fromkeys(["accuracy", *wanted]))
 
 

@@ -47,12 +47,14 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
     swept = {name: found for name, found in rates.items() if len(found) > 1}
     if swept:
         files = {
-            f"{arm}-lr{rate:g}": _file(study, arm, form, rate, model_of, home) for arm in swept for rate in swept[arm]
+            f"{arm}-lr{rate:g}": arm_file(study, arm, form, rate, model_of, home)
+            for arm in swept
+            for rate in swept[arm]
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
         tried = _tried(found, swept)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
-    files = {arm: _file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
+    files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
     return Results(
         name=study.name,
@@ -119,8 +121,8 @@ def _rates(arm: ArmOf, study: Loaded) -> Sequence[float]:
     return arm.learning_rates or study.spec.learning_rates
 
 
-def _file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> tuple[str, Path]:
-    """An arm's recipe as a file, with its learning rate."""
+def arm_file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> Path:
+    """An arm's recipe as a file, with its learning rate, and with a folder for every model."""
     data = placed(study.data_of(arm, form), model_of)
     recipe = parse_recipe(data, f"{study.name}, arm {arm}")
     task = build_task(recipe, None, lambda text: None)
@@ -134,11 +136,11 @@ def _file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: Mod
     path = home / "recipes" / (f"{arm}.json" if rate is None else f"{arm}-lr{rate:g}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, data)
-    return arm, path
+    return path
 
 
 def _compared(
-    files: Mapping[str, tuple[str, Path]],
+    files: Mapping[str, Path],
     out: Path,
     study: Loaded,
     seeds: int,
@@ -150,7 +152,7 @@ def _compared(
     settings = Settings(
         seeds=seeds, first=first, at_once=at_once, out=out, resume=begun, may_differ=frozenset(study.spec.may_differ)
     )
-    return compare([f"{name}={path}" for name, (_, path) in files.items()], settings, console)
+    return compare([f"{name}={path}" for name, path in files.items()], settings, console)
 
 
 def _tried(found: Findings, swept: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
