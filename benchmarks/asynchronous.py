@@ -1,6 +1,6 @@
 """Rollouts ahead of the updates: tokens a second with a slow teacher, against steps in turn, and what age costs in learning.
 
-    python -m benchmarks asynchronous [--delays 0 1 2] [--lags 0 1 2] [--steps 12] [--only speed | learning]
+    python -m benchmarks asynchronous [--delays 0 1 2] [--lags 0 1 2] [--steps 12] [--seeds 0 1 2] [--only speed | learning]
 
 Speed is by the wall clock, for waiting takes no processor time; lags take turns within a round, each on models read anew. A
 teacher's delay is given in steps of this machine: 1 is a teacher that answers after as long as the step itself takes.
@@ -79,6 +79,7 @@ def main() -> None:
     )
     made.add_argument("--lags", type=int, nargs="+", default=list(LAGS), help="values of max_staleness, 0 first")
     made.add_argument("--steps", type=int, help="of a measurement (default 12, with --quick 4)")
+    made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="of what is learned (default 0 1 2)")
     made.add_argument("--only", choices=("speed", "learning"), help="one half alone")
     options = made.parse_args()
     now = session("asynchronous", options)
@@ -88,7 +89,7 @@ def main() -> None:
     if options.only != "learning":
         figures["speed"] = _speed(options, now.rounds, now.warm_up)
     if options.only != "speed":
-        figures["learning"] = _learning(options.quick)
+        figures["learning"] = _learning(options)
     now.report(**figures)
 
 
@@ -146,9 +147,9 @@ def _recipe(options: argparse.Namespace, lag: int) -> dict[str, Any]:
     return recipe_data(Path(), changes)
 
 
-def _learning(quick: bool) -> dict[str, Any]:
+def _learning(options: argparse.Namespace) -> dict[str, Any]:
     """The reverse KL left on held-out prompts, for each objective and lag: all seeds, and their median."""
-    lags, seeds, steps = ((0, 2), (0,), 8) if quick else (LEARNING_LAGS, SEEDS, 60)
+    lags, seeds, steps = ((0, 2), (0,), 8) if options.quick else (LEARNING_LAGS, options.seeds, 60)
     left: dict[str, dict[int, list[float]]] = {name: {lag: [] for lag in lags} for name in OBJECTIVES}
     start = []
     for seed in seeds:
