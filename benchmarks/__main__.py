@@ -29,6 +29,7 @@ NAMES = (
     "failures",
     "broken",
     "remote",
+    "asynchronous",
     "service",
     "papers",
     "plan",

@@ -53,6 +53,11 @@ def fingerprint(name: str) -> str:
     for section in ABOUT_IT:
         del recipe[section]
     del recipe["evaluation"]["every"]
+    # Lines are older than these settings, which change nothing as they stand by default.
+    if not recipe["rollout"]["max_staleness"]:
+        del recipe["rollout"]["max_staleness"]
+    if recipe["task"].get("seed", 0) is None:
+        del recipe["task"]["seed"]
     recipe["train"] = {key: value for key, value in recipe["train"].items() if key not in LIMITS}
     return hashlib.sha256(json.dumps({**recipe, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
 

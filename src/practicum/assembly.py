@@ -33,7 +33,7 @@ from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.plugins import module_of
 from practicum.ports import SamplingClient, Task, Teacher, TeacherContext
 from practicum.randomness import seed_of
-from practicum.recipe import Recipe, capability_problems
+from practicum.recipe import Recipe, capability_problems, staleness_warning
 from practicum.rollouts import Archive, Cache, read_tape, replays, source_problems
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
@@ -82,6 +82,9 @@ def assemble_run(
     """
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
+    warning = staleness_warning(recipe.objective, recipe.rollout)
+    if warning is not None:
+        say(warning)
     task = build_task(recipe, rejected, say)
     say(f"student: {_described(recipe.student)}")
     student = load_student(

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from practicum import abandon
 from practicum.errors import PracticumError, RecipeError, TeacherError
 from practicum.randomness import seed_of
 from practicum.text import printable
@@ -34,6 +35,9 @@ except ImportError as missing:
 
 CONNECT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 30.0
+ABANDONED_SECONDS = 0.05
+"""So often a thread that asks ahead looks whether anybody still waits."""
+
 TRANSFER_BYTES_PER_SECOND = 1 << 20
 LONGEST_WAIT = 60.0
 """Seconds between two attempts at most, whatever the server asks for."""
@@ -242,9 +246,11 @@ class JsonClient:
         try:
             async with client, asyncio.TaskGroup() as group:
                 beat = group.create_task(self._beat(open_ones, len(questions)))
+                watch = group.create_task(_until_abandoned())
                 answers = [group.create_task(one(place, question)) for place, question in enumerate(questions)]
                 await asyncio.wait(answers)
                 beat.cancel()
+                watch.cancel()
         except BaseExceptionGroup as group:
             own = [error for error in group.exceptions if isinstance(error, PracticumError)]
             raise own[0] if own else group.exceptions[0] from None
@@ -418,6 +424,13 @@ class JsonClient:
         """Foreign text on one line, shortened, without the key."""
         key = self.server.key
         return printable(" ".join((text if not key else text.replace(key, "***")).split())[:SHOWN])
+
+
+async def _until_abandoned() -> None:
+    """Abandoned as soon as nobody waits for the answers any more."""
+    while abandon.told() is not None:
+        abandon.check()
+        await asyncio.sleep(ABANDONED_SECONDS)
 
 
 def _at(parts: SplitResult, address: str) -> str:

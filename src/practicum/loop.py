@@ -1,6 +1,6 @@
 """One step, and the loop over it. Every method is a configuration of these seven calls."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -10,7 +10,7 @@ from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.faults import fault
 from practicum.objective import Objective, Signal
-from practicum.ports import AdamParams, Task, Teacher, TrainingClient
+from practicum.ports import AdamParams, SamplingClient, Task, Teacher, TrainingClient
 from practicum.randomness import seed_of
 from practicum.rollouts import (
     Archive,
@@ -98,34 +98,76 @@ class StepResult:
 
 def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
     """Sample, reward, score, assemble, differentiate, update: one step of on-policy distillation."""
-    clock = _Clock()
+    clock = Clock()
     now = settings.plan(step)
-    prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
-    batch = Batch(prompts, now.n, settings.seed, step)
-    authors = Authors(parts.student.sampling_client(), parts.teacher, parts.renderer, parts.archive)
-    rollouts = write_rollouts(batch, now.source, authors, now.sampling)
-    rollouts = rewarded(rollouts, parts.task)
+    rollouts = begin_step(step, now, parts, settings, parts.student.sampling_client(), version=step - 1)
     clock.lap("sample")
-    fault("rollout")
-    signals = scored(parts.teacher, rollouts, now.objective.signal)
-    references = scored(parts.reference, rollouts, now.objective.reference_signal)
-    data = assemble(rollouts, signals, references)
+    data = ask_teachers(rollouts, now.objective, parts)
     clock.lap("score")
+    return finish_step(step, data, now, parts, settings, clock)
+
+
+def begin_step(
+    step: int, now: StepPlan, parts: Parts, settings: StepSettings, client: SamplingClient, version: int
+) -> list[Rollout]:
+    """Sample and reward: the rollouts of a step, by a client with the student's weights after `version` steps."""
+    prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
+    batch = Batch(prompts, now.n, settings.seed, step, version=version)
+    authors = Authors(client, parts.teacher, parts.renderer, parts.archive)
+    rollouts = rewarded(write_rollouts(batch, now.source, authors, now.sampling), parts.task)
+    fault("rollout")
+    return rollouts
+
+
+def ask_teachers(
+    rollouts: Sequence[Rollout],
+    objective: Objective,
+    parts: Parts,
+    said: Mapping[str, Sequence[TeacherSignal]] | None = None,
+) -> list[Datum]:
+    """Score and assemble: the rollouts with what teacher and reference say; what they `said` before is not asked again."""
+    asked = {
+        role: scored(teacher, rollouts, signal)
+        for role, (teacher, signal) in questions(objective, parts).items()
+        if role not in (said or {})
+    }
+    answers = {**asked, **(said or {})}
+    data = assemble(rollouts, answers["teacher"], answers["reference"])
     fault("score")
+    return data
+
+
+def questions(objective: Objective, parts: Parts) -> dict[str, tuple[Teacher | None, Signal | None]]:
+    """Who is asked what, by role."""
+    return {
+        "teacher": (parts.teacher, objective.signal),
+        "reference": (parts.reference, objective.reference_signal),
+    }
+
+
+def finish_step(
+    step: int, data: Sequence[Datum], now: StepPlan, parts: Parts, settings: StepSettings, clock: "Clock"
+) -> StepResult:
+    """Differentiate and update, and tell whoever follows the student; what the step did and cost."""
     result = learned(parts.student, data, now, settings, step)
     for teacher in parts.teachers:
         teacher.after_step(step)
     clock.lap("update")
     fault("update")
+    rollouts = [datum.rollout for datum in data]
     metrics = {**rollout_metrics(rollouts, step), **result.metrics, **parts.ledger.take(), **clock.laps}
     return StepResult(step, rollouts, result.outputs, metrics)
 
 
-def train(first: int, last: int, parts: Parts, settings: StepSettings) -> Iterator[StepResult]:
+Step = Callable[[int, Parts, StepSettings], StepResult]
+"""Does the step of a number, as `train_step` does."""
+
+
+def train(first: int, last: int, parts: Parts, settings: StepSettings, do: Step = train_step) -> Iterator[StepResult]:
     """Steps `first` to `last`, both included; NumericError when too many updates had to be skipped."""
     skipped: list[int] = []
     for step in range(first, last + 1):
-        result = train_step(step, parts, settings)
+        result = do(step, parts, settings)
         if result.metrics.get("skipped") or result.metrics.get("nonfinite"):
             skipped = [earlier for earlier in skipped if earlier > step - SKIPS_WINDOW] + [step]
         yield result
@@ -223,7 +265,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], step: int) -> Metrics:
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 
 
-class _Clock:
+class Clock:
     """Seconds of each phase, by a clock that only goes forward."""
 
     def __init__(self) -> None:
@@ -231,6 +273,7 @@ class _Clock:
         self._last = monotonic()
 
     def lap(self, phase: str) -> None:
+        """The phase ends here."""
         now = monotonic()
         self.laps[f"seconds_{phase}"] = now - self._last
         self._last = now

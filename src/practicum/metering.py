@@ -122,6 +122,10 @@ class MeteredTrainer:
         """A client that samples from the current weights."""
         return metered(self._trainer.sampling_client(), self._meter)
 
+    def snapshot(self) -> SamplingClient:
+        """A client that goes on sampling from the weights of now."""
+        return metered(self._trainer.snapshot(), self._meter)
+
     def self_teacher(self, rule: SelfRule) -> SelfTeacher:
         """The student's own weights as a scorer, which its teacher counts."""
         return self._trainer.self_teacher(rule)

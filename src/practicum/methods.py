@@ -17,12 +17,14 @@ NAMED_APART = frozenset({"coefficient", "signal", "divergence", "estimator", "ag
 def axes(recipe: Recipe) -> dict[str, str]:
     """What a recipe chose, by axis, without what it left at its default.
 
-    `source` and `teacher` in words, one `loss` for each term, the `aggregate` where it is not the token mean, and what is
-    scheduled.
+    `source` and `teacher` in words, the `staleness` of rollouts that are drawn ahead, one `loss` for each term, the `aggregate`
+    where it is not the token mean, and what is scheduled.
     """
     chosen = {"source": _call(recipe.rollout.source), "teacher": teacher_in_words(recipe.teacher)}
     if recipe.reference is not None:
         chosen["reference"] = teacher_in_words(recipe.reference)
+    if recipe.rollout.max_staleness:
+        chosen["staleness"] = f"{recipe.rollout.max_staleness} updates"
     chosen["loss"] = " + ".join(_terms(recipe.objective))
     if recipe.objective.aggregate != "token_mean":
         chosen["aggregate"] = recipe.objective.aggregate

@@ -145,6 +145,10 @@ class TrainingClient(Protocol):
         """A client that samples from the current weights."""
         ...
 
+    def snapshot(self) -> SamplingClient:
+        """A client that goes on sampling from the weights of now, in another thread, while these are trained."""
+        ...
+
     def self_teacher(self, rule: "SelfRule") -> "SelfTeacher":
         """The student's own weights as a scorer, updated by `rule`."""
         ...

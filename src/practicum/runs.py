@@ -19,6 +19,7 @@ from torch import Tensor
 
 from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
+from practicum.asynchronous import Stages, stages
 from practicum.backends.local import LoadedModel, load_student
 from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm, Pace, Watch, gravest, heldout
@@ -31,7 +32,7 @@ from practicum.model_config import Scratch
 from practicum.objective import Objective
 from practicum.outcome import Evaluations, show_outcome, summary_of
 from practicum.randomness import seed_of
-from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
+from practicum.recipe import Recipe, in_turn, load_recipe, override, parse_recipe, resolved
 from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, Journal, RunDir
@@ -181,7 +182,7 @@ class _Run:
         before, teacher = self._before(built, trained=checkpoint is not None)
         self._note_start(first)
         self._stop_before(first)
-        self._train(built, first, before)
+        self._train(built, first, before, () if checkpoint is None else checkpoint.state.get("begun", ()))
         after = self._evaluate(built, "after training")
         folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         self._evaluating["after"] = built.parts.ledger.take()
@@ -292,7 +293,7 @@ class _Run:
         parts = built.parts
         return evaluate(parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation)
 
-    def _train(self, built: Assembled, first: int, before: Evaluation | None) -> None:
+    def _train(self, built: Assembled, first: int, before: Evaluation | None, begun: Sequence[Section]) -> None:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         self._recall_spending()
@@ -300,12 +301,20 @@ class _Run:
             return
         watch = self._watch(built)
         self.console.begin(steps, first)
-        pace = Pace()
+        lag = self.recipe.rollout.max_staleness
+        pace = Pace(overlapping=lag > 0)
         done = saved = learned = first - 1
-        with Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records:
+        shared = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
+        here = [role for role, config in shared.items() if config is not None and in_turn(config)]
+        with (
+            Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records,
+            stages(built.parts, built.settings, steps, lag, here, begun) as ahead,
+        ):
             try:
-                for trained in train(first, steps, built.parts, built.settings):
+                for trained in train(first, steps, built.parts, built.settings, ahead.step):
                     learned = trained.step
+                    if self._evaluates(learned):
+                        ahead.rest()
                     result = watch.read(trained, self._heldout(built, trained.step, before))
                     records.write(result)
                     self.tracked.log(result.step, result.metrics)
@@ -323,7 +332,7 @@ class _Run:
                     regular = every is not None and done % every == 0
                     if ended or number is not None or regular or tag_of(alarms) is not None:
                         records.sync()
-                        self._checkpoint(built, done, tag_of(alarms))
+                        self._checkpoint(built, ahead, done, tag_of(alarms))
                         saved = done
                     self._pause(alarms)
                     if number is not None and not ended:
@@ -337,9 +346,9 @@ class _Run:
             except TeacherError as error:
                 # A teacher that fails within a step fails before anything is learned from it; a step that was learned but
                 # could not be evaluated is begun anew from the newest checkpoint.
-                if saved < done == learned:
+                if saved < done == learned and ahead.whole():
                     records.sync()
-                    self._checkpoint(built, done, None)
+                    self._checkpoint(built, ahead, done, None)
                     saved = done
                 kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
                 raise TeacherError(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
@@ -367,12 +376,16 @@ class _Run:
 
     def _heldout(self, built: Assembled, step: int, before: Evaluation | None) -> Metrics:
         """What an evaluation says where one is due within the training."""
-        every = self.recipe.evaluation.every
-        if every is None or step % every or step == self.recipe.train.steps:
+        if not self._evaluates(step):
             return {}
         now = self._evaluate(built, f"after step {step}")
         built.parts.ledger.take()  # an evaluation is not what the step cost
         return {} if now is None else heldout(before, now, self.recipe.seed)
+
+    def _evaluates(self, step: int) -> bool:
+        """Whether an evaluation is due within the training."""
+        every = self.recipe.evaluation.every
+        return every is not None and step % every == 0 and step != self.recipe.train.steps
 
     def _sound(self, built: Assembled, alarms: Sequence[Alarm]) -> None:
         """Say what the monitors found, change what the recipe lets them change, and end the run where one asks for it."""
@@ -406,13 +419,17 @@ class _Run:
         budget, spent = self.recipe.train.budget, self._spending
         return None if budget is None else budget.reached(spent.flops, spent.tokens, spent.seconds)
 
-    def _checkpoint(self, built: Assembled, step: int, tag: str | None) -> None:
+    def _checkpoint(self, built: Assembled, ahead: Stages, step: int, tag: str | None) -> None:
         tensors = built.trainer.save_state()
         for role, teacher in built.teachers().items():
-            own = teacher.save_state()
+            known = ahead.teacher_state(role)
+            own = teacher.save_state() if known is None else known
             if own:
                 tensors[role] = own
         state = {"step": step, "schedules": built.courses.save_state()}
+        begun = ahead.save_state()
+        if begun:
+            state["begun"] = begun
         folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints, tag=tag)
 
 

@@ -44,6 +44,7 @@ def test_it_speaks_the_protocols(build: Build) -> None:
     trainer = build().trainer
     assert isinstance(trainer, TrainingClient)
     assert isinstance(trainer.sampling_client(), SamplingClient)
+    assert isinstance(trainer.snapshot(), SamplingClient)
     assert isinstance(trainer.self_teacher(SelfRule("frozen")), SelfTeacher)
 
 
@@ -65,6 +66,20 @@ def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> 
         assert ended == (sample.stop_reason == "stop")
         assert ended or len(sample.tokens) == params.max_new_tokens
         assert not any(token in params.stop_ids for token in sample.tokens[:-1].tolist())
+
+
+def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build) -> None:
+    built = build()
+    asked, params = requests(built), built.settings.plan(1).sampling
+    live = built.trainer.sampling_client()
+    before, then = live.sample(asked, params), built.trainer.snapshot()
+    step(built)
+    later = built.trainer.snapshot()
+    step(built)
+    for one, other in zip(before, then.sample(asked, params), strict=True):
+        assert one.tokens.equal(other.tokens) and one.policy_logprobs.equal(other.policy_logprobs)
+    seen = [client.sample(asked, params)[0].policy_logprobs for client in (then, later, live)]
+    assert not seen[0].equal(seen[1]) and not seen[1].equal(seen[2])
 
 
 def test_scores_of_own_samples_are_what_the_sampler_said(build: Build) -> None:

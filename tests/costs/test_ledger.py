@@ -1,13 +1,14 @@
 """What a run counts: by hand, as sums of its steps, apart from its evaluations, and the budget that ends it."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy import assert_same_run, curve, forked, make_model, rows, toy_run
 
-from practicum.costs import Ledger, Shape, Spending, cost_summary, read_once
+from practicum.costs import Lap, Ledger, Shape, Spending, cost_summary, read_once
 from practicum.recipe import Budget, Prices
 
 SHAPE = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -37,6 +38,23 @@ def test_a_meter_counts_texts_and_heads() -> None:
     assert (row["cost/scored_tokens"], row["cost/scored_prompt_tokens"]) == (6.0, 6.0)
     assert row["cost/flops"] == row["cost/flops_sample"] + row["cost/flops_score"]
     assert not any(ledger.take().values())
+
+
+def test_a_thread_that_works_ahead_counts_apart_until_its_lap_is_put_in() -> None:
+    ledger = Ledger()
+    teacher = ledger.meter("teacher")
+
+    def asked_ahead() -> Lap:
+        with ledger.apart() as lap:
+            teacher.scored([((1,), 5)], heads=True)
+        return lap
+
+    with ThreadPoolExecutor(1) as pool:
+        lap = pool.submit(asked_ahead).result()
+    teacher.scored([((1,), 2)], heads=True)
+    assert ledger.take()["cost/scored_tokens"] == 2.0
+    ledger.put(lap)
+    assert ledger.take()["cost/scored_tokens"] == 5.0 and not any(ledger.take().values())
 
 
 def test_of_an_unknown_model_the_tokens_alone_are_counted() -> None:

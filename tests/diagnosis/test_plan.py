@@ -104,6 +104,16 @@ def test_the_plan_of_a_toy(models: Path) -> None:
     assert phases["update"]["gradients"] == moving and phases["update"]["moments of AdamW"] == 2 * moving
 
 
+def test_rollouts_ahead_hold_copies_of_what_learns_and_phases_at_once(models: Path) -> None:
+    in_turn, ahead = (
+        plan(toy_recipe(models, {"rollout.max_staleness": lag}), limit=2**40).memory.phases for lag in (0, 2)
+    )
+    moving = in_turn["update"]["gradients"]
+    assert ahead["sample"]["copies of what learns, for rollouts ahead"] == 3 * moving
+    assert ahead["update"]["hidden states of steps ahead"] == 2 * in_turn["update"]["hidden states"]
+    assert ahead["update"].keys() >= in_turn["sample"].keys() | in_turn["score"].keys() | in_turn["update"].keys()
+
+
 def test_what_does_not_fit_is_told_with_a_change_that_does(models: Path) -> None:
     long = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 32}
     whole = plan(toy_recipe(models, long), limit=2**40)

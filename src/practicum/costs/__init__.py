@@ -1,11 +1,23 @@
 """What a run costs in tokens and floating-point operations: counted from what was asked, without a clock."""
 
-from practicum.costs.ledger import PHASES, CountedHead, Ledger, Meter, Phase, Spending, Work, cost_metrics, cost_summary
+from practicum.costs.ledger import (
+    PHASES,
+    CountedHead,
+    Lap,
+    Ledger,
+    Meter,
+    Phase,
+    Spending,
+    Work,
+    cost_metrics,
+    cost_summary,
+)
 from practicum.costs.shape import Learning, Reading, Shape, read_once
 
 __all__ = [
     "PHASES",
     "CountedHead",
+    "Lap",
     "Learning",
     "Ledger",
     "Meter",

@@ -5,7 +5,9 @@ disk is counted as if it were asked each time, for what is found there depends o
 fit in memory and were begun anew are counted once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,13 +49,20 @@ class Work:
         )
 
 
+Lap = dict[tuple[Phase, str], Work]
+"""The work of each model in each phase."""
+
+_APART: ContextVar[Lap | None] = ContextVar("apart", default=None)
+"""Where a thread that works ahead writes its work down."""
+
+
 class Ledger:
     """The work of each model in each phase since the last `take`; `shapes` are the models by name, as far as they are known."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, Shape] = {}
         self._names: dict[str, None] = {}
-        self._work: dict[tuple[Phase, str], Work] = {}
+        self._work: Lap = {}
 
     def meter(self, name: str) -> "Meter":
         """What counts the work of one model: `student`, `teacher`, `teacher/math`, `reference`, ..."""
@@ -62,7 +71,24 @@ class Ledger:
 
     def add(self, phase: Phase, name: str, work: Work) -> None:
         """Count some work."""
-        self._work[phase, name] = self._work.get((phase, name), Work()) + work
+        apart = _APART.get()
+        counts = self._work if apart is None else apart
+        counts[phase, name] = counts.get((phase, name), Work()) + work
+
+    @contextmanager
+    def apart(self) -> Iterator[Lap]:
+        """Within the block, in this thread, work is counted in a lap of its own, to be put in when its step is learned from."""
+        lap: Lap = {}
+        token = _APART.set(lap)
+        try:
+            yield lap
+        finally:
+            _APART.reset(token)
+
+    def put(self, lap: Lap) -> None:
+        """Count the work of a lap."""
+        for (phase, name), work in lap.items():
+            self.add(phase, name, work)
 
     def take(self) -> Metrics:
         """The columns of what was counted since the last time; see `cost_metrics`."""

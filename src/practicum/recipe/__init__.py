@@ -7,7 +7,7 @@
 from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_recipe, read_yaml, recipe_names
 from practicum.recipe.mistakes import validated
 from practicum.recipe.overrides import override, whole_path
-from practicum.recipe.possible import capability_problems, truncation_problem
+from practicum.recipe.possible import capability_problems, in_turn, staleness_warning, truncation_problem
 from practicum.recipe.reading import load_recipe, parse_recipe
 from practicum.recipe.schema import Recipe, resolved
 from practicum.recipe.sections import (
@@ -29,6 +29,7 @@ __all__ = [
     "TrainConfig",
     "capability_problems",
     "find_recipe",
+    "in_turn",
     "load_recipe",
     "merged",
     "override",
@@ -38,6 +39,7 @@ __all__ = [
     "read_yaml",
     "recipe_names",
     "resolved",
+    "staleness_warning",
     "truncation_problem",
     "validated",
     "whole_path",

@@ -1,8 +1,15 @@
 """What in a recipe cannot go together, each problem with what to write instead."""
 
-from practicum.objective import Draws, Full, Objective, Sampled, TopK
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel
+
+from practicum.objective import Draws, Full, Objective, Sampled, Score, TopK
 from practicum.ports import Capabilities
 from practicum.recipe.sections import RolloutConfig
+from practicum.rollouts import asks_teacher, replays
+
+STALENESS = "rollout.max_staleness"
 
 
 def capability_problems(
@@ -44,4 +51,55 @@ def truncation_problem(objective: Objective, rollout: RolloutConfig) -> str | No
     return (
         "rollout.top_p and rollout.top_k cut tokens off that signal 'sampled' can then never learn about; write top_p: 1 and "
         "top_k: 0, signal: full or topk, or a correction such as ratio for what was kept"
+    )
+
+
+def in_turn(teacher: BaseModel) -> bool:
+    """Whether a teacher, or one inside it, may follow the student, so that it is asked at its step and never ahead of it.
+
+    That is so of `self`, and may be so of a teacher from another package, which is named by its module.
+    """
+    fields = dict(teacher)
+    inner = fields.get("teachers")
+    members = [fields.get("teacher"), *(inner.values() if isinstance(inner, Mapping) else ())]
+    kind = str(fields.get("type"))
+    return kind == "self" or "." in kind or any(isinstance(one, BaseModel) and in_turn(one) for one in members)
+
+
+def staleness_problems(rollout: RolloutConfig, teacher: BaseModel, adaptive: Iterable[str]) -> list[str]:
+    """What cannot be done ahead of the updates; `adaptive` are the places of numbers that are only known step by step."""
+    if not rollout.max_staleness:
+        return []
+    problems = []
+    if replays(rollout.source):
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from completions of any age; write "
+            "max_staleness: 0, or source: student"
+        )
+    if asks_teacher(rollout.source) and in_turn(teacher):
+        kind = dict(teacher)["type"]
+        problems.append(
+            f"{STALENESS} is {rollout.max_staleness}, and teacher {kind!r} may follow the student, so it cannot write ahead of it; "
+            "write max_staleness: 0, source: student, or a teacher with weights of its own, {type: model, model: ...}"
+        )
+    problems += [
+        f"{path}: what teachers are asked is fixed ahead where {STALENESS} is above 0; write a number, or linear or cosine"
+        for path in adaptive
+        if ".signal" in path
+    ]
+    return problems
+
+
+def staleness_warning(objective: Objective, rollout: RolloutConfig) -> str | None:
+    """What to say where tokens of an older policy are learned from as if they were the learner's own."""
+    drawn = [
+        term.signal.type
+        for term in objective.losses
+        if isinstance(term.signal, Sampled | Score) and term.correction.name == "none"
+    ]
+    if not (rollout.max_staleness and drawn):
+        return None
+    return (
+        f"warning: {STALENESS} is {rollout.max_staleness}, and signal {drawn[0]!r} with correction none takes an older policy's "
+        "tokens for the learner's own; write correction: ratio_truncate(2), or signal: full"
     )

@@ -11,10 +11,10 @@ from practicum.model_config import StudentConfig
 from practicum.objective import Objective
 from practicum.plugins import Plugin, module_of
 from practicum.recipe.mistakes import validated
-from practicum.recipe.possible import capability_problems, truncation_problem
+from practicum.recipe.possible import STALENESS, capability_problems, staleness_problems, truncation_problem
 from practicum.recipe.sections import EvaluationConfig, OptimizerConfig, Prices, RolloutConfig, TrainConfig
 from practicum.rollouts import source_problems
-from practicum.schedule import Schedule, planned, put_in
+from practicum.schedule import Adaptive, Schedule, planned, put_in
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,79}$"
 
@@ -68,6 +68,11 @@ class Recipe(BaseModel):
                 "student as it began, or another teacher"
             )
         problems += source_problems(self.rollout.source, self.teacher.capabilities(), self.teacher.type)
+        moving = {path for path, schedule in self.schedules.items() if isinstance(schedule, Adaptive)}
+        moving |= {path for monitor in self.monitors.values() for path in monitor.set}
+        problems += staleness_problems(self.rollout, self.teacher, sorted(moving))
+        if STALENESS in moving | self.schedules.keys():
+            problems.append(f"{STALENESS} is one number for the whole run; write it without a schedule")
         problem = truncation_problem(self.objective, self.rollout)
         if problems or problem:
             raise ValueError("; ".join([*problems, *([problem] if problem else [])]))

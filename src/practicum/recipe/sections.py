@@ -24,6 +24,11 @@ class RolloutConfig(BaseModel):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="updates by which rollouts are drawn ahead of being learned from: see [asynchronous](asynchronous.md)",
+    )
 
     @model_validator(mode="after")
     def _leaves_room(self) -> "RolloutConfig":

@@ -8,6 +8,7 @@ from practicum.rollouts.sources import (
     Source,
     SourceChoice,
     StudentSource,
+    asks_teacher,
     replays,
     source_problems,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "SourceChoice",
     "StudentSource",
     "TapeRow",
+    "asks_teacher",
     "digits",
     "prompts_of_step",
     "read_tape",

@@ -11,13 +11,22 @@ from practicum.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Which completions to draw: `n` for each prompt, named by `stream` and `step` for their random streams."""
+    """Which completions to draw: `n` for each prompt, named by `stream` and `step` for their random streams.
+
+    `version` counts the steps that the student has learned who draws them; None: all before `step`.
+    """
 
     prompts: Sequence[Prompt]
     n: int
     seed: int
     step: int
     stream: str = "rollout"
+    version: int | None = None
+
+    @property
+    def policy_version(self) -> int:
+        """How many steps the student has learned who draws them."""
+        return self.step - 1 if self.version is None else self.version
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def replays(source: Source) -> bool:
 
 def source_problems(source: Source, capabilities: Capabilities, teacher: str) -> list[str]:
     """What a source asks of a teacher that writes nothing, with what to write instead."""
-    if capabilities.writes or not _asks_teacher(source):
+    if capabilities.writes or not asks_teacher(source):
         return []
     return [writes_nothing(source, f"teacher {teacher!r}")]
 
@@ -104,7 +104,8 @@ def writes_nothing(source: Source, who: str) -> str:
     )
 
 
-def _asks_teacher(source: Source) -> bool:
+def asks_teacher(source: Source) -> bool:
+    """Whether the teacher writes tokens."""
     match source:
         case TeacherSource() | TokenMix() | Mix(other="teacher") | Join(other="teacher") | Prefix(origin="teacher"):
             return True

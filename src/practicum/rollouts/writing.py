@@ -259,7 +259,7 @@ def _rollout(
         loss_mask=torch.arange(len(sample.tokens)) >= begins,
         sampling_logprobs=sample.sampling_logprobs,
         policy_logprobs=sample.policy_logprobs,
-        policy_version=batch.step - 1,
+        policy_version=batch.policy_version,
         stop_reason=sample.stop_reason,
         text=renderer.decode(sample.tokens.tolist()),
         sample=place.number,

@@ -44,3 +44,11 @@ def test_longer_answers_take_longer_and_one_slow_step_says_nothing() -> None:
 
 def test_a_step_without_tokens_or_clock_is_passed_over() -> None:
     assert Pace().judge({"rollouts": 0.0, "length": 0.0, "seconds_sample": 1.0}) == [] == Pace().judge({})
+
+
+def test_overlapping_phases_are_judged_as_one() -> None:
+    pace = Pace(overlapping=True)
+    for number in range(BASELINE + 2 * PERSISTENCE):
+        assert pace.judge(step(float(number % 2), 1.0 - number % 2)) == [], "now this is waited for, now that"
+    said = [line for _ in range(PERSISTENCE) for line in pace.judge(step(2.0))]
+    assert said == ["M25 pace: step takes 3 times the seconds a token that it took in the first 10 steps"]

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from practicum import abandon
 from practicum import functional as F
 from practicum.backends.local.drawing import draw, draw_mixed, next_noise, random_stream
 from practicum.backends.local.language_model import LanguageModel
@@ -79,6 +80,7 @@ class LocalSampler:
         with self.language_model.weights(self.overlay or {}):
             head = self.language_model.head().pinned()  # to the overlay's storage, so that it outlives the block
             for part in self._passes(requests):
+                abandon.check()
                 whole = hidden_states(self.language_model, part)
                 each = whole.split([len(request.tokens) for request in part])
                 for request, hidden in zip(part, each, strict=True):
@@ -131,6 +133,7 @@ class _Decoding:
     def run(self, rows: int) -> list[Sample]:
         alive: list[int] = self._admitted(rows) if self.params.max_new_tokens else []
         while alive:
+            abandon.check()
             drawn = self._draw(alive)
             keep = _without_holes([row for row, text in enumerate(alive) if not self._ended(text)])
             for reading in self.readings:

@@ -20,6 +20,7 @@ from practicum.backends.local.measures import Records, compare, measure
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes, text_of
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
+from practicum.backends.local.residency import copy_on
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.errors import CheckpointError, ResourceError
@@ -65,6 +66,7 @@ class LocalTrainer:
         self._parameters = language_model.trainable()
         self._tiles = Tiles()
         self._graph_bytes: int | None = None
+        self._twin: LanguageModel | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
 
     def refuses(self, objective: Objective) -> str | None:
@@ -74,6 +76,13 @@ class LocalTrainer:
     def sampling_client(self) -> LocalSampler:
         """Samples from the live weights."""
         return LocalSampler(self.language_model, None, self.limits.sampling_batch, self.limits.chunk_tokens)
+
+    def snapshot(self) -> LocalSampler:
+        """Samples from a copy of the trainable weights, through modules of its own that share all others."""
+        if self._twin is None:
+            self._twin = copy_on(self.language_model.device, self.language_model)
+        now = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        return LocalSampler(self._twin, now, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def self_teacher(self, rule: SelfRule) -> LocalSelfTeacher:
         """The student's own weights as a teacher, starting from what they are now."""

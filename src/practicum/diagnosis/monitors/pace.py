@@ -15,9 +15,13 @@ SHARE = 0.1
 
 
 class Pace:
-    """The seconds a token of each phase so far; see `judge`."""
+    """The seconds a token of each phase so far; see `judge`.
 
-    def __init__(self) -> None:
+    Where phases overlap, a phase's seconds are those that were waited for it, so the step is judged as one.
+    """
+
+    def __init__(self, overlapping: bool = False) -> None:
+        self._overlapping = overlapping
         self._first: dict[str, list[float]] = {}
         self._run: dict[str, int] = {}
         self._off: set[str] = set()
@@ -26,7 +30,7 @@ class Pace:
         """One line for each phase that has just been off its pace for long enough, once until it has been back for as long."""
         lines = []
         tokens = metrics.get("rollouts", 0.0) * metrics.get("length", 0.0)
-        seconds = {name.removeprefix("seconds_"): metrics[name] for name in metrics if name.startswith("seconds_")}
+        seconds = self._seconds(metrics)
         for phase, taken in seconds.items() if tokens else ():
             first = self._first.setdefault(phase, [])
             if len(first) < BASELINE:
@@ -46,3 +50,9 @@ class Pace:
             else:
                 self._off.remove(phase)
         return lines
+
+    def _seconds(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        phases = {
+            name.removeprefix("seconds_"): value for name, value in metrics.items() if name.startswith("seconds_")
+        }
+        return {"step": sum(phases.values())} if self._overlapping else phases

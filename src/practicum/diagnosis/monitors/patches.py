@@ -80,7 +80,10 @@ def more_answers(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fresher(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Replay from half as many completions."""
+    """Rollouts fewer updates ahead, or replay from half as many completions."""
+    ahead = recipe["rollout"]["max_staleness"]
+    if ahead:
+        return {"rollout.max_staleness": ahead // 2}
     return {"rollout.replay_size": max(recipe["rollout"]["replay_size"] // 2, 1)}
 
 

@@ -78,12 +78,18 @@ def memory_of(run: PaperRun, process: int) -> Memory:
         if name in run.scorers and signal is not None and signal.type != "sampled":
             hidden += FLOAT * run.scorers[name].shape.width * sum(len(request.tokens) for request in requests)
     visiting = max((_bytes(run, name) for name in run.scorers if _on_disk(run, name)), default=0)
+    lag = recipe.rollout.max_staleness
+    if lag:
+        always["copies of what learns, for rollouts ahead"] = (lag + 1) * moving
+        always["hidden states of steps ahead"] = lag * hidden
     phases = {
         "sample": {**always, **_sampling(run, len(step.drawn.get("student", ())), recipe.rollout.max_new_tokens)},
         "score": {**always, "a visiting teacher": visiting, "activations": _scoring(run), "hidden states": hidden},
         "update": {**always, "gradients": moving, "hidden states": hidden, **_updating(run)},
         "save": {**always, "files being written": 2 * moving},
     }
+    if lag:
+        phases["update"] = {**phases["sample"], **phases["score"], **phases["update"]}  # the three overlap
     if recipe.evaluation.prompts:
         length = recipe.evaluation.max_new_tokens or recipe.rollout.max_new_tokens
         drawing = _sampling(run, recipe.evaluation.prompts * recipe.evaluation.samples, length)

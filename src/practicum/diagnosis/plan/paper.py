@@ -274,6 +274,10 @@ class PaperTrainer:
         """The student on paper."""
         return self._paper.client("student")
 
+    def snapshot(self) -> PaperClient:
+        """The same."""
+        return self.sampling_client()
+
     def self_teacher(self, rule: SelfRule) -> PaperClient:
         """The student's weights as a scorer, on paper."""
         return self._paper.client(self._name)
