@@ -281,6 +281,16 @@ def divergence(seen: Seen, limits: Limits) -> Finding | None:
     return Finding("reverse_kl", far, score, base)
 
 
+def overconfidence(seen: Seen, limits: Limits) -> Finding | None:
+    """Held-out answers that are surer than they are right, and grew so by more than chance."""
+    now = seen.now("heldout_overconfidence", "heldout_surer", "heldout_surer_low")
+    if now is None:
+        return None
+    value, grown, low = now
+    score = min(value / _of(limits.level), grown / _of(limits.change))
+    return Finding("heldout_overconfidence", value, score if low > 0 else 0.0, value - grown)
+
+
 def _fall(seen: Seen, name: str, limits: Limits) -> Finding | None:
     now, base = seen.smooth(name), seen.baseline(name)
     if now is None or base is None or base <= 0:

@@ -308,6 +308,16 @@ MONITORS: dict[str, Monitor] = {
             change=2.0,
             persistence=3,
         ),
+        Monitor(
+            "M30",
+            "overconfidence",
+            rules.overconfidence,
+            "{level:g} surer than right, {change:g} more so than at the start, and its 95 % interval above 0",
+            (patches.softer, patches.covering, patches.slower),
+            "2604.16830",
+            level=0.1,
+            change=0.1,
+        ),
     )
 }
 """Every monitor by its id."""
