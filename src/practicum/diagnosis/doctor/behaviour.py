@@ -117,8 +117,8 @@ def capacity_ratio(evidence: Evidence) -> float | None:
     """Weights of the largest model behind the teacher over the student's; None where the student teaches itself."""
     if not evidence.scorers:
         return None
-    own = sum(weight.numel() for weight in evidence.built.student.language_model.model.parameters())
-    return max(scorer.parameters for scorer in evidence.scorers) / own
+    own = evidence.built.parts.ledger.shapes["student"].parameters
+    return max(scorer.shape.parameters for scorer in evidence.scorers) / own
 
 
 def looping(rollout: Rollout) -> bool:
