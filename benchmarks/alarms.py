@@ -1,32 +1,93 @@
 """False alarms: healthy toy runs with different seeds, and how many of them each monitor spoke up in.
 
-    python -m benchmarks alarms [--runs 200] [--rows FILE]
+    python -m benchmarks alarms [--runs 480] [--rows FILE]
 
-Five kinds take turns: one that stands still (a learning rate of nothing, so that its steps differ by chance alone), three that
-learn (full reverse KL, one sampled token, JSD over candidates), and a longer one. Every run has a seed of its own. A rate counts
-runs in which the monitor gave at least one alarm graver than `log`. Alarms follow from the rows of metrics.jsonl alone: with
-`--rows` these are kept, and a second command judges them again without a run.
+Kinds of runs take turns, each for some of the monitors: see `KINDS`. Every run has a seed of its own. A rate counts runs in which
+the monitor gave at least one alarm graver than `log`, among those that had something for it to look at. Alarms follow from the rows
+of metrics.jsonl alone: with `--rows` these are kept as the runs end, a second command goes on where the first was stopped, and
+what is there already is judged again without a run.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import parser, session, single, table
-from benchmarks.toys import only_warned, pair, play, recipe_data
-from practicum.diagnosis.monitors import MONITORS, Watch
+from benchmarks.toys import only_warned, pair, play, recipe_data, task_data
+from practicum.diagnosis.monitors import MONITORS, History, Limits, MonitorSettings, Seen, Watch
+from practicum.diagnosis.monitors.facts import Facts
 from practicum.recipe import parse_recipe, resolved
 from practicum.statistics import wilson
 
-PAIRS, STUDENT, TEACHER = 4, 80, 200
-KINDS: dict[str, dict[str, Any]] = {
-    "still": {"optimizer.learning_rate": 1e-9, "train.steps": 32},
-    "full": {"train.steps": 32},
-    "sampled": {"objective": {"signal": "sampled"}, "train.steps": 32},
-    "candidates": {"objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"}, "train.steps": 32},
-    "long": {"train.steps": 70},
+RUNS, PAIRS, STUDENT, TEACHER = 480, 4, 80, 200
+
+LETTERS = {
+    "type": "skills",
+    "skills": ["copy", "reverse"],
+    "alphabet": "abcdefghijklmnopqrstuvwxyz",
+    "shortest": 12,
+    "longest": 20,
+    "train_size": 64,
+    "heldout_size": 8,
+}
+"""Long answers in more letters than the 16 likeliest tokens that are compared, of two domains."""
+
+TWO_LETTERS = {"alphabet": "ab", "longest": 5, "train_size": 30, "heldout_size": 30}
+"""A task of which the toy models solve some and not all."""
+
+THREE_LETTERS = {"alphabet": "abc", "shortest": 12, "longest": 20, "train_size": 64, "heldout_size": 8}
+"""Long answers that say the same letter again and again, as their prompts do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of healthy run: what differs from the toy recipe, and the task where that is another; `MODELS` is a folder in it."""
+
+    changes: Mapping[str, Any]
+    task: Mapping[str, Any] = field(default_factory=dict)
+    monitors: Mapping[str, Any] = field(default_factory=dict)
+
+
+REWARDED = [
+    {"signal": "score", "coefficient": 0.1},
+    {"signal": "full", "divergence": "reverse_kl"},
+]
+OFTEN = {"prompts": 30, "samples": 4, "temperature": 1.0, "every": 4, "teacher": False}
+SEEING = {
+    "type": "privileged",
+    "teacher": {"type": "self", "weights": "periodic", "period": 8},
+    "demonstrations": [{"prompt": "ab", "answer": "ba"}],
+}
+MEMBER = {"type": "model", "model": "MODELS/teacher"}
+KINDS: dict[str, Kind] = {
+    "still": Kind({"optimizer.learning_rate": 1e-9, "train.steps": 32}),
+    "full": Kind({"train.steps": 32}),
+    "sampled": Kind({"objective": {"signal": "sampled"}, "train.steps": 32}),
+    "candidates": Kind({"objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"}, "train.steps": 32}),
+    "long": Kind({"train.steps": 70}),
+    "rewarded": Kind(
+        {"objective": {"losses": REWARDED}, "train.steps": 32, "rollout.n": 8, "evaluation": OFTEN}, TWO_LETTERS
+    ),
+    "weighted": Kind({"objective.weights": "entropy_top(0.8)", "train.steps": 32}),
+    "replayed": Kind(
+        {"rollout.source": "mix(student=0.5, other=replay)", "rollout.replay_size": 48, "train.steps": 32},
+        monitors={"M18": {"action": "warn", "level": 16}},
+    ),
+    "copied": Kind({"teacher": SEEING, "train.steps": 32}),
+    "letters": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, LETTERS),
+    "repeats": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, THREE_LETTERS),
+    "routed": Kind(
+        {
+            "teacher": {"type": "route", "by": "domain", "teachers": {"copy": MEMBER, "reverse": MEMBER}},
+            "rollout.max_new_tokens": 24,
+            "train.steps": 24,
+        },
+        LETTERS,
+    ),
 }
 Run = tuple[str, dict[str, Any], list[dict[str, Any]]]
 """The kind of a run, its resolved recipe, its rows."""
@@ -35,63 +96,124 @@ Run = tuple[str, dict[str, Any], list[dict[str, Any]]]
 def main() -> None:
     """Report one line."""
     made = parser(__doc__)
-    made.add_argument("--runs", type=int, help="how many (default 200, with --quick 5)")
-    made.add_argument("--rows", type=Path, help="where the rows of all runs are kept, or were")
+    made.add_argument("--runs", type=int, help=f"how many (default {RUNS}, with --quick {len(KINDS)})")
+    made.add_argument("--rows", type=Path, help="where the rows of all runs are kept, and go on")
     options = made.parse_args()
-    count = options.runs or (5 if options.quick else 200)
+    count = options.runs or (len(KINDS) if options.quick else RUNS)
     now = session("alarms", options)
     spoke: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    looked: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     left = []
     for kind, recipe, rows in _runs(count, options.quick, options.rows):
         runs[kind] += 1
-        alarms = Watch(recipe, parse_recipe(recipe, "toy").monitors).replay(rows)
+        settings = parse_recipe(recipe, "toy").monitors
+        alarms = Watch(recipe, settings).replay(rows)
         spoke[kind].update({alarm.id for alarm in alarms if alarm.action != "log"})
+        looked.update(looking(recipe, settings, rows))
         if kind == "full":
             left.append(rows[-1]["reverse_kl"] / rows[0]["reverse_kl"])
     total: Counter[str] = sum(spoke.values(), Counter())
-    rates = {name: total[name] / runs.total() for name in MONITORS}
+    rates = {name: total[name] / looked[name] for name in MONITORS if looked[name]}
     print(
         table(
-            ["id", "monitor", *KINDS, "rate"],
-            [[name, MONITORS[name].name, *(spoke[kind][name] for kind in KINDS), rates[name]] for name in MONITORS],
+            ["id", "monitor", *KINDS, "runs", "rate", "at most"],
+            [
+                [
+                    name,
+                    MONITORS[name].name,
+                    *(spoke[kind][name] for kind in KINDS),
+                    looked[name],
+                    rates.get(name, ""),
+                    wilson(total[name], looked[name]).high if looked[name] else "",
+                ]
+                for name in MONITORS
+            ],
         )
     )
     print(f"{runs.total()} runs; the highest rate is {max(rates.values()):.3f}")
     now.report(
         {"alarms.false": single(max(rates.values()))},
         runs=dict(runs),
+        looked=dict(looked),
         spoke={name: total[name] for name in MONITORS if total[name]},
         by_kind={kind: dict(counts) for kind, counts in spoke.items()},
         upper_end_of_none=wilson(0, runs.total()).high,
-        reverse_kl_left=sum(left) / len(left),
+        reverse_kl_left=sum(left) / max(len(left), 1),
     )
 
 
+def looking(recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], rows: list[dict[str, Any]]) -> set[str]:
+    """The monitors that had something to look at in a run; those of the overlap have where there are tokens outside of it."""
+    history, facts, found = History(), Facts.of(recipe), set()
+    for row in rows:
+        history.add({name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)})
+        seen = Seen(row["step"], history.rows(1)[0], history, facts)
+        for monitor in MONITORS.values():
+            level = settings[monitor.id].level if monitor.level is None else monitor.level
+            if monitor.judge(seen, Limits(level, monitor.change)) is not None:
+                found.add(monitor.id)
+    everything = all(row.get("overlap", 1.0) > 0.95 for row in rows)
+    return found - {"M9", "M10"} if everything else found
+
+
 def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[Run]:
-    """The runs that are kept, or new ones, which are kept where that is wanted."""
-    if kept is not None and kept.is_file():
-        for line in kept.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            yield row["kind"], row["recipe"], row["rows"]
-        return
-    for run in _new_runs(count, quick):
-        if kept is not None:
-            with kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(dict(zip(("kind", "recipe", "rows"), run, strict=True))) + "\n")
-        yield run
+    """The runs that are kept, and those that are missing, which are kept where that is wanted."""
+    done = {} if kept is None else dict(_kept(kept))
+    with ExitStack() as stack:
+        models: dict[tuple[int, str], Path] = {}
+        for number in range(count):
+            if number not in done:
+                done[number] = _new_run(number, quick, models, stack)
+                if kept is not None:
+                    _keep(kept, number, done[number])
+            yield done.pop(number)
 
 
-def _new_runs(count: int, quick: bool) -> Iterator[Run]:
-    pairs = 1 if quick else PAIRS
-    for number in range(pairs):
-        with pair(*((5, 10) if quick else (STUDENT, TEACHER)), seed=number) as models:
-            for seed in range(number, count, pairs):
-                kind = list(KINDS)[seed // pairs % len(KINDS)]
-                setting = {"seed": seed, "monitors": only_warned(list(MONITORS)), "train.prompts_per_step": 6}
-                setting |= KINDS[kind] | ({"train.steps": 12} if quick else {})
-                rows = play(models, setting).rows
-                yield kind, resolved(parse_recipe(recipe_data(models, setting), "toy")), rows
+def _kept(path: Path) -> Iterator[tuple[int, Run]]:
+    """The runs of a file by their number; a last line that was torn by a kill is cut off."""
+    whole = path.read_bytes() if path.is_file() else b""
+    end = whole.rfind(b"\n") + 1
+    if end < len(whole):
+        path.write_bytes(whole[:end])
+    for line in whole[:end].splitlines():
+        row = json.loads(line)
+        yield row["number"], (row["kind"], row["recipe"], row["rows"])
+
+
+def _keep(path: Path, number: int, run: Run) -> None:
+    row = {"number": number, **dict(zip(("kind", "recipe", "rows"), run, strict=True))}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _new_run(number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack) -> Run:
+    """One healthy run; pairs of models are made when they are first needed."""
+    name = list(KINDS)[number % len(KINDS)]
+    kind = KINDS[name]
+    seed = number // len(KINDS) % (1 if quick else PAIRS)
+    place = (seed, json.dumps(kind.task))
+    if place not in models:
+        models[place] = stack.enter_context(
+            pair(*((5, 10) if quick else (STUDENT, TEACHER)), seed=seed, task=kind.task)
+        )
+    folder = models[place]
+    setting = {
+        "seed": number,
+        "monitors": {**only_warned(list(MONITORS)), **kind.monitors},
+        "train.prompts_per_step": 6,
+    }
+    setting |= {"task": task_data(kind.task), **_in_folder(kind.changes, folder)}
+    setting |= {"train.steps": 12} if quick else {}
+    rows = play(folder, setting).rows
+    return name, resolved(parse_recipe(recipe_data(folder, setting), "toy")), rows
+
+
+def _in_folder(value: Any, folder: Path) -> Any:
+    """Settings with the folder of the models put in."""
+    if isinstance(value, Mapping):
+        return {key: _in_folder(inner, folder) for key, inner in value.items()}
+    return value.replace("MODELS", str(folder)) if isinstance(value, str) else value
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 `{type: benchmarks.bent_teacher, teacher: {...}, bias: {a: 8.0}, stop: -25.0}`; `agree_from` is a step, `agree_after` a position.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from practicum.objective import Full, Sampled, Signal
 from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
 from practicum.text import Renderer
-from practicum.types import Head, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import HeadLike, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
 class Config(BaseModel):
@@ -38,6 +39,36 @@ class Config(BaseModel):
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the teacher and bend it."""
     return Bent(config, context.build(context, config.teacher), context.renderer)
+
+
+class BentHead:
+    """A head with a bias on its logits, whatever stands before; see `practicum.types.HeadLike`."""
+
+    def __init__(self, head: HeadLike, bias: Float[Tensor, " v"]) -> None:
+        self._head = head
+        self._bias = bias
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it tells apart."""
+        return self._head.vocab_size
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """That of the head inside."""
+        return self._head.key
+
+    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
+        """Log-probabilities of the tokens."""
+        return torch.log_softmax(self.logits(hidden), dim=-1)
+
+    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+        """The logits of the head inside, and the bias."""
+        return self._head.logits(hidden, room) + self._bias
+
+    def release(self) -> None:
+        """Let the head inside go."""
+        self._head.release()
 
 
 class Bent:
@@ -64,12 +95,12 @@ class Bent:
         return [self._bent(said) for said in self._teacher.score(rollouts, Full())]
 
     def _bent(self, said: TeacherSignal) -> TeacherSignal:
-        if not isinstance(said.head, Head):
+        if said.head is None:
             return said
         bias = torch.zeros(said.head.vocab_size)
         for token, value in self._bias.items():
             bias[token] = value
-        return replace(said, head=replace(said.head, bias=bias))
+        return replace(said, head=BentHead(said.head, bias))
 
     def _agreeing(self, rollout: Rollout, said: TeacherSignal) -> TeacherSignal:
         assert said.logprobs is not None and self._config.agree_from is not None

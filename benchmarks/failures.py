@@ -39,6 +39,7 @@ class Failure:
     slow: bool = False
     task: Mapping[str, Any] = field(default_factory=dict)
     student: int = STUDENT
+    teacher: int = TEACHER
 
 
 def bent(models: str = "teacher", **faults: Any) -> dict[str, Any]:
@@ -102,8 +103,8 @@ FAILURES: dict[str, Failure] = {
         "M6",
         {
             "teacher": bent(stop=12.0),
-            "train.steps": 30,
-            "optimizer.learning_rate": 0.001,
+            "train.steps": 36,
+            "optimizer.learning_rate": 0.002,
             "rollout.max_new_tokens": 24,
         },
         {**STABLE, "rollout.max_new_tokens": 24},
@@ -126,6 +127,23 @@ FAILURES: dict[str, Failure] = {
         "the teacher's distribution as it is, not to the fourth power",
         "2605.08737",
         less=False,
+    ),
+    "overconfidence": Failure(
+        "M30",
+        {
+            "objective.target": "teacher(temperature=0.25)",
+            "train.steps": 40,
+            "rollout.n": 4,
+            "optimizer.learning_rate": 0.003,
+            "evaluation": {"prompts": 64, "samples": 4, "temperature": 1.0, "every": 5, "teacher": False},
+        },
+        {"objective.target": "teacher(temperature=2)"},
+        "heldout_overconfidence",
+        "the teacher at a higher temperature",
+        "2604.16830; 2604.00626, section 7.2",
+        task={"alphabet": "abc", "longest": 4, "train_size": 53, "heldout_size": 64},
+        student=150,
+        teacher=300,
     ),
     "one token dominates": Failure(
         "M15",
@@ -236,7 +254,7 @@ class Outcome:
 
 def provoke(failure: Failure) -> Outcome:
     """Let a toy run fail, and run it again with the remedy."""
-    with pair(failure.student, TEACHER, task=failure.task) as models:
+    with pair(failure.student, failure.teacher, task=failure.task) as models:
         with _tampered(failure.tampered) if failure.tampered else nullcontext():
             broken = play(models, _settings(models, failure, {}))
         mended = play(models, _settings(models, failure, failure.mended))

@@ -108,6 +108,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             "plan.seconds.toy", "seconds measured / planned from the step before, the toy pair", "between", 0.75, 1.25
         ),
         Goal("plan.seconds.quickstart", "the same, the quick start", "between", 0.75, 1.25),
+        Goal("plan.seconds.adapters", "the same, with adapters instead of layers", "between", 0.75, 1.25),
     ),
     "A GPU": (
         Goal("gpu.loss.products", "loss / its four matrix products, V = 151,936, T = 8,192, bfloat16", "most", 1.45),

@@ -20,7 +20,6 @@ CASES: dict[str, tuple[str, ...]] = {
         "student.trainable_layers=null",
     ),
 }
-TIMED = ("toy", "quickstart")
 STEPS = 5
 """The first warms up, the second calibrates, the others are predicted."""
 
@@ -47,12 +46,8 @@ def main() -> None:
         ratios = spread([found["peak"] / planned["peak"] for found in steps])
         readings[f"plan.memory.{case}"] = ratios
         figures[case] = {"planned": planned, "measured": steps}
-        row: list[object] = [case, steps[0]["peak"], planned["peak"], ratios["median"], "", ""]
-        if case in TIMED:
-            seconds = spread([found["seconds"] / found["predicted"] for found in steps])
-            readings[f"plan.seconds.{case}"] = seconds
-            row[4:] = [steps[0]["seconds"], seconds["median"]]
-        rows.append(row)
+        seconds = readings[f"plan.seconds.{case}"] = spread([found["seconds"] / found["predicted"] for found in steps])
+        rows.append([case, steps[0]["peak"], planned["peak"], ratios["median"], steps[0]["seconds"], seconds["median"]])
     print(table(["case", "peak MiB", "planned MiB", "ratio", "seconds", "seconds / planned"], rows))
     now.report(readings, cases=figures)
 

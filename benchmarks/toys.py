@@ -11,10 +11,10 @@ from typing import Any
 from practicum.backends.local import make_scratch_model
 from practicum.errors import AlarmError, NumericError
 from practicum.model_config import Pretrain, Scratch
+from practicum.plugins import module_of
 from practicum.recipe import parse_recipe
 from practicum.runs import run
 from practicum.tasks import TaskContext
-from practicum.tasks.reverse import Config, build
 
 TASK = {"type": "reverse", "alphabet": "abcd", "shortest": 2, "longest": 3, "train_size": 64, "heldout_size": 16}
 WIDTH = 32
@@ -44,12 +44,19 @@ def pair(student: int, teacher: int, seed: int = 0, task: Mapping[str, Any] | No
     """A folder with a `student` and a `teacher`, after so many steps of supervised training each; `task` changes the task."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = Config(**{**TASK, **(task or {})})
-        prompts = build(config, TaskContext(seed=0, base_dir=folder)).train_prompts()
+        data = task_data(task or {})
+        module = module_of("tasks", data["type"])
+        config = module.Config(**data)
+        prompts = module.build(config, TaskContext(seed=0, base_dir=folder)).train_prompts()
         for number, (who, steps) in enumerate((("student", student), ("teacher", teacher))):
             made = Scratch(hidden_size=WIDTH, layers=1, heads=2, seed=2 * seed + number, pretrain=Pretrain(steps=steps))
             make_scratch_model(folder / who, made, config.alphabet, prompts)
         yield folder
+
+
+def task_data(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The toy task with changes, or another one where they name its type."""
+    return {**({} if "type" in changes else TASK), **changes}
 
 
 def recipe_data(models: Path, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Evaluation: the same numbers every time, with intervals that are honest at the ends."""
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from toy import make_model, toy_recipe, toy_run
 
 from practicum.assembly import Assembled, assemble_run
-from practicum.evaluation import Evaluation, evaluate, evaluate_teacher, gain
+from practicum.evaluation import Answered, Evaluation, confidences, evaluate, evaluate_teacher, gain, surer
 from practicum.statistics import bootstrap, wilson
 
 
@@ -76,6 +77,53 @@ def test_an_evaluation_reads_back_from_json(models: Path, tmp_path: Path) -> Non
     found = measured(built(models, tmp_path, **{"evaluation.samples": 2, "evaluation.temperature": 1.0}))
     assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
     assert found.summary()["prompts"] == 8 and found.summary()["completions"] == 16
+
+
+def said(prompt: str, text: str, right: bool | None, chance: float = 1.0, tokens: int = 2) -> Answered:
+    """An answer whose whole text had a probability of `chance`."""
+    return Answered(
+        prompt, prompt, None, text, None if right is None else float(right), tokens, math.log(chance) / tokens
+    )
+
+
+def test_one_answer_is_as_sure_as_its_text_was_likely() -> None:
+    answers = [said("p", "x", True, 0.25), said("q", "y", False, 0.5, tokens=10), said("r", "z", None)]
+    assert confidences(answers) == {"p": (pytest.approx(0.25), 1.0), "q": (pytest.approx(0.5), 0.0)}
+    assert confidences([Answered("p", "p", None, "", 1.0)]) == {}, "nothing is known of an empty answer"
+
+
+def test_several_answers_are_as_sure_as_they_agree() -> None:
+    answers = [
+        said("p", "x", True),
+        said("p", " x", True),
+        said("p", "y", False),
+        said("q", "u", False),
+        said("q", "v", True),
+    ]
+    assert confidences(answers) == {"p": (2 / 3, 1.0), "q": (0.5, 0.0)}
+
+
+def test_calibration_is_confidence_less_what_was_right(models: Path, tmp_path: Path) -> None:
+    found = measured(built(models, tmp_path, **{"evaluation.samples": 4, "evaluation.temperature": 1.0}))
+    pairs = list(confidences(found.answers).values())
+    assert found.calibration is not None
+    assert found.calibration.confidence == pytest.approx(sum(sure for sure, _ in pairs) / 8)
+    over = found.calibration.overconfidence
+    assert (
+        over.mean == pytest.approx(sum(sure - right for sure, right in pairs) / 8) and over.low < over.mean < over.high
+    )
+    assert abs(over.mean) <= found.calibration.error + 1e-12, "bins can only add to it"
+    assert found.summary()["calibration"]["overconfidence"]["mean"] == over.mean
+
+
+def test_growing_surer_is_paired_by_prompt(models: Path, tmp_path: Path) -> None:
+    before = measured(built(models, tmp_path))
+    answers = [said(one.prompt, one.text, False, 1.0) for one in before.answers]
+    after = replace(before, answers=answers)
+    grown = surer(before, after, 0)
+    assert grown is not None and before.calibration is not None
+    assert grown.mean == pytest.approx(1.0 - before.calibration.overconfidence.mean) and grown.low > 0
+    assert surer(before, replace(before, answers=[replace(a, reward=None) for a in answers]), 0) is None
 
 
 def test_held_out_prompts_are_no_training_prompts(models: Path, tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ from practicum.types import Prompt, Rollout
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A model that scores: its place in the recipe's roles, how it reads prompts, how many weights it has."""
+    """A model that scores: its name, as `scorer_names` has it, how it reads prompts, and its sizes."""
 
     name: str
     renderer: Renderer
-    parameters: int
+    shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Assembled:
     identity: dict[str, str]
     too_long: list[Prompt]
     scorers: list[Scorer]
-    """The models that score besides the student's own weights: `teacher`, `teacher-2`, `reference`."""
+    """The models that score besides the student's own weights: `teacher`, `teacher/math`, `reference`."""
     remarks: list[Callable[[], str]]
     """What is to be said when the training is over."""
 
@@ -261,14 +261,10 @@ class _TeacherBuilder:
                 "warning: the teacher is the student with the student's own prompt, so there is little to learn; "
                 "write {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
-        made: list[str] = []
         names = scorer_names(role, config)
 
         def load_model(config: ScorerConfig) -> tuple[SamplingClient, Renderer]:
-            made.append(f"{role}-{len(made) + 1}" if made else role)
-            client, renderer, shape = self._load(config, made[-1])
-            self._ledger.shapes[names.get(id(config), made[-1])] = shape
-            return client, renderer
+            return self._load(config, names.get(id(config), role))
 
         def build(context: TeacherContext, config: Any) -> Teacher:
             name = names.get(id(config))
@@ -291,21 +287,21 @@ class _TeacherBuilder:
         )
         return build(context, config)
 
-    def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer, Shape]:
-        """Another model as a client, and its sizes; `name` is its folder in the run where it is made from scratch."""
+    def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer]:
+        """Another model as a client; made from scratch, its folder in the run has its name."""
         self._say(f"{name}: {_described(config)}")
-        loaded = load(config, scratch_folder(self._recipe, config, name, self._models, self._task))
+        folder = scratch_folder(self._recipe, config, name.replace("/", "-"), self._models, self._task)
+        loaded = load(config, folder)
         self.sources.append(loaded.source)
-        weights = sum(weight.numel() for weight in loaded.language_model.model.parameters())
-        self.scorers.append(Scorer(name, loaded.renderer, weights))
+        shape = self._ledger.shapes[name] = shape_of(loaded.language_model)
+        self.scorers.append(Scorer(name, loaded.renderer, shape))
         loaded.renderer.render(self._task.train_prompts()[0].messages)  # names a missing chat template before any step
         check_same_vocabulary(self._student.renderer.tokenizer, loaded.renderer.tokenizer)
         mismatch = stop_mismatch(self._student.renderer, loaded.renderer)
         if mismatch:
             self._say(f"warning: {mismatch}")
         limits = self._trainer.limits
-        shape = shape_of(loaded.language_model)
-        return scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens), loaded.renderer, shape
+        return scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
 
 
 def scorer_names(role: str, config: BaseModel) -> dict[int, str]:

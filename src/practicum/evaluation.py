@@ -1,6 +1,7 @@
 """How good the student is on held-out prompts, and how far from its teacher, with intervals."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from practicum.objective import Full, Sampled, read_signal
 from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.rollouts import Batch, rewarded, sample_rollouts
-from practicum.statistics import Interval, bootstrap, difference, wilson
+from practicum.statistics import Interval, agreement, bootstrap, calibration_error, difference, wilson
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, SamplingParams, TeacherSignal
 
@@ -49,11 +50,24 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """How far confidence is earned: its mean, that less the share of right answers (over prompts), and the calibration error.
+
+    The error is the expected one over bins of equally many prompts (see `practicum.statistics.calibration_error`); what
+    confidence is, see `confidences`.
+    """
+
+    confidence: float
+    overconfidence: Interval
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """The result on every prompt; `scores` is each prompt's mean reward (empty where the task has no answers).
 
     `by_domain` is the accuracy on the prompts of each domain, where prompts have one; `traces` are the first few answers
-    token by token.
+    token by token; `calibration` is None where no answer has a verdict or a confidence.
     """
 
     answers: list[Answered]
@@ -65,6 +79,7 @@ class Evaluation:
     reverse_kl: float | None
     by_domain: dict[str, Interval] = field(default_factory=dict)
     traces: list[Trace] = field(default_factory=list)
+    calibration: Calibration | None = None
 
     def summary(self) -> dict[str, Any]:
         """The numbers for `summary.json`, without the answers themselves."""
@@ -79,7 +94,11 @@ class Evaluation:
         answers = [Answered(**answer) for answer in saved["answers"]]
         by_domain = {domain: Interval(**interval) for domain, interval in saved["by_domain"].items()}
         traces = [read_trace(one) for one in saved.get("traces", [])]
-        return cls(**{**saved, "accuracy": accuracy, "answers": answers, "by_domain": by_domain, "traces": traces})
+        sure = saved.get("calibration")
+        if sure is not None:
+            sure = Calibration(**{**sure, "overconfidence": Interval(**sure["overconfidence"])})
+        read = {"accuracy": accuracy, "answers": answers, "by_domain": by_domain, "traces": traces, "calibration": sure}
+        return cls(**{**saved, **read})
 
 
 def evaluate(
@@ -128,6 +147,45 @@ def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     return difference(after.scores, before.scores, seed)
 
 
+def confidences(answers: Sequence[Answered]) -> dict[str, tuple[float, float]]:
+    """How sure the answer to each prompt was, between 0 and 1, and 1 where it is right, else 0; without a verdict, left out.
+
+    With several answers to every prompt the confidence is the share that says the same as the commonest one, which is then right
+    or wrong. With one it is the probability of its whole text under the model that wrote it, which a calibrated model has right
+    where one text alone is right, and which says little of long answers.
+    """
+    groups: dict[str, list[Answered]] = {}
+    for answer in answers:
+        if answer.reward is not None:
+            groups.setdefault(answer.prompt, []).append(answer)
+    if agreeing(answers):
+        return {
+            prompt: agreement([one.text.strip() for one in group], [(one.reward or 0.0) >= 1.0 for one in group])
+            for prompt, group in groups.items()
+        }
+    return {
+        prompt: (math.exp(min(group[0].logprob * group[0].tokens, 0.0)), float((group[0].reward or 0.0) >= 1.0))
+        for prompt, group in groups.items()
+        if group[0].logprob is not None
+    }
+
+
+def agreeing(answers: Sequence[Answered]) -> bool:
+    """Whether there are several answers to every prompt that has one with a verdict."""
+    counts = Counter(answer.prompt for answer in answers if answer.reward is not None)
+    return min(counts.values(), default=0) > 1
+
+
+def surer(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
+    """How much overconfidence grew, with an interval by bootstrap over prompts; None where confidences are not known."""
+    old, new = (
+        {prompt: sure - right for prompt, (sure, right) in confidences(evaluation.answers).items()}
+        for evaluation in (before, after)
+    )
+    both = [prompt for prompt in old if prompt in new]
+    return difference([new[prompt] for prompt in both], [old[prompt] for prompt in both], seed) if both else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Distance:
     """Mean student entropy and reverse KL a token, and the traced answers; nothing where there is no teacher."""
@@ -143,19 +201,20 @@ def _evaluation(rollouts: list[Rollout], distance: _Distance, seed: int) -> Eval
         if rollout.reward is not None:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout.reward)
     count = len(rollouts)
+    answers = [
+        Answered(
+            rollout.prompt.id,
+            rollout.prompt.messages[-1].content,
+            rollout.prompt.answer,
+            rollout.text,
+            rollout.reward,
+            len(rollout.tokens),
+            _mean(rollout.policy_logprobs),
+        )
+        for rollout in rollouts
+    ]
     return Evaluation(
-        answers=[
-            Answered(
-                rollout.prompt.id,
-                rollout.prompt.messages[-1].content,
-                rollout.prompt.answer,
-                rollout.text,
-                rollout.reward,
-                len(rollout.tokens),
-                _mean(rollout.policy_logprobs),
-            )
-            for rollout in rollouts
-        ],
+        answers=answers,
         scores=[sum(rewards) / len(rewards) for rewards in by_prompt.values()],
         accuracy=_interval(list(by_prompt.values()), seed) if by_prompt else None,
         length=sum(len(rollout.tokens) for rollout in rollouts) / count,
@@ -164,7 +223,16 @@ def _evaluation(rollouts: list[Rollout], distance: _Distance, seed: int) -> Eval
         reverse_kl=distance.divergence,
         by_domain=_by_domain(rollouts, by_prompt, seed),
         traces=distance.traces,
+        calibration=_calibration(answers, seed),
     )
+
+
+def _calibration(answers: Sequence[Answered], seed: int) -> Calibration | None:
+    pairs = list(confidences(answers).values())
+    if not pairs:
+        return None
+    sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Calibration(sum(sure) / len(sure), difference(sure, right, seed), calibration_error(sure, right))
 
 
 def _mean(logprobs: Tensor) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from practicum.costs import Shape, cost_summary
-from practicum.diagnosis.tables import answers, comparison, side_by_side
+from practicum.diagnosis.tables import ALL_DONE, answers, comparison, side_by_side
 from practicum.evaluation import Evaluation, gain
 from practicum.recipe import Recipe
 from practicum.run_dir import RunDir, read_rows
@@ -32,7 +32,7 @@ class Evaluations:
 def summary_of(
     home: RunDir, recipe: Recipe, evaluations: Evaluations, shapes: Mapping[str, Shape], spent: str | None
 ) -> dict[str, Any]:
-    """The content of summary.json, which holds nothing that depends on the clock; `spent` is the budget that ended the run."""
+    """The content of summary.json, without the clock; `spent` is the part of the budget that ended the run."""
     rows = list(read_rows(home.metrics_jsonl))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     won = evaluations.gain(recipe.seed)
@@ -41,7 +41,7 @@ def summary_of(
         "name": recipe.name,
         "seed": recipe.seed,
         "steps": rows[-1]["step"],
-        "ended": "all steps done" if spent is None else f"budget reached: {spent}",
+        "ended": ALL_DONE if spent is None else f"budget spent: no further step fits its {spent}",
         "rollouts": int(sum(row["rollouts"] for row in rows)),
         "tokens": int(sum(row["tokens"] for row in rows)),
         "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),

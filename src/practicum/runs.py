@@ -192,7 +192,7 @@ class _Run:
         self.tracked.finish(summary)
         write_report(self.home.path)
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
-        cost = cost_lines(summary, self.recipe, self._spending.seconds)
+        cost = cost_lines(summary, self.recipe, self._spending.spent["seconds"])
         where = {"run folder": near(self.home.path), "report": "report.html in it"}
         show_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
         return RunResult(self.home.path, summary)
@@ -415,9 +415,9 @@ class _Run:
                 self._spending.add(row)
 
     def _over_budget(self) -> str | None:
-        """Which part of the budget is spent, or None."""
-        budget, spent = self.recipe.train.budget, self._spending
-        return None if budget is None else budget.reached(spent.flops, spent.tokens, spent.seconds)
+        """Which part of the budget another step would exceed, or None; it is taken to cost as much as the dearest of late."""
+        budget = self.recipe.train.budget
+        return None if budget is None else budget.exceeded(self._spending.spent, self._spending.next_step)
 
     def _checkpoint(self, built: Assembled, ahead: Stages, step: int, tag: str | None) -> None:
         tensors = built.trainer.save_state()

@@ -143,15 +143,15 @@ def test_resumed_and_cached_runs_count_the_same(models: Path, tmp_path: Path, te
     assert_same_run(whole, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
-def test_a_budget_ends_the_run_at_the_step_that_reaches_it(models: Path, tmp_path: Path) -> None:
+def test_a_budget_ends_the_run_before_the_step_that_would_exceed_it(models: Path, tmp_path: Path) -> None:
     flops = curve(toy_run(models, tmp_path / "whole").folder, "cost/flops")
-    changes = {"train.budget": {"flops": flops[0] + flops[1] + 1}}
-    run = toy_run(models, tmp_path / "cut", changes)
-    assert curve(run.folder, "cost/flops") == flops[:3]
-    assert run.summary["ended"] == "budget reached: flops" and run.summary["steps"] == 3
-    assert (run.folder / "checkpoints" / "step-3").is_dir()
-    exactly = toy_run(models, tmp_path / "exact", {"train.budget": {"flops": flops[0] + flops[1]}})
-    assert exactly.summary["steps"] == 2
+    dearest = max(flops[:2])
+    run = toy_run(models, tmp_path / "cut", {"train.budget": {"flops": flops[0] + flops[1] + dearest - 1}})
+    assert curve(run.folder, "cost/flops") == flops[:2]
+    assert run.summary["ended"] == "budget spent: no further step fits its flops" and run.summary["steps"] == 2
+    assert (run.folder / "checkpoints" / "step-2").is_dir()
+    exactly = toy_run(models, tmp_path / "exact", {"train.budget": {"flops": flops[0] + flops[1] + dearest}})
+    assert exactly.summary["steps"] == 3
 
 
 def test_a_budget_that_is_not_reached_changes_nothing(models: Path, tmp_path: Path) -> None:
@@ -164,8 +164,25 @@ def test_a_budget_that_is_not_reached_changes_nothing(models: Path, tmp_path: Pa
 def test_a_learning_rate_follows_the_planned_steps_under_a_budget(models: Path, tmp_path: Path) -> None:
     changes = {"optimizer.schedule": "linear"}
     whole = toy_run(models, tmp_path / "whole", changes).folder
-    cut = toy_run(models, tmp_path / "cut", {**changes, "train.budget.tokens": sum(curve(whole, "tokens")[:2])}).folder
+    cut = toy_run(
+        models, tmp_path / "cut", {**changes, "train.budget.tokens": 2 * max(curve(whole, "tokens")[:2])}
+    ).folder
     assert curve(cut, "learning_rate") == curve(whole, "learning_rate")[:2]
+
+
+@pytest.mark.parametrize("fault", ["update:2", "rollout:3", "save.after_rename:1"])
+def test_a_run_under_a_budget_ends_at_the_same_step_after_a_kill(models: Path, tmp_path: Path, fault: str) -> None:
+    costs = curve(toy_run(models, tmp_path / "long", {"train.steps": 5}).folder, "cost/flops")
+    changes = {
+        "train.steps": 5,
+        "train.checkpoint_every": 1,
+        "evaluation.prompts": 2,
+        "train.budget.flops": sum(costs[:3]) + 1,
+    }
+    whole = toy_run(models, tmp_path / "whole", changes)
+    assert whole.summary["steps"] < 5
+    assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": fault}) == 137
+    assert_same_run(whole.folder, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
 def test_a_run_killed_after_its_budget_does_not_go_on_training(models: Path, tmp_path: Path) -> None:
@@ -180,14 +197,23 @@ def test_seconds_end_a_run_too(models: Path, tmp_path: Path) -> None:
     assert toy_run(models, tmp_path, {"train.budget.seconds": 1e-6}).summary["steps"] == 1
 
 
-def test_the_first_part_of_a_budget_that_is_spent_is_named() -> None:
+def test_the_first_part_of_a_budget_that_a_step_would_exceed_is_named() -> None:
     budget = Budget(tokens=10, seconds=5)
-    assert budget.reached(flops=1e30, tokens=9.0, seconds=4.0) is None
-    assert budget.reached(flops=0.0, tokens=10.0, seconds=6.0) == "tokens"
+    step = {"flops": 1e30, "tokens": 1.0, "seconds": 1.0}
+    assert budget.exceeded({"flops": 1e30, "tokens": 9.0, "seconds": 4.0}, step) is None
+    assert budget.exceeded({"flops": 0.0, "tokens": 9.5, "seconds": 6.0}, step) == "tokens"
+
+
+def test_the_next_step_is_foretold_by_the_dearest_of_the_last_ten() -> None:
     spending = Spending()
+    assert spending.next_step == {"flops": 0.0, "tokens": 0.0, "seconds": 0.0}
     spending.add({"tokens": 3.0, "cost/flops": 7.0, "seconds_sample": 0.5})
     spending.add({"step": 2, "seconds_update": 1.0})
-    assert (spending.flops, spending.tokens, spending.seconds) == (7.0, 3.0, 1.5)
+    assert spending.spent == {"flops": 7.0, "tokens": 3.0, "seconds": 1.5}
+    assert spending.next_step == {"flops": 7.0, "tokens": 3.0, "seconds": 1.0}
+    for _ in range(10):
+        spending.add({"tokens": 2.0, "cost/flops": 1.0})
+    assert spending.next_step == {"flops": 1.0, "tokens": 2.0, "seconds": 1.0}
 
 
 def test_money_is_what_the_prices_say_and_nothing_else() -> None:
@@ -213,4 +239,4 @@ def test_the_report_shows_what_it_cost_in_money_too(models: Path, tmp_path: Path
     folder = toy_run(models, tmp_path, {"train.steps": 2, "train.budget.tokens": 1, "prices": prices}).folder
     page = (folder / "report.html").read_text()
     assert "<dt>operations</dt>" in page and "&lt;b&gt;EUR" in page and "scored tokens" in page and "<b>EUR" not in page
-    assert "budget reached: tokens" in page and "step 1 of 2" in page
+    assert "no further step fits its tokens" in page and "step 1 of 2" in page

@@ -5,6 +5,7 @@ disk is counted as if it were asked each time, for what is found there depends o
 fit in memory and were begun anew are counted once.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,9 @@ from practicum.types import HeadLike, Metrics
 
 Phase = Literal["sample", "score", "update"]
 PHASES: tuple[Phase, ...] = ("sample", "score", "update")
+
+UNITS, NEWEST = ("flops", "tokens", "seconds"), 10
+"""What a run spends, and how many of its newest steps foretell what the next one takes."""
 
 STUDENT = "student"
 """The name of the model that learns; all others are scorers."""
@@ -228,13 +232,23 @@ def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Spending:
-    """What a run has spent so far: operations, tokens learned from, seconds."""
+    """What a run has spent so far, and the most that one of its newest steps did: operations, tokens learned from, seconds."""
 
     def __init__(self) -> None:
-        self.flops = self.tokens = self.seconds = 0.0
+        self.spent = dict.fromkeys(UNITS, 0.0)
+        self._steps: dict[str, deque[float]] = {unit: deque(maxlen=NEWEST) for unit in UNITS}
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Count a step, or a row of metrics.jsonl or of timings.jsonl about it."""
-        self.flops += metrics.get("cost/flops", 0.0)
-        self.tokens += metrics.get("tokens") or 0.0
-        self.seconds += sum(value for name, value in metrics.items() if name.startswith("seconds_"))
+        seconds = [value for name, value in metrics.items() if name.startswith("seconds_")]
+        found = {"flops": metrics.get("cost/flops"), "tokens": metrics.get("tokens")}
+        found["seconds"] = sum(seconds) if seconds else None
+        for unit, amount in found.items():
+            if amount is not None:
+                self.spent[unit] += amount
+                self._steps[unit].append(amount)
+
+    @property
+    def next_step(self) -> dict[str, float]:
+        """What the next step is expected to take: as much as the dearest of the newest; nothing before the first."""
+        return {unit: max(steps, default=0.0) for unit, steps in self._steps.items()}

@@ -9,6 +9,9 @@ from practicum.recipe import Recipe
 from practicum.text import printable
 from practicum.types import Metrics, Rollout
 
+ALL_DONE = "all steps done"
+"""What `ended` says in the summary of a run that did all of its `train.steps`."""
+
 SHOWN, WIDTH = 6, 60
 """How many held-out prompts a table shows, and how much of each text."""
 
@@ -78,7 +81,7 @@ def cost_lines(summary: Mapping[str, Any], recipe: Recipe, seconds: float) -> di
     if recipe.prices is not None and money:
         items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
         lines["money"] = f"{sum(money.values()):.4g} {printable(recipe.prices.currency)} ({items})"
-    if summary["ended"] != "all steps done":
+    if summary["ended"] != ALL_DONE:
         lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
     return lines
 

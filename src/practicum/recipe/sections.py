@@ -74,18 +74,17 @@ class OptimizerConfig(BaseModel):
 
 
 class Budget(BaseModel):
-    """What a run may spend: it ends at the first step that reaches any of these."""
+    """What a run may spend: it ends before a step that would exceed any of these, but not before its first."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     flops: float | None = Field(default=None, gt=0, description="operations of all phases: see [plan](plan.md)")
     tokens: float | None = Field(default=None, gt=0, description="tokens learned from")
     seconds: float | None = Field(default=None, gt=0, description="of the steps alone; the one that a clock decides")
 
-    def reached(self, flops: float, tokens: float, seconds: float) -> str | None:
-        """The name of the first that is spent, or None."""
-        spent = {"flops": flops, "tokens": tokens, "seconds": seconds}
+    def exceeded(self, spent: Mapping[str, float], step: Mapping[str, float]) -> str | None:
+        """The name of the first that another `step` would exceed, after what was `spent`, or None."""
         limits = {name: limit for name, limit in self if limit is not None}
-        return next((name for name, limit in limits.items() if spent[name] >= limit), None)
+        return next((name for name, limit in limits.items() if spent[name] + step[name] > limit), None)
 
 
 class Prices(BaseModel):

@@ -1,9 +1,9 @@
 """Numbers about rollouts and answers, each with its source: what the doctor, the monitors and the report are made of."""
 
 from practicum.statistics.answers import (
+    agreement,
     calibration_error,
     distinct_ngrams,
-    majority_share,
     pass_at_k,
     similarity,
     unique_share,
@@ -21,10 +21,9 @@ from practicum.statistics.intervals import (
     rollouts_needed,
     wilson,
 )
-from practicum.statistics.repeats import critical, holm, repeats_needed, sign_flips, t_interval, t_test, two_sided
+from practicum.statistics.repeats import holm, repeats_needed, sign_flips, t_interval, t_test
 from practicum.statistics.repetition import is_degenerate, longest_run, repeated_share, repeated_tokens
 from practicum.statistics.signal import (
-    ImportanceHealth,
     concentration,
     importance_health,
     participation,
@@ -34,15 +33,14 @@ from practicum.statistics.signal import (
 )
 
 __all__ = [
-    "ImportanceHealth",
     "Interval",
+    "agreement",
     "auroc",
     "bootstrap",
     "calibration_error",
     "clustered",
     "clustered_auroc",
     "concentration",
-    "critical",
     "detectable",
     "difference",
     "distinct_ngrams",
@@ -50,7 +48,6 @@ __all__ = [
     "importance_health",
     "is_degenerate",
     "longest_run",
-    "majority_share",
     "overlaps_zero",
     "participation",
     "pass_at_k",
@@ -66,7 +63,6 @@ __all__ = [
     "t_interval",
     "t_test",
     "trapped",
-    "two_sided",
     "unique_share",
     "wilson",
 ]

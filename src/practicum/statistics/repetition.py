@@ -10,6 +10,9 @@ LONG_TEXT, RATIO = 10_000, 10.0
 LONGEST_PERIOD = 8
 """Loops of up to so many tokens are looked for."""
 
+FEWEST_ROUNDS = 3
+"""Fewer rounds than this are no loop whose tokens count as repeated."""
+
 
 def is_degenerate(text: str) -> bool:
     """Whether a long answer ends in a loop, by the definition of arXiv 2604.08527; False for shorter answers."""
@@ -24,14 +27,14 @@ def longest_run(tokens: Sequence[int]) -> int:
     return max((end - start for start, end, _ in _runs(tokens)), default=0)
 
 
-def repeated_tokens(tokens: Sequence[int], most_free: int = 3) -> list[bool]:
+def repeated_tokens(tokens: Sequence[int]) -> list[bool]:
     """For each token whether it only says again what the n-gram before it said.
 
-    The first round of a loop is not counted, and neither are loops of fewer than `most_free` rounds.
+    The first round of a loop is not counted, and neither are loops of fewer than three rounds.
     """
     said = [False] * len(tokens)
     for start, end, period in _runs(tokens):
-        if end - start >= most_free * period:
+        if end - start >= FEWEST_ROUNDS * period:
             said[start + period : end] = [True] * (end - start - period)
     return said
 

@@ -41,6 +41,9 @@ HEALTHY = {
     "signal_share": 1.0,
     "heldout_gain": 0.1,
     "heldout_gain_high": 0.2,
+    "heldout_overconfidence": 0.15,
+    "heldout_surer": 0.02,
+    "heldout_surer_low": -0.05,
     "teacher_share/a": 0.5,
     "teacher_share/b": 0.5,
     "weightless": 0.2,
@@ -70,6 +73,7 @@ TROUBLE: dict[str, dict[str, Any]] = {
     "M23": {"weightless": 0.7},
     "M24": {"settled_prompts": 0.95},
     "M29": {"reverse_kl": 1.6},
+    "M30": {"heldout_overconfidence": 0.4, "heldout_surer": 0.27, "heldout_surer_low": 0.1},
     "M26": {"teacher_share/a": 0.9, "teacher_share/b": 0.1},
 }
 
@@ -135,6 +139,27 @@ def test_m18_needs_a_level():
     assert "M18" not in {alarm.id for alarm in watch().replay(old)}
     allowed = watch(M18=MonitorSettings(level=8.0)).replay(old)
     assert [(alarm.id, alarm.step) for alarm in allowed] == [("M18", 7)]
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        {"heldout_surer": 0.05},
+        {"heldout_overconfidence": 0.05, "heldout_surer": 0.3},
+        {"heldout_surer_low": -0.01},
+    ],
+    ids=["it was so from the start", "it is no more than earned", "it may be chance"],
+)
+def test_m30_needs_a_level_a_change_and_more_than_chance(quiet: dict[str, float]):
+    worse = rows((20, {}), (4, {**TROUBLE["M30"], **quiet}))
+    assert "M30" not in {alarm.id for alarm in watch().replay(worse)}
+
+
+def test_m30_counts_evaluations_and_not_steps():
+    names = [name for name in HEALTHY if name.startswith("heldout_")]
+    history = rows((40, TROUBLE["M30"]))
+    sparse = [{k: v for k, v in row.items() if k not in names or row["step"] % 10 == 0} for row in history]
+    assert [(a.id, a.step, a.baseline) for a in watch().replay(sparse) if a.id == "M30"] == [("M30", 20, 0.13)]
 
 
 def test_m27_looks_at_the_step_after_a_copy():

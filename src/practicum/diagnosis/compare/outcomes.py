@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from practicum.diagnosis.tables import ALL_DONE
 from practicum.errors import DataError
 from practicum.run_dir import read_json, read_rows
 from practicum.statistics import (
@@ -28,8 +29,11 @@ from practicum.statistics.repeats import LEVEL
 SEED = 0
 """Of the bootstrap and the sign flips: the same runs give the same table."""
 
-SHORT = 0.98
-"""A run that spent less of its budget than this did not have an equal chance."""
+SHORT, COARSE = 0.98, 0.9
+"""A run that spent less of its budget than this had no equal chance: where its `train.steps` ended it, and where the budget did.
+
+A budget ends a run before the step that would exceed it, so that up to a step is left over.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run. `scores` is the mean reward of each held-out prompt, by what was asked and expected."""
+    """A finished run. `scores` is the mean reward of each held-out prompt, by what was asked and expected.
+
+    `by_budget` is whether the budget ended it, and not its `train.steps`.
+    """
 
     arm: str
     seed: int
@@ -52,6 +59,7 @@ class Outcome:
     spent: Mapping[str, float]
     scores: Mapping[str, float]
     curve: Sequence[Point]
+    by_budget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ def read_outcome(arm: str, seed: int, folder: Path, home: Path) -> Outcome:
         spent=spent,
         scores={} if after is None else _scores(after["answers"]),
         curve=curve,
+        by_budget=summary["ended"] != ALL_DONE,
     )
 
 
@@ -328,11 +337,16 @@ def _remarks(
     lines = []
     for unit, amount in budget.items():
         for arm in arms:
-            spent = [outcome.spent.get(unit, 0.0) for outcome in outcomes if outcome.arm == arm.arm]
-            if spent and min(spent) < SHORT * amount:
-                lines.append(
-                    f"unequal: {arm.arm} spent {min(spent) / amount:.0%} of the {unit}, because its train.steps end it; raise them"
+            own = [outcome for outcome in outcomes if outcome.arm == arm.arm]
+            least = min(own, key=lambda outcome: outcome.spent.get(unit, 0.0), default=None)
+            share = 1.0 if least is None else least.spent.get(unit, 0.0) / amount
+            if least is not None and share < (COARSE if least.by_budget else SHORT):
+                why = (
+                    "another step would be too much; make its steps smaller, or the budget larger"
+                    if least.by_budget
+                    else "its train.steps end it; raise them"
                 )
+                lines.append(f"unequal: {arm.arm} spent {share:.0%} of the {unit}, because {why}")
     if failures:
         total = len(failures) + len(outcomes)
         lines.append(f"{len(failures)} of {total} runs failed and count nowhere")

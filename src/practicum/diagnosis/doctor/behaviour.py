@@ -6,11 +6,11 @@ from torch import Tensor
 from practicum.diagnosis.doctor.evidence import Evidence
 from practicum.diagnosis.doctor.findings import Finding, skipped
 from practicum.statistics import (
+    agreement,
     calibration_error,
     distinct_ngrams,
     is_degenerate,
     longest_run,
-    majority_share,
     pass_at_k,
     quantiles,
     trapped,
@@ -83,7 +83,7 @@ def variety(evidence: Evidence) -> Finding:
     details: dict[str, float | None] = {
         "distinct 2-grams": _mean([distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]),
         "different answers": _mean([unique_share(group) for group in texts]),
-        "calibration error": _calibration(evidence, several, texts),
+        **_calibration(evidence, several, texts),
     }
     rewards = evidence.scores(evidence.rollouts)
     for k in (1, evidence.samples):
@@ -117,8 +117,8 @@ def capacity_ratio(evidence: Evidence) -> float | None:
     """Weights of the largest model behind the teacher over the student's; None where the student teaches itself."""
     if not evidence.scorers:
         return None
-    own = sum(weight.numel() for weight in evidence.built.student.language_model.model.parameters())
-    return max(scorer.parameters for scorer in evidence.scorers) / own
+    own = evidence.built.parts.ledger.shapes["student"].parameters
+    return max(scorer.shape.parameters for scorer in evidence.scorers) / own
 
 
 def looping(rollout: Rollout) -> bool:
@@ -141,17 +141,19 @@ def _windows(divergence: Tensor) -> Tensor:
     return divergence[: len(divergence) // WINDOW * WINDOW].reshape(-1, WINDOW).mean(dim=1)
 
 
-def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]) -> float | None:
-    """How far the share of the commonest answer is from how often it is right."""
+def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]) -> dict[str, float | None]:
+    """How far the share of the commonest answer is from how often it is right, and by how much it is more."""
     if evidence.samples < 2 or any(rollout.reward is None for rollout in evidence.rollouts):
-        return None
-    confidences = [majority_share(group) for group in texts]
-    commonest = [max(group, key=group.count) for group in texts]
-    right = [
-        next(r.reward or 0.0 for r, text in zip(group, of_group, strict=True) if text == most)
-        for group, of_group, most in zip(groups, texts, commonest, strict=True)
+        return {}
+    pairs = [
+        agreement(said, [(rollout.reward or 0.0) >= 1.0 for rollout in group])
+        for said, group in zip(texts, groups, strict=True)
     ]
-    return calibration_error(confidences, right)
+    sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return {
+        "calibration error": calibration_error(sure, right),
+        "over-confidence": (sum(sure) - sum(right)) / len(pairs),
+    }
 
 
 def _mean(values: list[float | None] | list[float]) -> float | None:

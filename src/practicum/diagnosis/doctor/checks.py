@@ -178,7 +178,7 @@ CHECKS = (
         "change",
         plan.memory,
         "up to 70 % / 95 % / more of the machine",
-        "bytes of weights, AdamW, logits and the graph, counted",
+        "counted on paper, phase by phase: see docs/plan.md",
     ),
     Check(
         "P18",

@@ -1,44 +1,30 @@
-"""Can this recipe be run here, and are its settings of the usual size? A rough estimate; `practicum plan` knows more."""
-
-import os
-
-import torch
+"""Can this recipe be run here, and are its settings of the usual size?"""
 
 from practicum.diagnosis.doctor.evidence import Evidence
-from practicum.diagnosis.doctor.findings import Finding
-from practicum.model_config import ModelConfig
+from practicum.diagnosis.doctor.findings import Finding, skipped
+from practicum.diagnosis.plan import memory_limit, plan, run_device
+from practicum.errors import PracticumError
 from practicum.statistics import Interval
 
 GIB = 2**30
 FULL = (0.7, 0.95)
-LOGITS_COPIES = 5
-"""A chunk of logits is held about so many times over while its loss is differentiated."""
-
-TRAINED_BYTES = 16
-"""Weight, gradient and the two moments of AdamW in float32."""
-
 TEMPERATURES = (0.7, 1.3)
 LARGEST_STEP = 1.0
 
 
 def memory(evidence: Evidence) -> Finding:
-    """P17: weights, optimizer, one chunk of logits and what a backward pass keeps, against the memory of the machine."""
-    train = evidence.recipe.train
-    weights = list(evidence.built.student.language_model.model.parameters())
-    student = sum(
-        weight.numel() * (TRAINED_BYTES if weight.requires_grad else weight.element_size()) for weight in weights
-    )
-    teacher = sum(scorer.parameters for scorer in evidence.scorers) * _teacher_bytes(evidence)
-    logits = LOGITS_COPIES * train.chunk_tokens * evidence.built.student.language_model.vocab_size * 4
-    needed = (student + teacher + logits + train.graph_mib * 2**20) / GIB
-    there = _memory(evidence) / GIB
-    share = needed / there
+    """P17: the peak that `practicum plan` foretells, Python and its libraries left out, against the memory of the machine."""
+    there = memory_limit(run_device(evidence.recipe))
+    try:
+        found = plan(evidence.recipe, limit=int(FULL[0] * there), process=0)
+    except PracticumError as error:
+        return skipped(f"it cannot be planned: {error}")
+    needed, share = found.memory.peak / GIB, found.memory.peak / there
     status = "fail" if share > FULL[1] else "warn" if share > FULL[0] else "pass"
-    text = f"about {needed:.1f} of the machine's {there:.0f} GiB; see practicum plan"
+    text = f"about {needed:.1f} of {there / GIB:.0f} GiB; see practicum plan"
     value = Interval(needed, needed, needed)
-    details = {"student": student / GIB, "teacher": teacher / GIB, "logits": logits / GIB}
-    fix = () if status == "pass" else (f"train.chunk_tokens={max(train.chunk_tokens // 4, 16)}", "train.graph_mib=256")
-    return Finding(status, text, value, "GiB", fix, details=details)
+    details = {phase: found.memory.of(phase) / GIB for phase in found.memory.phases}
+    return Finding(status, text, value, "GiB", found.change or (), details=details)
 
 
 def settings(evidence: Evidence) -> Finding:
@@ -76,16 +62,3 @@ def _sensitivity(evidence: Evidence) -> float:
     matrices = [weight.detach().float() for weight in parameters if weight.requires_grad and weight.ndim == 2]
     ratios = sorted(weight.shape[1] ** 0.5 / max(weight.square().mean().sqrt().item(), 1e-12) for weight in matrices)
     return ratios[len(ratios) // 2] if ratios else 0.0
-
-
-def _teacher_bytes(evidence: Evidence) -> int:
-    config = evidence.recipe.teacher
-    return 2 if isinstance(config, ModelConfig) and config.dtype == "bfloat16" else 4
-
-
-def _memory(evidence: Evidence) -> int:
-    """Bytes of the device that learns."""
-    device = evidence.built.student.language_model.device
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -37,9 +37,10 @@ def refused_vocabulary(reason: str) -> Finding:
 def vocabulary(evidence: Evidence) -> Finding:
     """P1: the token strings of student and teacher are compared id by id when the models are loaded."""
     tokens = evidence.built.student.language_model.vocab_size
+    details = {"answers that their text gives back token by token": _round_trips(evidence)}
     if not evidence.scorers:
-        return Finding("pass", f"the teacher reads with the student's own tokenizer ({tokens} tokens)")
-    return Finding("pass", f"student and teacher have the same {tokens} tokens under the same ids")
+        return Finding("pass", f"the teacher reads with the student's own tokenizer ({tokens} tokens)", details=details)
+    return Finding("pass", f"student and teacher have the same {tokens} tokens under the same ids", details=details)
 
 
 def stop_event(evidence: Evidence) -> Finding:
@@ -143,6 +144,14 @@ def model_places(recipe: Recipe) -> list[str]:
         return [place for found in inside for place in found]
 
     return places(recipe.teacher, "teacher")
+
+
+def _round_trips(evidence: Evidence) -> float | None:
+    """The share of answers whose text, read again, has the same tokens; the others must never travel as text."""
+    tokenizer = evidence.built.student.renderer.tokenizer
+    answers = [rollout.tokens.tolist() for rollout in evidence.rollouts if len(rollout.tokens)]
+    same = [tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids for ids in answers]
+    return sum(same) / len(same) if same else None
 
 
 def _stopped(trace: Trace) -> bool:

@@ -32,6 +32,17 @@ def bounded(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"objective.losses.0.divergence": "jsd(0.5)"}
 
 
+def softer(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The teacher at temperature 2, where it is the target: a student inherits its sharpness (2604.00626, section 7.2)."""
+    soft = {"objective.losses.0.target": "teacher(temperature=2)"}
+    return soft if name_of(recipe["objective"]["losses"][0]["target"]) == "teacher" else None
+
+
+def covering(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A divergence that asks for all that the teacher would say, not for the likeliest of it."""
+    return {"objective.losses.0.divergence": "forward_kl"}
+
+
 def shorter(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Half as many new tokens."""
     return {"rollout.max_new_tokens": recipe["rollout"]["max_new_tokens"] // 2} if _room(recipe) else None

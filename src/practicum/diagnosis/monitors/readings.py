@@ -11,7 +11,7 @@ from torch import Tensor
 
 from practicum.diagnosis.monitors.facts import Facts
 from practicum.diagnosis.monitors.history import History
-from practicum.evaluation import Evaluation, gain
+from practicum.evaluation import Evaluation, gain, surer
 from practicum.loop import StepResult
 from practicum.statistics import (
     concentration,
@@ -260,7 +260,10 @@ def signal(tokens: Tokens, rollouts: Sequence[Rollout], facts: Facts) -> dict[st
 
 
 def heldout(before: Evaluation | None, now: Evaluation, seed: int) -> Metrics:
-    """What an evaluation during training says, and the gain since the start with the upper end of its 95 % interval."""
+    """What an evaluation during training says, and since the start the gain and the growth of overconfidence.
+
+    Of their 95 % intervals the end that a monitor judges is given beside them: of the gain the upper, of the growth the lower.
+    """
     found: dict[str, float | None] = {
         "heldout_accuracy": None if now.accuracy is None else now.accuracy.mean,
         "heldout_length": now.length,
@@ -269,6 +272,15 @@ def heldout(before: Evaluation | None, now: Evaluation, seed: int) -> Metrics:
         "heldout_reverse_kl": now.reverse_kl,
         "heldout_unique": _unique(now),
     }
+    if now.calibration is not None:
+        found |= {
+            "heldout_confidence": now.calibration.confidence,
+            "heldout_overconfidence": now.calibration.overconfidence.mean,
+            "heldout_calibration_error": now.calibration.error,
+        }
+    grown = None if before is None else surer(before, now, seed)
+    if grown is not None:
+        found |= {"heldout_surer": grown.mean, "heldout_surer_low": grown.low}
     won = None if before is None else gain(before, now, seed)
     if won is not None:
         found |= {"heldout_gain": won.mean, "heldout_gain_high": won.high}

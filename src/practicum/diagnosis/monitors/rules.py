@@ -111,9 +111,12 @@ def stalled(seen: Seen, limits: Limits) -> Finding | None:
 
 
 def overlap_mass(seen: Seen, limits: Limits) -> Finding | None:
-    """The student's mass on the candidates that both find likeliest."""
-    now = seen.smooth("overlap_mass")
-    return None if now is None else Finding("overlap_mass", now, (1.0 - now) / (1.0 - _of(limits.level)))
+    """The student's mass on the candidates that both find likeliest, low and lower than at the start."""
+    now, base = seen.smooth("overlap_mass"), seen.baseline("overlap_mass")
+    if now is None or base is None:
+        return None
+    score = min((1.0 - now) / (1.0 - _of(limits.level)), (base - now) / _of(limits.change))
+    return Finding("overlap_mass", now, score, base)
 
 
 def entropy_gap(seen: Seen, limits: Limits) -> Finding | None:
@@ -243,7 +246,7 @@ def engagement(seen: Seen, limits: Limits) -> Finding | None:
 
 def settled(seen: Seen, limits: Limits) -> Finding | None:
     """Prompts whose answers are all right or all wrong, where rewards are learned from."""
-    now = seen.smooth("settled_prompts") if seen.facts.rewarded else None
+    now = seen.smooth("settled_prompts", 5) if seen.facts.rewarded else None
     return None if now is None else Finding("settled_prompts", now, now / _of(limits.level))
 
 
@@ -279,6 +282,16 @@ def divergence(seen: Seen, limits: Limits) -> Finding | None:
     base = start[0]
     score = min(far / (_of(limits.change) * max(base, TINY)), (far - base) / _of(limits.level))
     return Finding("reverse_kl", far, score, base)
+
+
+def overconfidence(seen: Seen, limits: Limits) -> Finding | None:
+    """Held-out answers that are surer than they are right, and grew so by more than chance."""
+    now = seen.now("heldout_overconfidence", "heldout_surer", "heldout_surer_low")
+    if now is None:
+        return None
+    value, grown, low = now
+    score = min(value / _of(limits.level), grown / _of(limits.change))
+    return Finding("heldout_overconfidence", value, score if low > 0 else 0.0, value - grown)
 
 
 def _fall(seen: Seen, name: str, limits: Limits) -> Finding | None:

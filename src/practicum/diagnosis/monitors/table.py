@@ -139,10 +139,11 @@ MONITORS: dict[str, Monitor] = {
             "M10",
             "overlap mass",
             rules.overlap_mass,
-            "below {level:g}",
+            "below {level:g}, and {change:g} below the baseline",
             (patches.with_tail, patches.whole, patches.slower),
             "2604.13016: 0.97 to 0.99 even in weak runs",
             level=0.9,
+            change=0.05,
         ),
         Monitor(
             "M11",
@@ -312,6 +313,16 @@ MONITORS: dict[str, Monitor] = {
             level=1.0,
             change=2.0,
             persistence=3,
+        ),
+        Monitor(
+            "M30",
+            "overconfidence",
+            rules.overconfidence,
+            "{level:g} surer than right, {change:g} more so than at the start, and its 95 % interval above 0",
+            (patches.softer, patches.covering, patches.slower),
+            "2604.16830",
+            level=0.1,
+            change=0.1,
         ),
     )
 }

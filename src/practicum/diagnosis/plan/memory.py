@@ -25,6 +25,10 @@ MIB = 2**20
 LIBRARIES = 96 * MIB
 """Tokenizers, what libraries load when first used, and what the allocator keeps; measured: see `python -m benchmarks plan`."""
 
+ADAPTERS_GAPS = 2
+"""With adapters the allocator takes so many times what the graph holds: their small tensors keep the room between the large
+ones from being used again. Measured on SmolLM2-135M on a processor (`python -m benchmarks plan --cases adapters`)."""
+
 DRAWING_TILES = 4
 """Matrices of [rows, V] that drawing holds: logits, their exponentials, sums in float64."""
 
@@ -105,6 +109,11 @@ def tiles(objective: Objective) -> int:
     slopes = max(len(objective.losses) - 1, 0)
     asks = objective.signal is not None and objective.signal.type == "full"
     return (WRITTEN_DOWN_TILES + slopes) if asks else TOKEN_TILES
+
+
+def gaps(run: PaperRun) -> int:
+    """How many times what its graph holds an update takes."""
+    return ADAPTERS_GAPS if run.learning.adapters else 1
 
 
 def update_tokens(run: PaperRun) -> int:
@@ -200,6 +209,6 @@ def _updating(run: PaperRun) -> dict[str, int]:
     learned = sum(int(datum.rollout.loss_mask.sum()) for datum in run.step.data)
     embedding = FLOAT * run.shape.head if run.learning.head else 0
     return {
-        "graph and its gradients": max(run.body.update.at(tokens), embedding),
+        "graph and its gradients": max(gaps(run) * run.body.update.at(tokens), embedding),
         "head laid out for products": FLOAT * run.shape.head if learned >= FEWEST_ROWS else 0,
     }

@@ -11,6 +11,7 @@ from practicum.assembly import assemble_run
 from practicum.costs import PHASES, cost_summary
 from practicum.diagnosis.plan.memory import (
     Memory,
+    gaps,
     memory_limit,
     memory_of,
     own_bytes,
@@ -76,10 +77,14 @@ def plan(
     limit: int | None = None,
     answer_tokens: int | None = None,
     calibrate: bool = False,
+    process: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Plan a recipe; `limit` is in bytes (None: what there is), `calibrate` does two steps of it, the first to warm up."""
-    process = own_bytes()
+    """Plan a recipe; `limit` is in bytes (None: what there is), `calibrate` does two steps of it, the first to warm up.
+
+    `process` is what Python and its libraries take, in bytes (None: what this process takes now).
+    """
+    process = own_bytes() if process is None else process
     found = calibrated(recipe, say) if calibrate else None
     if found is not None and answer_tokens is None:
         answer_tokens = max(round(found.answer_tokens), 1)
@@ -181,7 +186,7 @@ def _model(shape: Any) -> dict[str, int]:
 def _largest_micro_batch(run: PaperRun, memory: Memory, limit: int) -> int:
     """How many tokens may go through the student together within the limit; 0 where the rest fills it already."""
     others = sum(size for name, size in memory.phases["update"].items() if name != "graph and its gradients")
-    room = limit - others - run.body.update.fixed
+    room = (limit - others) // gaps(run) - run.body.update.fixed
     return max(room // max(run.body.update.each, 1), 0)
 
 

@@ -9,13 +9,13 @@ import torch
 from practicum.diagnosis.report.charts import Point, Ranged, bar_chart, diagonal_chart, legend, ranged_chart
 from practicum.diagnosis.report.markup import Section, count, note, number, percent, safe, table, unfolding
 from practicum.diagnosis.report.reading import Row, RunData
+from practicum.evaluation import Answered, agreeing, confidences
 from practicum.statistics import (
     bootstrap,
     calibration_error,
     distinct_ngrams,
     is_degenerate,
     longest_run,
-    majority_share,
     pass_at_k,
     repeated_share,
     similarity,
@@ -136,9 +136,9 @@ def _calibration(columns: Sequence[Column]) -> str:
     """How often an answer is right against how sure it was, in bins of equally many."""
     drawn: list[tuple[str, str, list[Point]]] = []
     body = []
-    several = min((len(group) for _, _, evaluation in columns for group in _by_prompt(evaluation)), default=1) > 1
+    several = agreeing(_answered(columns[0][2]))
     for name, role, evaluation in columns:
-        pairs = _agreements(evaluation) if several else _likelihoods(evaluation)
+        pairs = list(confidences(_answered(evaluation)).values())
         if len(pairs) < 2:
             continue
         sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -153,7 +153,7 @@ def _calibration(columns: Sequence[Column]) -> str:
     sure_of = (
         "the share of a prompt's answers that say the same as the commonest one, which is then right or wrong"
         if several
-        else "exp of the answer's mean log-probability a token, of the model that wrote it"
+        else "the probability that the model which wrote the answer gave its whole text"
     )
     return (
         f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in drawn])}</div></figure>'
@@ -165,24 +165,8 @@ def _calibration(columns: Sequence[Column]) -> str:
     )
 
 
-def _agreements(evaluation: Row) -> list[Point]:
-    """Each prompt: the share of its commonest answer, and whether that one is right."""
-    pairs = []
-    for group in _by_prompt(evaluation):
-        texts = [answer["text"].strip() for answer in group]
-        share = majority_share(texts)
-        chosen = max(texts, key=texts.count)
-        pairs.append((share, float(group[texts.index(chosen)]["reward"] >= 1.0)))
-    return pairs
-
-
-def _likelihoods(evaluation: Row) -> list[Point]:
-    """Each answer: exp of its mean log-probability a token, and whether it is right."""
-    return [
-        (min(float(torch.tensor(answer["logprob"]).exp()), 1.0), float(answer["reward"] >= 1.0))
-        for answer in evaluation["answers"]
-        if answer["reward"] is not None and answer.get("logprob") is not None
-    ]
+def _answered(evaluation: Row) -> list[Answered]:
+    return [Answered(**answer) for answer in evaluation["answers"]]
 
 
 def _binned(pairs: Sequence[Point]) -> list[Point]:

@@ -7,11 +7,9 @@ from practicum.diagnosis.report.charts import interval_rows
 from practicum.diagnosis.report.curves import recent
 from practicum.diagnosis.report.markup import count, number, percent, safe, seconds, signed
 from practicum.diagnosis.report.reading import Row, RunData
+from practicum.diagnosis.tables import ALL_DONE
 from practicum.recipe import Prices
 from practicum.statistics import Interval, detectable, difference, overlaps_zero, ratio
-
-DONE = "all steps done"
-"""How a summary says that a run ended as its recipe asks."""
 
 
 def verdict(run: RunData) -> str:
@@ -107,7 +105,7 @@ def _figure(name: str, value: str, about: str) -> str:
 
 def _ended(run: RunData) -> str:
     """Where the run ended before all steps were done."""
-    if run.summary is None or run.summary.get("ended", DONE) == DONE:
+    if run.summary is None or run.summary.get("ended", ALL_DONE) == ALL_DONE:
         return ""
     return _figure("ended at", f"step {run.summary['steps']} of {run.steps}", safe(run.summary["ended"]))
 

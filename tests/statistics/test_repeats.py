@@ -3,7 +3,8 @@ import random
 
 import pytest
 
-from practicum.statistics import critical, holm, repeats_needed, sign_flips, t_interval, t_test, two_sided
+from practicum.statistics import holm, repeats_needed, sign_flips, t_interval, t_test
+from practicum.statistics.repeats import critical, two_sided
 
 
 @pytest.mark.parametrize(
