@@ -477,7 +477,9 @@ def test_generated_parts_are_what_the_code_says(page):
 
 def test_plots_are_those_of_the_stored_results():
     for path, content in evidence_plots().items():
-        assert path.read_text(encoding="utf-8") == content, f"{path.name} is out of date; run: python -m tests.test_docs"
+        assert path.read_text(encoding="utf-8") == content, (
+            f"{path.name} is out of date; run: python -m tests.test_docs"
+        )
 
 
 def test_every_recipe_key_has_a_meaning():
