@@ -1,8 +1,12 @@
 """What requests mean: sessions, training models and samplers, and what is put in the worker's queue for them.
 
-Everything here runs on the thread of the event loop and returns at once; what takes long is a job, whose answer is fetched by
-its request's id. The id of a training request is that of its model with the number that the client gave it, so that a request
-sent twice is done once.
+Every method runs on the thread of the event loop and returns at once; what takes long is a job, whose answer is fetched by its
+request's id. The id of a training request is that of its model with the number that the client gave it, so that a request sent
+twice is done once.
+
+Jobs run on the worker's thread, one after another. They alone touch `_snapshots` and what a `TrainingModel` learns; of the tables
+they add and remove snapshots in `_samplers`, and remove a model whose creation failed from `_models`. All else in the tables
+is changed on the event loop. Each change is one operation on a dict, which cannot be torn apart.
 """
 
 import time
@@ -364,18 +368,19 @@ class Service:
             raise CheckpointError(f"{path} was trained over other weights than those that are now served as {base}")
 
     def _release(self, model_id: str) -> None:
-        """Save and forget a model, after what was asked of it before."""
+        """Take no more requests for a model; save and forget it, and its snapshots, after what was asked of it before."""
         model = self._models.pop(model_id, None)
-        for sampler in self._snapshots.pop(model_id, ()):
-            self._samplers.pop(sampler, None)
-        if model is not None:
+        if model is None:
+            return
 
-            def work() -> Answer:
-                self._save_learned(model)
-                model.trainer = None
-                return json_answer({})
+        def work() -> Answer:
+            for sampler in self._snapshots.pop(model_id, ()):
+                self._samplers.pop(sampler, None)
+            self._save_learned(model)
+            model.trainer = None
+            return json_answer({})
 
-            self._worker.submit(Job(None, lambda items: [work()]))
+        self._worker.submit(Job(None, lambda items: [work()]))
 
     def _later(self, name: str, work: Callable[[], Answer], created: TrainingModel | None = None) -> Reply:
         """Queue the work of a training request; a model whose creation fails is forgotten."""
