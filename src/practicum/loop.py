@@ -117,7 +117,13 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
         teacher.after_step(step)
     clock.lap("update")
     fault("update")
-    metrics = {**rollout_metrics(rollouts, step), **result.metrics, **parts.ledger.take(), **clock.laps}
+    metrics = {
+        **rollout_metrics(rollouts, step),
+        **result.metrics,
+        **clock.laps,
+        **parts.ledger.take_bytes(),
+        **parts.ledger.take(),
+    }
     return StepResult(step, rollouts, result.outputs, metrics)
 
 

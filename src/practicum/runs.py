@@ -191,7 +191,7 @@ class _Run:
         self.tracked.finish(summary)
         write_report(self.home.path)
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
-        cost = cost_lines(summary, self.recipe, self._spending.seconds)
+        cost = cost_lines(summary, self.recipe, self._spending)
         where = {"run folder": near(self.home.path), "report": "report.html in it"}
         show_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
         return RunResult(self.home.path, summary)

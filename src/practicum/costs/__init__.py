@@ -1,10 +1,22 @@
 """What a run costs in tokens and floating-point operations: counted from what was asked, without a clock."""
 
-from practicum.costs.ledger import PHASES, CountedHead, Ledger, Meter, Phase, Spending, Work, cost_metrics, cost_summary
+from practicum.costs.ledger import (
+    PHASES,
+    WIRE_BYTES,
+    CountedHead,
+    Ledger,
+    Meter,
+    Phase,
+    Spending,
+    Work,
+    cost_metrics,
+    cost_summary,
+)
 from practicum.costs.shape import Learning, Reading, Shape, read_once
 
 __all__ = [
     "PHASES",
+    "WIRE_BYTES",
     "CountedHead",
     "Learning",
     "Ledger",
