@@ -19,6 +19,7 @@ from practicum.rollouts import (
     Source,
     prompts_of_step,
     rewarded,
+    with_candidates,
     write_rollouts,
 )
 from practicum.text import Renderer
@@ -107,8 +108,8 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
     rollouts = rewarded(rollouts, parts.task)
     clock.lap("sample")
     fault("rollout")
-    signals = scored(parts.teacher, rollouts, now.objective.signal)
-    references = scored(parts.reference, rollouts, now.objective.reference_signal)
+    signals = scored(parts.student, parts.teacher, rollouts, now.objective.signal)
+    references = scored(parts.student, parts.reference, rollouts, now.objective.reference_signal)
     data = assemble(rollouts, signals, references)
     clock.lap("score")
     fault("score")
@@ -142,11 +143,16 @@ def train(first: int, last: int, parts: Parts, settings: StepSettings) -> Iterat
             )
 
 
-def scored(teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None) -> list[TeacherSignal]:
-    """What a teacher says about the rollouts; silence where there is no teacher or no term of the objective asks it."""
+def scored(
+    student: TrainingClient, teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None
+) -> list[TeacherSignal]:
+    """What a teacher says about the rollouts; silence where there is no teacher or no term of the objective asks it.
+
+    A teacher that has to be told the student's candidates is told them.
+    """
     if teacher is None or signal is None:
         return [TeacherSignal() for _ in rollouts]
-    return teacher.score(rollouts, signal)
+    return teacher.score(with_candidates(student, teacher, rollouts, signal), signal)
 
 
 def learned(

@@ -34,21 +34,24 @@ SignalName = Literal["sampled", "topk", "full"]
 class Capabilities:
     """What a scorer can answer: the signals, the supports of a top-k signal and the largest k (None: any).
 
-    `writes` is whether it can also write answers of its own.
+    `writes` is whether it can also write answers of its own, `needs_candidates` whether the student's candidates, for a top-k
+    signal on the student's support, must come with each request, because the student is not where it is.
     """
 
     signals: frozenset[SignalName]
     supports: frozenset[str] = frozenset({"student", "teacher", "union", "intersection"})
     largest_k: int | None = None
     writes: bool = True
+    needs_candidates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`."""
+    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`, and of `candidates` at each of them."""
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
+    candidates: Int[Tensor, "T K"] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

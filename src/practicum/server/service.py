@@ -288,9 +288,9 @@ class Service:
         numbered = body.sampling_session_id is not None and body.seq_id is not None
         name = f"{sampler.id}:{body.seq_id}" if numbered else f"sample:{uuid.uuid4()}"
         seed = body.sampling_params.seed
-        item = SampleItem(
-            body, body.prompt.tokens(), sampler, seed_of(name) if seed is None else seed_of("request", seed)
-        )
+        if seed is None:
+            seed = seed_of(name)
+        item = SampleItem(body, body.prompt.tokens(), sampler, seed if 0 <= seed < 2**63 else seed_of("request", seed))
         key = (sampler.key, item.one_pass)
         self.futures.open(name, lambda: self._worker.submit(Job(item, self._running.answer, key)))
         ids = [f"{name}:{number}" for number in range(body.num_samples)]

@@ -39,7 +39,9 @@ class ClientTeacher:
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the very tokens of each rollout."""
         requests = [
-            ScoreRequest(self._renderer.render(rollout.prompt.messages), tuple(rollout.tokens.tolist()))
+            ScoreRequest(
+                self._renderer.render(rollout.prompt.messages), tuple(rollout.tokens.tolist()), rollout.candidates
+            )
             for rollout in rollouts
         ]
         return counted(requests, self._client.score(requests, signal), self._meter)

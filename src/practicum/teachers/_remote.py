@@ -234,21 +234,8 @@ class RemoteClient:
         )
 
     def folder_in(self, place: Path) -> str:
-        """The name of the folder of this model's answers: that whose canary is its own, or the next one that is free."""
-        stem = f"server-{hashlib.sha256(self._probe.model.encode()).hexdigest()[:16]}"
-        for number in count(1):
-            file = place / f"{stem}-{number}" / "canary.json"
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("x", encoding="utf-8") as new:
-                    json.dump(self._canary.tolist(), new)
-            except FileExistsError:
-                if not self.is_same(_known(file)):
-                    continue
-            except OSError as error:
-                raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error
-            return file.parent.name
-        raise AssertionError("there is always a next number")
+        """The name of the folder of this model's answers."""
+        return canary_folder(place, self._probe.model, self._canary, self.is_same)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The server's own answers, in order."""
@@ -335,6 +322,24 @@ class _Reply:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Silence."""
         return [TeacherSignal() for _ in requests]
+
+
+def canary_folder(place: Path, model: str, canary: Tensor, is_same: Callable[[Tensor], bool]) -> str:
+    """The name of the folder of a served model's answers: that whose canary is its own, or the next one that is free."""
+    stem = f"server-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
+    for number in count(1):
+        file = place / f"{stem}-{number}" / "canary.json"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("x", encoding="utf-8") as new:
+                json.dump(canary.tolist(), new)
+        except FileExistsError:
+            if not is_same(_known(file)):
+                continue
+        except OSError as error:
+            raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error
+        return file.parent.name
+    raise AssertionError("there is always a next number")
 
 
 def _known(file: Path) -> Tensor:
