@@ -6,6 +6,7 @@ from time import monotonic
 
 import torch
 
+from practicum.candidates import with_candidates
 from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.faults import fault
@@ -19,7 +20,6 @@ from practicum.rollouts import (
     Source,
     prompts_of_step,
     rewarded,
-    with_candidates,
     write_rollouts,
 )
 from practicum.text import Renderer

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -268,7 +268,7 @@ class _Run:
         teacher = None
         if before is not None and built.evaluation is not None and self.recipe.evaluation.teacher:
             self.console.event("evaluating the teacher in its own context")
-            teacher = evaluate_teacher(built.parts.teacher, built.student.renderer, built.parts.task, built.evaluation)
+            teacher = evaluate_teacher(built.parts.teacher, built.learner.renderer, built.parts.task, built.evaluation)
         cost = self._evaluating["before"] = built.parts.ledger.take()
         folders.write_json(path, {"student": _json(before), "teacher": _json(teacher), "cost": cost})
         return before, teacher
@@ -338,9 +338,10 @@ class _Run:
                 # A teacher that fails within a step fails before anything is learned from it; a step that was learned but
                 # could not be evaluated is begun anew from the newest checkpoint.
                 if saved < done == learned:
-                    records.sync()
-                    self._checkpoint(built, done, None)
-                    saved = done
+                    with suppress(TeacherError):  # a student at a service that failed cannot be saved there
+                        records.sync()
+                        self._checkpoint(built, done, None)
+                        saved = done
                 kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
                 raise TeacherError(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
         for line in records.losses():

@@ -34,6 +34,9 @@ class Recipe(BaseModel):
     seed: int = Field(default=0, ge=0)
     base_dir: str = Field(default=".", description="where relative paths start; set to the recipe's folder when read")
     student: StudentConfig
+    backend: Plugin("backends") | None = Field(  # type: ignore[valid-type]
+        default=None, description="where the student is: none: in this process; see [backends](backends.md)"
+    )
     teacher: Plugin("teachers") = Field(default_factory=lambda: module_of("teachers", "none").Config())  # type: ignore[valid-type]
     reference: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
         default=None, description="a second teacher, for terms with `against: reference` and targets that name it"
@@ -68,6 +71,8 @@ class Recipe(BaseModel):
                 "student as it began, or another teacher"
             )
         problems += source_problems(self.rollout.source, self.teacher.capabilities(), self.teacher.type)
+        if self.backend is not None:
+            problems += self.backend.problems(self.student, self.objective)
         problem = truncation_problem(self.objective, self.rollout)
         if problems or problem:
             raise ValueError("; ".join([*problems, *([problem] if problem else [])]))

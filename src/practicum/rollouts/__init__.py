@@ -1,7 +1,6 @@
 """From prompts to rollouts: written by whoever the source names, read back as text, and rewarded."""
 
 from practicum.rollouts.batch import Batch, prompts_of_step
-from practicum.rollouts.candidates import with_candidates
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
@@ -33,6 +32,5 @@ __all__ = [
     "rewarded",
     "sample_rollouts",
     "source_problems",
-    "with_candidates",
     "write_rollouts",
 ]

@@ -83,9 +83,7 @@ class Connection:
 
         self.close()
         self._knock_until_open()
-        service = self.wait(
-            [_in_thread(lambda: tinker.ServiceClient(base_url=self.address, api_key=self._key))], "a session"
-        )[0]
+        service = self.call(lambda: tinker.ServiceClient(base_url=self.address, api_key=self._key), "a session")
         self.service: Any = service
         self.reopened += 1
         self._close = weakref.finalize(self, _closed, service, *self._host())
@@ -129,6 +127,10 @@ class Connection:
                 raise
         return [future.result() for future in futures]
 
+    def call(self, work: Callable[[], Any], what: str) -> Any:
+        """What one of the package's calls that block comes to."""
+        return self.wait([_in_thread(work)], what)[0]
+
     def _knock_until_open(self, what: str = "a session") -> None:
         """Wait until the address takes a connection; TeacherError after `give_up_after` seconds without."""
         begun, told = monotonic(), False
@@ -157,8 +159,8 @@ class Connection:
         status = error.status_code if isinstance(error, tinker.APIStatusError) else None
         if status in (401, 403):
             return TeacherError(
-                f"{self.address}: {what} was answered with {status}; name the variable that holds the key with api_key_env, or take "
-                "another key"
+                f"{self.address}: {what} was answered with {status}; name the variable that holds the key with "
+                "api_key_env, or take another key"
             )
         if status in (404, 410):
             return Gone(f"{self.address}: {what}: {shown}")

@@ -31,7 +31,7 @@ class ServiceSampler:
     asked again when the service was started anew (`lasting`). `meter` counts the bytes of tokens and log-probabilities.
     """
 
-    def __init__(  # noqa: PLR0913  (where, what, and who counts)
+    def __init__(
         self,
         connection: Connection,
         begin: Callable[[Any], Any],
@@ -187,8 +187,8 @@ class ServiceSampler:
     def _check_ids(self, ids: Int[Tensor, "..."], where: str) -> None:
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
             raise TeacherError(
-                f"{where}: token {int(ids.max())} is not in the vocabulary of {self._vocabulary}; the service's model is of another "
-                "family"
+                f"{where}: token {int(ids.max())} is not in the vocabulary of {self._vocabulary}; the service's model is of "
+                "another family"
             )
 
 
