@@ -71,6 +71,13 @@ class Assembled:
     """The models that score besides the student's own weights: `teacher`, `teacher-2`, `reference`."""
     remarks: list[Callable[[], str]]
     """What is to be said when the training is over."""
+    at_end: list[Callable[[], None]]
+    """What is to be done when nobody asks any more."""
+
+    def close(self) -> None:
+        """End the sessions at services."""
+        for end in self.at_end:
+            end()
 
     @property
     def trainer(self) -> TrainingClient:
@@ -102,9 +109,10 @@ def assemble_run(
     task = build_task(recipe, rejected, say)
     say(f"student: {_described(recipe.student)}")
     ledger = Ledger()
-    student = build_learner(recipe, models, task, say, ledger)
+    at_end: list[Callable[[], None]] = []
+    student = build_learner(recipe, models, task, say, ledger, at_end)
     metered = MeteredTrainer(student.trainer, student.shape, student.learning, ledger.meter("student"))
-    builder = _TeacherBuilder(recipe, student, models, task, say, scores, ledger)
+    builder = _TeacherBuilder(recipe, student, models, task, say, scores, ledger, at_end)
     teacher = builder.build("teacher", recipe.teacher)
     reference = None if recipe.reference is None else builder.build("reference", recipe.reference)
     _check_capabilities(recipe, teacher, reference)
@@ -137,10 +145,18 @@ def assemble_run(
         too_long=too_long,
         scorers=builder.scorers,
         remarks=builder.remarks,
+        at_end=at_end,
     )
 
 
-def build_learner(recipe: Recipe, models: Path, task: Task, say: Callable[[str], None], ledger: Ledger) -> Learner:
+def build_learner(
+    recipe: Recipe,
+    models: Path,
+    task: Task,
+    say: Callable[[str], None],
+    ledger: Ledger,
+    at_end: list[Callable[[], None]],
+) -> Learner:
     """The student, from the backend of the recipe."""
     train = recipe.train
     context = BackendContext(
@@ -150,6 +166,7 @@ def build_learner(recipe: Recipe, models: Path, task: Task, say: Callable[[str],
         folder=scratch_folder(recipe, recipe.student, "student", models, task),
         load_renderer=load_renderer,
         say=say,
+        at_end=at_end,
         meter=ledger.meter("student"),
     )
     backend = module_of("backends", "local" if recipe.backend is None else recipe.backend.type)
@@ -258,7 +275,7 @@ def archive_of(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) ->
 class _TeacherBuilder:
     """Builds teachers and keeps where the weights of their models were read from."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (all that a teacher may be made of)
         self,
         recipe: Recipe,
         student: Learner,
@@ -267,6 +284,7 @@ class _TeacherBuilder:
         say: Callable[[str], None],
         scores: Path | None,
         ledger: Ledger,
+        at_end: list[Callable[[], None]],
     ) -> None:
         self.sources: list[str] = []
         self.scorers: list[Scorer] = []
@@ -278,6 +296,7 @@ class _TeacherBuilder:
         self._say = say
         self._scores = scores
         self._ledger = ledger
+        self._at_end = at_end
 
     def build(self, role: str, config: Any) -> Teacher:
         """The recipe's teacher or reference."""
@@ -313,6 +332,7 @@ class _TeacherBuilder:
             scores=self._scores,
             say=self._say,
             remarks=self.remarks,
+            at_end=self._at_end,
         )
         return build(context, config)
 

@@ -282,8 +282,8 @@ class TeacherContext:
     `load_renderer` reads a model's tokenizer without its weights. `keep` is what a teacher around this one makes of a client
     that this one brings itself, given what names its answers in a folder; clients of `load_model` are wrapped already.
     `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
-    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over. `meter`
-    counts what the teacher is asked for.
+    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over; what stands
+    in `at_end` is done when nobody asks any more. `meter` counts what the teacher is asked for.
     """
 
     student: TrainingClient
@@ -294,6 +294,7 @@ class TeacherContext:
     scores: Path | None = None
     say: Callable[[str], None] = lambda text: None
     remarks: list[Callable[[], str]] = field(default_factory=list)
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     meter: Meter | None = None
     load_renderer: Callable[[Any], Renderer] = _no_renderer
     keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
@@ -304,7 +305,8 @@ class BackendContext:
     """What a backend may build the student from.
 
     `seed` is that of new weights, `folder` where a from-scratch model was made. `load_renderer` reads a model's tokenizer
-    without its weights; `say` tells the user something; `meter` counts bytes to and from other processes.
+    without its weights; `say` tells the user something; what stands in `at_end` is done when nobody asks any more; `meter`
+    counts bytes to and from other processes.
     """
 
     student: StudentConfig
@@ -313,6 +315,7 @@ class BackendContext:
     folder: Path | None = None
     load_renderer: Callable[[Any], Renderer] = _no_renderer
     say: Callable[[str], None] = lambda text: None
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     meter: Meter | None = None
 
 

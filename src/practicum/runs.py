@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -87,8 +87,8 @@ def run(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
     signals = nullcontext(stop) if stop else stop_signals()
-    with home.lock(), signals as asked, Tracked.open(recipe, home, console.event) as tracked:
-        return _Run(home, recipe, console, asked, tracked).go(resume)
+    with home.lock(), signals as asked, Tracked.open(recipe, home, console.event) as tracked, ExitStack() as ends:
+        return _Run(home, recipe, console, asked, tracked, ends).go(resume)
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
@@ -152,8 +152,11 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
 class _Run:
     """One run in progress."""
 
-    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Stop, tracked: Tracked) -> None:
+    def __init__(
+        self, home: RunDir, recipe: Recipe, console: Console, stop: Stop, tracked: Tracked, ends: ExitStack
+    ) -> None:
         self.home = home
+        self.ends = ends
         self.tracked = tracked
         self.recipe = recipe
         self.console = console
@@ -174,6 +177,7 @@ class _Run:
         built = assemble_run(
             self.recipe, self.home.models, self.home.rejected_jsonl, self.console.event, self.home.scores
         )
+        self.ends.callback(built.close)
         self._write_recipe(built)
         self._report_too_long(built)
         checkpoint = self._restore(built, resume)

@@ -72,7 +72,7 @@ class Recipe(BaseModel):
             )
         problems += source_problems(self.rollout.source, self.teacher.capabilities(), self.teacher.type)
         if self.backend is not None:
-            problems += self.backend.problems(self.student, self.objective)
+            problems += self.backend.problems(self.student, self.objective, self.rollout.source.type)
         problem = truncation_problem(self.objective, self.rollout)
         if problems or problem:
             raise ValueError("; ".join([*problems, *([problem] if problem else [])]))

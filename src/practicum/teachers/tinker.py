@@ -63,6 +63,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     renderer = _renderer(config, context)
     vocabulary = max(renderer.tokenizer.get_vocab().values()) + 1
     connection = Connection(config, "teacher", context.say)
+    context.at_end.append(connection.close)
     sampler = ServiceSampler(
         connection,
         lambda service: service.create_sampling_client(model_path=config.model_path, base_model=config.model),

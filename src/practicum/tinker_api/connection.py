@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
@@ -130,6 +131,19 @@ class Connection:
     def call(self, work: Callable[[], Any], what: str) -> Any:
         """What one of the package's calls that block comes to."""
         return self.wait([_in_thread(work)], what)[0]
+
+    def contexts(self) -> dict[str, int]:
+        """The longest text that each of the service's models reads, of those that it says it of."""
+
+        def ask() -> Any:
+            with (
+                warnings.catch_warnings()
+            ):  # the package's new way shares one connection, and closes it with any session
+                warnings.simplefilter("ignore", FutureWarning)
+                return self.service.get_server_capabilities()
+
+        found = self.call(ask, "what the service can do").supported_models
+        return {row.model_name: row.max_context_length for row in found if row.max_context_length}
 
     def _knock_until_open(self, what: str = "a session") -> None:
         """Wait until the address takes a connection; TeacherError after `give_up_after` seconds without."""

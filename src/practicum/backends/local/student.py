@@ -19,7 +19,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["local"] = "local"
 
-    def problems(self, student: StudentConfig, objective: Objective) -> list[str]:
+    def problems(self, student: StudentConfig, objective: Objective, source: str) -> list[str]:
         """Every student and every objective can be trained here."""
         return []
 

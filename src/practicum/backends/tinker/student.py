@@ -31,9 +31,16 @@ class Config(ServiceConfig):
         description="the base model's tokenizer: folder, hub name or packaged name; none: the one that the service names",
     )
 
-    def problems(self, student: StudentConfig, objective: Objective) -> list[str]:
+    def problems(self, student: StudentConfig, objective: Objective, source: str) -> list[str]:
         """What of a recipe cannot be done at a service, each with what to write instead."""
-        return [*_of_student(student), *(problem for term in objective.losses if (problem := refused(term)))]
+        mixed = (
+            "rollout.source: 'token_mix' decodes token by token with the teacher, which backend 'tinker' cannot; write "
+        )
+        return [
+            *_of_student(student),
+            *(problem for term in objective.losses if (problem := refused(term))),
+            *([f"{mixed}source: mix(other=teacher)"] if source == "token_mix" else []),
+        ]
 
 
 def _of_student(student: StudentConfig) -> list[str]:
@@ -82,6 +89,7 @@ def build(config: Config, context: BackendContext) -> Learner:
     base, lora = context.student.model, context.student.lora
     assert isinstance(base, str) and lora is not None, "the recipe was held against what the backend refuses"
     connection = Connection(config, "backend", context.say)
+    context.at_end.append(connection.close)
 
     def begin(service):  # type: ignore[no-untyped-def]
         return service.create_lora_training_client(

@@ -84,9 +84,7 @@ class ServiceTrainer:
 
     def context_length(self) -> int | None:
         """The longest text that the base model reads, where the service says so."""
-        found = self._connection.call(self._connection.service.get_server_capabilities, "what the service can do")
-        lengths = [row.max_context_length for row in found.supported_models if row.model_name == self._base]
-        return next((length for length in lengths if length), None)
+        return self._connection.contexts().get(self._base)
 
     def refuses(self, objective: Objective) -> str | None:
         """Why a term of it cannot be trained at a service."""
