@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from toy import rows
 
 from practicum.model_config import ModelConfig
 
@@ -69,6 +70,14 @@ class Served:
         self._server.should_exit = True
         self._thread.join(30)
         self._listener.close()
+
+
+def assert_same_but_rounding(one: Path, other: Path) -> None:
+    """Two runs drew the same tokens and learned the same from them: a service's batches decide the last digits alone."""
+    mine, theirs = rows(one / "rollouts.jsonl"), rows(other / "rollouts.jsonl")
+    assert [row["tokens"] for row in mine] == [row["tokens"] for row in theirs]
+    for row, twin in zip(rows(one / "metrics.jsonl"), rows(other / "metrics.jsonl"), strict=True):
+        assert row == pytest.approx(twin, rel=1e-4, abs=1e-6)
 
 
 @contextlib.contextmanager

@@ -142,6 +142,11 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
     checkpoint, _ = folders.find_checkpoint(home)
     if checkpoint is None:
         raise CheckpointError(f"{path}: no checkpoint yet; resume the run, or give a model folder instead")
+    if recipe.backend is not None and recipe.backend.type != "local":
+        where = ", ".join(checkpoint.tensors("student"))
+        raise CheckpointError(
+            f"{path}: the student is at a service, {where}, and its weights are not here; ask the service"
+        )
     scratch = home.models / "student" if isinstance(recipe.student.model, Scratch) else None
     student = load_student(recipe.student, seed_of(recipe.seed, "student"), scratch)
     for name, value in checkpoint.tensors("student").items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from service import LEFT_OPEN, Served, serving
+from service import LEFT_OPEN, Served, assert_same_but_rounding, serving
 from toy import curve, rows, toy_recipe, toy_run
 
 from practicum.errors import CapabilityError, CheckpointError, RecipeError, TeacherError
@@ -85,7 +85,8 @@ def test_student_and_teacher_at_the_same_service(models: Path, served: Served, t
     there = toy_run(models, tmp_path / "there", {**at(served), **changes, "teacher": teacher}).folder
     for measure in ("loss", "grad_norm"):
         assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6)
-    assert sum(curve(there, "cost/scored_tokens")) > sum(curve(there, "cost/sampled_tokens"))
+    twice = 2 if signal == "topk(4)" else 1  # the student's own scores name the candidates
+    assert sum(curve(there, "cost/scored_tokens")) == twice * sum(curve(there, "cost/sampled_tokens"))
 
 
 def test_the_student_as_it_began_is_the_base_model(models: Path, served: Served, tmp_path: Path) -> None:
@@ -111,8 +112,7 @@ def test_a_run_that_is_cut_goes_on_from_the_checkpoint_at_the_service(
     events = Events()
     resumed = toy_run(models, tmp_path / "cut", changes, resume=True, console=events).folder  # type: ignore[arg-type]
     assert "resumed after step 2" in events.said
-    for name in ("metrics.jsonl", "rollouts.jsonl", "before.json", "after.json", "summary.json"):
-        assert (whole / name).read_bytes() == (resumed / name).read_bytes(), name
+    assert_same_but_rounding(whole, resumed)
     checkpoint, _ = find_checkpoint(RunDir.open(resumed))
     assert checkpoint is not None
     (address,) = checkpoint.tensors("student")
@@ -133,8 +133,7 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(models: Path, tm
             toy_run(models, tmp_path / "cut", changes, console=Events(end))  # type: ignore[arg-type]
         own.start()
         resumed = toy_run(models, tmp_path / "cut", changes, resume=True).folder
-        for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
-            assert (whole / name).read_bytes() == (resumed / name).read_bytes(), name
+        assert_same_but_rounding(whole, resumed)
 
         def again(step: int) -> None:
             if step == 1:

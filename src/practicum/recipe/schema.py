@@ -99,5 +99,8 @@ class Recipe(BaseModel):
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """The recipe with every default filled in, as JSON data that reads back to the same recipe."""
-    return json.loads(recipe.model_dump_json())
+    """The recipe with every default filled in, as JSON data that reads back to the same recipe.
+
+    A student in this process needs no backend, so recipes say as much of it as they did before there was another.
+    """
+    return json.loads(recipe.model_dump_json(exclude={"backend"} if recipe.backend is None else None))

@@ -132,6 +132,10 @@ class Connection:
         """What one of the package's calls that block comes to."""
         return self.wait([_in_thread(work)], what)[0]
 
+    def answer(self, request: Callable[[], Any], what: str) -> Any:
+        """What one request comes to; some of the package's fail as they are made."""
+        return self.wait([self.call(request, what)], what)[0]
+
     def contexts(self) -> dict[str, int]:
         """The longest text that each of the service's models reads, of those that it says it of."""
 

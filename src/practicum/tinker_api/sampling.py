@@ -126,8 +126,7 @@ class ServiceSampler:
     def _current(self) -> Any:
         """The package's client in the newest session."""
         if self._session != self._connection.reopened:
-            begun = self._begin(self._connection.service)
-            self._client = self._connection.wait([begun], "a sampling client")[0]
+            self._client = self._connection.answer(lambda: self._begin(self._connection.service), "a sampling client")
             self._session = self._connection.reopened
         return self._client
 

@@ -75,7 +75,7 @@ class ServiceTrainer:
         self._steps = 0
         self._sampler: ServiceSampler | None = None
         self._accumulated = self._broken = False
-        self._client: Any = connection.wait([begin(connection.service)], f"a student over {base}")[0]
+        self._client: Any = connection.answer(lambda: begin(connection.service), f"a student over {base}")
 
     def tokenizer(self) -> str:
         """The folder or hub name of the base model's tokenizer, as the service names it."""
@@ -193,9 +193,10 @@ class ServiceTrainer:
                 "it was trained with"
             )
         service = self._connection.service
-        begun = service.create_training_client_from_state_with_optimizer(addresses[0])
         try:
-            self._client = self._connection.wait([begun], addresses[0])[0]
+            self._client = self._connection.answer(
+                lambda: service.create_training_client_from_state_with_optimizer(addresses[0]), addresses[0]
+            )
         except Gone as error:
             raise CheckpointError(f"{error}; start the service with the folder (--out) that holds it") from error
         self._steps = int(tensors["student"][addresses[0]])
@@ -273,7 +274,7 @@ class ServiceTrainer:
     def _asked(self, request: Callable[[], Any], what: str) -> Any:
         """The answer to a training request; one that fails leaves weights that nobody knows."""
         try:
-            return self._connection.wait([request()], what)[0]
+            return self._connection.answer(request, what)
         except TeacherError as error:
             self._broken = True
             if isinstance(error, Gone):

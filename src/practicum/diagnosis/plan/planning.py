@@ -18,7 +18,7 @@ from practicum.diagnosis.plan.memory import (
 )
 from practicum.diagnosis.plan.methods import break_even, methods, wire_bytes
 from practicum.diagnosis.plan.paper import PaperRun, paper_run
-from practicum.errors import PracticumError
+from practicum.errors import PracticumError, RecipeError
 from practicum.loop import train_step
 from practicum.recipe import Recipe, override, parse_recipe, resolved
 
@@ -79,6 +79,10 @@ def plan(
     say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Plan a recipe; `limit` is in bytes (None: what there is), `calibrate` does two steps of it, the first to warm up."""
+    if recipe.backend is not None and recipe.backend.type != "local":
+        raise RecipeError(
+            "plan: the student is at a service, so what it costs is not known here; leave backend out to plan it here"
+        )
     process = own_bytes()
     found = calibrated(recipe, say) if calibrate else None
     if found is not None and answer_tokens is None:
