@@ -14,7 +14,7 @@ from toy import curve, rows, toy_recipe, toy_run
 from practicum.errors import RecipeError, TeacherError
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import ScoreRequest
-from practicum.tinker_api import ServiceSampler
+from practicum.tinker_api import Connection, ServiceSampler
 
 pytestmark = LEFT_OPEN
 
@@ -120,14 +120,11 @@ PROMPT, TOKENS = (1, 2), (3, 4, 5)
 CANDIDATES = torch.tensor([[3, 1], [4, 0], [2, 5]])
 
 
-class Answering:
+class Answering(Connection):
     """A connection and a client at once, which gives one answer."""
 
-    address = "http://localhost"
-    reopened = 0
-    service = None
-
     def __init__(self, **answer: Any) -> None:
+        self.address, self.reopened, self.service = "http://localhost", 0, None
         self.answer = SimpleNamespace(
             **{
                 "prompt_logprobs_np": np.full(5, -1.0, dtype=np.float32),
@@ -138,8 +135,8 @@ class Answering:
         )
         self.asked: list[dict[str, Any]] = []
 
-    def wait(self, requests: list[Any], what: str) -> list[Any]:
-        return requests
+    def wait(self, requests: Any, what: str) -> list[Any]:
+        return list(requests)
 
     def answer(self, request: Callable[[], Any], what: str) -> Any:
         return request()
@@ -150,7 +147,7 @@ class Answering:
 
 
 def scored(answering: Answering, signal: Signal) -> Any:
-    sampler = ServiceSampler(answering, lambda service: answering, 7)  # type: ignore[arg-type]
+    sampler = ServiceSampler(answering, lambda service: answering, 7)
     return sampler.score([ScoreRequest(PROMPT, TOKENS, CANDIDATES)], signal)[0]
 
 

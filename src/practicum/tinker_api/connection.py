@@ -170,11 +170,9 @@ class Connection:
 
     def _failed(self, error: BaseException, what: str) -> TeacherError:
         """What one of the package's errors comes to."""
-        import tinker
-
         text = " ".join(str(error).split()).replace(self._key, "***")
         shown = printable(text[:SHOWN] or type(error).__name__)
-        status = error.status_code if isinstance(error, tinker.APIStatusError) else None
+        status = _status(error)
         if status in (401, 403):
             return TeacherError(
                 f"{self.address}: {what} was answered with {status}; name the variable that holds the key with "
@@ -236,6 +234,15 @@ def _in_thread(work: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
 
 def _error(future: "concurrent.futures.Future[Any]") -> BaseException | None:
     return concurrent.futures.CancelledError("it was cancelled") if future.cancelled() else future.exception()
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status that an error of the package goes back to, where it does."""
+    import tinker
+
+    while error is not None and not isinstance(error, tinker.APIStatusError):
+        error = error.__cause__
+    return None if error is None else error.status_code
 
 
 def _closed(service: Any, host: str, port: int) -> None:
