@@ -125,7 +125,7 @@ class Answering(Connection):
 
     def __init__(self, **answer: Any) -> None:
         self.address, self.reopened, self.service = "http://localhost", 0, None
-        self.answer = SimpleNamespace(
+        self.given = SimpleNamespace(
             **{
                 "prompt_logprobs_np": np.full(5, -1.0, dtype=np.float32),
                 "topk_prompt_logprobs_np": None,
@@ -143,7 +143,7 @@ class Answering(Connection):
 
     def sample(self, *_: Any, **named: Any) -> Any:
         self.asked.append(named)
-        return self.answer
+        return self.given
 
 
 def scored(answering: Answering, signal: Signal) -> Any:

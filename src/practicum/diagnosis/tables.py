@@ -73,7 +73,8 @@ def cost_lines(summary: Mapping[str, Any], recipe: Recipe, spent: Spending) -> d
     """
     cost = summary["cost"]
     shares = ", ".join(f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES)
-    lines = {"cost": f"{cost['flops']:.3g} floating-point operations ({shares})"}
+    known = f"{cost['flops']:.3g} floating-point operations ({shares})"
+    lines = {"cost": known if cost["flops"] else "operations of models at a service are not counted"}
     if spent.wire_bytes:
         lines["wire"] = f"{shown_bytes(spent.wire_bytes)} to and from other processes"
     money = {} if recipe.prices is None else recipe.prices.money(cost, spent.seconds)
