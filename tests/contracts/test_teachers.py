@@ -24,6 +24,7 @@ from practicum.tasks.reverse import build as reverse
 from practicum.text import Renderer
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, TeacherSignal
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see tests/service.py
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 FROZEN = {"type": "self", "weights": "frozen"}
 
