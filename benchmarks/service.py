@@ -5,6 +5,9 @@
 The server is a process of its own, asked as its clients ask: one request a text, all at once or one after the other. What is
 compared are processor seconds: of the server for the service, of this process for the local teacher. Seconds of the clock are
 in the JSON line; they hold the client's work and the waiting too, and other work on the machine moves them.
+
+Then the same through our own clients, teacher `tinker` and backend `tinker`, whose processor seconds are those of both processes:
+the texts scored, and one update of a student with adapters.
 """
 
 import json
@@ -25,13 +28,19 @@ import torch
 
 from benchmarks import models
 from benchmarks.measuring import interleaved, parser, ratios, seconds, session, spread, table
-from practicum.backends.local import LocalSampler, load
-from practicum.model_config import ModelConfig
-from practicum.objective import Sampled
-from practicum.ports import ScoreRequest
+from practicum.backends.local import LocalSampler, LocalTrainer, adapted, load
+from practicum.backends.tinker import ServiceTrainer
+from practicum.model_config import Lora, ModelConfig
+from practicum.objective import Objective, Sampled, Term
+from practicum.ports import AdamParams, ScoreRequest, TrainingClient
+from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
+from practicum.types import Datum, Prompt, Rollout, TeacherSignal
 
 AT_ONCE = 16
 """Connections of the client."""
+
+RANK = 16
+"""Of the student's adapters."""
 
 
 def main() -> None:
@@ -62,15 +71,40 @@ def main() -> None:
 
                 return timed
 
+            def both(work: Callable[[], object]) -> Callable[[], float]:
+                def timed() -> float:
+                    before = _processor_seconds(process) + time.process_time()
+                    work()
+                    return _processor_seconds(process) + time.process_time() - before
+
+                return timed
+
+            connection = Connection(ServiceConfig(url=str(http.base_url)), "benchmark", print)
+            teacher = ServiceSampler(
+                connection, lambda service: service.create_sampling_client(base_model="model"), shape.vocabulary
+            )
+            student = ServiceTrainer(
+                connection,
+                "model",
+                lambda service: service.create_lora_training_client(base_model="model", rank=RANK, train_unembed=False),
+                lambda term: None,
+                lambda text: None,
+            )
+            here = LocalTrainer(adapted(local.language_model, Lora(rank=RANK), 0))
+            data = _data(texts)
             contenders = {
                 "local, one batch": seconds(lambda: _locally(local, texts)),
                 "service, all at once": served("all at once", lambda: _remotely(http, texts, AT_ONCE)),
                 "local, one by one": seconds(lambda: [_locally(local, [text]) for text in texts]),
                 "service, one by one": served("one by one", lambda: _remotely(http, texts, 1)),
                 "health, one by one": served("health", lambda: [http.get("/healthz") for _ in texts]),
+                "teacher tinker": both(lambda: _locally(teacher, texts)),
+                "local student, an update": seconds(lambda: _update(here, data)),
+                "student tinker, an update": both(lambda: _update(student, data)),
             }
             found = interleaved(contenders, now.rounds, now.warm_up)
             difference = _largest_difference(local, http, texts[:2])
+            connection.close()
     count = options.texts * (options.tokens - 1)
     medians = {name: statistics.median(values) for name, values in found.items()}
     rows = [[name, value, "-" if name.startswith("health") else count / value] for name, value in medians.items()]
@@ -119,7 +153,25 @@ def _server(folder: Path) -> Iterator[tuple[httpx.Client, int]]:
         process.wait()
 
 
-def _locally(sampler: LocalSampler, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def _data(texts: Sequence[Sequence[int]]) -> list[Datum]:
+    """The texts as rollouts that a teacher found all tokens of equally likely."""
+    data = []
+    for number, text in enumerate(texts):
+        tokens = torch.tensor(text[1:])
+        flat = torch.full((len(tokens),), -1.0)
+        mask = torch.ones(len(tokens), dtype=torch.bool)
+        prompt = Prompt(str(number), ())
+        rollout = Rollout(prompt, (text[0],), tokens, mask, flat, flat, 0, "length", "")
+        data.append(Datum(rollout, TeacherSignal(logprobs=flat)))
+    return data
+
+
+def _update(trainer: TrainingClient, data: Sequence[Datum]) -> None:
+    trainer.forward_backward(data, Objective(losses=(Term(signal=Sampled()),)), 0)
+    trainer.optim_step(AdamParams(1e-4))
+
+
+def _locally(sampler: LocalSampler | ServiceSampler, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     requests = [ScoreRequest((text[0],), tuple(text[1:])) for text in texts]
     found = [signal.logprobs for signal in sampler.score(requests, Sampled())]
     assert all(logprobs is not None for logprobs in found)

@@ -13,25 +13,31 @@ from pydantic import BaseModel
 
 from practicum.backends.local import (
     LoadedModel,
-    LocalTrainer,
-    TrainerLimits,
+    LocalLearner,
     conversion_pending,
-    learning_of,
     load,
     load_renderer,
-    load_student,
     make_scratch_model,
     scorer,
     shape_of,
 )
 from practicum.costs import Ledger, Shape
-from practicum.errors import CapabilityError, DataError
+from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.evaluation import EvaluationSettings
 from practicum.loop import Parts, StepPlan, StepSettings
 from practicum.metering import MeteredTrainer
 from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.plugins import module_of
-from practicum.ports import SamplingClient, Task, Teacher, TeacherContext
+from practicum.ports import (
+    BackendContext,
+    Learner,
+    SamplingClient,
+    Task,
+    Teacher,
+    TeacherContext,
+    TrainerLimits,
+    TrainingClient,
+)
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, capability_problems, staleness_warning
 from practicum.rollouts import Archive, Cache, read_tape, replays, source_problems
@@ -57,8 +63,7 @@ class Assembled:
     parts: Parts
     settings: StepSettings
     evaluation: EvaluationSettings | None
-    student: LoadedModel
-    trainer: LocalTrainer
+    learner: Learner
     courses: Courses
     identity: dict[str, str]
     too_long: list[Prompt]
@@ -66,6 +71,25 @@ class Assembled:
     """The models that score besides the student's own weights: `teacher`, `teacher/math`, `reference`."""
     remarks: list[Callable[[], str]]
     """What is to be said when the training is over."""
+    at_end: list[Callable[[], None]]
+    """What is to be done when nobody asks any more."""
+
+    def close(self) -> None:
+        """End the sessions at services."""
+        for end in self.at_end:
+            end()
+
+    @property
+    def trainer(self) -> TrainingClient:
+        """Who trains the student, uncounted."""
+        return self.learner.trainer
+
+    @property
+    def student(self) -> LoadedModel:
+        """The student's own modules; RecipeError where they are not in this process."""
+        if not isinstance(self.learner, LocalLearner):
+            raise RecipeError("this looks into the student's weights, which are at a service; leave backend out for it")
+        return self.learner.loaded
 
     def teachers(self) -> dict[str, Teacher]:
         """The teacher, and the reference where there is one."""
@@ -87,17 +111,11 @@ def assemble_run(
         say(warning)
     task = build_task(recipe, rejected, say)
     say(f"student: {_described(recipe.student)}")
-    student = load_student(
-        recipe.student, seed_of(recipe.seed, "student"), scratch_folder(recipe, recipe.student, "student", models, task)
-    )
-    limits = TrainerLimits(
-        recipe.train.micro_batch_tokens, recipe.train.chunk_tokens, recipe.train.sampling_batch, recipe.train.graph_mib
-    )
-    trainer = LocalTrainer(student.language_model, limits)
     ledger = Ledger()
-    shape = ledger.shapes["student"] = shape_of(student.language_model)
-    metered = MeteredTrainer(trainer, shape, learning_of(student.language_model), ledger.meter("student"))
-    builder = _TeacherBuilder(recipe, student, trainer, models, task, say, scores, ledger)
+    at_end: list[Callable[[], None]] = []
+    student = build_learner(recipe, models, task, say, ledger, at_end)
+    metered = MeteredTrainer(student.trainer, student.shape, student.learning, ledger.meter("student"))
+    builder = _TeacherBuilder(recipe, student, models, task, say, scores, ledger, at_end)
     teacher = builder.build("teacher", recipe.teacher)
     reference = None if recipe.reference is None else builder.build("reference", recipe.reference)
     _check_capabilities(recipe, teacher, reference)
@@ -105,7 +123,7 @@ def assemble_run(
     if not prompts:
         raise DataError(
             f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
-            f"max_new_tokens {recipe.longest_answer}, in a context of {student.language_model.context_length}"
+            f"max_new_tokens {recipe.longest_answer}, in a context of {student.context_length}"
         )
     archive, tape = archive_of(recipe, prompts, student.renderer)
     courses = Courses(recipe.schedules, recipe.train.steps)
@@ -119,8 +137,7 @@ def assemble_run(
         parts=Parts(metered, teacher, task, student.renderer, prompts, reference, archive, ledger),
         settings=settings,
         evaluation=evaluation_settings(recipe, task, student, say),
-        student=student,
-        trainer=trainer,
+        learner=student,
         courses=courses,
         identity={
             "student": fingerprint(student.source),
@@ -131,7 +148,35 @@ def assemble_run(
         too_long=too_long,
         scorers=builder.scorers,
         remarks=builder.remarks,
+        at_end=at_end,
     )
+
+
+def build_learner(
+    recipe: Recipe,
+    models: Path,
+    task: Task,
+    say: Callable[[str], None],
+    ledger: Ledger,
+    at_end: list[Callable[[], None]],
+) -> Learner:
+    """The student, from the backend of the recipe."""
+    train = recipe.train
+    context = BackendContext(
+        student=recipe.student,
+        seed=seed_of(recipe.seed, "student"),
+        limits=TrainerLimits(train.micro_batch_tokens, train.chunk_tokens, train.sampling_batch, train.graph_mib),
+        folder=scratch_folder(recipe, recipe.student, "student", models, task),
+        load_renderer=load_renderer,
+        say=say,
+        at_end=at_end,
+        meter=ledger.meter("student"),
+    )
+    backend = module_of("backends", "local" if recipe.backend is None else recipe.backend.type)
+    learner = backend.build(recipe.backend or backend.Config(), context)
+    if learner.shape is not None:
+        ledger.shapes["student"] = learner.shape
+    return learner
 
 
 def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | None) -> None:
@@ -178,7 +223,7 @@ def scratch_folder(recipe: Recipe, config: ModelConfig, role: str, models: Path,
 
 
 def evaluation_settings(
-    recipe: Recipe, task: Task, student: LoadedModel, say: Callable[[str], None]
+    recipe: Recipe, task: Task, student: LoadedModel | Learner, say: Callable[[str], None]
 ) -> EvaluationSettings | None:
     """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
     wanted = recipe.evaluation
@@ -194,9 +239,11 @@ def evaluation_settings(
     return EvaluationSettings(prompts[: wanted.prompts], wanted.samples, sampling, recipe.seed)
 
 
-def fitting(prompts: Sequence[Prompt], student: LoadedModel, recipe: Recipe) -> tuple[list[Prompt], list[Prompt]]:
+def fitting(
+    prompts: Sequence[Prompt], student: LoadedModel | Learner, recipe: Recipe
+) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts that leave room for an answer, and those that are too long."""
-    room = student.language_model.context_length - recipe.longest_answer
+    room = student.context_length - recipe.longest_answer
     limit = min(recipe.prompt_tokens, room)
     fit: list[Prompt] = []
     too_long: list[Prompt] = []
@@ -234,25 +281,25 @@ class _TeacherBuilder:
     def __init__(  # noqa: PLR0913  (all that a teacher may be made of)
         self,
         recipe: Recipe,
-        student: LoadedModel,
-        trainer: LocalTrainer,
+        student: Learner,
         models: Path,
         task: Task,
         say: Callable[[str], None],
         scores: Path | None,
         ledger: Ledger,
+        at_end: list[Callable[[], None]],
     ) -> None:
         self.sources: list[str] = []
         self.scorers: list[Scorer] = []
         self.remarks: list[Callable[[], str]] = []
         self._recipe = recipe
         self._student = student
-        self._trainer = trainer
         self._models = models
         self._task = task
         self._say = say
         self._scores = scores
         self._ledger = ledger
+        self._at_end = at_end
 
     def build(self, role: str, config: Any) -> Teacher:
         """The recipe's teacher or reference."""
@@ -270,12 +317,12 @@ class _TeacherBuilder:
             name = names.get(id(config))
             if name is not None:
                 context = replace(context, meter=self._ledger.meter(name))
-                if config.type == "self":
+                if config.type == "self" and "student" in self._ledger.shapes:
                     self._ledger.shapes[name] = self._ledger.shapes["student"]
             return module_of("teachers", config.type).build(config, context)
 
         context = TeacherContext(
-            student=self._trainer,
+            student=self._student.trainer,
             renderer=self._student.renderer,
             load_model=load_model,
             build=build,
@@ -284,6 +331,7 @@ class _TeacherBuilder:
             scores=self._scores,
             say=self._say,
             remarks=self.remarks,
+            at_end=self._at_end,
         )
         return build(context, config)
 
@@ -300,8 +348,8 @@ class _TeacherBuilder:
         mismatch = stop_mismatch(self._student.renderer, loaded.renderer)
         if mismatch:
             self._say(f"warning: {mismatch}")
-        limits = self._trainer.limits
-        return scorer(loaded, config, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
+        train = self._recipe.train
+        return scorer(loaded, config, train.sampling_batch, train.chunk_tokens), loaded.renderer
 
 
 def scorer_names(role: str, config: BaseModel) -> dict[int, str]:

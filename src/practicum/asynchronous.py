@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from practicum.abandon import abandonable
@@ -52,7 +53,14 @@ class Written:
 
     def row(self) -> dict[str, Any]:
         """The same as JSON data, every number with all its digits."""
-        rows = [{**TapeRow.of(self.step, rollout).model_dump(), "reward": rollout.reward} for rollout in self.rollouts]
+        rows = [
+            {
+                **TapeRow.of(self.step, rollout).model_dump(),
+                "reward": rollout.reward,
+                "candidates": None if rollout.candidates is None else rollout.candidates.tolist(),
+            }
+            for rollout in self.rollouts
+        ]
         work = [
             [phase, name, done.tokens, done.prompt_tokens, done.flops, done.wire_bytes]
             for (phase, name), done in self.work.items()
@@ -63,7 +71,13 @@ class Written:
     def read(cls, row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> "Written":
         """What `row` gave, with the prompts by their ids."""
         rollouts = [
-            replace(TapeRow.model_validate(one).rollout(prompts[one["prompt"]]), reward=one["reward"])
+            replace(
+                TapeRow.model_validate({name: one[name] for name in TapeRow.model_fields}).rollout(
+                    prompts[one["prompt"]]
+                ),
+                reward=one["reward"],
+                candidates=None if one["candidates"] is None else torch.tensor(one["candidates"], dtype=torch.long),
+            )
             for one in row["rollouts"]
         ]
         return cls(row["step"], rollouts, {(phase, name): Work(*done) for phase, name, *done in row["work"]})

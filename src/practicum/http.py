@@ -189,7 +189,8 @@ class JsonClient:
     """Asks a server questions, several at once, and gives the answers in the order of the questions.
 
     Raises TeacherError (`Refused` where the server said no) with one line that names the server, the request, the reason and
-    what to do. While it waits it says so through `say` every `heartbeat` seconds, and once at the first failure.
+    what to do. While it waits it says so through `say` every `heartbeat` seconds, and once at the first failure. `failures` counts
+    what had to be asked again, `wire_bytes` the bytes of all bodies that went out and came back.
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class JsonClient:
     ) -> None:
         self.server = server
         self.failures = 0
+        self.wire_bytes = 0
         self._say = say
         self._heartbeat = heartbeat
         self._base = base_url(server.url, server.allow_http)
@@ -379,11 +381,13 @@ class JsonClient:
             timeout=timeout,
             extensions={"timeout": timeout.as_dict(), "sni_hostname": parts.hostname},
         )
+        self.wire_bytes += len(body or b"")
         response = await client.send(request, stream=True)
         try:
             received = bytearray()
             async for chunk in response.aiter_raw():
                 received += chunk
+                self.wire_bytes += len(chunk)
                 if len(received) > question.largest:
                     raise TeacherError(
                         f"{self._base}{question.path}: the answer to {question.name} is longer than {question.largest} bytes, "

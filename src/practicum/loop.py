@@ -6,6 +6,7 @@ from time import monotonic
 
 import torch
 
+from practicum.candidates import with_candidates
 from practicum.costs import Ledger
 from practicum.errors import NumericError, TeacherError
 from practicum.faults import fault
@@ -110,11 +111,15 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
 def begin_step(
     step: int, now: StepPlan, parts: Parts, settings: StepSettings, client: SamplingClient, version: int
 ) -> list[Rollout]:
-    """Sample and reward: the rollouts of a step, by a client with the student's weights after `version` steps."""
+    """Sample and reward: the rollouts of a step, by a client with the student's weights after `version` steps.
+
+    They bring the client's candidates where a teacher has to be told them.
+    """
     prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = Batch(prompts, now.n, settings.seed, step, version=version)
     authors = Authors(client, parts.teacher, parts.renderer, parts.archive)
     rollouts = rewarded(write_rollouts(batch, now.source, authors, now.sampling), parts.task)
+    rollouts = with_candidates(client, questions(now.objective, parts).values(), rollouts)
     fault("rollout")
     return rollouts
 
@@ -155,7 +160,13 @@ def finish_step(
     clock.lap("update")
     fault("update")
     rollouts = [datum.rollout for datum in data]
-    metrics = {**rollout_metrics(rollouts, step), **result.metrics, **parts.ledger.take(), **clock.laps}
+    metrics = {
+        **rollout_metrics(rollouts, step),
+        **result.metrics,
+        **clock.laps,
+        **parts.ledger.take_bytes(),
+        **parts.ledger.take(),
+    }
     return StepResult(step, rollouts, result.outputs, metrics)
 
 

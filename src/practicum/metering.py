@@ -84,9 +84,12 @@ class MeteredLockstep(MeteredSampler):
 
 
 class MeteredTrainer:
-    """Counts what the student draws and learns from; see `practicum.ports.TrainingClient`."""
+    """Counts what the student draws and learns from; see `practicum.ports.TrainingClient`.
 
-    def __init__(self, trainer: TrainingClient, shape: Shape, learning: Learning, meter: Meter) -> None:
+    Of a student whose shape is not known the tokens alone are counted.
+    """
+
+    def __init__(self, trainer: TrainingClient, shape: Shape | None, learning: Learning | None, meter: Meter) -> None:
         self._trainer = trainer
         self._shape = shape
         self._learning = learning
@@ -109,9 +112,11 @@ class MeteredTrainer:
         read = read_once([(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts.values()])
         learned = {key: int(rollout.loss_mask.sum()) for key, rollout in rollouts.items()}
         products = sum(heads[key] * count for key, count in learned.items())
-        flops = self._learning.update(self._shape, read, products, recompute=recompute)
-        if objective.needs_sequences:
-            flops += self._shape.hidden(read.tokens, read.contexts) + self._shape.logits(products)
+        flops = 0
+        if self._shape is not None and self._learning is not None:
+            flops = self._learning.update(self._shape, read, products, recompute=recompute)
+            if objective.needs_sequences:
+                flops += self._shape.hidden(read.tokens, read.contexts) + self._shape.logits(products)
         return Work(sum(learned.values()), read.prompt_tokens, flops)
 
     def optim_step(self, params: AdamParams) -> Metrics:

@@ -64,7 +64,7 @@ def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], afte
     """
     rollouts = sum(row["rollouts"] for row in rows)
     return {
-        "N_student": shapes["student"].parameters,
+        "N_student": shapes["student"].parameters if "student" in shapes else None,
         "N_teacher": {name: shape.parameters for name, shape in shapes.items() if name != "student"},
         "D": sum(row["tokens"] for row in rows),
         "rollouts": rollouts,

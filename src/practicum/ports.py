@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.costs import Meter
+from practicum.costs import Learning, Meter, Shape
+from practicum.model_config import StudentConfig
 from practicum.objective import Objective, Signal
 from practicum.text import Renderer
 from practicum.types import (
@@ -34,21 +35,24 @@ SignalName = Literal["sampled", "topk", "full"]
 class Capabilities:
     """What a scorer can answer: the signals, the supports of a top-k signal and the largest k (None: any).
 
-    `writes` is whether it can also write answers of its own.
+    `writes` is whether it can also write answers of its own, `needs_candidates` whether the student's candidates, for a top-k
+    signal on the student's support, must come with each request, because the student is not where it is.
     """
 
     signals: frozenset[SignalName]
     supports: frozenset[str] = frozenset({"student", "teacher", "union", "intersection"})
     largest_k: int | None = None
     writes: bool = True
+    needs_candidates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`."""
+    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`, and of `candidates` at each of them."""
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
+    candidates: Int[Tensor, "T K"] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,19 @@ class AdamParams:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLimits:
+    """How much is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
+
+    Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
+    """
+
+    micro_batch_tokens: int | None = None
+    chunk_tokens: int = 128
+    sampling_batch: int = 64
+    graph_mib: int = 1024
 
 
 @runtime_checkable
@@ -154,7 +171,10 @@ class TrainingClient(Protocol):
         ...
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """Every tensor a resume needs, by file stem and name."""
+        """Every tensor a resume needs, by file stem and name; `student` and `optimizer` are always there.
+
+        Of weights that are kept elsewhere the address is the name of a tensor of `student`.
+        """
         ...
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -266,8 +286,8 @@ class TeacherContext:
     `load_renderer` reads a model's tokenizer without its weights. `keep` is what a teacher around this one makes of a client
     that this one brings itself, given what names its answers in a folder; clients of `load_model` are wrapped already.
     `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
-    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over. `meter`
-    counts what the teacher is asked for.
+    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over; what stands
+    in `at_end` is done when nobody asks any more. `meter` counts what the teacher is asked for.
     """
 
     student: TrainingClient
@@ -278,9 +298,44 @@ class TeacherContext:
     scores: Path | None = None
     say: Callable[[str], None] = lambda text: None
     remarks: list[Callable[[], str]] = field(default_factory=list)
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     meter: Meter | None = None
     load_renderer: Callable[[Any], Renderer] = _no_renderer
     keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What a backend may build the student from.
+
+    `seed` is that of new weights, `folder` where a from-scratch model was made. `load_renderer` reads a model's tokenizer
+    without its weights; `say` tells the user something; what stands in `at_end` is done when nobody asks any more; `meter`
+    counts bytes to and from other processes.
+    """
+
+    student: StudentConfig
+    seed: int
+    limits: TrainerLimits
+    folder: Path | None = None
+    load_renderer: Callable[[Any], Renderer] = _no_renderer
+    say: Callable[[str], None] = lambda text: None
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    meter: Meter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """The student as a backend gives it: who trains it, how it reads prompts, the longest text, what its weights are known by.
+
+    Where `shape` and `learning` are not known, its tokens are counted and its operations are not.
+    """
+
+    trainer: TrainingClient
+    renderer: Renderer
+    context_length: int
+    source: str
+    shape: Shape | None = None
+    learning: Learning | None = None
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from practicum.costs import WIRE_BYTES
 from practicum.diagnosis.monitors import Alarm
 from practicum.loop import StepResult
 from practicum.rollouts import TapeRow, digits
@@ -44,10 +45,10 @@ class Records:
 
     def write(self, result: StepResult) -> None:
         """One row of metrics, one of timings, and one a rollout."""
-        seconds = {name: value for name, value in result.metrics.items() if name.startswith("seconds_")}
-        numbers = {name: json_number(value) for name, value in result.metrics.items() if name not in seconds}
+        timings = {name: value for name, value in result.metrics.items() if _never_the_same(name)}
+        numbers = {name: json_number(value) for name, value in result.metrics.items() if name not in timings}
         self._metrics.append({"step": result.step, **numbers})
-        self._timings.append({"step": result.step, **seconds})
+        self._timings.append({"step": result.step, **timings})
         self._write_tokens(result)
         for rollout, output in zip(result.rollouts, result.outputs, strict=True):
             self._rollouts.append(_rollout_row(result.step, rollout, output))
@@ -86,6 +87,11 @@ def timings_jsonl(home: RunDir) -> Path:
 def vocabulary_jsonl(home: RunDir) -> Path:
     """Where it is written what the tokens of the rollouts read as."""
     return home.path / "vocabulary.jsonl"
+
+
+def _never_the_same(name: str) -> bool:
+    """Whether a metric is another one in a run that is done again: seconds, and bytes to and from other processes."""
+    return name.startswith("seconds_") or name == WIRE_BYTES
 
 
 def _rollout_row(step: int, rollout: Rollout, output: TokenOutputs) -> dict[str, Any]:

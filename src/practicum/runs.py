@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -88,8 +88,8 @@ def run(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
     signals = nullcontext(stop) if stop else stop_signals()
-    with home.lock(), signals as asked, Tracked.open(recipe, home, console.event) as tracked:
-        return _Run(home, recipe, console, asked, tracked).go(resume)
+    with home.lock(), signals as asked, Tracked.open(recipe, home, console.event) as tracked, ExitStack() as ends:
+        return _Run(home, recipe, console, asked, tracked, ends).go(resume)
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
@@ -143,6 +143,11 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
     checkpoint, _ = folders.find_checkpoint(home)
     if checkpoint is None:
         raise CheckpointError(f"{path}: no checkpoint yet; resume the run, or give a model folder instead")
+    if recipe.backend is not None and recipe.backend.type != "local":
+        where = ", ".join(checkpoint.tensors("student"))
+        raise CheckpointError(
+            f"{path}: the student is at a service, {where}, and its weights are not here; ask the service"
+        )
     scratch = home.models / "student" if isinstance(recipe.student.model, Scratch) else None
     student = load_student(recipe.student, seed_of(recipe.seed, "student"), scratch)
     for name, value in checkpoint.tensors("student").items():
@@ -153,8 +158,11 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
 class _Run:
     """One run in progress."""
 
-    def __init__(self, home: RunDir, recipe: Recipe, console: Console, stop: Stop, tracked: Tracked) -> None:
+    def __init__(
+        self, home: RunDir, recipe: Recipe, console: Console, stop: Stop, tracked: Tracked, ends: ExitStack
+    ) -> None:
         self.home = home
+        self.ends = ends
         self.tracked = tracked
         self.recipe = recipe
         self.console = console
@@ -175,6 +183,7 @@ class _Run:
         built = assemble_run(
             self.recipe, self.home.models, self.home.rejected_jsonl, self.console.event, self.home.scores
         )
+        self.ends.callback(built.close)
         self._write_recipe(built)
         self._report_too_long(built)
         checkpoint = self._restore(built, resume)
@@ -192,7 +201,7 @@ class _Run:
         self.tracked.finish(summary)
         write_report(self.home.path)
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
-        cost = cost_lines(summary, self.recipe, self._spending.spent["seconds"])
+        cost = cost_lines(summary, self.recipe, self._spending)
         where = {"run folder": near(self.home.path), "report": "report.html in it"}
         show_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
         return RunResult(self.home.path, summary)
@@ -269,7 +278,7 @@ class _Run:
         teacher = None
         if before is not None and built.evaluation is not None and self.recipe.evaluation.teacher:
             self.console.event("evaluating the teacher in its own context")
-            teacher = evaluate_teacher(built.parts.teacher, built.student.renderer, built.parts.task, built.evaluation)
+            teacher = evaluate_teacher(built.parts.teacher, built.learner.renderer, built.parts.task, built.evaluation)
         cost = self._evaluating["before"] = built.parts.ledger.take()
         folders.write_json(path, {"student": _json(before), "teacher": _json(teacher), "cost": cost})
         return before, teacher
@@ -347,9 +356,10 @@ class _Run:
                 # A teacher that fails within a step fails before anything is learned from it; a step that was learned but
                 # could not be evaluated is begun anew from the newest checkpoint.
                 if saved < done == learned and ahead.whole():
-                    records.sync()
-                    self._checkpoint(built, ahead, done, None)
-                    saved = done
+                    with suppress(TeacherError):  # a student at a service that failed cannot be saved there
+                        records.sync()
+                        self._checkpoint(built, ahead, done, None)
+                        saved = done
                 kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
                 raise TeacherError(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
         for line in records.losses():

@@ -90,7 +90,8 @@ class Rollout:
     `loss_mask` is True where the token is learned from. `sample` numbers the completions of one prompt within a step, so
     (prompt.id, sample) names the rollout and prompt.id names its group. `source` is who wrote the tokens that are
     learned from; log-probabilities that nobody knows, such as the student's own of a dataset's tokens, are NaN in
-    `policy_logprobs` and 0 in `sampling_logprobs` (a behaviour probability of 1).
+    `policy_logprobs` and 0 in `sampling_logprobs` (a behaviour probability of 1). `candidates` are the student's likeliest
+    tokens at each position, where a teacher has to be told which tokens to score.
     """
 
     prompt: Prompt
@@ -105,6 +106,7 @@ class Rollout:
     sample: int = 0
     reward: float | None = None
     source: Source = "student"
+    candidates: Int[Tensor, "T K"] | None = None
 
 
 @runtime_checkable

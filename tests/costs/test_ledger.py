@@ -61,8 +61,11 @@ def test_of_an_unknown_model_the_tokens_alone_are_counted() -> None:
     ledger = Ledger()
     ledger.meter("teacher").scored([((1,), 5)], heads=True)
     ledger.meter("teacher").sent("score", 40)
+    ledger.meter("teacher").sent("sample", 2)
+    assert ledger.take_bytes() == {"wire_bytes": 42.0}
     row = ledger.take()
-    assert (row["cost/scored_tokens"], row["cost/flops"], row["cost/wire_bytes"]) == (5.0, 0.0, 40.0)
+    assert (row["cost/scored_tokens"], row["cost/flops"]) == (5.0, 0.0)
+    assert "cost/wire_bytes" not in row and ledger.take_bytes() == {"wire_bytes": 0.0}
 
 
 def test_several_scorers_have_columns_of_their_own() -> None:
@@ -90,7 +93,8 @@ def test_a_run_counts_what_it_did(models: Path, tmp_path: Path) -> None:
     assert cost["flops"] == sum(row["cost/flops"] for row in metrics)
     assert cost["update"]["tokens"] == run.summary["tokens"]
     assert cost["evaluation"]["before"]["sample"]["teacher_tokens"] > 0 == cost["sample"]["teacher_tokens"]
-    assert cost["evaluation"]["after"]["flops"] > 0 == cost["wire_bytes"]
+    assert cost["evaluation"]["after"]["flops"] > 0 and "wire_bytes" not in cost
+    assert {row["wire_bytes"] for row in rows(run.folder / "timings.jsonl")} == {0.0}
     scaling = run.summary["scaling"]
     assert scaling["D"] == run.summary["tokens"] and scaling["rollouts"] == 32
     assert scaling["T"] * 32 == pytest.approx(scaling["D"])

@@ -1,6 +1,7 @@
 """What is kept: checkpoints, across servers too; models in memory; answers; and what is saved when the server closes."""
 
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -245,3 +246,24 @@ def test_numbers_that_are_not_finite_never_reach_the_weights(models, tmp_path):
         assert client.step(model)["metrics"]["grad_norm"] == 0.0
         assert client.train(model, [DATUM], "cross_entropy", forward_only=True).metrics["loss:sum"] == before
     assert np.isfinite(before) and torch.isfinite(torch.tensor(before))
+
+
+def test_a_snapshot_that_still_waits_when_its_model_is_unloaded_goes_with_it(models, tmp_path):
+    with serving(models, tmp_path) as client:
+        model = client.model()
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold(items):
+            held.set()
+            go_on.wait(30)
+            return [Answer(b"{}", "application/json")]
+
+        client.service._worker.submit(Job(None, hold))
+        assert held.wait(30)
+        client.post("save_weights_for_sampler", model_id=model, seq_id=client.number(model), sampling_session_seq_id=7)
+        unloading = client.post("unload_model", model_id=model)
+        go_on.set()
+        client.wait(unloading)
+        asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
+        error = client.post("asample", 410, sampling_session_id=f"{client.session}:sample:7", **asked)
+        assert "there is no sampling session" in error["error"]

@@ -452,6 +452,8 @@ def test_a_server_teaches_as_its_model_does_here(models: Path, server: Stub, tmp
     there = toy_run(models, tmp_path / "there", {**changes, "teacher": teacher_of(server)}).folder
     for name in ("loss", "grad_norm"):
         assert curve(there, name) == pytest.approx(curve(here, name), rel=1e-3, abs=1e-5)
+    sent = [row["wire_bytes"] for row in rows(there / "timings.jsonl")]
+    assert min(sent) > 8 * 100 and not any(row["wire_bytes"] for row in rows(here / "timings.jsonl"))
 
 
 def test_a_run_whose_server_dies_is_saved_and_goes_on_as_if_nothing_had_happened(

@@ -7,6 +7,7 @@ from typing import Any
 from practicum.costs import PHASES
 from practicum.diagnosis.plan import plan, plan_data
 from practicum.diagnosis.plan.memory import parse_bytes
+from practicum.diagnosis.tables import shown_bytes
 from practicum.errors import RecipeError
 from practicum.pipeline import Pipeline, load
 from practicum.text import printable
@@ -73,11 +74,17 @@ def _memory(data: Mapping[str, Any]) -> list[str]:
     rows = []
     for phase, items in memory["phases"].items():
         largest = sorted(items.items(), key=lambda item: -item[1])[:4]
-        rows.append([phase, _bytes(sum(items.values())), ", ".join(f"{name} {_bytes(size)}" for name, size in largest)])
+        rows.append(
+            [
+                phase,
+                shown_bytes(sum(items.values())),
+                ", ".join(f"{name} {shown_bytes(size)}" for name, size in largest),
+            ]
+        )
     fits = "it fits" if memory["fits"] else "it does not fit"
     shown = [
         *_table(["memory", "peak", "most of it"], rows),
-        f"peak {_bytes(memory['peak'])} of {_bytes(memory['limit'])}: {fits}",
+        f"peak {shown_bytes(memory['peak'])} of {shown_bytes(memory['limit'])}: {fits}",
         f"{memory['micro_batch']:,} tokens go through the student together{', layers recomputed' if memory['recompute'] else ''}; "
         f"{memory['largest_micro_batch']:,} would fit",
     ]
@@ -110,7 +117,9 @@ def _wire(data: Mapping[str, Any]) -> list[str]:
     if not data["wire_bytes"]:
         return []
     forms = list(next(iter(data["wire_bytes"].values())))
-    rows = [[printable(name), *(_bytes(sizes[form]) for form in forms)] for name, sizes in data["wire_bytes"].items()]
+    rows = [
+        [printable(name), *(shown_bytes(sizes[form]) for form in forms)] for name, sizes in data["wire_bytes"].items()
+    ]
     return ["", *_table(["bytes a step, were it remote", *forms], rows)]
 
 
@@ -125,13 +134,6 @@ def _number(value: float | int) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g}"
-
-
-def _bytes(value: float | int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
-    return f"{value:.0f} B"
 
 
 def _remark(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from practicum.costs.ledger import (
     PHASES,
+    WIRE_BYTES,
     CountedHead,
     Lap,
     Ledger,
@@ -16,6 +17,7 @@ from practicum.costs.shape import Learning, Reading, Shape, read_once
 
 __all__ = [
     "PHASES",
+    "WIRE_BYTES",
     "CountedHead",
     "Lap",
     "Learning",

@@ -1,8 +1,9 @@
 """Who was asked for what, phase by phase: the ledger of a run.
 
-Everything is counted from the requests, never from a clock, so a resumed run counts the same. A teacher whose answers are kept on
-disk is counted as if it were asked each time, for what is found there depends on what ran before. Micro-batches that did not
-fit in memory and were begun anew are counted once.
+Everything but bytes is counted from the requests, never from a clock, so a resumed run counts the same. Bytes to and from
+other processes depend on what had to be asked again, so they are taken apart, and stand where seconds stand. A teacher whose
+answers are kept on disk is counted as if it were asked each time, for what is found there depends on what ran before.
+Micro-batches that did not fit in memory and were begun anew are counted once.
 """
 
 from collections import deque
@@ -23,6 +24,9 @@ PHASES: tuple[Phase, ...] = ("sample", "score", "update")
 
 UNITS, NEWEST = ("flops", "tokens", "seconds"), 10
 """What a run spends, and how many of its newest steps foretell what the next one takes."""
+
+WIRE_BYTES = "wire_bytes"
+"""The one count that is not the same in a run that was resumed."""
 
 STUDENT = "student"
 """The name of the model that learns; all others are scorers."""
@@ -93,6 +97,10 @@ class Ledger:
         """Count the work of a lap."""
         for (phase, name), work in lap.items():
             self.add(phase, name, work)
+
+    def take_bytes(self) -> Metrics:
+        """`wire_bytes`, those sent and received since the last `take`; to be asked before it."""
+        return {WIRE_BYTES: float(_sum(self._work.values()).wire_bytes)}
 
     def take(self) -> Metrics:
         """The columns of what was counted since the last time; see `cost_metrics`."""
@@ -185,7 +193,6 @@ def cost_metrics(work: Mapping[tuple[Phase, str], Work], scorers: Sequence[str])
         "update_tokens": _sum(done for _, done in of_phase["update"]).tokens,
         **{f"flops_{phase}": number for phase, number in flops.items()},
         "flops": sum(flops.values()),
-        "wire_bytes": _sum(work.values()).wire_bytes,
     }
     if len(scorers) > 1:
         for name in scorers:
@@ -227,19 +234,23 @@ def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             },
         },
         "update": numbers(flops="flops_update", tokens="update_tokens"),
-        "wire_bytes": total.get("wire_bytes", 0.0),
     }
 
 
 class Spending:
-    """What a run has spent so far, and the most that one of its newest steps did: operations, tokens learned from, seconds."""
+    """What a run has spent so far, and the most that one of its newest steps did: operations, tokens learned from, seconds.
+
+    `wire_bytes` are those to and from other processes.
+    """
 
     def __init__(self) -> None:
+        self.wire_bytes = 0.0
         self.spent = dict.fromkeys(UNITS, 0.0)
         self._steps: dict[str, deque[float]] = {unit: deque(maxlen=NEWEST) for unit in UNITS}
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Count a step, or a row of metrics.jsonl or of timings.jsonl about it."""
+        self.wire_bytes += metrics.get(WIRE_BYTES, 0.0)
         seconds = [value for name, value in metrics.items() if name.startswith("seconds_")]
         found = {"flops": metrics.get("cost/flops"), "tokens": metrics.get("tokens")}
         found["seconds"] = sum(seconds) if seconds else None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from practicum.costs import PHASES
+from practicum.costs import PHASES, Spending
 from practicum.evaluation import Evaluation
 from practicum.recipe import Recipe
 from practicum.text import printable
@@ -69,21 +69,32 @@ def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def cost_lines(summary: Mapping[str, Any], recipe: Recipe, seconds: float) -> dict[str, str]:
-    """What a run cost: operations by phase, money where the recipe has prices, and the budget that ended it, if one did.
+def cost_lines(summary: Mapping[str, Any], recipe: Recipe, spent: Spending) -> dict[str, str]:
+    """What a run cost: operations by phase, bytes to other processes, money where the recipe has prices, the budget that ended it.
 
-    `seconds` are those of the steps, which `summary` does not know because it holds nothing that depends on the clock.
+    `spent` knows the seconds of the steps and the bytes; `summary` does not, because it holds nothing that depends on the clock.
     """
     cost = summary["cost"]
     shares = ", ".join(f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES)
-    lines = {"cost": f"{cost['flops']:.3g} floating-point operations ({shares})"}
-    money = {} if recipe.prices is None else recipe.prices.money(cost, seconds)
+    known = f"{cost['flops']:.3g} floating-point operations ({shares})"
+    lines = {"cost": known if cost["flops"] else "operations of models at a service are not counted"}
+    if spent.wire_bytes:
+        lines["wire"] = f"{shown_bytes(spent.wire_bytes)} to and from other processes"
+    money = {} if recipe.prices is None else recipe.prices.money(cost, spent.spent["seconds"])
     if recipe.prices is not None and money:
         items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
         lines["money"] = f"{sum(money.values()):.4g} {printable(recipe.prices.currency)} ({items})"
     if summary["ended"] != ALL_DONE:
         lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
     return lines
+
+
+def shown_bytes(value: float | int) -> str:
+    """A number of bytes for people, for example `4.1 MiB`."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
+    return f"{value:.0f} B"
 
 
 def _short(text: str) -> str:

@@ -2,6 +2,7 @@
 
 app        routes, statuses and what may come in at all
 service    sessions, models and samplers: what a request means
+catalogue  what there is: models, runs, checkpoints
 running    what a request does, on the one thread that holds the models
 shelf      base models, loaded when asked for and let go by the least recent use
 training   adapters that learn, each set with its optimizer

@@ -115,7 +115,7 @@ class _Pages:
             "save_weights_for_sampler": (asked.SaveWeights, service.save_for_sampler),
             "create_sampling_session": (asked.CreateSampler, service.create_sampler),
             "asample": (asked.SampleBody, service.sample),
-            "weights_info": (asked.WeightsInfo, lambda body: service.weights_info(body.tinker_path)),
+            "weights_info": (asked.WeightsInfo, lambda body: service.catalogue.weights_info(body.tinker_path)),
         }
         posts = [Route(f"{V1}/{name}", self._simple(*what), methods=["POST"]) for name, what in simple.items()]
         return [
@@ -127,19 +127,19 @@ class _Pages:
             Route(f"{V1}/cancel_future", self.cancel, methods=["POST"]),
             Route(f"{V1}/telemetry", self.telemetry, methods=["POST"]),
             Route(f"{V1}/sessions/{{session}}/finish", self.finish, methods=["POST"]),
-            Route(f"{V1}/get_server_capabilities", self.get(lambda request: service.capabilities())),
+            Route(f"{V1}/get_server_capabilities", self.get(lambda request: service.catalogue.capabilities())),
             Route(f"{V1}/samplers/{{id}}", self.get(lambda request: service.sampler_info(request.path_params["id"]))),
-            Route(f"{V1}/training_runs", self.get(lambda request: service.training_runs())),
+            Route(f"{V1}/training_runs", self.get(lambda request: service.catalogue.training_runs())),
             Route(
                 f"{V1}/training_runs/{{run}}",
-                self.get(lambda request: service.training_run(request.path_params["run"])),
+                self.get(lambda request: service.catalogue.training_run(request.path_params["run"])),
             ),
             Route(
                 f"{V1}/training_runs/{{run}}/checkpoints",
-                self.get(lambda request: service.checkpoints(request.path_params["run"])),
+                self.get(lambda request: service.catalogue.checkpoints(request.path_params["run"])),
             ),
             Route(f"{V1}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}", self.delete, methods=["DELETE"]),
-            Route(f"{V1}/checkpoints", self.get(lambda request: service.checkpoints(None))),
+            Route(f"{V1}/checkpoints", self.get(lambda request: service.catalogue.checkpoints(None))),
         ]
 
     def _simple(
@@ -188,7 +188,7 @@ class _Pages:
 
     async def delete(self, request: Request) -> Response:
         run, kind, name = (request.path_params[key] for key in ("run", "kind", "name"))
-        await asyncio.to_thread(self._service.delete_checkpoint, run, f"{kind}/{name}")
+        await asyncio.to_thread(self._service.catalogue.delete_checkpoint, run, f"{kind}/{name}")
         return JSONResponse({})
 
     async def _body(self, request: Request) -> bytes:

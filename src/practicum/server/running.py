@@ -249,7 +249,8 @@ def _plan(item: SampleItem, loaded: LoadedModel) -> _Plan:
     if count + most - 1 > context:  # the last token that is drawn is not read
         raise DataError(f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}")
     params = _params(item, loaded, most)
-    seeds = tuple(seed_of(item.seed, number) for number in range(body.num_samples))
+    # The first sample of a request is the one that its seed gives without a service, so that a run here and there is the same.
+    seeds = (item.seed, *(seed_of(item.seed, number) for number in range(1, body.num_samples)))
     last = body.prompt_logprobs_last_n
     if last is not None and not (body.prompt_logprobs and last <= count - 1):
         raise DataError(

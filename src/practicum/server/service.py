@@ -1,8 +1,12 @@
 """What requests mean: sessions, training models and samplers, and what is put in the worker's queue for them.
 
-Everything here runs on the thread of the event loop and returns at once; what takes long is a job, whose answer is fetched by
-its request's id. The id of a training request is that of its model with the number that the client gave it, so that a request
-sent twice is done once.
+Every method runs on the thread of the event loop and returns at once; what takes long is a job, whose answer is fetched by its
+request's id. The id of a training request is that of its model with the number that the client gave it, so that a request sent
+twice is done once.
+
+Jobs run on the worker's thread, one after another. They alone touch `_snapshots` and what a `TrainingModel` learns; of the tables
+they add and remove snapshots in `_samplers`, and remove a model whose creation failed from `_models`. All else in the tables
+is changed on the event loop. Each change is one operation on a dict, which cannot be torn apart.
 """
 
 import time
@@ -12,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from practicum.ports import AdamParams
 from practicum.randomness import seed_of
 from practicum.run_dir import Checkpoint
 from practicum.server import requests as asked
+from practicum.server.catalogue import Catalogue, run_data
 from practicum.server.futures import Answer, Futures
 from practicum.server.refusals import Refused
 from practicum.server.running import Running, SampleItem, Sampler, failure, json_answer
@@ -63,12 +67,12 @@ class Service:
         self.futures = futures or Futures()
         self._shelf = shelf
         self._store = store
-        self._students = students
         self._say = say
         self._running = Running(shelf, store, say)
         self._worker = Worker(self._failed)
         self._sessions: dict[str, Session] = {}
         self._models: dict[str, TrainingModel] = {}
+        self.catalogue = Catalogue(shelf, store, students, self._models)
         self._samplers: dict[str, Sampler] = {}
         self._snapshots: dict[str, deque[str]] = {}
         shelf.evicted.append(self._suspend)
@@ -115,7 +119,7 @@ class Service:
     def create_model(self, body: asked.CreateModel) -> Reply:
         """A training model over a served base; its id is made of the session and the client's number."""
         session = self._session(body.session_id)
-        self._check_student(body.base_model)
+        self.catalogue.check_student(body.base_model)
         lora = body.lora_config
         if lora is None:
             raise Refused(400, "lora_config is missing: only adapters are trained here")
@@ -141,11 +145,11 @@ class Service:
         elif body.session_id is None or body.model_seq_id is None:
             raise Refused(400, "load_weights needs a model_id, or a session_id with a model_seq_id")
         else:
-            saved = self._saved(body.path)
+            saved = self.catalogue.saved(body.path)
             spec = AdapterSpec.of_data(saved["adapter"])
             if body.base_model is not None:
                 spec = replace(spec, base=body.base_model)
-            self._check_student(spec.base)
+            self.catalogue.check_student(spec.base)
             metadata = body.user_metadata or saved["user_metadata"]
             model_id = f"{body.session_id}:train:{body.model_seq_id}"
             model = created = self._new_model(self._session(body.session_id), model_id, spec, metadata)
@@ -284,76 +288,15 @@ class Service:
         numbered = body.sampling_session_id is not None and body.seq_id is not None
         name = f"{sampler.id}:{body.seq_id}" if numbered else f"sample:{uuid.uuid4()}"
         seed = body.sampling_params.seed
-        item = SampleItem(
-            body, body.prompt.tokens(), sampler, seed_of(name) if seed is None else seed_of("request", seed)
-        )
+        if seed is None:
+            seed = seed_of(name)
+        item = SampleItem(body, body.prompt.tokens(), sampler, seed if 0 <= seed < 2**63 else seed_of("request", seed))
         key = (sampler.key, item.one_pass)
         self.futures.open(name, lambda: self._worker.submit(Job(item, self._running.answer, key)))
         ids = [f"{name}:{number}" for number in range(body.num_samples)]
         return {"request_id": name, "sample_sequence_ids": ids}
 
-    # What there is
-
-    def capabilities(self) -> Reply:
-        """The models, and what can be done with them."""
-        rows = []
-        for name in self._shelf.served:
-            loaded = self._shelf.known(name)
-            context = None if loaded is None else loaded.language_model.context_length
-            trainable = name in self._students
-            rows.append({"model_name": name, "max_context_length": context, "trainable": trainable, "sampleable": True})
-        return {"supported_models": rows}
-
-    def weights_info(self, path: str) -> Reply:
-        """What a checkpoint was saved from."""
-        spec = AdapterSpec.of_data(self._saved(path)["adapter"])
-        return {
-            "base_model": spec.base,
-            "optimizer_config": {"type": "adamw"},
-            "is_lora": True,
-            "lora_rank": spec.rank,
-            "train_unembed": False,
-            "train_mlp": "mlp" in spec.parts,
-            "train_attn": "attention" in spec.parts,
-        }
-
-    def training_run(self, run: str) -> Reply:
-        """A training run that is live or has kept something."""
-        model = self._models.get(run)
-        if model is not None:
-            return self._run_reply(run, _run_data(model), datetime.now(UTC))
-        found = self._store.read_run(run)
-        if found is None:
-            raise Refused(404, f"there is no training run {run!a:.120}")
-        return self._run_reply(run, *found)
-
-    def training_runs(self) -> Reply:
-        """All runs that are live or have kept something."""
-        names = sorted({*self._models, *self._store.runs()})
-        return {"training_runs": [self.training_run(name) for name in names], "cursor": _everything(len(names))}
-
-    def checkpoints(self, run: str | None) -> Reply:
-        """The checkpoints of one run, or of all."""
-        runs = self._store.runs() if run is None else [run]
-        rows = [row for name in runs for row in self._store.addresses(name)]
-        listed = [
-            {
-                "checkpoint_id": f"{address.kind}/{address.name}",
-                "checkpoint_type": "training" if address.kind == "weights" else "sampler",
-                "time": changed.isoformat(),
-                "tinker_path": str(address),
-                "size_bytes": size,
-            }
-            for address, changed, size in rows
-        ]
-        return {"checkpoints": listed, "cursor": _everything(len(listed))}
-
-    def delete_checkpoint(self, run: str, checkpoint: str) -> None:
-        """Remove one."""
-        try:
-            self._store.delete(Address.read(f"tinker://{run}/{checkpoint}"))
-        except (CheckpointError, DataError) as error:
-            raise Refused(404, str(error)) from error
+    # The end
 
     def close(self, timeout: float = 60.0) -> None:
         """Stop the worker and save every model that has learned since it was saved."""
@@ -404,7 +347,7 @@ class Service:
             "steps": model.steps,
             "user_metadata": dict(metadata or model.metadata),
         }
-        self._store.write_run(model.id, _run_data(model))
+        self._store.write_run(model.id, run_data(model))
         self._store.save(address, tensors, state, overwrite=overwrite)
         self._running.forget(str(address))
         if address.kind == "weights":
@@ -425,18 +368,19 @@ class Service:
             raise CheckpointError(f"{path} was trained over other weights than those that are now served as {base}")
 
     def _release(self, model_id: str) -> None:
-        """Save and forget a model, after what was asked of it before."""
+        """Take no more requests for a model; save and forget it, and its snapshots, after what was asked of it before."""
         model = self._models.pop(model_id, None)
-        for sampler in self._snapshots.pop(model_id, ()):
-            self._samplers.pop(sampler, None)
-        if model is not None:
+        if model is None:
+            return
 
-            def work() -> Answer:
-                self._save_learned(model)
-                model.trainer = None
-                return json_answer({})
+        def work() -> Answer:
+            for sampler in self._snapshots.pop(model_id, ()):
+                self._samplers.pop(sampler, None)
+            self._save_learned(model)
+            model.trainer = None
+            return json_answer({})
 
-            self._worker.submit(Job(None, lambda items: [work()]))
+        self._worker.submit(Job(None, lambda items: [work()]))
 
     def _later(self, name: str, work: Callable[[], Answer], created: TrainingModel | None = None) -> Reply:
         """Queue the work of a training request; a model whose creation fails is forgotten."""
@@ -492,22 +436,13 @@ class Service:
 
     def _sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:
         if path is not None:
-            spec = AdapterSpec.of_data(self._saved(path)["adapter"])
-            self._check_served(spec.base)
+            spec = AdapterSpec.of_data(self.catalogue.saved(path)["adapter"])
+            self.catalogue.check_served(spec.base)
             return Sampler(sampler_id, spec.base, spec, None, path)
         if base is None:
             raise Refused(400, "name a base_model or a model_path to sample from")
-        self._check_served(base)
+        self.catalogue.check_served(base)
         return Sampler(sampler_id, base)
-
-    def _saved(self, path: str) -> dict[str, Any]:
-        """What a checkpoint says of itself."""
-        try:
-            return self._store.state(path)
-        except DataError as error:
-            raise Refused(400, str(error)) from error
-        except CheckpointError as error:
-            raise Refused(404, str(error)) from error
 
     def _address(self, model: TrainingModel, kind: str, name: str) -> Address:
         try:
@@ -515,36 +450,6 @@ class Service:
         except DataError as error:
             raise Refused(400, str(error)) from error
 
-    def _check_served(self, name: str) -> None:
-        if name not in self._shelf.served:
-            raise Refused(404, f"no model {name!a:.120} is served here; there are {', '.join(self._shelf.served)}")
-
-    def _check_student(self, name: str) -> None:
-        self._check_served(name)
-        if name not in self._students:
-            raise Refused(
-                400, f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}"
-            )
-
-    def _run_reply(self, run: str, data: Mapping[str, Any], heard: datetime) -> Reply:
-        return {
-            "training_run_id": run,
-            "base_model": data["base_model"],
-            "model_owner": "local",
-            "is_lora": True,
-            "lora_rank": data["rank"],
-            "last_request_time": heard.isoformat(),
-            "user_metadata": data["user_metadata"],
-        }
-
-
-def _run_data(model: TrainingModel) -> dict[str, Any]:
-    return {**model.spec.data(), "user_metadata": model.metadata}
-
 
 def _numbered(model_id: str, number: int | None) -> str:
     return f"{model_id}:{uuid.uuid4()}" if number is None else f"{model_id}:{number}"
-
-
-def _everything(count: int) -> Reply:
-    return {"offset": 0, "limit": count, "total_count": count}

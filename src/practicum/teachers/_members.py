@@ -42,6 +42,7 @@ def shared(members: Iterable[Capabilities]) -> Capabilities:
         supports=frozenset.intersection(*(member.supports for member in speaking)),
         largest_k=min((member.largest_k for member in speaking if member.largest_k is not None), default=None),
         writes=all(member.writes for member in everyone),
+        needs_candidates=any(member.needs_candidates for member in speaking),
     )
 
 

@@ -1,9 +1,10 @@
 """A server as a scorer: each completion one request, every answer checked, its model recognised again and again."""
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.http import JsonClient, Question
 from practicum.objective import Signal, TopK
@@ -47,13 +49,26 @@ class Limits:
 
 
 class Speaker:
-    """Has a server write answers, and turns them into the student's tokens."""
+    """Has a server write answers, and turns them into the student's tokens; `meter` counts the bytes."""
 
-    def __init__(self, http: JsonClient, model: str, renderer: Renderer, limits: Limits) -> None:
+    def __init__(
+        self, http: JsonClient, model: str, renderer: Renderer, limits: Limits, meter: Meter | None = None
+    ) -> None:
         self.http = http
         self.model = model
         self.renderer = renderer
         self.limits = limits
+        self._meter = meter
+
+    @contextlib.contextmanager
+    def counting(self, phase: Phase) -> Iterator[None]:
+        """Count the bytes that go out and come back within the block, whatever becomes of them."""
+        before = self.http.wire_bytes
+        try:
+            yield
+        finally:
+            if self._meter is not None:
+                self._meter.sent(phase, self.http.wire_bytes - before)
 
     def asked(
         self, questions: Sequence[Question], read: Callable[[Any], Written], params: SamplingParams
@@ -63,7 +78,8 @@ class Speaker:
             replace(question, name=f"answer {number} of {len(questions)}")
             for number, question in enumerate(questions, start=1)
         ]
-        answers = self.http.ask_all([self.limits.patient(question, params.max_new_tokens) for question in named])
+        with self.counting("sample"):
+            answers = self.http.ask_all([self.limits.patient(question, params.max_new_tokens) for question in named])
         return [
             self._sample(_read(self.http, question, read, answer), params)
             for question, answer in zip(named, answers, strict=True)
@@ -126,6 +142,10 @@ class RemoteClient:
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """The log-probabilities of each request's tokens, and the likeliest k where the signal asks for them."""
+        with self._speaker.counting("score"):
+            return self._scored(requests, signal)
+
+    def _scored(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         k = min(signal.k, self._vocabulary) if isinstance(signal, TopK) else 0
         asked = [(number, request) for number, request in enumerate(requests) if request.tokens]
         tokens = sum(len(request.prompt_tokens) + len(request.tokens) for _, request in asked)
@@ -214,21 +234,8 @@ class RemoteClient:
         )
 
     def folder_in(self, place: Path) -> str:
-        """The name of the folder of this model's answers: that whose canary is its own, or the next one that is free."""
-        stem = f"server-{hashlib.sha256(self._probe.model.encode()).hexdigest()[:16]}"
-        for number in count(1):
-            file = place / f"{stem}-{number}" / "canary.json"
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("x", encoding="utf-8") as new:
-                    json.dump(self._canary.tolist(), new)
-            except FileExistsError:
-                if not self.is_same(_known(file)):
-                    continue
-            except OSError as error:
-                raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error
-            return file.parent.name
-        raise AssertionError("there is always a next number")
+        """The name of the folder of this model's answers."""
+        return canary_folder(place, self._probe.model, self._canary, self.is_same)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The server's own answers, in order."""
@@ -315,6 +322,24 @@ class _Reply:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Silence."""
         return [TeacherSignal() for _ in requests]
+
+
+def canary_folder(place: Path, model: str, canary: Tensor, is_same: Callable[[Tensor], bool]) -> str:
+    """The name of the folder of a served model's answers: that whose canary is its own, or the next one that is free."""
+    stem = f"server-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
+    for number in count(1):
+        file = place / f"{stem}-{number}" / "canary.json"
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("x", encoding="utf-8") as new:
+                json.dump(canary.tolist(), new)
+        except FileExistsError:
+            if not is_same(_known(file)):
+                continue
+        except OSError as error:
+            raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error
+        return file.parent.name
+    raise AssertionError("there is always a next number")
 
 
 def _known(file: Path) -> Tensor:

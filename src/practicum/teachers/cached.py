@@ -266,7 +266,9 @@ class Kept:
         """The SHA-256 sum of all that an answer depends on."""
         prompt, tokens = array("q", request.prompt_tokens), array("q", request.tokens)
         start = f"{self.fingerprint} {form} {len(prompt)} ".encode()
-        return hashlib.sha256(start + prompt.tobytes() + tokens.tobytes()).digest()
+        named = b"" if request.candidates is None else array("q", request.candidates.flatten().tolist()).tobytes()
+        width = b"" if request.candidates is None else f" {request.candidates.shape[1]} ".encode()
+        return hashlib.sha256(start + prompt.tobytes() + tokens.tobytes() + width + named).digest()
 
 
 def scaled(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Tensor, " T"]]:

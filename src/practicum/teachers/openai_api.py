@@ -111,7 +111,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     limits = Limits(
         config.timeout, config.tokens_per_second, config.concurrency, config.token_budget, config.canary_every
     )
-    speaker = Speaker(http, found.model, renderer, limits)
+    speaker = Speaker(http, found.model, renderer, limits, context.meter)
     promised = config.capabilities()
     if found.dialect is None:
         silent = replace(promised, signals=frozenset(), supports=frozenset(), largest_k=0)

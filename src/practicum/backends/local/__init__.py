@@ -11,13 +11,17 @@ from practicum.backends.local.residency import StoredHead, VisitingSampler, scor
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import make_scratch_model
 from practicum.backends.local.sizes import learning_of, shape_of
-from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
+from practicum.backends.local.student import Config, LocalLearner, build
+from practicum.backends.local.trainer import LocalTrainer
+from practicum.ports import TrainerLimits
 
 __all__ = [
+    "Config",
     "GivenResult",
     "GivenTokens",
     "LanguageModel",
     "LoadedModel",
+    "LocalLearner",
     "LocalSampler",
     "LocalTrainer",
     "PromptQuestion",
@@ -26,6 +30,7 @@ __all__ = [
     "TrainerLimits",
     "VisitingSampler",
     "adapted",
+    "build",
     "conversion_pending",
     "export",
     "forward_backward_given",

@@ -57,6 +57,11 @@ class LoadedModel:
     renderer: Renderer
     source: str
 
+    @property
+    def context_length(self) -> int:
+        """The longest text that it reads."""
+        return self.language_model.context_length
+
 
 def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
     """Load a model for sampling and scoring; nothing of it learns.

@@ -7,7 +7,7 @@ but rounding.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -35,26 +35,13 @@ from practicum.objective import (
     token_batch,
     token_side,
 )
-from practicum.ports import AdamParams, SelfRule
+from practicum.ports import AdamParams, SelfRule, TrainerLimits
 from practicum.types import (
     Datum,
     ForwardResult,
     Head,
     Metrics,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerLimits:
-    """How much is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
-
-    Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
-    """
-
-    micro_batch_tokens: int | None = None
-    chunk_tokens: int = 128
-    sampling_batch: int = 64
-    graph_mib: int = 1024
 
 
 class LocalTrainer:

@@ -19,7 +19,7 @@ from practicum.diagnosis.plan.memory import (
 )
 from practicum.diagnosis.plan.methods import break_even, methods, wire_bytes
 from practicum.diagnosis.plan.paper import PaperRun, paper_run
-from practicum.errors import PracticumError
+from practicum.errors import PracticumError, RecipeError
 from practicum.loop import train_step
 from practicum.recipe import Recipe, override, parse_recipe, resolved
 
@@ -84,6 +84,10 @@ def plan(
 
     `process` is what Python and its libraries take, in bytes (None: what this process takes now).
     """
+    if recipe.backend is not None and recipe.backend.type != "local":
+        raise RecipeError(
+            "plan: the student is at a service, so what it costs is not known here; leave backend out to plan it here"
+        )
     process = own_bytes() if process is None else process
     found = calibrated(recipe, say) if calibrate else None
     if found is not None and answer_tokens is None:

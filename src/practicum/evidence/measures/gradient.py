@@ -12,9 +12,8 @@ from practicum.assembly import Assembled, assemble_run
 from practicum.evidence.measures.runs import ModelOf, arm_file, models_of
 from practicum.evidence.results import Results
 from practicum.evidence.study import Form, Loaded
-from practicum.loop import assemble, scored
+from practicum.loop import ask_teachers, begin_step
 from practicum.recipe import Recipe, load_recipe
-from practicum.rollouts import Authors, Batch, prompts_of_step, rewarded, write_rollouts
 from practicum.run_dir import read_json, write_json
 from practicum.tracking import Console
 
@@ -107,11 +106,8 @@ def _gradient(built: Assembled, step: int) -> Tensor:
     """The gradient of one step, [P], over everything that is trained."""
     parts, settings = built.parts, built.settings
     now = settings.plan(step)
-    prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
-    authors = Authors(parts.student.sampling_client(), parts.teacher, parts.renderer, parts.archive)
-    rollouts = write_rollouts(Batch(prompts, now.n, settings.seed, step), now.source, authors, now.sampling)
-    rollouts = rewarded(rollouts, parts.task)
-    data = assemble(rollouts, scored(parts.teacher, rollouts, now.objective.signal))
+    client = parts.student.sampling_client()
+    data = ask_teachers(begin_step(step, now, parts, settings, client, version=0), now.objective, parts)
     built.trainer.forward_backward(data, now.objective, seed=step)
     trained = built.student.language_model.trainable().values()
     flat = torch.cat([_taken(parameter).flatten() for parameter in trained])

@@ -1,0 +1,130 @@
+"""What a recipe says of a student at a service, what cannot be asked of it, and how it is reached."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.backends.tinker.trainer import ServiceTrainer
+from practicum.errors import ModelError
+from practicum.model_config import ModelConfig, StudentConfig
+from practicum.objective import Draws, Full, Objective, Term, TopK
+from practicum.ports import BackendContext, Learner
+from practicum.text import Renderer
+from practicum.tinker_api import Connection, ServiceConfig
+
+ALPHA = 32.0
+"""The scale of a service's adapters is ALPHA / rank."""
+
+ENTROPIES = ("entropy_top", "soft_or", "certain")
+"""Weights that are made of entropies."""
+
+UNKNOWN_CONTEXT = 1 << 20
+"""The longest text where a service does not say."""
+
+
+class Config(ServiceConfig):
+    """A service and what of the student it does not say. The student's `model` is the name of a base model there."""
+
+    type: Literal["tinker"] = "tinker"
+    tokenizer: str | None = Field(
+        default=None,
+        description="the base model's tokenizer: folder, hub name or packaged name; none: the one that the service names",
+    )
+
+    def problems(self, student: StudentConfig, objective: Objective, source: str, staleness: int) -> list[str]:
+        """What of a recipe cannot be done at a service, each with what to write instead."""
+        mixed = (
+            "rollout.source: 'token_mix' decodes token by token with the teacher, which backend 'tinker' cannot; write "
+        )
+        return [
+            *_of_student(student),
+            *(problem for term in objective.losses if (problem := refused(term))),
+            *([f"{mixed}source: mix(other=teacher)"] if source == "token_mix" else []),
+            *([TOO_OLD] if staleness > MOST_STALE else []),
+        ]
+
+
+MOST_STALE = 2
+TOO_OLD = (
+    "rollout.max_staleness: a service keeps few of a student's weights to sample from, the newest four of ours; write "
+    f"{MOST_STALE} or less"
+)
+
+
+def _of_student(student: StudentConfig) -> list[str]:
+    problems = []
+    if not isinstance(student.model, str):
+        problems.append(
+            "student.model: backend 'tinker' trains a model of the service; write the name that it has there"
+        )
+    if student.lora is None:
+        problems.append("student.lora: backend 'tinker' trains adapters; write student.lora: {rank: 16}")
+    elif student.lora.alpha != ALPHA:
+        problems.append(f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out")
+    if student.trainable_layers is not None:
+        problems.append("student.trainable_layers: adapters at a service are around all layers; leave it out")
+    if student.dtype != "float32" or student.device != "auto" or student.trust_remote_code:
+        problems.append("student: dtype, device and trust_remote_code are the service's; leave them out")
+    return problems
+
+
+def refused(term: Term) -> str | None:
+    """Why a service cannot train a term, with what it can; None where it can.
+
+    It tells log-probabilities of tokens that are named, so whole distributions and what is made of them are out of reach.
+    """
+    if isinstance(term.signal, Full | Draws):
+        return (
+            f"objective: signal {term.signal.type!r} needs the student's whole distribution, which backend 'tinker' does not see; "
+            "write topk(20), topk(20, support=teacher), sampled, score or text"
+        )
+    if isinstance(term.signal, TopK) and term.signal.support not in ("student", "teacher"):
+        return (
+            f"objective: backend 'tinker' has no support {term.signal.support!r}; write topk({term.signal.k}, support=student) or "
+            f"topk({term.signal.k}, support=teacher)"
+        )
+    of = str(term.weights.arguments.get("of", ""))
+    if term.weights.name in ENTROPIES or of.endswith("entropy"):
+        return (
+            f"objective: weights {term.weights.name!r} are made of entropies, which backend 'tinker' does not see; write "
+            "divergence_top, trust, or weights of log-probabilities"
+        )
+    return None
+
+
+def build(config: Config, context: BackendContext) -> Learner:
+    """Begin a session and make the adapters; their first values are those of `student.lora` here, seed for seed."""
+    base, lora = context.student.model, context.student.lora
+    assert isinstance(base, str) and lora is not None, "the recipe was held against what the backend refuses"
+    connection = Connection(config, "backend", context.say)
+    context.at_end.append(connection.close)
+
+    def begin(service):  # type: ignore[no-untyped-def]
+        return service.create_lora_training_client(
+            base_model=base, rank=lora.rank, seed=context.seed, train_unembed=False
+        )
+
+    trainer = ServiceTrainer(connection, base, begin, refused, context.say, context.meter)
+    tokenizer = config.tokenizer or trainer.tokenizer()
+    renderer = _renderer(tokenizer, context)
+    trainer.vocabulary = max(renderer.tokenizer.get_vocab().values()) + 1
+    return Learner(
+        trainer=trainer,
+        renderer=renderer,
+        context_length=trainer.context_length() or UNKNOWN_CONTEXT,
+        source=f"{base} (rank {lora.rank})",
+    )
+
+
+def _renderer(tokenizer: str, context: BackendContext) -> Renderer:
+    """How the student reads prompts."""
+    student = context.student
+    settings = ModelConfig(
+        model=tokenizer, template=student.template, system=student.system, thinking=student.thinking, stop=student.stop
+    )
+    try:
+        return context.load_renderer(settings)
+    except ModelError as error:
+        raise ModelError(
+            f"{error} (the tokenizer of the student; write backend.tokenizer: a folder or a hub name)"
+        ) from None

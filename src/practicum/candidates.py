@@ -1,0 +1,52 @@
+"""The student's own candidates, for teachers that have to be told which tokens to score."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from practicum.functional.chunked import chunks
+from practicum.objective import Signal, TopK
+from practicum.ports import SamplingClient, ScoreRequest, Teacher
+from practicum.types import Rollout, TeacherSignal
+
+CHUNK = 128
+"""So many tokens' whole distributions are held at once."""
+
+
+def with_candidates(
+    client: SamplingClient, asked: Iterable[tuple[Teacher | None, Signal | None]], rollouts: Sequence[Rollout]
+) -> list[Rollout]:
+    """The rollouts with the client's likeliest tokens at each position, as many as any of the teachers has to be told."""
+    wanted = max((signal.k for teacher, signal in asked if _is_told(teacher, signal)), default=0)  # type: ignore[union-attr]
+    if not wanted:
+        return list(rollouts)
+    found = candidates_of(client, rollouts, wanted)
+    return [replace(rollout, candidates=ids) for rollout, ids in zip(rollouts, found, strict=True)]
+
+
+def _is_told(teacher: Teacher | None, signal: Signal | None) -> bool:
+    """Whether a signal is about the student's candidates, and the teacher has to be told them."""
+    about = isinstance(signal, TopK) and signal.support == "student"
+    return about and teacher is not None and teacher.capabilities.needs_candidates
+
+
+@torch.no_grad()
+def candidates_of(client: SamplingClient, rollouts: Sequence[Rollout], k: int) -> list[Int[Tensor, "T K"]]:
+    """A model's k likeliest tokens at each position, fewer where the vocabulary has fewer."""
+    requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    return [_ids(said, k) for said in client.score(requests, TopK(k=k, support="teacher"))]
+
+
+def _ids(said: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
+    if said.topk_ids is not None:
+        return said.topk_ids.cpu()
+    if said.hidden is None or said.head is None:
+        return torch.zeros(0, k, dtype=torch.long)  # an empty completion
+    head, width = said.head, min(k, said.head.vocab_size)
+    parts = [
+        head.logits(said.hidden[part]).topk(width, dim=-1).indices.cpu() for part in chunks(len(said.hidden), CHUNK)
+    ]
+    return torch.cat(parts) if parts else torch.zeros(0, width, dtype=torch.long)

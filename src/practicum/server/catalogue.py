@@ -1,0 +1,134 @@
+"""What there is: the models that are served, the runs that trained them, and the checkpoints that are kept.
+
+It changes nothing but the store, where a checkpoint is deleted, and may be asked on any thread.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from practicum.errors import CheckpointError, DataError
+from practicum.server.refusals import Refused
+from practicum.server.shelf import Shelf
+from practicum.server.store import Address, Store
+from practicum.server.training import AdapterSpec, TrainingModel
+
+Reply = dict[str, Any]
+
+
+class Catalogue:
+    """Answers what can be asked without a model; `models` are those in training, and belong to the service."""
+
+    def __init__(
+        self, shelf: Shelf, store: Store, students: frozenset[str], models: Mapping[str, TrainingModel]
+    ) -> None:
+        self._shelf = shelf
+        self._store = store
+        self._students = students
+        self._models = models
+
+    def capabilities(self) -> Reply:
+        """The models, and what can be done with them."""
+        rows = []
+        for name in self._shelf.served:
+            loaded = self._shelf.known(name)
+            context = None if loaded is None else loaded.language_model.context_length
+            trainable = name in self._students
+            rows.append({"model_name": name, "max_context_length": context, "trainable": trainable, "sampleable": True})
+        return {"supported_models": rows}
+
+    def weights_info(self, path: str) -> Reply:
+        """What a checkpoint was saved from."""
+        spec = AdapterSpec.of_data(self.saved(path)["adapter"])
+        return {
+            "base_model": spec.base,
+            "optimizer_config": {"type": "adamw"},
+            "is_lora": True,
+            "lora_rank": spec.rank,
+            "train_unembed": False,
+            "train_mlp": "mlp" in spec.parts,
+            "train_attn": "attention" in spec.parts,
+        }
+
+    def training_run(self, run: str) -> Reply:
+        """A training run that is live or has kept something; `Refused` with 404 where it is neither."""
+        found = self._run(run)
+        if found is None:
+            raise Refused(404, f"there is no training run {run!a:.120}")
+        return found
+
+    def training_runs(self) -> Reply:
+        """All runs that are live or have kept something; one that ends meanwhile and kept nothing is left out."""
+        found = [self._run(name) for name in sorted({*self._models, *self._store.runs()})]
+        rows = [row for row in found if row is not None]
+        return {"training_runs": rows, "cursor": _everything(len(rows))}
+
+    def checkpoints(self, run: str | None) -> Reply:
+        """The checkpoints of one run, or of all."""
+        runs = self._store.runs() if run is None else [run]
+        rows = [row for name in runs for row in self._store.addresses(name)]
+        listed = [
+            {
+                "checkpoint_id": f"{address.kind}/{address.name}",
+                "checkpoint_type": "training" if address.kind == "weights" else "sampler",
+                "time": changed.isoformat(),
+                "tinker_path": str(address),
+                "size_bytes": size,
+            }
+            for address, changed, size in rows
+        ]
+        return {"checkpoints": listed, "cursor": _everything(len(listed))}
+
+    def delete_checkpoint(self, run: str, checkpoint: str) -> None:
+        """Remove one."""
+        try:
+            self._store.delete(Address.read(f"tinker://{run}/{checkpoint}"))
+        except (CheckpointError, DataError) as error:
+            raise Refused(404, str(error)) from error
+
+    def saved(self, path: str) -> dict[str, Any]:
+        """What a checkpoint says of itself; `Refused` with 400 where it has no such address, 404 where it is not there."""
+        try:
+            return self._store.state(path)
+        except DataError as error:
+            raise Refused(400, str(error)) from error
+        except CheckpointError as error:
+            raise Refused(404, str(error)) from error
+
+    def check_served(self, name: str) -> None:
+        """`Refused` with 404 where no model has the name."""
+        if name not in self._shelf.served:
+            raise Refused(404, f"no model {name!a:.120} is served here; there are {', '.join(self._shelf.served)}")
+
+    def check_student(self, name: str) -> None:
+        """`Refused` where no model has the name, or it may not be trained."""
+        self.check_served(name)
+        if name not in self._students:
+            raise Refused(
+                400, f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}"
+            )
+
+    def _run(self, run: str) -> Reply | None:
+        model = self._models.get(run)
+        found = (run_data(model), datetime.now(UTC)) if model is not None else self._store.read_run(run)
+        if found is None:
+            return None
+        data, heard = found
+        return {
+            "training_run_id": run,
+            "base_model": data["base_model"],
+            "model_owner": "local",
+            "is_lora": True,
+            "lora_rank": data["rank"],
+            "last_request_time": heard.isoformat(),
+            "user_metadata": data["user_metadata"],
+        }
+
+
+def run_data(model: TrainingModel) -> dict[str, Any]:
+    """What is written down about the run of a model."""
+    return {**model.spec.data(), "user_metadata": model.metadata}
+
+
+def _everything(count: int) -> Reply:
+    return {"offset": 0, "limit": count, "total_count": count}

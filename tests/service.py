@@ -1,0 +1,92 @@
+"""Our own service on a port of this machine, in a thread, for tests of what asks one."""
+
+import contextlib
+import gc
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from toy import rows
+
+from practicum.model_config import ModelConfig
+
+pytest.importorskip("tinker")
+pytest.importorskip("starlette")
+uvicorn = pytest.importorskip("uvicorn")
+
+LEFT_OPEN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""The package asks for its settings through a connection that it never closes."""
+
+
+@dataclass
+class Served:
+    """A service of the models `student` and `teacher`; it can be stopped and started again at the same address."""
+
+    models: Path
+    out: Path
+    token: str | None = None
+    said: list[str] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, **names: Path) -> None:
+        """Listen; `names` serve other folders under a name."""
+        from practicum.server.app import make_app
+        from practicum.server.service import Service
+        from practicum.server.shelf import Shelf
+        from practicum.server.store import Store
+
+        folders = {"student": self.models / "student", "teacher": self.models / "teacher", **names}
+        served = {name: ModelConfig(model=str(folder), device="cpu") for name, folder in folders.items()}
+        shelf, store = Shelf(served, None, self.said.append), Store(self.out)
+        self.service = Service(shelf, store, frozenset(served), self.said.append)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            make_app(self.service, token=self.token),
+            log_config=None,
+            log_level="error",
+            timeout_graceful_shutdown=1,
+            lifespan="on",
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._listener = listener
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop listening; what was learned is saved, as `practicum serve` does it when it is told to stop."""
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._listener.close()
+
+
+def assert_same_but_rounding(one: Path, other: Path) -> None:
+    """Two runs drew the same tokens and learned the same from them: a service's batches decide the last digits alone."""
+    mine, theirs = rows(one / "rollouts.jsonl"), rows(other / "rollouts.jsonl")
+    assert [row["tokens"] for row in mine] == [row["tokens"] for row in theirs]
+    for row, twin in zip(rows(one / "metrics.jsonl"), rows(other / "metrics.jsonl"), strict=True):
+        assert row == pytest.approx(twin, rel=1e-4, abs=1e-6)
+
+
+@contextlib.contextmanager
+def serving(models: Path, out: Path, token: str | None = None) -> Iterator[Served]:
+    """A service until the block ends."""
+    served = Served(models, out, token)
+    served.start()
+    try:
+        yield served
+    finally:
+        served.stop()
+        gc.collect()  # what the package leaves open is found now, within the test that asked it
