@@ -31,10 +31,10 @@ from practicum.loop import Parts, StepPlan, StepSettings
 from practicum.metering import MeteredTrainer
 from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.plugins import module_of
-from practicum.ports import SamplingClient, Task, Teacher, TeacherContext
+from practicum.ports import Environment, Lettered, SamplingClient, Task, Teacher, TeacherContext
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, capability_problems
-from practicum.rollouts import Archive, Cache, read_tape, replays, source_problems
+from practicum.rollouts import Archive, Cache, conversation_problems, read_tape, replays, source_problems
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
@@ -83,6 +83,8 @@ def assemble_run(
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     task = build_task(recipe, rejected, say)
+    if isinstance(task, Environment) and (problems := conversation_problems(recipe.rollout.source)):
+        raise CapabilityError(problems)
     say(f"student: {_described(recipe.student)}")
     student = load_student(
         recipe.student, seed_of(recipe.seed, "student"), scratch_folder(recipe, recipe.student, "student", models, task)
@@ -166,12 +168,17 @@ def scratch_folder(recipe: Recipe, config: ModelConfig, role: str, models: Path,
         return None
     folder = models / role
     if not (folder / "config.json").is_file():
-        prompts = [*task.train_prompts(), *task.heldout_prompts()]
-        alphabet = sorted({letter for prompt in prompts for letter in _letters(prompt)})
         temporary = folder.with_name(f"{role}.tmp")
-        make_scratch_model(temporary, config.model, "".join(alphabet), task.train_prompts())
+        make_scratch_model(temporary, config.model, alphabet_of(task), task.train_prompts())
         temporary.rename(folder)
     return folder
+
+
+def alphabet_of(task: Task) -> str:
+    """Every character of the task, in order."""
+    prompts = [*task.train_prompts(), *task.heldout_prompts()]
+    more = task.letters if isinstance(task, Lettered) else ""
+    return "".join(sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more)))
 
 
 def evaluation_settings(
@@ -285,6 +292,7 @@ class _TeacherBuilder:
             scores=self._scores,
             say=self._say,
             remarks=self.remarks,
+            task=self._task,
         )
         return build(context, config)
 

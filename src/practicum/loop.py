@@ -17,6 +17,7 @@ from practicum.rollouts import (
     Authors,
     Batch,
     Source,
+    environment_of,
     prompts_of_step,
     rewarded,
     write_rollouts,
@@ -102,7 +103,8 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
     now = settings.plan(step)
     prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = Batch(prompts, now.n, settings.seed, step)
-    authors = Authors(parts.student.sampling_client(), parts.teacher, parts.renderer, parts.archive)
+    environment = environment_of(parts.task)
+    authors = Authors(parts.student.sampling_client(), parts.teacher, parts.renderer, parts.archive, environment)
     rollouts = write_rollouts(batch, now.source, authors, now.sampling)
     rollouts = rewarded(rollouts, parts.task)
     clock.lap("sample")
