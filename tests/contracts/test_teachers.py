@@ -1,7 +1,7 @@
 """What every teacher must do, asked of each file found in the folder of teachers."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from practicum.plugins import module_of, names
 from practicum.ports import AdamParams, SamplingClient, ScoreRequest, Teacher, TeacherContext, TeacherRequest
 from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config as Reverse
+from practicum.tasks.reverse import Reverse as ReverseTask
 from practicum.tasks.reverse import build as reverse
 from practicum.text import Renderer
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, TeacherSignal
@@ -36,6 +37,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"teacher": {"type": "privileged", "system": "ab", "teacher": {"type": "model", "model": "MODEL"}}},
         {"teacher": {"type": "openai_api", "url": "VLLM"}, "folder": "FOLDER"},
     ],
+    "expert": [{}, {"softness": 0.5}],
     "model": [{"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")],
     "none": [{}],
     "openai_api": [
@@ -65,6 +67,14 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 CASES = [(name, settings) for name in names("teachers") for settings in SETTINGS.get(name, [])]
 SIGNALS: list[Signal] = [Sampled(), TopK(k=3, support="student"), TopK(k=3, support="teacher"), Full()]
 COUNT = 5
+
+
+class Knowing(ReverseTask):
+    """The task with an expert, who is not sure."""
+
+    def expert(self, prompt: Prompt, said: Sequence[str]) -> dict[str, float]:
+        assert prompt.answer is not None
+        return {prompt.answer: 0.75, prompt.answer[:1]: 0.25}
 
 
 @dataclass(frozen=True)
@@ -167,7 +177,8 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)
         trainer = LocalTrainer(student.language_model)
-        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer)
+        task = Knowing(Reverse(**TASK), seed=0)
+        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer, task=task)
         return Built(trainer, build(context, config))
 
     return built

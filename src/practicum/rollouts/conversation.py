@@ -50,39 +50,22 @@ def converse(
     """
     held = [_Held(opening) for opening in openings]
     while waiting := [one for one in held if one.stop_reason is None]:
-        _one_turn(waiting, params)
-        for one in waiting:
-            one.hear(environment, renderer, params)
+        for one, sample in zip(waiting, _drawn(waiting, params), strict=True):
+            one.say(sample)
+            if sample.stop_reason == "stop" or not one.room(params):
+                one.hear(environment, renderer, params)
     return [one.conversation() for one in held]
 
 
-def _one_turn(waiting: "Sequence[_Held]", params: SamplingParams) -> None:
-    """A turn of each; one that does not end within the least room of all is drawn again with the room that is its own.
-
-    The same seed draws the same tokens, so it goes on as it would have alone.
-    """
-    while waiting:
-        room = min(one.room(params) for one in waiting)
-        spoken = _drawn(waiting, replace(params, max_new_tokens=room))
-        ended = [
-            sample.stop_reason == "stop" or one.room(params) == room
-            for one, sample in zip(waiting, spoken, strict=True)
-        ]
-        for one, sample, over in zip(waiting, spoken, ended, strict=True):
-            if over:
-                one.say(sample)
-        waiting = [one for one, over in zip(waiting, ended, strict=True) if not over]
-
-
 def _drawn(waiting: "Sequence[_Held]", params: SamplingParams) -> list[Sample]:
-    """The next turn of each, one call for each of the clients that speak."""
+    """What each says next, one call for all that draw as many tokens from the same client."""
     samples: dict[int, Sample] = {}
-    clients = [id(one.opening.voice.client) for one in waiting]
-    for client in dict.fromkeys(clients):
-        rows = [row for row, its in enumerate(clients) if its == client]
+    calls = [(id(one.opening.voice.client), one.length(params)) for one in waiting]
+    for call in dict.fromkeys(calls):
+        rows = [row for row, its in enumerate(calls) if its == call]
         requests = [waiting[row].request() for row in rows]
         voice = waiting[rows[0]].opening.voice
-        drawn = voice.client.sample(requests, params)
+        drawn = voice.client.sample(requests, replace(params, max_new_tokens=call[1]))
         samples.update(zip(rows, drawn, strict=True))
         if voice.meter is not None:
             pairs = zip(requests, drawn, strict=True)
@@ -92,31 +75,45 @@ def _drawn(waiting: "Sequence[_Held]", params: SamplingParams) -> list[Sample]:
 
 @dataclass(slots=True)
 class _Held:
-    """A conversation so far: the turns, the tokens of the reply after each but the last, and all tokens end to end."""
+    """A conversation so far: its tokens end to end, where they were drawn, their log-probabilities, and its turns as text.
+
+    `begins` is where the turn that is being said begins.
+    """
 
     opening: Opening
-    turns: list[Sample] = field(default_factory=list)
-    replies: list[tuple[int, ...]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    spoken: list[bool] = field(default_factory=list)
+    sampling: list[Tensor] = field(default_factory=list)
+    policy: list[Tensor] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    begins: int = 0
     stop_reason: StopReason | None = None
 
     def room(self, params: SamplingParams) -> int:
+        """How many tokens may follow."""
         return params.max_new_tokens - len(self.tokens)
 
+    def length(self, params: SamplingParams) -> int:
+        """How many of them are drawn in one go: the greatest power of two, so that many conversations draw as many.
+
+        A turn that is longer goes on with the next draw.
+        """
+        return 1 << (self.room(params).bit_length() - 1)
+
     def request(self) -> SampleRequest:
+        """What to draw after."""
         whole = (*self.opening.voice.prompt_tokens, *self.tokens)
-        return SampleRequest(whole, seed_of(self.opening.seed, "turn", len(self.turns)))
+        return SampleRequest(whole, seed_of(self.opening.seed, "turn", len(self.tokens)))
 
     def say(self, sample: Sample) -> None:
-        self.turns.append(sample)
-        self.tokens += sample.tokens.tolist()
+        """Go on with the turn."""
+        self._append(sample.tokens.tolist(), sample.sampling_logprobs, sample.policy_logprobs, spoken=True)
 
     def hear(self, environment: Environment, renderer: Renderer, params: SamplingParams) -> None:
-        """Take the environment's reply to the turn that was just said; without room for another turn it is over."""
-        turn = self.turns[-1]
-        self.said.append(renderer.decode(turn.tokens.tolist()))
-        if turn.stop_reason == "length":
+        """End the turn, and take the environment's reply; without room for another turn the conversation is over."""
+        turn = self.tokens[self.begins :]
+        self.said.append(renderer.decode(turn))
+        if not params.stops(turn):
             self.stop_reason = "length"
             return
         reply = environment.reply(self.opening.prompt, tuple(self.said))
@@ -127,17 +124,19 @@ class _Held:
         if len(tokens) >= self.room(params):
             self.stop_reason = "length"
             return
-        self.replies.append(tokens)
+        count = len(tokens)
+        self._append(list(tokens), torch.zeros(count), torch.full((count,), torch.nan), spoken=False)
+        self.begins = len(self.tokens)
+
+    def _append(self, tokens: list[int], sampling: Tensor, policy: Tensor, *, spoken: bool) -> None:
         self.tokens += tokens
+        self.spoken += [spoken] * len(tokens)
+        self.sampling.append(sampling)
+        self.policy.append(policy)
 
     def conversation(self) -> Conversation:
+        """The whole of it, when it is over."""
         assert self.stop_reason is not None, "it was held to its end"
-        blanks = [len(reply) for reply in self.replies] + [0]
-        sampling, policy, spoken = [], [], []
-        for turn, blank in zip(self.turns, blanks, strict=True):
-            sampling += [turn.sampling_logprobs, torch.zeros(blank)]
-            policy += [turn.policy_logprobs, torch.full((blank,), torch.nan)]
-            spoken += [torch.ones(len(turn.tokens), dtype=torch.bool), torch.zeros(blank, dtype=torch.bool)]
         tokens = torch.tensor(self.tokens, dtype=torch.long)
-        sample = Sample(tokens, torch.cat(sampling), torch.cat(policy), self.stop_reason)
-        return Conversation(sample, torch.cat(spoken), tuple(self.said))
+        sample = Sample(tokens, torch.cat(self.sampling), torch.cat(self.policy), self.stop_reason)
+        return Conversation(sample, torch.tensor(self.spoken, dtype=torch.bool), tuple(self.said))

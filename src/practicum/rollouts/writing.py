@@ -334,13 +334,11 @@ def _taught(
             "this teacher answers messages and cannot go on from tokens, so it can hold no conversation with the task; "
             "write source: student and evaluation.teacher: false, or take a teacher that completes tokens"
         )
-    openings = [
-        Opening(request.prompt, voice, request.seed) for request, voice in zip(requests, heard, strict=True)
-    ]
+    openings = [Opening(request.prompt, voice, request.seed) for request, voice in zip(requests, heard, strict=True)]
     return _conversations(batch, places, openings, renderer, params, environment, source="teacher")
 
 
-def _conversations(  # noqa: PLR0913  (what a conversation is held with, and what it is written down as)
+def _conversations(
     batch: Batch,
     places: Sequence[Place],
     openings: Sequence[Opening],
@@ -352,7 +350,9 @@ def _conversations(  # noqa: PLR0913  (what a conversation is held with, and wha
 ) -> list[Rollout]:
     """Conversations in their places."""
     return [
-        _as_rollout(_rollout(batch, place, renderer.render(place.prompt.messages), held.sample, renderer, source=source), held)
+        _as_rollout(
+            _rollout(batch, place, renderer.render(place.prompt.messages), held.sample, renderer, source=source), held
+        )
         for place, held in zip(places, converse(openings, environment, renderer, params), strict=True)
     ]
 
