@@ -239,7 +239,7 @@ def test_a_source_that_cannot_converse_is_refused_in_one_line(built: Assembled, 
     with pytest.raises(CapabilityError, match="does not write turn by turn, and this task answers every turn; write"):
         written(built, source)
     changed = recipe(tmp_path, rollout={"max_new_tokens": 24, "source": source})
-    with pytest.raises(CapabilityError, match="rollout.source: .* does not write turn by turn"):
+    with pytest.raises(CapabilityError, match=r"rollout.source: .* does not write turn by turn"):
         assemble_run(changed, tmp_path, None, lambda text: None)
 
 
