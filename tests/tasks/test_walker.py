@@ -79,6 +79,11 @@ def test_noise_changes_what_is_seen_and_nothing_else():
     assert 0.87 < wrong < 0.93, "a random digit is the right one in a tenth of all cases"
 
 
+def test_walks_start_at_zero_unless_they_are_spread():
+    assert {prompt.messages[0].content[0] for prompt in walker().train_prompts()} == {"G"}
+    assert {prompt.messages[0].content[0] for prompt in walker(spread=2).train_prompts()} == set("EFGHI")
+
+
 def test_the_walks_depend_on_their_seed_alone():
     ids = [prompt.messages for prompt in walker().heldout_prompts()]
     assert ids == [prompt.messages for prompt in walker(train_size=1).heldout_prompts()]

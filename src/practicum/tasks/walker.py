@@ -2,7 +2,8 @@
 
 Each turn shows the position and two digits. The digits push the walker, and its action, a letter, pushes back; after the last
 turn it should stand at 0. Now and then the student sees a wrong digit, so that it errs however well it has learned and has to
-know how to recover: what a distribution shift costs depends on that (DAgger 1011.0686, DART 1703.09327).
+know how to recover: what a distribution shift costs depends on that (DAgger 1011.0686, DART 1703.09327). Walks start at 0, so
+that demonstrations without a mistake never leave it.
 """
 
 import random
@@ -33,6 +34,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["walker"] = "walker"
     turns: int = Field(default=16, ge=1, le=1000, description="turns of a walk")
+    spread: int = Field(default=0, ge=0, le=FARTHEST, description="how far from 0 a walk may start")
     noise: float = Field(default=0.04, ge=0, le=1, description="how often the student sees another first digit")
     slip: float = Field(default=0.04, ge=0, lt=1, description="how often the expert takes another action than the best")
     train_size: int = Field(default=4096, ge=1, description="walks to train on")
@@ -134,7 +136,7 @@ class Walker:
 
 def _walk(config: Config, seed: int) -> Walk:
     draw = random.Random(seed)
-    start = draw.randint(-FARTHEST, FARTHEST)
+    start = draw.randint(-config.spread, config.spread)
     return Walk(start, tuple(_turn(config, draw) for _ in range(config.turns)))
 
 
