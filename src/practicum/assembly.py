@@ -30,7 +30,9 @@ from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.plugins import module_of
 from practicum.ports import (
     BackendContext,
+    Environment,
     Learner,
+    Lettered,
     SamplingClient,
     Task,
     Teacher,
@@ -40,7 +42,7 @@ from practicum.ports import (
 )
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, capability_problems, staleness_warning
-from practicum.rollouts import Archive, Cache, read_tape, replays, source_problems
+from practicum.rollouts import Archive, Cache, conversation_problems, read_tape, replays, source_problems
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
@@ -110,6 +112,8 @@ def assemble_run(
     if warning is not None:
         say(warning)
     task = build_task(recipe, rejected, say)
+    if isinstance(task, Environment) and (problems := conversation_problems(recipe.rollout.source)):
+        raise CapabilityError(problems)
     say(f"student: {_described(recipe.student)}")
     ledger = Ledger()
     at_end: list[Callable[[], None]] = []
@@ -214,12 +218,17 @@ def scratch_folder(recipe: Recipe, config: ModelConfig, role: str, models: Path,
         return None
     folder = models / role
     if not (folder / "config.json").is_file():
-        prompts = [*task.train_prompts(), *task.heldout_prompts()]
-        alphabet = sorted({letter for prompt in prompts for letter in _letters(prompt)})
         temporary = folder.with_name(f"{role}.tmp")
-        make_scratch_model(temporary, config.model, "".join(alphabet), task.train_prompts())
+        make_scratch_model(temporary, config.model, alphabet_of(task), task.train_prompts())
         temporary.rename(folder)
     return folder
+
+
+def alphabet_of(task: Task) -> str:
+    """Every character of the task, in order."""
+    prompts = [*task.train_prompts(), *task.heldout_prompts()]
+    more = task.letters if isinstance(task, Lettered) else ""
+    return "".join(sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more)))
 
 
 def evaluation_settings(
@@ -332,6 +341,7 @@ class _TeacherBuilder:
             say=self._say,
             remarks=self.remarks,
             at_end=self._at_end,
+            task=self._task,
         )
         return build(context, config)
 

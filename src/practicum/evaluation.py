@@ -13,9 +13,8 @@ from practicum import functional as F
 from practicum.forensics import Trace, read_trace, trace, traced
 from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, read_signal
-from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher, TeacherRequest
-from practicum.randomness import seed_of
-from practicum.rollouts import Batch, rewarded, sample_rollouts
+from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher
+from practicum.rollouts import Batch, environment_of, rewarded, sample_rollouts, taught_rollouts
 from practicum.statistics import Interval, agreement, bootstrap, calibration_error, difference, wilson
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, SamplingParams, TeacherSignal
@@ -106,7 +105,7 @@ def evaluate(
 ) -> Evaluation:
     """Sample, verify, and compare with the teacher on the states the student visits."""
     batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
-    rollouts = rewarded(sample_rollouts(batch, client, renderer, settings.sampling), task)
+    rollouts = rewarded(sample_rollouts(batch, client, renderer, settings.sampling, environment_of(task)), task)
     distance = _Distance() if teacher is None else _distance(client, teacher, rollouts, renderer)
     return _evaluation(rollouts, distance, settings.seed)
 
@@ -115,28 +114,10 @@ def evaluate_teacher(
     teacher: Teacher, renderer: Renderer, task: Task, settings: EvaluationSettings
 ) -> Evaluation | None:
     """The teacher's own answers in its own context, or None where it cannot generate."""
-    requests = [
-        TeacherRequest(prompt, seed_of(settings.seed, "teacher", prompt.id, number))
-        for prompt in settings.prompts
-        for number in range(settings.samples)
-    ]
-    samples = teacher.sample(requests, settings.sampling)
-    if samples is None:
+    batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    rollouts = taught_rollouts(batch, teacher, renderer, settings.sampling, environment_of(task))
+    if rollouts is None:
         return None
-    rollouts = [
-        Rollout(
-            prompt=request.prompt,
-            prompt_tokens=(),
-            tokens=sample.tokens,
-            loss_mask=torch.ones_like(sample.tokens, dtype=torch.bool),
-            sampling_logprobs=sample.sampling_logprobs,
-            policy_logprobs=sample.policy_logprobs,
-            policy_version=0,
-            stop_reason=sample.stop_reason,
-            text=renderer.decode(sample.tokens.tolist()),
-        )
-        for request, sample in zip(requests, samples, strict=True)
-    ]
     return _evaluation(rewarded(rollouts, task), _Distance(), settings.seed)
 
 
@@ -208,8 +189,8 @@ def _evaluation(rollouts: list[Rollout], distance: _Distance, seed: int) -> Eval
             rollout.prompt.answer,
             rollout.text,
             rollout.reward,
-            len(rollout.tokens),
-            _mean(rollout.policy_logprobs),
+            int(rollout.loss_mask.sum()),
+            _mean(rollout.policy_logprobs[rollout.loss_mask]),
         )
         for rollout in rollouts
     ]
@@ -266,10 +247,10 @@ def _distance(client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollo
     signal = Full() if full else Sampled()
     mine, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
     divergences, entropies = [], []
-    for own, other in zip(mine, theirs, strict=True):
+    for rollout, own, other in zip(rollouts, mine, theirs, strict=True):
         divergence, entropy = _whole(own, other) if full else _by_samples(own, other)
-        divergences += [] if divergence is None else [divergence.double()]
-        entropies.append(entropy.double())
+        divergences += [] if divergence is None else [divergence.double().cpu()[rollout.loss_mask]]
+        entropies.append(entropy.double().cpu()[rollout.loss_mask])
     traces = [trace(rollouts[place], mine[place], theirs[place], renderer) for place in traced(rollouts)]
     for head in {head.key: head for other in theirs for head in other.heads}.values():
         head.release()

@@ -1,6 +1,6 @@
 """Token by token: what student and teacher thought of an answer, and what each would rather have written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,7 @@ class Trace:
 
     `text` is what each token reads as and `control` whether it is a special one. Log-probabilities are those of the
     sampled tokens; reverse KL and entropies are in nats and of whole distributions, so a teacher that gives no more than
-    the sampled tokens has none.
+    the sampled tokens has none. Of tokens that the student did not write there are no numbers.
     """
 
     prompt: str
@@ -74,6 +74,12 @@ def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: 
     """One rollout under the student's `own` and the teacher's distributions, or what they say of the sampled tokens."""
     kept = rollout.tokens[:TOKENS]
     parts = [_part(kept[part], own[part], other[part], renderer) for part in chunks(len(kept), CHUNK)]
+    written = rollout.loss_mask[:TOKENS].tolist()
+
+    def column(of_part: Callable[[_Part], Column]) -> Column:
+        values = [value for part in parts for value in of_part(part)]
+        return [value if own else None for value, own in zip(values, written, strict=True)]
+
     return Trace(
         prompt=rollout.prompt.id,
         question=rollout.prompt.messages[-1].content,
@@ -81,11 +87,11 @@ def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: 
         reward=rollout.reward,
         text=[renderer.piece(token) for token in kept.tolist()],
         control=[renderer.is_control(token) for token in kept.tolist()],
-        logprobs=_joined([part.logprobs for part in parts]),
-        teacher_logprobs=_joined([part.teacher_logprobs for part in parts]),
-        reverse_kl=_joined([part.reverse_kl for part in parts]),
-        student_entropy=_joined([part.student_entropy for part in parts]),
-        teacher_entropy=_joined([part.teacher_entropy for part in parts]),
+        logprobs=column(lambda part: part.logprobs),
+        teacher_logprobs=column(lambda part: part.teacher_logprobs),
+        reverse_kl=column(lambda part: part.reverse_kl),
+        student_entropy=column(lambda part: part.student_entropy),
+        teacher_entropy=column(lambda part: part.teacher_entropy),
         student=_together([part.student for part in parts]),
         teacher=_together([part.teacher for part in parts]),
     )
@@ -137,10 +143,6 @@ def _together(parts: Sequence[Candidates | None]) -> Candidates | None:
     return Candidates(
         [row for part in known for row in part.texts], [row for part in known for row in part.probabilities]
     )
-
-
-def _joined(columns: Sequence[Column]) -> Column:
-    return [value for column in columns for value in column]
 
 
 def _column(values: Float[Tensor, " T"]) -> Column:

@@ -18,6 +18,7 @@ from practicum.rollouts import (
     Authors,
     Batch,
     Source,
+    environment_of,
     prompts_of_step,
     rewarded,
     write_rollouts,
@@ -117,7 +118,7 @@ def begin_step(
     """
     prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = Batch(prompts, now.n, settings.seed, step, version=version)
-    authors = Authors(client, parts.teacher, parts.renderer, parts.archive)
+    authors = Authors(client, parts.teacher, parts.renderer, parts.archive, environment_of(parts.task))
     rollouts = rewarded(write_rollouts(batch, now.source, authors, now.sampling), parts.task)
     rollouts = with_candidates(client, questions(now.objective, parts).values(), rollouts)
     fault("rollout")

@@ -259,12 +259,14 @@ class Teacher(Protocol):
 class Voice:
     """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token.
 
-    `meter` counts what is drawn with it.
+    `meter` counts what is drawn with it. `continues` is whether the client goes on from any tokens after the prompt's; one
+    that answers the prompt's messages alone can take no part in a conversation.
     """
 
     client: SamplingClient
     prompt_tokens: tuple[int, ...]
     meter: Meter | None = None
+    continues: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,8 @@ class TeacherContext:
     that this one brings itself, given what names its answers in a folder; clients of `load_model` are wrapped already.
     `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
     (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over; what stands
-    in `at_end` is done when nobody asks any more. `meter` counts what the teacher is asked for.
+    in `at_end` is done when nobody asks any more. `meter` counts what the teacher is asked for. `task` is what the prompts come
+    from, for a teacher that the task itself knows.
     """
 
     student: TrainingClient
@@ -302,6 +305,7 @@ class TeacherContext:
     meter: Meter | None = None
     load_renderer: Callable[[Any], Renderer] = _no_renderer
     keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
+    task: "Task | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,4 +356,35 @@ class Task(Protocol):
 
     def reward(self, prompt: Prompt, completion: str) -> float | None:
         """How right the completion is, 0 to 1, or None where the prompt has no answer."""
+        ...
+
+
+@runtime_checkable
+class Environment(Task, Protocol):
+    """A task that answers back: a completion is a conversation with it, and its reward is for the whole of it."""
+
+    def reply(self, prompt: Prompt, said: Sequence[str]) -> str | None:
+        """What it says after the student's turns so far, of which there is at least one; None: the conversation is over.
+
+        The same prompt and turns always get the same reply.
+        """
+        ...
+
+
+@runtime_checkable
+class Expert(Task, Protocol):
+    """A task that knows what to say."""
+
+    def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
+        """The probabilities of the whole text of the next turn, after the turns so far; together they are 1."""
+        ...
+
+
+@runtime_checkable
+class Lettered(Task, Protocol):
+    """A task that knows the characters of all that can be said in it, for models made from scratch."""
+
+    @property
+    def letters(self) -> str:
+        """Each of them once."""
         ...

@@ -1,7 +1,7 @@
 """What every teacher must do, asked of each file found in the folder of teachers."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from practicum.plugins import module_of, names
 from practicum.ports import AdamParams, SamplingClient, ScoreRequest, Teacher, TeacherContext, TeacherRequest
 from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config as Reverse
+from practicum.tasks.reverse import Reverse as ReverseTask
 from practicum.tasks.reverse import build as reverse
 from practicum.text import Renderer
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, TeacherSignal
@@ -40,6 +41,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"teacher": {"type": "openai_api", "url": "VLLM"}, "folder": "FOLDER"},
         {"teacher": {"type": "tinker", "url": "SERVICE", "model": "teacher"}, "folder": "FOLDER"},
     ],
+    "expert": [{}, {"softness": 0.5}],
     "model": [{"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")],
     "none": [{}],
     "openai_api": [
@@ -72,6 +74,14 @@ SIGNALS: list[Signal] = [Sampled(), TopK(k=3, support="student"), TopK(k=3, supp
 COUNT = 5
 ROUNDS = {"service": False}
 """Whether the teacher at hand is at a service, whose batches, made as requests arrive, decide the last digits."""
+
+
+class Knowing(ReverseTask):
+    """The task with an expert, who is not sure."""
+
+    def expert(self, prompt: Prompt, said: Sequence[str]) -> dict[str, float]:
+        assert prompt.answer is not None
+        return {prompt.answer: 0.75, prompt.answer[:1]: 0.25}
 
 
 @dataclass(frozen=True)
@@ -184,7 +194,8 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)
         trainer = LocalTrainer(student.language_model)
-        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer)
+        task = Knowing(Reverse(**TASK), seed=0)
+        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer, task=task)
         return Built(trainer, build(context, config))
 
     return built

@@ -9,11 +9,19 @@ from practicum.rollouts.sources import (
     SourceChoice,
     StudentSource,
     asks_teacher,
+    conversation_problems,
     replays,
     source_problems,
 )
 from practicum.rollouts.tape import Archive, TapeRow, digits, read_tape
-from practicum.rollouts.writing import Authors, rewarded, sample_rollouts, write_rollouts
+from practicum.rollouts.writing import (
+    Authors,
+    environment_of,
+    rewarded,
+    sample_rollouts,
+    taught_rollouts,
+    write_rollouts,
+)
 
 __all__ = [
     "SOURCES",
@@ -27,12 +35,15 @@ __all__ = [
     "StudentSource",
     "TapeRow",
     "asks_teacher",
+    "conversation_problems",
     "digits",
+    "environment_of",
     "prompts_of_step",
     "read_tape",
     "replays",
     "rewarded",
     "sample_rollouts",
     "source_problems",
+    "taught_rollouts",
     "write_rollouts",
 ]

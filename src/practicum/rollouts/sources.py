@@ -21,9 +21,14 @@ class DatasetSource(Call):
 
 
 class TeacherSource(Call):
-    """The teacher writes, in its own context: sequence-level distillation (SeqKD 1606.07947)."""
+    """The teacher writes, in its own context: sequence-level distillation (SeqKD 1606.07947).
+
+    `temperature` is its own, none: that of the rollouts. 0 is its best; above 1 it errs and corrects itself, in the manner of
+    demonstrations with noise (DART 1703.09327): what it says of each token when it scores stays the label.
+    """
 
     type: Literal["teacher"] = "teacher"
+    temperature: float | None = Field(default=None, ge=0)
 
 
 class Mix(Call):
@@ -94,6 +99,17 @@ def source_problems(source: Source, capabilities: Capabilities, teacher: str) ->
     if capabilities.writes or not asks_teacher(source):
         return []
     return [writes_nothing(source, f"teacher {teacher!r}")]
+
+
+def conversation_problems(source: Source) -> list[str]:
+    """What a source asks that nobody can do where a completion is a conversation with the task."""
+    match source:
+        case DatasetSource() | TokenMix() | Prefix() | Mix(other="dataset") | Join(other="dataset"):
+            return [
+                f"rollout.source: {source.model_dump()} does not write turn by turn, and this task answers every turn; write "
+                "source: student, teacher, mix(other=teacher), mix(other=replay), join(other=teacher) or cache(path)"
+            ]
+    return []
 
 
 def writes_nothing(source: Source, who: str) -> str:

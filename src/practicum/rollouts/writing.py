@@ -12,10 +12,29 @@ from typing import Literal
 import torch
 
 from practicum.errors import CapabilityError, DataError
-from practicum.ports import LockstepClient, MixedRequest, SamplingClient, Task, Teacher, TeacherRequest, Voice
+from practicum.ports import (
+    Environment,
+    LockstepClient,
+    MixedRequest,
+    SamplingClient,
+    Task,
+    Teacher,
+    TeacherRequest,
+    Voice,
+)
 from practicum.randomness import seed_of
 from practicum.rollouts.batch import Batch, Place, numbered, shuffled
-from practicum.rollouts.sources import Join, Mix, Prefix, Source, TokenMix, writes_nothing
+from practicum.rollouts.conversation import Conversation, Opening, converse
+from practicum.rollouts.sources import (
+    Join,
+    Mix,
+    Prefix,
+    Source,
+    TeacherSource,
+    TokenMix,
+    conversation_problems,
+    writes_nothing,
+)
 from practicum.rollouts.tape import Archive
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
@@ -26,19 +45,23 @@ Author = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix
 
 @dataclass(frozen=True, slots=True)
 class Authors:
-    """Who can write: the student, the teacher, and what was written before this step."""
+    """Who can write: the student, the teacher, and what was written before this step; `environment` is who answers them."""
 
     student: SamplingClient
     teacher: Teacher
     renderer: Renderer
     archive: Archive = field(default_factory=Archive)
+    environment: Environment | None = None
 
 
 def write_rollouts(batch: Batch, source: Source, authors: Authors, params: SamplingParams) -> list[Rollout]:
     """The completions of a batch from its source; `policy_version` counts the steps that the student had learned.
 
-    The archive learns what the student wrote, for the steps to come.
+    The archive learns what the student wrote, for the steps to come. Where there is an environment, a completion is a
+    conversation with it.
     """
+    if authors.environment is not None and (problems := conversation_problems(source)):
+        raise CapabilityError(problems)
     plan = _planned(batch, source, authors.archive)
     writing = _Writing(batch, source, authors, params)
     written: dict[int, Rollout] = {}
@@ -49,9 +72,33 @@ def write_rollouts(batch: Batch, source: Source, authors: Authors, params: Sampl
     return [written[row] for row in range(len(plan))]
 
 
-def sample_rollouts(batch: Batch, client: SamplingClient, renderer: Renderer, params: SamplingParams) -> list[Rollout]:
-    """The student's own completions of a batch."""
-    return _sampled(batch, [place for group in numbered(batch) for place in group], client, renderer, params)
+def sample_rollouts(
+    batch: Batch,
+    client: SamplingClient,
+    renderer: Renderer,
+    params: SamplingParams,
+    environment: Environment | None = None,
+) -> list[Rollout]:
+    """The student's own completions of a batch, or its conversations with an environment."""
+    places = [place for group in numbered(batch) for place in group]
+    return _sampled(batch, places, client, renderer, params, environment)
+
+
+def taught_rollouts(
+    batch: Batch,
+    teacher: Teacher,
+    renderer: Renderer,
+    params: SamplingParams,
+    environment: Environment | None = None,
+) -> list[Rollout] | None:
+    """The teacher's own completions of a batch, or its conversations; None where it writes none."""
+    places = [place for group in numbered(batch) for place in group]
+    return _taught(batch, places, teacher, renderer, params, environment)
+
+
+def environment_of(task: Task) -> Environment | None:
+    """The task, where it answers back."""
+    return task if isinstance(task, Environment) else None
 
 
 def rewarded(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
@@ -103,15 +150,23 @@ class _Writing:
         return methods[author](places)
 
     def student(self, places: Sequence[Place]) -> list[Rollout]:
-        return _sampled(self.batch, places, self.authors.student, self.authors.renderer, self.params)
+        authors = self.authors
+        return _sampled(self.batch, places, authors.student, authors.renderer, self.params, authors.environment)
 
     def dataset(self, places: Sequence[Place]) -> list[Rollout]:
         samples = self._given(places, self.params.max_new_tokens)
         return [self._rollout(place, sample, "dataset") for place, sample in zip(places, samples, strict=True)]
 
     def teacher(self, places: Sequence[Place]) -> list[Rollout]:
-        samples = self._taught(places, self.params.max_new_tokens)
-        return [self._rollout(place, sample, "teacher") for place, sample in zip(places, samples, strict=True)]
+        own = self.source.temperature if isinstance(self.source, TeacherSource) else None
+        params = self.params if own is None else replace(self.params, temperature=own)
+        authors = self.authors
+        rollouts = _taught(self.batch, places, authors.teacher, authors.renderer, params, authors.environment)
+        if rollouts is None:
+            raise CapabilityError(writes_nothing(self.source, "this teacher"))
+        return [
+            replace(rollout, policy_logprobs=torch.full_like(rollout.policy_logprobs, math.nan)) for rollout in rollouts
+        ]
 
     def replay(self, places: Sequence[Place]) -> list[Rollout]:
         """Old rollouts of any prompt, numbered on from that prompt's places in this batch."""
@@ -160,7 +215,7 @@ class _Writing:
     def prefix(self, places: Sequence[Place]) -> list[Rollout]:
         """The student's continuations of the first tokens of others; an answer that ends within them has none."""
         assert isinstance(self.source, Prefix)
-        begin = self._taught if self.source.origin == "teacher" else self._given
+        begin = self._begun if self.source.origin == "teacher" else self._given
         length = min(self.source.length, self.params.max_new_tokens)
         begun = begin(places, length)
         rows = [row for row, beginning in enumerate(begun) if beginning.stop_reason == "length"]
@@ -200,7 +255,7 @@ class _Writing:
         ids = torch.tensor(tokens, dtype=torch.long)
         return Sample(ids, torch.zeros(len(tokens)), unknown, "stop" if ends else "length")
 
-    def _taught(self, places: Sequence[Place], limit: int) -> list[Sample]:
+    def _begun(self, places: Sequence[Place], limit: int) -> list[Sample]:
         """At most `limit` tokens of the teacher's own answers in its own context."""
         requests = [TeacherRequest(place.prompt, _seed(self.batch, "teacher", place)) for place in places]
         samples = self.authors.teacher.sample(requests, replace(self.params, max_new_tokens=limit))
@@ -228,17 +283,83 @@ class _Writing:
 
 
 def _sampled(
-    batch: Batch, places: Sequence[Place], client: SamplingClient, renderer: Renderer, params: SamplingParams
+    batch: Batch,
+    places: Sequence[Place],
+    client: SamplingClient,
+    renderer: Renderer,
+    params: SamplingParams,
+    environment: Environment | None,
 ) -> list[Rollout]:
     """The student's completions of some places."""
     requests = [
         SampleRequest(renderer.render(place.prompt.messages), _seed(batch, batch.stream, place)) for place in places
     ]
-    samples = client.sample(requests, params)
-    return [
-        _rollout(batch, place, request.prompt_tokens, sample, renderer)
-        for place, request, sample in zip(places, requests, samples, strict=True)
+    if environment is None:
+        samples = client.sample(requests, params)
+        return [
+            _rollout(batch, place, request.prompt_tokens, sample, renderer)
+            for place, request, sample in zip(places, requests, samples, strict=True)
+        ]
+    openings = [
+        Opening(place.prompt, Voice(client, request.prompt_tokens), request.seed)
+        for place, request in zip(places, requests, strict=True)
     ]
+    return _conversations(batch, places, openings, renderer, params, environment, source="student")
+
+
+def _taught(
+    batch: Batch,
+    places: Sequence[Place],
+    teacher: Teacher,
+    renderer: Renderer,
+    params: SamplingParams,
+    environment: Environment | None,
+) -> list[Rollout] | None:
+    """The teacher's completions of some places, or None where it writes none."""
+    requests = [TeacherRequest(place.prompt, _seed(batch, "teacher", place)) for place in places]
+    if environment is None:
+        samples = teacher.sample(requests, params)
+        if samples is None:
+            return None
+        return [
+            _rollout(batch, place, renderer.render(place.prompt.messages), sample, renderer, source="teacher")
+            for place, sample in zip(places, samples, strict=True)
+        ]
+    voices = [teacher.voice(place.prompt) for place in places]
+    heard = [voice for voice in voices if voice is not None]
+    if len(heard) < len(voices):
+        return None
+    if not all(voice.continues for voice in heard):
+        raise CapabilityError(
+            "this teacher answers messages and cannot go on from tokens, so it can hold no conversation with the task; "
+            "write source: student and evaluation.teacher: false, or take a teacher that completes tokens"
+        )
+    openings = [Opening(request.prompt, voice, request.seed) for request, voice in zip(requests, heard, strict=True)]
+    return _conversations(batch, places, openings, renderer, params, environment, source="teacher")
+
+
+def _conversations(
+    batch: Batch,
+    places: Sequence[Place],
+    openings: Sequence[Opening],
+    renderer: Renderer,
+    params: SamplingParams,
+    environment: Environment,
+    *,
+    source: Origin,
+) -> list[Rollout]:
+    """Conversations in their places."""
+    return [
+        _as_rollout(
+            _rollout(batch, place, renderer.render(place.prompt.messages), held.sample, renderer, source=source), held
+        )
+        for place, held in zip(places, converse(openings, environment, renderer, params), strict=True)
+    ]
+
+
+def _as_rollout(whole: Rollout, held: Conversation) -> Rollout:
+    """The rollout of a conversation: learned from where its voice spoke, read as what it said."""
+    return replace(whole, loss_mask=held.spoken, text=held.text)
 
 
 def _rollout(

@@ -290,7 +290,7 @@ class TextTeacher:
 
     def voice(self, prompt: Prompt) -> Voice:
         """The server, answering this very prompt."""
-        return Voice(_Reply(self, prompt), self._speaker.renderer.render(prompt.messages))
+        return Voice(_Reply(self, prompt), self._speaker.renderer.render(prompt.messages), continues=False)
 
     def after_step(self, step: int) -> None:
         """Nothing changes."""

@@ -111,6 +111,10 @@ def _recording(line: str, where: str) -> tuple[Key, list[float]]:
         ) from error
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise DataError(f"{where} has no list of token ids under 'tokens'; give the rollouts.jsonl of a run")
+    if isinstance(logprobs, list) and len(logprobs) == len(tokens):
+        learned = row.get("loss_mask") or [True] * len(tokens)
+        # What the student did not write, such as what an environment said, has no score and needs none.
+        logprobs = [value if own else 0.0 for value, own in zip(logprobs, learned, strict=False)]
     if not isinstance(logprobs, list) or len(logprobs) != len(tokens) or not all(map(_is_number, logprobs)):
         raise DataError(
             f"{where} has no teacher log-probability for each of its {len(tokens)} tokens; record the tape with a teacher "

@@ -1,9 +1,9 @@
 """Messages to token ids by a chat template, and token ids back to text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jinja2
@@ -18,6 +18,9 @@ _ADVICE = "write one in the recipe as `template:`, for example \"{{ messages[-1]
 
 _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """How byte-level tokenizers write the bytes of a token."""
+
+REPLIES = 2048
+"""So many replies of an environment are remembered as tokens."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,28 @@ class Renderer:
         text = self._text([replace(turn, content=broken(turn.content, control, mark)) for turn in turns])
         # Each side of a mark is encoded alone, so no control token of a user's survives whole.
         return tuple(number for piece in text.split(mark) for number in self._ids(piece))
+
+    def reply(self, text: str) -> tuple[int, ...]:
+        """What stands between the student's stop token and its next turn when `text` is said in between.
+
+        Control tokens in the text are read as text. Raises ModelError where the template shows no earlier turns.
+        """
+        return self._replies(text)
+
+    @cached_property
+    def _replies(self) -> Callable[[str], tuple[int, ...]]:
+        """The newest replies: an environment says the same to many, and templates are slow."""
+        return lru_cache(maxsize=REPLIES)(self._reply)
+
+    def _reply(self, text: str) -> tuple[int, ...]:
+        mark = free_mark(self._template, text)
+        whole = text if self._control is None else broken(text, self._control, mark)
+        skipped, stop = self._answer_end
+        first, *others = self._after_answer(mark, whole)[len(skipped) :].split(mark)
+        # What follows a stop token may be cut into tokens otherwise than what begins a text.
+        after_stop = self._ids(stop + first)
+        ids = after_stop[1:] if after_stop and after_stop[0] in self.stop_ids and stop else self._ids(first)
+        return tuple(ids + [number for piece in others for number in self._ids(piece)])
 
     def encode(self, text: str) -> list[int]:
         """Plain text as tokens; control tokens in it are read as text."""
@@ -179,6 +204,27 @@ class Renderer:
         written = [number for number in self._ids(text.rpartition(mark)[2]) if number in self.stop_ids]
         own = self.tokenizer.eos_token_id
         return next(iter(written), own if own in self.stop_ids else min(self.stop_ids))
+
+    def _after_answer(self, mark: str, said: str) -> str:
+        """What the template writes after an answer to which `said` is replied, up to where the next answer begins."""
+        asked, answered = f"{mark}q{mark}", f"{mark}a{mark}"
+        turns = [Message("user", asked), Message("assistant", answered), Message("user", said)]
+        before, found, after = self._templated(self._with_system(turns)).partition(answered)
+        if not found or asked not in before:
+            raise ModelError(
+                f"{self._name}: the chat template does not show the earlier turns of a conversation, which this task needs; write "
+                "another `template:` in the recipe"
+            )
+        return after
+
+    @cached_property
+    def _answer_end(self) -> tuple[str, str]:
+        """What the template writes after an answer, up to its stop token, and that token; both empty where it writes none."""
+        mark = free_mark(self._template)
+        between = self._after_answer(mark, f"{mark}r{mark}").partition(mark)[0]
+        found = [(between.find(stop), stop) for stop in map(self.piece, sorted(self.stop_ids)) if stop in between]
+        place, stop = min(found, default=(0, ""))
+        return between[: place + len(stop)], stop
 
     @cached_property
     def _silent(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.chunked import chunks
+from practicum.functional.truncation import sampling_logprobs
 from practicum.types import SamplingParams
 
 BLOCK = 64
@@ -63,23 +64,6 @@ def draw_mixed(
     mixed = F.mixture([(share, theirs), (1.0 - share, sampling_logprobs(policy, params))])
     tokens, sampled = race(mixed, noise)
     return tokens, sampled, F.gather_logprobs(policy, tokens)
-
-
-def sampling_logprobs(policy: Float[Tensor, "B V"], params: SamplingParams) -> Float[Tensor, "B V"]:
-    """The distribution that is sampled from: temperature, then top-k, then top-p, renormalised."""
-    if params.temperature == 0:
-        greedy = torch.full_like(policy, -torch.inf)
-        return greedy.scatter(-1, policy.argmax(dim=-1, keepdim=True), 0.0)
-    logprobs = F.temper(policy, params.temperature) if params.temperature != 1.0 else policy
-    if params.top_k:
-        smallest = logprobs.topk(min(params.top_k, logprobs.shape[-1]), dim=-1).values[..., -1:]
-        logprobs = logprobs.masked_fill(logprobs < smallest, -torch.inf)
-    if params.top_p < 1.0:
-        ordered, order = torch.log_softmax(logprobs, dim=-1).sort(dim=-1, descending=True)
-        before = ordered.exp().cumsum(dim=-1) - ordered.exp()
-        outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= params.top_p)
-        logprobs = logprobs.masked_fill(outside, -torch.inf)
-    return torch.log_softmax(logprobs, dim=-1) if params.top_k or params.top_p < 1.0 else logprobs
 
 
 def race(scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:

@@ -21,7 +21,7 @@ from practicum.objective.tokens import TeacherTokens
 from practicum.ports import SamplingClient, ScoreRequest, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe
-from practicum.rollouts import Batch, prompts_of_step, rewarded, sample_rollouts
+from practicum.rollouts import Batch, environment_of, prompts_of_step, rewarded, sample_rollouts
 from practicum.statistics import Interval, clustered, wilson
 from practicum.types import Head, Prompt, Rollout, Sample, TeacherSignal
 
@@ -171,7 +171,8 @@ def gather(recipe: Recipe, built: Assembled, count: int, samples: int, say: Call
     client = parts.student.sampling_client()
     say(f"the student answers {len(prompts)} prompts {samples} times")
     batch = Batch(prompts, samples, recipe.seed, step=1, stream=STREAM)
-    rollouts = rewarded(sample_rollouts(batch, client, parts.renderer, plan.sampling), parts.task)
+    environment = environment_of(parts.task)
+    rollouts = rewarded(sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task)
     signals, trouble = _signals(parts.teacher, rollouts, say)
     found = Evidence(recipe, built, plan, prompts, samples, [], trouble=trouble)
     say("student and teacher are compared token by token")

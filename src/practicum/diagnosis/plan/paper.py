@@ -195,7 +195,8 @@ class _Paper:
             return module_of("teachers", config.type).build(config, context)
 
         base_dir = Path(self.recipe.base_dir)
-        return build(TeacherContext(trainer, self.student.renderer, load_model, build, base_dir), config)
+        context = TeacherContext(trainer, self.student.renderer, load_model, build, base_dir, task=self.task)
+        return build(context, config)
 
 
 class PaperClient:

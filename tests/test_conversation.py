@@ -1,0 +1,323 @@
+"""Conversations with an environment: whose tokens are whose, where they end, that none depends on another, and in whole runs."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from toy import curve, rows
+
+from practicum.assembly import Assembled, assemble_run
+from practicum.errors import CapabilityError
+from practicum.evaluation import evaluate, evaluate_teacher
+from practicum.objective import Full, Signal
+from practicum.ports import Capabilities, ScoreRequest, Voice
+from practicum.recipe import parse_recipe
+from practicum.rollouts import Authors, Batch, SourceChoice, environment_of, sample_rollouts, write_rollouts
+from practicum.rollouts.conversation import Conversation, Opening, converse
+from practicum.runs import run
+from practicum.teachers.expert import ExpertTeacher
+from practicum.text import Renderer, character_tokenizer, stop_ids
+from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+
+TOKENIZER = character_tokenizer("abc\n")
+RENDERER = Renderer(TOKENIZER, stop_ids=stop_ids(TOKENIZER, None))
+STOP = TOKENIZER.eos_token_id
+PROMPTS = [Prompt(letter, (Message("user", letter),)) for letter in "abc"]
+PARAMS = SamplingParams(30, stop_ids=RENDERER.stop_ids)
+BLANK = 4
+"""Tokens of `<user>`, two letters and `<assistant>`."""
+
+
+class Echo:
+    """Asks three times, each time with the last letter that was said, twice."""
+
+    def train_prompts(self) -> list[Prompt]:
+        return PROMPTS
+
+    def heldout_prompts(self) -> list[Prompt]:
+        return []
+
+    def reward(self, prompt: Prompt, completion: str) -> float:
+        return float(len(completion.split("\n")) == 3)
+
+    def reply(self, prompt: Prompt, said: Sequence[str]) -> str | None:
+        return None if len(said) == 3 else 2 * (said[-1].strip() or "a")[-1]
+
+
+class Parrot:
+    """Says `turns` in order, by how often it was answered before; what its log-probabilities are tells the call."""
+
+    def __init__(self, *turns: str) -> None:
+        self.turns = turns
+        self.seen: list[SampleRequest] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(signals=frozenset())
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        self.seen += requests
+        return [self._one(request, params) for request in requests]
+
+    def _one(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        begins = TOKENIZER.convert_tokens_to_ids("<assistant>")
+        turn = request.prompt_tokens.count(begins) - 1
+        said = len(request.prompt_tokens) - 1 - request.prompt_tokens[::-1].index(begins)
+        whole = [*RENDERER.encode(self.turns[turn]), STOP][len(request.prompt_tokens) - 1 - said - 0 :]
+        tokens = torch.tensor(whole[: params.max_new_tokens])
+        logprobs = torch.full((len(tokens),), -1.0 - turn)
+        return Sample(tokens, logprobs, 2 * logprobs, "stop" if len(tokens) == len(whole) else "length")
+
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        raise NotImplementedError
+
+
+class Dice(Parrot):
+    """Says what its seed draws."""
+
+    def _one(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        draw, tokens = random.Random(request.seed), []
+        while len(tokens) < params.max_new_tokens and STOP not in tokens:
+            tokens.append(draw.choice([*RENDERER.encode("abc\n"), STOP]))
+        known = torch.tensor([draw.random() for _ in tokens])
+        return Sample(torch.tensor(tokens), known, known, "stop" if STOP in tokens else "length")
+
+
+def held(client: Parrot, limit: int = 30, prompts: Sequence[Prompt] = PROMPTS[:1]) -> list[Conversation]:
+    openings = [
+        Opening(prompt, Voice(client, RENDERER.render(prompt.messages)), seed) for seed, prompt in enumerate(prompts)
+    ]
+    return converse(openings, Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
+
+
+def pieces(conversation: Conversation) -> str:
+    return "".join(TOKENIZER.convert_ids_to_tokens(conversation.sample.tokens.tolist()))
+
+
+def test_turn_by_turn_each_token_is_whose_it_is():
+    (one,) = held(Parrot("ab", "c", ""))
+    assert pieces(one) == "ab</s><user>bb<assistant>c</s><user>cc<assistant></s>"
+    spoken = [1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
+    assert one.spoken.long().tolist() == spoken
+    assert one.sample.sampling_logprobs.tolist() == [-1, -1, -1, 0, 0, 0, 0, -2, -2, 0, 0, 0, 0, -3]
+    policy = one.sample.policy_logprobs
+    assert policy.isnan().tolist() == [not own for own in spoken] and policy[0] == -2
+    assert one.said == ("ab", "c", "") and one.text == "ab\nc\n" and one.sample.stop_reason == "stop"
+
+
+def test_the_next_turn_is_asked_after_the_very_tokens_so_far():
+    client = Parrot("ab", "c", "")
+    (one,) = held(client)
+    prompt = RENDERER.render(PROMPTS[0].messages)
+    tokens = tuple(one.sample.tokens.tolist())
+    assert [request.prompt_tokens for request in client.seen] == [prompt, prompt + tokens[:7], prompt + tokens[:13]]
+    assert len({request.seed for request in client.seen}) == 3
+
+
+def test_a_line_break_within_a_turn_is_a_space_in_the_text():
+    (one,) = held(Parrot("a\nb", "c", "a"))
+    assert one.said == ("a\nb", "c", "a") and one.text == "a b\nc\na"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected", "said"),
+    [
+        (1, "a", ("a",)),
+        (2, "ab", ("ab",)),
+        (3, "ab</s>", ("ab",)),
+        (7, "ab</s>", ("ab",)),
+        (8, "ab</s><user>bb<assistant>c", ("ab", "c")),
+        (9, "ab</s><user>bb<assistant>c</s>", ("ab", "c")),
+        (13, "ab</s><user>bb<assistant>c</s>", ("ab", "c")),
+    ],
+)
+def test_what_does_not_fit_ends_the_conversation(limit, expected, said):
+    (one,) = held(Parrot("ab", "c", ""), limit)
+    assert pieces(one) == expected and one.said == said and one.sample.stop_reason == "length"
+    assert len(one.spoken) == len(one.sample.tokens) <= limit
+
+
+def test_the_last_turn_may_fill_it():
+    (one,) = held(Parrot("ab", "c", ""), 14)
+    assert one.sample.stop_reason == "stop" and len(one.sample.tokens) == 14
+
+
+def test_a_turn_that_is_longer_than_a_draw_goes_on():
+    client = Parrot("abcabcabcab", "c", "a")
+    (one,) = held(client, 15)
+    assert [len(request.prompt_tokens) - 3 for request in client.seen] == [0, 8], "8 tokens, then 4 of the 7 left"
+    assert one.said == ("abcabcabcab",) and pieces(one) == "abcabcabcab</s>"
+    assert one.sample.stop_reason == "length", "no turn fits after it"
+
+
+@pytest.mark.parametrize("limit", [5, 16, 23, 60])
+def test_what_is_said_in_one_does_not_depend_on_the_others(limit):
+    prompts = [PROMPTS[number % 3] for number in range(12)]
+    together = held(Dice(), limit, prompts)
+    for seed, (prompt, whole) in enumerate(zip(prompts, together, strict=True)):
+        opening = Opening(prompt, Voice(Dice(), RENDERER.render(prompt.messages)), seed)
+        (alone,) = converse([opening], Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
+        assert pieces(alone) == pieces(whole) and alone.said == whole.said
+        assert alone.sample.sampling_logprobs.equal(whole.sample.sampling_logprobs)
+    assert len({pieces(one) for one in together}) > 6
+
+
+def test_no_conversations_are_none():
+    assert converse([], Echo(), RENDERER, PARAMS) == []
+
+
+def recipe(folder: Path, **changes: Any) -> Any:
+    data: dict[str, Any] = {
+        "name": "walk",
+        "student": {"model": {"hidden_size": 16, "layers": 1, "heads": 2}},
+        "teacher": {"type": "expert"},
+        "task": {"type": "walker", "turns": 3, "train_size": 12, "heldout_size": 4},
+        "rollout": {"max_new_tokens": 24},
+        "train": {"steps": 2, "prompts_per_step": 4, "checkpoint_every": 1, "threads": 1},
+        "evaluation": {"prompts": 4},
+    }
+    return parse_recipe(data | changes, str(folder))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Assembled:
+    folder = tmp_path_factory.mktemp("walk")
+    return assemble_run(recipe(folder), folder, None, lambda text: None)
+
+
+def written(built: Assembled, source: str, **changes: Any) -> list[Rollout]:
+    parts = built.parts
+    authors = Authors(
+        changes.pop("student", built.trainer.sampling_client()),
+        changes.pop("teacher", parts.teacher),
+        parts.renderer,
+        environment=environment_of(parts.task),
+    )
+    sampling = replace(built.settings.plan(1).sampling, **changes)
+    return write_rollouts(
+        Batch(parts.prompts[:6], 2, 0, 1), TypeAdapter(SourceChoice).validate_python(source), authors, sampling
+    )
+
+
+def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built: Assembled):
+    batch, sampling = Batch(built.parts.prompts[:6], 2, 0, 1), built.settings.plan(1).sampling
+    client, environment = built.trainer.sampling_client(), environment_of(built.parts.task)
+    plain = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)
+    for source in ("student", "mix(student=1.0, other=teacher)"):
+        for one, other in zip(plain, written(built, source), strict=True):
+            assert one.tokens.equal(other.tokens) and one.text == other.text
+            assert one.loss_mask.equal(other.loss_mask) and one.sampling_logprobs.equal(other.sampling_logprobs)
+
+
+@pytest.mark.parametrize("source", ["teacher", "mix(student=0.0, other=teacher)", "teacher(temperature=0)"])
+def test_the_expert_walks(built: Assembled, source: str):
+    rollouts = written(built, source)
+    rewards = [built.parts.task.reward(rollout.prompt, rollout.text) for rollout in rollouts]
+    assert sum(rewards) >= len(rewards) - 3 and all(len(rollout.text.split("\n")) == 3 for rollout in rollouts)
+    assert {rollout.source for rollout in rollouts} == {"teacher"}
+    assert all(rollout.policy_logprobs.isnan().all() for rollout in rollouts)
+    reached = [rollout.prompt for rollout, reward in zip(rollouts, rewards, strict=True) if reward]
+    if "temperature" in source:
+        assert all(rollout.sampling_logprobs.eq(0).all() for rollout in rollouts)
+        assert written(built, source)[1].text == rollouts[1].text and len(reached) >= 8
+
+
+def test_a_join_has_conversations_of_both(built: Assembled):
+    rollouts = written(built, "join(other=teacher, n=1)")
+    assert [rollout.source for rollout in rollouts[:3]] == ["student", "student", "teacher"]
+
+
+@pytest.mark.parametrize("source", ["dataset", "token_mix(teacher=0.5)", "prefix(length=2)", "mix(0.5)", "join(n=2)"])
+def test_a_source_that_cannot_converse_is_refused_in_one_line(built: Assembled, tmp_path: Path, source: str):
+    with pytest.raises(CapabilityError, match="does not write turn by turn, and this task answers every turn; write"):
+        written(built, source)
+    changed = recipe(tmp_path, rollout={"max_new_tokens": 24, "source": source})
+    with pytest.raises(CapabilityError, match=r"rollout.source: .* does not write turn by turn"):
+        assemble_run(changed, tmp_path, None, lambda text: None)
+
+
+class Deaf(ExpertTeacher):
+    """A teacher that answers messages alone, as behind a chat server."""
+
+    def voice(self, prompt: Prompt) -> Voice:
+        return replace(super().voice(prompt), continues=False)
+
+
+def test_a_teacher_that_answers_messages_alone_is_refused(built: Assembled):
+    with pytest.raises(CapabilityError, match="cannot go on from tokens, so it can hold no conversation"):
+        written(built, "teacher", teacher=Deaf(built.parts.task, built.parts.renderer, 0.1))
+
+
+def test_evaluation_measures_what_the_student_said_and_nothing_else(built: Assembled):
+    parts, settings = built.parts, built.evaluation
+    assert settings is not None
+    client = parts.student.sampling_client()
+    found = evaluate(client, parts.renderer, parts.task, parts.teacher, settings)
+    batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    environment = environment_of(parts.task)
+    rollouts = sample_rollouts(batch, client, parts.renderer, settings.sampling, environment)
+    own = [rollout.policy_logprobs[rollout.loss_mask] for rollout in rollouts]
+    assert [answer.logprob for answer in found.answers] == [values.double().mean().item() for values in own]
+    signals = parts.teacher.score(rollouts, Full())
+    mine = client.score([ScoreRequest(r.prompt_tokens, tuple(r.tokens.tolist())) for r in rollouts], Full())
+    distances = []
+    for rollout, student, teacher in zip(rollouts, mine, signals, strict=True):
+        p, q = (side.head.logprobs(side.hidden)[rollout.loss_mask].double() for side in (student, teacher))
+        distances.append((p.exp() * (p - q)).sum(-1))
+    assert math.isclose(found.reverse_kl or 0, torch.cat(distances).mean().item(), rel_tol=1e-4)
+    teacher = evaluate_teacher(parts.teacher, parts.renderer, parts.task, settings)
+    assert teacher is not None and teacher.accuracy is not None and teacher.accuracy.mean >= 0.5
+    for trace, rollout in zip(found.traces, rollouts, strict=True):
+        assert [value is not None for value in trace.reverse_kl] == rollout.loss_mask.tolist()
+
+
+def test_a_run_converses_and_is_replayed_from_its_tape(tmp_path: Path):
+    replaying = {"max_new_tokens": 24, "source": "mix(student=0.5, other=replay)"}
+    whole = run(recipe(tmp_path, rollout=replaying), out=tmp_path).folder
+    home = Path(whole)
+    assert (home / "report.html").is_file()
+    recorded = rows(home / "rollouts.jsonl")
+    assert any(not all(row["loss_mask"]) for row in recorded)
+    for row in recorded:
+        scored = [value is not None for value in row["teacher_logprobs"]]
+        assert scored == row["loss_mask"]
+    tape = home / "rollouts.jsonl"
+    again = recipe(
+        tmp_path,
+        name="again",
+        student={"model": str(home / "models" / "student")},
+        rollout={"max_new_tokens": 24, "source": f"cache(path={tape})"},
+        teacher={"type": "scripted", "tape": str(tape)},
+        objective={"signal": "sampled", "divergence": "reverse_kl"},
+        train={"steps": 1, "prompts_per_step": 2, "threads": 1},
+        evaluation={"prompts": 0},
+    )
+    assert json.loads(json.dumps(curve(Path(run(again, out=tmp_path).folder), "tokens")))[0] > 0
+
+
+def test_sampling_counts_what_is_read_again_each_turn(built: Assembled):
+    parts = built.parts
+    parts.ledger.take()
+    batch = Batch(parts.prompts[:1], 1, 0, 1)
+    environment = environment_of(parts.task)
+    (one,) = sample_rollouts(
+        batch,
+        parts.student.sampling_client(),
+        parts.renderer,
+        replace(PARAMS, stop_ids=parts.renderer.stop_ids),
+        environment,
+    )
+    counted = parts.ledger.take()
+    assert counted["cost/sampled_tokens"] == int(one.loss_mask.sum())
+    if one.stop_reason == "stop":
+        begins = [0] + [
+            n + 1 for n, (a, b) in enumerate(zip(one.loss_mask, one.loss_mask[1:], strict=False)) if b and not a
+        ]
+        assert counted["cost/prompt_tokens"] == sum(len(one.prompt_tokens) + begin for begin in begins)
