@@ -140,7 +140,9 @@ def test_every_file_of_a_room_has_settings_and_a_builder(room: str) -> None:
 
 @pytest.mark.parametrize("name", ["modell", "_client", "", "../model", "model "])
 def test_a_name_that_is_no_file_is_refused_with_the_nearest(name: str) -> None:
-    with pytest.raises(ValueError, match=r"no teacher named .*known: cached, model, none, openai_api, pool, .*self"):
+    with pytest.raises(
+        ValueError, match=r"no teacher named .*known: cached, expert, model, none, openai_api, pool, .*self"
+    ):
         module_of("teachers", name)
 
 

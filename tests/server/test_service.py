@@ -124,8 +124,7 @@ def test_draws_at_every_position_are_the_same_whatever_else_is_asked(client, tea
 def test_samples_are_those_of_the_library_with_the_seeds_of_the_request(client, teacher, models):
     found = client.sample(PROMPT, seed=7, num=3, max_tokens=5, temperature=0.8, base_model="teacher")
     renderer = load(ModelConfig(model=str(models / "teacher"), device="cpu")).renderer
-    base = seed_of("request", 7)
-    requests = [SampleRequest(tuple(PROMPT), seed_of(base, number)) for number in range(3)]
+    requests = [SampleRequest(tuple(PROMPT), seed) for seed in (7, seed_of(7, 1), seed_of(7, 2))]
     own = LocalSampler(teacher).sample(requests, SamplingParams(5, temperature=0.8, stop_ids=renderer.stop_ids))
     for sequence, sample in zip(found.sequences, own, strict=True):
         assert np.frombuffer(sequence.tokens, dtype="<i4").tolist() == sample.tokens.tolist()

@@ -170,3 +170,15 @@ def test_m27_looks_at_the_step_after_a_copy():
     assert [alarm.step for alarm in alarms] == [5], "it is told once while it goes on"
     assert alarms[0].baseline == 0.5 and alarms[0].patch == ["teacher.teacher.weights=ema"]
     assert "M27" not in {alarm.id for alarm in watch().replay(shocked)}, "an ordinary teacher is not copied"
+
+
+def test_m21_counts_evaluations_and_ends_a_run_at_the_third():
+    seen = watch(RECIPE)
+    calls = []
+    for step in range(1, 41):
+        row = dict(HEALTHY)
+        del row["heldout_gain_high"], row["heldout_gain"]
+        if step % 8 == 0:
+            row |= {"heldout_gain_high": -0.1, "heldout_gain": -0.3}
+        calls += [(alarm.step, alarm.action) for alarm in seen.judge(step, row) if alarm.id == "M21"]
+    assert calls == [(16, "checkpoint"), (24, "stop")]
