@@ -1,13 +1,13 @@
 """Whether a claim holds, computed from results: nobody writes a verdict by hand."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from practicum.evidence.results import Results
 from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie
-from practicum.statistics import Interval, t_interval
+from practicum.statistics import Interval, overlaps_zero, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]
 Verdict = Literal["holds", "holds in part", "does not hold here", "not resolved", "not run"]
@@ -57,50 +57,53 @@ def judge(test: Test, results: Results) -> Judgement:
             return _robust(test, results)
 
 
-def _better(test: Better, results: Results) -> Judgement:
-    values = _differences(test.better, test.than, test.measure, test.at, results)
-    what = f"{test.better} - {test.than}, {_measured(test.measure, test.at)}"
+def _over_seeds(
+    what: str, values: Sequence[float], answer: Callable[[Interval], Answer], shown: Callable[[Interval], str]
+) -> Judgement:
+    """A number a seed as a judgement; a single seed decides nothing."""
     if not values:
         return Judgement("missing", f"{what}: not run")
     found = t_interval(values)
     if found is None:
-        return Judgement("unresolved", f"{what}: {values[0]:+.3f} (one seed)")
-    if found.low > 0 and found.mean >= test.by:
-        answer: Answer = "yes"
-    else:
-        answer = "no" if found.high < test.by or (test.by == 0 and found.high <= 0) else "unresolved"
-    return Judgement(answer, f"{what}: {_signed(found)}")
+        return Judgement(
+            "unresolved", f"{what}: {shown(Interval(values[0], values[0], values[0])).split(' [')[0]} (one seed)"
+        )
+    return Judgement(answer(found), f"{what}: {shown(found)}")
+
+
+def _better(test: Better, results: Results) -> Judgement:
+    def answer(found: Interval) -> Answer:
+        if found.low > 0 and found.mean >= test.by:
+            return "yes"
+        return "no" if found.high < test.by or (test.by == 0 and found.high <= 0) else "unresolved"
+
+    what = f"{test.better} - {test.than}, {_measured(test.measure, test.at)}"
+    return _over_seeds(what, _differences(test.better, test.than, test.measure, test.at, results), answer, _signed)
 
 
 def _tie(test: Tie, results: Results) -> Judgement:
+    def answer(found: Interval) -> Answer:
+        if -test.within <= found.low and found.high <= test.within:
+            return "yes"
+        return "no" if found.low > test.within or found.high < -test.within else "unresolved"
+
     one, other = test.tie
-    values = _differences(one, other, test.measure, test.at, results)
     what = f"{one} - {other}, {_measured(test.measure, test.at)}"
-    if not values:
-        return Judgement("missing", f"{what}: not run")
-    found = t_interval(values)
-    if found is None:
-        return Judgement("unresolved", f"{what}: {values[0]:+.3f} (one seed)")
-    apart = found.low > test.within or found.high < -test.within
-    within = -test.within <= found.low and found.high <= test.within
-    return Judgement("yes" if within else "no" if apart else "unresolved", f"{what}: {_signed(found)}")
+    return _over_seeds(what, _differences(one, other, test.measure, test.at, results), answer, _signed)
 
 
 def _reaches(test: Reaches, results: Results) -> Judgement:
     values = list(results.values(test.reaches, test.measure, test.at).values())
     what = f"{test.reaches}, {_measured(test.measure, test.at)}"
-    if not values:
-        return Judgement("missing", f"{what}: not run")
-    found = t_interval(values)
-    if found is None:
-        return Judgement("unresolved", f"{what}: {values[0]:.3f} (one seed)")
-    least, most = test.least, test.most
+    return _over_seeds(what, values, lambda found: _bounded(found, test.least, test.most), _plain)
+
+
+def _bounded(found: Interval, least: float | None, most: float | None) -> Answer:
+    """Whether the mean is on the right side of the bounds, or the whole interval on the wrong one."""
+    if (least is not None and found.high < least) or (most is not None and found.low > most):
+        return "no"
     fits = (least is None or found.mean >= least) and (most is None or found.mean <= most)
-    beyond = (least is not None and found.high < least) or (most is not None and found.low > most)
-    return Judgement(
-        "yes" if fits else "no" if beyond else "unresolved",
-        f"{what}: {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]",
-    )
+    return "yes" if fits else "unresolved"
 
 
 def _ratio(test: Ratio, results: Results) -> Judgement:
@@ -113,28 +116,26 @@ def _ratio(test: Ratio, results: Results) -> Judgement:
     if any(mine[seed] <= 0 or theirs[seed] <= 0 for seed in seeds):
         return Judgement("unresolved", f"{what}: one of the two is 0 in some seed")
     logs = [math.log(mine[seed] / theirs[seed]) for seed in seeds]
-    found = t_interval(logs)
-    if found is None:
-        return Judgement("unresolved", f"{what}: {math.exp(logs[0]):.2f} (one seed)")
-    mean, low, high = (math.exp(value) for value in (found.mean, found.low, found.high))
-    least, most = test.least, test.most
-    beyond = (least is not None and high < least) or (most is not None and low > most)
-    fits = (least is None or mean >= least) and (most is None or mean <= most)
-    answer: Answer = "no" if beyond else "yes" if fits and (low > 1 or high < 1) else "unresolved"
-    return Judgement(answer, f"{what}: {mean:.1f} [{low:.1f}, {high:.1f}]")
+
+    def answer(found: Interval) -> Answer:
+        bounded = _bounded(_exponential(found), test.least, test.most)
+        return "unresolved" if bounded == "yes" and overlaps_zero(found) else bounded
+
+    return _over_seeds(what, logs, answer, lambda found: _plain(_exponential(found)))
+
+
+def _exponential(found: Interval) -> Interval:
+    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
 
 
 def _rises(test: Rises, results: Results) -> Judgement:
     end, start = results.values(test.rises, "accuracy"), results.values(test.rises, "accuracy", "start")
     values = [end[seed] - start[seed] for seed in sorted(end.keys() & start.keys())]
-    what = f"{test.rises}, accuracy from start to end"
-    if not values:
-        return Judgement("missing", f"{what}: not run")
-    found = t_interval(values)
-    if found is None:
-        return Judgement("unresolved", f"{what}: {values[0]:+.3f} (one seed)")
-    answer: Answer = "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
-    return Judgement(answer, f"{what}: {_signed(found)}")
+
+    def answer(found: Interval) -> Answer:
+        return "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
+
+    return _over_seeds(f"{test.rises}, accuracy from start to end", values, answer, _signed)
 
 
 def _cost(test: Cost, results: Results) -> Judgement:
@@ -196,3 +197,7 @@ def _measured(measure: str, at: str | int) -> str:
 
 def _signed(found: Interval) -> str:
     return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+
+
+def _plain(found: Interval) -> str:
+    return f"{found.mean:.3g} [{found.low:.3g}, {found.high:.3g}]"

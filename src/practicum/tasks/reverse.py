@@ -10,6 +10,7 @@ from practicum.ports import Task
 from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
 from practicum.tasks._verifiers import exact
+from practicum.tasks._words import check_enough, drawn_words
 from practicum.types import Message, Prompt
 
 
@@ -31,15 +32,8 @@ class Config(BaseModel):
             raise ValueError(f"alphabet {self.alphabet!r} repeats a letter; write each letter once")
         if any(letter.isspace() for letter in self.alphabet):
             raise ValueError(f"alphabet {self.alphabet!r} contains a space; use letters that are seen")
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest is {self.shortest} and longest {self.longest}; shortest may not be greater")
         wanted = self.train_size + self.heldout_size
-        there_are = sum(len(self.alphabet) ** length for length in range(self.shortest, self.longest + 1))
-        if wanted > there_are:
-            raise ValueError(
-                f"train_size and heldout_size ask for {wanted} strings, but {len(self.alphabet)} letters make only "
-                f"{there_are} of length {self.shortest} to {self.longest}; raise longest, or lower the sizes"
-            )
+        check_enough(self.alphabet, self.shortest, self.longest, wanted, "strings")
         return self
 
 
@@ -48,10 +42,8 @@ class Reverse:
 
     def __init__(self, config: Config, seed: int) -> None:
         draw = random.Random(seed_of(seed, "reverse"))
-        words: dict[str, None] = {}
-        while len(words) < config.heldout_size + config.train_size:
-            length = draw.randint(config.shortest, config.longest)
-            words["".join(draw.choices(config.alphabet, k=length))] = None
+        count = config.heldout_size + config.train_size
+        words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
         prompts = [Prompt(word, (Message("user", word),), answer=word[::-1]) for word in words]
         # The held-out strings are drawn first, so they stay the same whatever the number of training strings.
         self._heldout, self._train = prompts[: config.heldout_size], prompts[config.heldout_size :]

@@ -11,6 +11,7 @@ from practicum.ports import Task
 from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
 from practicum.tasks._verifiers import exact
+from practicum.tasks._words import check_enough, drawn_words
 from practicum.types import Message, Prompt
 
 Skill = Callable[[str, str], str]
@@ -65,15 +66,8 @@ class Config(BaseModel):
         _check_names("train", self.trained, self.skills)
         if not (self.alphabet.isalpha() and self.alphabet.islower()) or len(set(self.alphabet)) < len(self.alphabet):
             raise ValueError(f"alphabet {self.alphabet!r}: write lower-case letters, each once, for example abcdef")
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest is {self.shortest} and longest {self.longest}; shortest may not be greater")
         wanted = self.train_size + self.heldout_size
-        there_are = sum(len(self.alphabet) ** length for length in range(self.shortest, self.longest + 1))
-        if wanted > there_are:
-            raise ValueError(
-                f"train_size and heldout_size ask for {wanted} words, but {len(self.alphabet)} letters make only "
-                f"{there_are} of length {self.shortest} to {self.longest}; raise longest, or lower the sizes"
-            )
+        check_enough(self.alphabet, self.shortest, self.longest, wanted, "words")
         return self
 
 
@@ -94,12 +88,10 @@ class Skills:
 
     def __init__(self, config: Config, seed: int) -> None:
         draw = random.Random(seed_of(seed, "skills"))
-        words: dict[str, None] = {}
-        while len(words) < config.heldout_size + config.train_size:
-            length = draw.randint(config.shortest, config.longest)
-            words["".join(draw.choices(config.alphabet, k=length))] = None
+        count = config.heldout_size + config.train_size
+        words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
         # The held-out words are drawn first, so they stay the same whatever the number of training words.
-        heldout, train = list(words)[: config.heldout_size], list(words)[config.heldout_size :]
+        heldout, train = words[: config.heldout_size], words[config.heldout_size :]
         self._heldout = [_prompt(skill, word, config.alphabet) for word in heldout for skill in config.skills]
         self._train = [_prompt(skill, word, config.alphabet) for word in train for skill in config.trained]
 
