@@ -143,6 +143,77 @@ def test_the_cookbooks_on_policy_distillation_runs_and_resumes_unchanged(tmp_pat
     assert re.search(r"forward_backward importance_sampling on 4 texts", said)
 
 
+QUESTIONS = [f"What is {n} + {n * 7 % 31}?" for n in range(32)]
+
+
+@pytest.mark.slow
+def test_the_cookbooks_two_teachers_teach_each_its_own_prompts_unchanged(tmp_path):
+    needs("tinker_cookbook.recipes.distillation.on_policy_multi_teacher")
+    names = ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3.5-397B-A17B")
+    for seed, name in enumerate(names):
+        write_model(tmp_path / name, seed)
+    write_rows(tmp_path / "zwhe99" / "DeepMath-103K", [{"question": question} for question in QUESTIONS])
+    turns = [{"messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
+    write_rows(tmp_path / "allenai" / "tulu-3-sft-mixture", turns)
+    recipe = [
+        "-m",
+        "tinker_cookbook.recipes.distillation.on_policy_multi_teacher",
+        "renderer_name=role_colon",
+        "deepmath_groups_per_batch=2",
+        "tulu3_groups_per_batch=2",
+        "group_size=2",
+        "max_tokens=12",
+        "lora_rank=4",
+        "max_steps=2",
+        "log_path=log",
+    ]
+    with server(tmp_path, *names, "--out", "served") as (address, log):
+        client(address, *recipe, cwd=tmp_path)
+        said = log.read_text()
+    rows = [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "teacher_kl" in row] == [0, 1]
+    for teacher in names[1:]:
+        assert re.search(rf"{re.escape(teacher)}: \d+ requests, scored", said), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [("topk=4",), ("topk=4", "reverse=True")], ids=" ".join)
+def test_the_cookbooks_self_distillation_runs_unchanged(tmp_path, how):
+    needs("tinker_cookbook.recipes.sdft.train")
+    name = "Qwen/Qwen3-8B"
+    write_model(tmp_path / name, 0)
+    make = (
+        "import datasets\nrows = [{'prompt': f'{n} + 1 =', 'golden_response': [str(n + 1)]} for n in range(12)]\n"
+        "datasets.Dataset.from_list(rows).save_to_disk('tools')"
+    )
+    recipe = [
+        "-m",
+        "tinker_cookbook.recipes.sdft.train",
+        "dataset=toolalpaca",
+        "toolalpaca_data_path=tools",
+        "renderer_name=role_colon",
+        "groups_per_batch=2",
+        "max_tokens=8",
+        "lora_rank=4",
+        "max_context_length=256",
+        "eval_every=0",
+        "max_steps=2",
+        "log_path=log",
+        *how,
+    ]
+    with server(tmp_path, name, "--out", "served") as (address, _):
+        client(address, "-c", make, cwd=tmp_path)
+        client(address, *recipe, cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+    assert len([row for row in rows if any(key.startswith("sdft/") for key in row)]) == 2
+
+
+def write_rows(folder, rows):
+    """A dataset as the cookbook's `load_dataset` finds it in the current folder."""
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
 @pytest.mark.slow
 def test_a_model_in_training_is_saved_when_the_server_is_told_to_stop(models, tmp_path):
     import httpx

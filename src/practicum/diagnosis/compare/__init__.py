@@ -5,7 +5,19 @@
 """
 
 from practicum.diagnosis.compare.arms import Arm, Budget, Design, design
-from practicum.diagnosis.compare.comparing import Settings, compare
+from practicum.diagnosis.compare.comparing import Ran, Settings, compare, run_arms
 from practicum.diagnosis.compare.outcomes import Findings, Outcome, findings
 
-__all__ = ["Arm", "Budget", "Design", "Findings", "Outcome", "Settings", "compare", "design", "findings"]
+__all__ = [
+    "Arm",
+    "Budget",
+    "Design",
+    "Findings",
+    "Outcome",
+    "Ran",
+    "Settings",
+    "compare",
+    "design",
+    "findings",
+    "run_arms",
+]

@@ -1,15 +1,15 @@
 """A comparison from its words to its page."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from practicum.diagnosis.compare.arms import Budget, Design, design
-from practicum.diagnosis.compare.outcomes import Failure, Findings, findings, read_outcome
+from practicum.diagnosis.compare.outcomes import Failure, Findings, Outcome, findings, read_outcome
 from practicum.diagnosis.compare.page import write_page
-from practicum.diagnosis.compare.running import Job, jobs_of, run_all
+from practicum.diagnosis.compare.running import jobs_of, run_all
 from practicum.diagnosis.compare.tables import arm_table, pair_table
 from practicum.errors import PracticumError
 from practicum.methods import in_one_line
@@ -35,6 +35,16 @@ class Settings:
     may_differ: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The runs of a comparison: those that finished, and those that failed."""
+
+    design: Design
+    home: Path
+    outcomes: list[Outcome]
+    failures: list[Failure]
+
+
 def compare(words: Sequence[str], settings: Settings, console: Console | None = None) -> Findings:
     """Run every arm with every seed and write `compare.json` and `compare.html`; what they came to.
 
@@ -42,28 +52,30 @@ def compare(words: Sequence[str], settings: Settings, console: Console | None = 
     finished. Runs that failed are in the findings.
     """
     console = console or Quiet()
+    ran = run_arms(words, settings, console)
+    recipes, first = ran.design.recipes, ran.design.seeds[0]
+    methods = {arm.name: in_one_line(recipes[arm.name][first]) for arm in ran.design.arms}
+    came_to = findings(methods, ran.outcomes, ran.failures, _limits(ran.design))
+    content = {"design": _described(ran.design), **asdict(came_to)}
+    write_json(ran.home / "compare.json", content)
+    write_page(ran.home / "compare.html", content)
+    _show(came_to, ran.home, console)
+    return came_to
+
+
+def run_arms(words: Sequence[str], settings: Settings, console: Console) -> Ran:
+    """Run every arm with every seed, and read what the runs left; raises what `compare` raises."""
     found = design(words, settings.seeds, settings.budget, settings.common, settings.first, settings.may_differ)
     home = settings.out.absolute()
     jobs = jobs_of(found, home, settings.resume)
     home.mkdir(parents=True, exist_ok=True)
     with RunDir(home).lock(), stop_signals() as stop:
         failed = run_all(jobs, settings.at_once, console, stop)
-    return _concluded(found, jobs, failed, home, console)
-
-
-def _concluded(found: Design, jobs: Sequence[Job], failed: Mapping[Job, str], home: Path, console: Console) -> Findings:
-    """Read what the runs left, write it down and show it."""
     outcomes = [read_outcome(job.arm, job.seed, job.folder, home) for job in jobs if job not in failed]
     failures = [Failure(job.arm, job.seed, reason) for job, reason in failed.items()]
     if not outcomes:
         raise PracticumError(f"none of the {len(jobs)} runs finished; the first {failures[0].reason}")
-    methods = {arm.name: in_one_line(found.recipes[arm.name][found.seeds[0]]) for arm in found.arms}
-    came_to = findings(methods, outcomes, failures, _limits(found))
-    content = {"design": _described(found), **asdict(came_to)}
-    write_json(home / "compare.json", content)
-    write_page(home / "compare.html", content)
-    _show(came_to, home, console)
-    return came_to
+    return Ran(found, home, outcomes, failures)
 
 
 def _limits(found: Design) -> dict[str, float]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from practicum import pipeline
 from practicum.assembly import build_task, scratch_folder
-from practicum.diagnosis.compare import Findings, Outcome, Settings, compare
+from practicum.diagnosis.compare import Outcome, Ran, Settings, run_arms
 from practicum.errors import PracticumError
 from practicum.evidence.results import Moment, Results
 from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, placed
@@ -147,15 +147,15 @@ def _compared(
     first: int,
     at_once: int,
     console: Console,
-) -> Findings:
+) -> Ran:
     begun = any(out.glob("*/seed-*.json"))
     settings = Settings(
         seeds=seeds, first=first, at_once=at_once, out=out, resume=begun, may_differ=frozenset(study.spec.may_differ)
     )
-    return compare([f"{name}={path}" for name, path in files.items()], settings, console)
+    return run_arms([f"{name}={path}" for name, path in files.items()], settings, console)
 
 
-def _tried(found: Findings, swept: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+def _tried(found: Ran, swept: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Every learning rate of every arm with its result, the best of each arm marked."""
     scores = {outcome.arm: outcome.accuracy for outcome in found.outcomes}
     rows: list[dict[str, Any]] = []
@@ -171,7 +171,7 @@ def _tried(found: Findings, swept: Mapping[str, Sequence[float]]) -> list[dict[s
     return rows
 
 
-def _by_arm(found: Findings, read: Any, swap: bool = False) -> dict[str, Any]:
+def _by_arm(found: Ran, read: Any, swap: bool = False) -> dict[str, Any]:
     """What is read of each run, by arm and seed; with `swap` by arm, measure and seed."""
     ordered = sorted(found.outcomes, key=lambda outcome: (outcome.arm, outcome.seed))
     rows = {
@@ -210,7 +210,7 @@ def _readings(folder: Path, outcome: Outcome) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-def _of_teacher(found: Findings, home: Path) -> dict[str, Any]:
+def _of_teacher(found: Ran, home: Path) -> dict[str, Any]:
     """The teacher's own accuracy where an arm evaluated it; the first arm's teacher speaks for all."""
     scores: dict[int, float] = {}
     for outcome in found.outcomes:
