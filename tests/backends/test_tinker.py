@@ -77,6 +77,21 @@ def test_a_run_at_a_service_is_the_run_here(models: Path, served: Served, tmp_pa
     assert min(row["wire_bytes"] for row in rows(there / "timings.jsonl")) > 500
 
 
+def test_rollouts_ahead_at_a_service_are_those_ahead_here(models: Path, served: Served, tmp_path: Path) -> None:
+    changes = {"objective": {"signal": "topk(4, support=teacher)"}, "rollout.max_staleness": 1, "train.steps": 4}
+    here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
+    teacher = {"type": "tinker", "url": served.url, "model": "teacher"}
+    there = toy_run(models, tmp_path / "there", {**at(served), **changes, "teacher": teacher}).folder
+    assert [row["policy_version"] for row in rows(there / "rollouts.jsonl")][-1] == 2
+    for measure in ("loss", "grad_norm", "staleness"):
+        assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6), measure
+
+
+def test_a_lag_that_outlives_the_services_snapshots_is_refused(models: Path, served: Served, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="rollout.max_staleness: a service keeps few .* write 2 or less"):
+        toy_run(models, tmp_path, {**at(served), "objective": {"signal": "topk(4)"}, "rollout.max_staleness": 3})
+
+
 @pytest.mark.parametrize("signal", ["topk(4)", "sampled"])
 def test_student_and_teacher_at_the_same_service(models: Path, served: Served, tmp_path: Path, signal: str) -> None:
     changes = {"objective": {"signal": signal}, "train.steps": 2}
