@@ -27,11 +27,11 @@ RUNS, PAIRS, STUDENT, TEACHER = 480, 4, 80, 200
 
 LETTERS = {
     "type": "skills",
-    "skills": ["copy", "reverse"],
+    "skills": ["copy", "next"],
     "alphabet": "abcdefghijklmnopqrstuvwxyz",
     "shortest": 12,
     "longest": 20,
-    "train_size": 64,
+    "train_size": 256,
     "heldout_size": 8,
 }
 """Long answers in more letters than the 16 likeliest tokens that are compared, of two domains."""
@@ -39,17 +39,29 @@ LETTERS = {
 TWO_LETTERS = {"alphabet": "ab", "longest": 5, "train_size": 30, "heldout_size": 30}
 """A task of which the toy models solve some and not all."""
 
-THREE_LETTERS = {"alphabet": "abc", "shortest": 12, "longest": 20, "train_size": 64, "heldout_size": 8}
+THREE_LETTERS = {
+    "type": "skills",
+    "skills": ["double"],
+    "alphabet": "abc",
+    "shortest": 6,
+    "longest": 10,
+    "train_size": 256,
+    "heldout_size": 8,
+}
 """Long answers that say the same letter again and again, as their prompts do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of healthy run: what differs from the toy recipe, and the task where that is another; `MODELS` is a folder in it."""
+    """A kind of healthy run: what differs from the toy recipe, and the task where that is another; `MODELS` is a folder in it.
+
+    `taught` are the supervised steps of student and teacher before the run, so many that the teacher has the skill.
+    """
 
     changes: Mapping[str, Any]
     task: Mapping[str, Any] = field(default_factory=dict)
     monitors: Mapping[str, Any] = field(default_factory=dict)
+    taught: tuple[int, int] = (STUDENT, TEACHER)
 
 
 REWARDED = [
@@ -70,7 +82,7 @@ KINDS: dict[str, Kind] = {
     "candidates": Kind({"objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"}, "train.steps": 32}),
     "long": Kind({"train.steps": 70}),
     "rewarded": Kind(
-        {"objective": {"losses": REWARDED}, "train.steps": 32, "rollout.n": 8, "evaluation": OFTEN}, TWO_LETTERS
+        {"objective": {"losses": REWARDED}, "train.steps": 32, "rollout.n": 8, "evaluation": OFTEN}, TWO_LETTERS, taught=(400, 1000)
     ),
     "weighted": Kind({"objective.weights": "entropy_top(0.8)", "train.steps": 32}),
     "replayed": Kind(
@@ -78,15 +90,16 @@ KINDS: dict[str, Kind] = {
         monitors={"M18": {"action": "warn", "level": 16}},
     ),
     "copied": Kind({"teacher": SEEING, "train.steps": 32}),
-    "letters": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, LETTERS),
-    "repeats": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, THREE_LETTERS),
+    "letters": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, LETTERS, taught=(400, 1000)),
+    "repeats": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, THREE_LETTERS, taught=(400, 1000)),
     "routed": Kind(
         {
-            "teacher": {"type": "route", "by": "domain", "teachers": {"copy": MEMBER, "reverse": MEMBER}},
+            "teacher": {"type": "route", "by": "domain", "teachers": {"copy": MEMBER, "next": MEMBER}},
             "rollout.max_new_tokens": 24,
             "train.steps": 24,
         },
         LETTERS,
+        taught=(400, 1000),
     ),
 }
 Run = tuple[str, dict[str, Any], list[dict[str, Any]]]
@@ -192,11 +205,10 @@ def _new_run(number: int, quick: bool, models: dict[tuple[int, str], Path], stac
     name = list(KINDS)[number % len(KINDS)]
     kind = KINDS[name]
     seed = number // len(KINDS) % (1 if quick else PAIRS)
-    place = (seed, json.dumps(kind.task))
+    taught = (5, 10) if quick else kind.taught
+    place = (seed, json.dumps([kind.task, taught]))
     if place not in models:
-        models[place] = stack.enter_context(
-            pair(*((5, 10) if quick else (STUDENT, TEACHER)), seed=seed, task=kind.task)
-        )
+        models[place] = stack.enter_context(pair(*taught, seed=seed, task=kind.task))
     folder = models[place]
     setting = {
         "seed": number,

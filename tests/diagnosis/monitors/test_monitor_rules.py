@@ -167,7 +167,7 @@ def test_m27_looks_at_the_step_after_a_copy():
     recipe = RECIPE | {"teacher": teacher}
     shocked = [row | {"reverse_kl": 0.1 if (row["step"] - 1) % 4 == 0 else 0.5} for row in rows((12, {}))]
     alarms = [alarm for alarm in watch(recipe).replay(shocked) if alarm.id == "M27"]
-    assert [alarm.step for alarm in alarms] == [5], "it is told once while it goes on"
+    assert [alarm.step for alarm in alarms] == [9], "at the second copy in a row, and once while it goes on"
     assert alarms[0].baseline == 0.5 and alarms[0].patch == ["teacher.teacher.weights=ema"]
     assert "M27" not in {alarm.id for alarm in watch().replay(shocked)}, "an ordinary teacher is not copied"
 

@@ -297,11 +297,11 @@ MONITORS: dict[str, Monitor] = {
             "M27",
             "refresh shock",
             rules.refresh_shock,
-            "at most {change:g} times that before the teacher was copied anew",
+            "at most {change:g} times that before the teacher was copied anew, at two copies in a row",
             (patches.averaged, patches.slower),
             "2605.02943",
             change=0.3,
-            persistence=1,
+            persistence=2,
         ),
         Monitor(
             "M29",
