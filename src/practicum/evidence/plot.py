@@ -8,7 +8,7 @@ from practicum.evidence.results import Moment, Results
 from practicum.evidence.study import Loaded, measures_of
 from practicum.statistics import t_interval
 
-COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d")
+COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d", "#12b886", "#e64980")
 ROW, TOP, NAMES, LEFT, GAP, RIGHT = 22, 26, 150, 210, 60, 300
 """The height of an arm's row, the room above, for names, of the left chart, between both, and of the right one."""
 
