@@ -82,7 +82,9 @@ KINDS: dict[str, Kind] = {
     "candidates": Kind({"objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"}, "train.steps": 32}),
     "long": Kind({"train.steps": 70}),
     "rewarded": Kind(
-        {"objective": {"losses": REWARDED}, "train.steps": 32, "rollout.n": 8, "evaluation": OFTEN}, TWO_LETTERS, taught=(400, 1000)
+        {"objective": {"losses": REWARDED}, "train.steps": 32, "rollout.n": 8, "evaluation": OFTEN},
+        TWO_LETTERS,
+        taught=(400, 1000),
     ),
     "weighted": Kind({"objective.weights": "entropy_top(0.8)", "train.steps": 32}),
     "replayed": Kind(

@@ -88,7 +88,7 @@ def test_rollouts_ahead_at_a_service_are_those_ahead_here(models: Path, served: 
 
 
 def test_a_lag_that_outlives_the_services_snapshots_is_refused(models: Path, served: Served, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="rollout.max_staleness: a service keeps few .* write 2 or less"):
+    with pytest.raises(RecipeError, match=r"rollout\.max_staleness: a service keeps few .* write 2 or less"):
         toy_run(models, tmp_path, {**at(served), "objective": {"signal": "topk(4)"}, "rollout.max_staleness": 3})
 
 
