@@ -110,8 +110,7 @@ def _gradient(built: Assembled, step: int) -> Tensor:
     data = ask_teachers(begin_step(step, now, parts, settings, client, version=0), now.objective, parts)
     built.trainer.forward_backward(data, now.objective, seed=step)
     trained = built.student.language_model.trainable().values()
-    flat = torch.cat([_taken(parameter).flatten() for parameter in trained])
-    return flat
+    return torch.cat([_taken(parameter).flatten() for parameter in trained])
 
 
 def _taken(parameter: Tensor) -> Tensor:

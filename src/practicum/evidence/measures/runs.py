@@ -1,6 +1,7 @@
 """Runs every arm by `practicum compare`: first a sweep over learning rates with a seed of its own, then the seeds that count."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -21,7 +22,7 @@ from practicum.model_config import ModelConfig, Scratch
 from practicum.ports import Task
 from practicum.recipe import Recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
-from practicum.statistics import pass_at_k
+from practicum.statistics import pass_at_k, unique_share
 from practicum.tracking import Console
 
 ModelOf = Callable[[Mapping[str, Any]], str]
@@ -104,7 +105,10 @@ def _average(folders: Sequence[Path], models: Path) -> Path:
 
 
 def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
-    """The section with a folder for every model from scratch, each made once for all arms and seeds."""
+    """The section with a folder for every model from scratch, each made once for all arms and seeds with the same held-out prompts.
+
+    It is taught on the training prompts of the first arm that names it, so that arms with other prompts start where it does.
+    """
     if not isinstance(section, Mapping):
         return section
     model = section.get("model")
@@ -112,7 +116,9 @@ def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) ->
         return {key: with_scratch_models(value, recipe, task, home) for key, value in section.items()}
     config = ModelConfig(model=Scratch.model_validate(dict(model)))
     assert isinstance(config.model, Scratch)
-    name = f"scratch-{hashlib.sha256(config.model.model_dump_json().encode()).hexdigest()[:12]}"
+    asked = [[message.content for message in prompt.messages] for prompt in task.heldout_prompts()]
+    words = json.dumps([config.model.model_dump(mode="json"), asked])
+    name = f"scratch-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
     scratch_folder(recipe, config, name, home / "models", task)
     return {**section, "model": str(home / "models" / name)}
 
@@ -228,8 +234,8 @@ def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     count = min(map(len, groups.values()), default=0)
     if count < 2:
         return {}
-    texts = [len({answer["text"] for answer in group}) / len(group) for group in groups.values()]
-    numbers = {"distinct": sum(texts) / len(texts)}
+    shares = [unique_share([answer["text"] for answer in group]) for group in groups.values()]
+    numbers = {"distinct": sum(shares) / len(shares)}
     if all(answer["reward"] is not None for answer in answers):
         right = [(len(group), sum(answer["reward"] >= 1.0 for answer in group)) for group in groups.values()]
         for k in (size for size in (1, 2, 4, 8, 16, 32) if size <= count):
