@@ -155,6 +155,17 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
     return home, recipe, student
 
 
+def restored(home: RunDir, recipe: Recipe) -> Assembled:
+    """The parts of a run with the weights of its newest good checkpoint."""
+    built = assemble_run(recipe, home.models, None, lambda text: None)
+    checkpoint, _ = folders.find_checkpoint(home)
+    if checkpoint is None:
+        raise CheckpointError(f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead")
+    built.trainer.load_state({"student": checkpoint.tensors("student"), "optimizer": {}})
+    built.parts.teacher.load_state(teacher_tensors(checkpoint))
+    return built
+
+
 class _Run:
     """One run in progress."""
 

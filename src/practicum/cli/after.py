@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.assembly import Assembled, assemble_run, build_task, evaluation_settings
+from practicum.assembly import build_task, evaluation_settings
 from practicum.backends.local import LoadedModel, LocalSampler, export, load
 from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.diagnosis.report import write_report
-from practicum.errors import CheckpointError, DataError, RecipeError
+from practicum.errors import DataError, RecipeError
 from practicum.evaluation import evaluate
 from practicum.model_config import ModelConfig
 from practicum.ports import TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
-from practicum.run_dir import RunDir, find_checkpoint
-from practicum.runs import open_run, open_student, teacher_tensors
+from practicum.run_dir import RunDir
+from practicum.runs import open_run, open_student, restored
 from practicum.text import printable
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
 
@@ -45,7 +45,7 @@ def chat_with(target: str, temperature: float, max_new_tokens: int, system: str 
         raise RecipeError(f"{target} is not a run folder, so it has no teacher; leave --teacher out")
     if system is not None and _is_run(target):
         raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
-    built = _restored(*open_run(Path(target))) if teacher else None
+    built = restored(*open_run(Path(target))) if teacher else None
     student = _open(target, system) if built is None else built.student
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
     for turn in range(sys.maxsize):
@@ -86,24 +86,13 @@ def rewrite_report(folder: Path) -> Path:
 
 def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     home, recipe = open_run(path)
-    built = _restored(home, _overridden(recipe, overrides))
+    built = restored(home, _overridden(recipe, overrides))
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
     return evaluate(
         parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation
     ).summary()
-
-
-def _restored(home: RunDir, recipe: Recipe) -> Assembled:
-    """The parts of a run with the weights of its newest good checkpoint."""
-    built = assemble_run(recipe, home.models, None, lambda text: None)
-    checkpoint, _ = find_checkpoint(home)
-    if checkpoint is None:
-        raise CheckpointError(f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead")
-    built.trainer.load_state({"student": checkpoint.tensors("student"), "optimizer": {}})
-    built.parts.teacher.load_state(teacher_tensors(checkpoint))
-    return built
 
 
 def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:

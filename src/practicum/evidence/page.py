@@ -48,7 +48,9 @@ def _section(study: Loaded, results: Results) -> str:
     if study.spec.remarks:
         lines.append(f"\n{study.spec.remarks}")
     if results.tried:
-        lines.append(f"\nLearning rates tried, each with one seed that does not count again: {_tried(results)}.")
+        by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
+        tried = _tried(results, study.spec.aim)
+        lines.append(f"\nLearning rates tried, each with one seed that does not count again{by}: {tried}.")
     if results.failed:
         lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
     minutes = results.seconds / 60
@@ -101,10 +103,10 @@ def _number(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.2e}" if values else ""
 
 
-def _tried(results: Results) -> str:
+def _tried(results: Results, aim: str) -> str:
     groups: dict[str, list[str]] = {}
     for row in results.tried:
-        score = "failed" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+        score = "failed" if row[aim] is None else f"{row[aim]:.2f}"
         mark = "**" if row["chosen"] else ""
         groups.setdefault(row["arm"], []).append(f"{mark}{row['learning_rate']:g}: {score}{mark}")
     return "; ".join(f"`{arm}` {', '.join(tried)}" for arm, tried in groups.items())

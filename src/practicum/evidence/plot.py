@@ -18,8 +18,9 @@ STYLE = (
 )
 
 
-def plot(study: Loaded, results: Results, measure: str = "accuracy") -> str:
+def plot(study: Loaded, results: Results) -> str:
     """The SVG, with the arms that have the measure; the means over seeds with their 95 % interval, and every seed as a dot."""
+    measure = study.spec.aim
     arms = [arm for arm in study.spec.arms if results.readings.get(arm, {}).get(measure)]
     if not arms:
         arms, measure = _other_measure(study, results)

@@ -142,6 +142,8 @@ class Reproduction(_Part):
     set: dict[str, Any] = Field(default={}, description="what all arms change in the recipe, which its stages keep")
     arms: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")], ArmOf]
     learning_rates: tuple[float, ...] = Field(default=(), description="tried for every arm; none: the recipe's own")
+    aim: str = Field(default="accuracy", description="the measure by which learning rates are chosen, and the plot's")
+    aim_at: Literal["highest", "lowest"] = "highest"
     quick: Form = Form(seeds=1, sweep=False)
     full: Form = Form()
     may_differ: tuple[str, ...] = Field(default=(), description="what arms need not share, `the training prompts`")

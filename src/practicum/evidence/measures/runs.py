@@ -27,6 +27,9 @@ from practicum.tracking import Console
 
 ModelOf = Callable[[Mapping[str, Any]], str]
 
+ReadMore = Callable[[Path], Mapping[str, float]]
+"""Readings of a finished run, from its folder, besides those that every run leaves."""
+
 TUNING_SEED = 1000
 """The seed of the sweep, which is none of those that count."""
 
@@ -40,6 +43,11 @@ class Config(BaseModel):
 
 def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
     """Make the models, sweep, run, and read what the runs left."""
+    return measure_with(lambda folder: {}, study, form, home, at_once, console)
+
+
+def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+    """The same with more readings, by which the sweep can choose as by any other."""
     torch.set_num_threads(1)
     model_of = models_of(study, home, console)
     tried: list[dict[str, Any]] = []
@@ -53,7 +61,8 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
             for rate in swept[arm]
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
-        tried = _tried(found, swept)
+        scores = {outcome.arm: _readings(home / "sweep" / outcome.folder, outcome, more) for outcome in found.outcomes}
+        tried = _tried(scores, swept, study)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
@@ -62,7 +71,7 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
         form="",
         seeds=list(range(form.seeds)),
         readings={
-            **_by_arm(found, lambda outcome: _readings(home / "runs" / outcome.folder, outcome), swap=True),
+            **_by_arm(found, lambda outcome: _readings(home / "runs" / outcome.folder, outcome, more), swap=True),
             **_of_teacher(found, home / "runs"),
         },
         curves=_by_arm(found, _curve),
@@ -161,18 +170,30 @@ def _compared(
     return run_arms([f"{name}={path}" for name, path in files.items()], settings, console)
 
 
-def _tried(found: Ran, swept: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Every learning rate of every arm with its result, the best of each arm marked."""
-    scores = {outcome.arm: outcome.accuracy for outcome in found.outcomes}
+def _tried(
+    scores: Mapping[str, Mapping[str, float]], swept: Mapping[str, Sequence[float]], study: Loaded
+) -> list[dict[str, Any]]:
+    """Every learning rate of every arm with its accuracy and what the study aims at, the best of each arm marked."""
+    aim, sign = study.spec.aim, 1 if study.spec.aim_at == "highest" else -1
     rows: list[dict[str, Any]] = []
     for arm, rates in swept.items():
-        results = [(rate, scores.get(f"{arm}-lr{rate:g}")) for rate in rates]
-        there = [(score, rate) for rate, score in results if score is not None]
+        results = [(rate, scores.get(f"{arm}-lr{rate:g}", {})) for rate in rates]
+        there = [(sign * score[aim], rate) for rate, score in results if aim in score]
         if not there:
-            raise PracticumError(f"no learning rate of arm {arm!r} finished a run; look at the logs of the sweep")
+            raise PracticumError(
+                f"no learning rate of arm {arm!r} finished a run with {aim!r}, which the sweep chooses by; look at the "
+                "logs of the sweep, or write another aim"
+            )
         best = max(there)[1]
         rows += [
-            {"arm": arm, "learning_rate": rate, "accuracy": score, "chosen": rate == best} for rate, score in results
+            {
+                "arm": arm,
+                "learning_rate": rate,
+                "accuracy": score.get("accuracy"),
+                aim: score.get(aim),
+                "chosen": rate == best,
+            }
+            for rate, score in results
         ]
     return rows
 
@@ -204,7 +225,7 @@ def _alarms(folder: Path) -> list[str]:
     return list(read_json(folder / "summary.json")["alarms"])
 
 
-def _readings(folder: Path, outcome: Outcome) -> dict[str, float]:
+def _readings(folder: Path, outcome: Outcome, more: ReadMore) -> dict[str, float]:
     """The numbers at the end of a run: held-out accuracy in all and by domain, pass@k, distance, length, what it cost."""
     after = read_json(folder / "after.json")["student"]
     numbers = {name: after[name] for name in ("reverse_kl", "length", "truncated", "student_entropy")}
@@ -213,7 +234,7 @@ def _readings(folder: Path, outcome: Outcome) -> dict[str, float]:
     numbers |= {f"accuracy/{domain}": interval["mean"] for domain, interval in after["by_domain"].items()}
     numbers |= _over_answers(after["answers"])
     numbers |= {f"spent/{unit}": amount for unit, amount in outcome.spent.items()}
-    return {name: value for name, value in numbers.items() if value is not None}
+    return {name: value for name, value in numbers.items() if value is not None} | dict(more(folder))
 
 
 def _of_teacher(found: Ran, home: Path) -> dict[str, Any]:
