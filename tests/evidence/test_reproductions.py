@@ -4,9 +4,10 @@ import pytest
 import yaml
 
 from practicum.cli.listing import listing
-from practicum.errors import RecipeError
+from practicum.errors import PracticumError, RecipeError
 from practicum.evidence import load_reproduction, read_results, reproduce, reproduction_names
-from practicum.evidence.study import placed
+from practicum.evidence.measures.runs import rates_tried
+from practicum.evidence.study import Reproduction, placed
 from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
 
 
@@ -103,6 +104,25 @@ def test_a_gradient_is_measured_without_training(tmp_path):
     assert found.readings["full"]["cosine"][0] == pytest.approx(1.0)
     assert found.readings["sampled"]["cosine"][0] < 0.999
     assert reproduce(file, out=tmp_path / "out", resume=True).results.readings == found.readings
+
+
+def test_a_sweep_chooses_by_what_is_aimed_at():
+    swept = {"one": (0.001, 0.01, 0.1)}
+    scores = {
+        "one-lr0.001": {"accuracy": 0.5, "reverse_kl": 0.3},
+        "one-lr0.01": {"accuracy": 0.4, "reverse_kl": 0.1},
+    }
+
+    def chosen(**aim):
+        rows = rates_tried(scores, swept, Reproduction(question="?", arms={}, claims=SMALL["claims"], **aim))
+        return next(row for row in rows if row["chosen"])
+
+    assert chosen() == {"arm": "one", "learning_rate": 0.001, "accuracy": 0.5, "chosen": True}
+    assert chosen(aim="reverse_kl")["learning_rate"] == 0.001
+    low = {"arm": "one", "learning_rate": 0.01, "accuracy": 0.4, "reverse_kl": 0.1, "chosen": True}
+    assert chosen(aim="reverse_kl", aim_at="lowest") == low
+    with pytest.raises(PracticumError, match="no learning rate of arm 'one' finished a run with 'acceptance'"):
+        chosen(aim="acceptance")
 
 
 def test_mistakes_are_named(tmp_path):

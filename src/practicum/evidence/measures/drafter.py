@@ -47,18 +47,19 @@ class Config(BaseModel):
 def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
     """Run all arms, and draft with what they left; the sweep can aim at what is read of that."""
 
-    def drafted(folder: Path) -> dict[str, float]:
-        known = folder / f"drafter-{config.gamma}.json"
-        if not known.is_file():
-            write_json(known, drafting(folder, config.gamma))
-        return read_json(known)
+    return measure_with(lambda folder: drafting(folder, config.gamma), study, form, home, at_once, console)
 
-    return measure_with(drafted, study, form, home, at_once, console)
+
+def drafting(folder: Path, gamma: int) -> dict[str, float]:
+    """How well the student of a finished run drafts for its teacher on the held-out prompts; measured once."""
+    known = folder / f"drafter-{gamma}.json"
+    if not known.is_file():
+        write_json(known, _measured(folder, gamma))
+    return read_json(known)
 
 
 @torch.no_grad()
-def drafting(folder: Path, gamma: int) -> dict[str, float]:
-    """How well the student of a finished run drafts for its teacher on the held-out prompts."""
+def _measured(folder: Path, gamma: int) -> dict[str, float]:
     home, recipe = open_run(folder)
     built = restored(home, recipe)
     if built.evaluation is None or isinstance(built.parts.task, Environment):

@@ -17,7 +17,7 @@ from practicum.assembly import build_task, scratch_folder
 from practicum.diagnosis.compare import Outcome, Ran, Settings, run_arms
 from practicum.errors import PracticumError
 from practicum.evidence.results import Moment, Results
-from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, placed
+from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, Reproduction, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.ports import Task
 from practicum.recipe import Recipe, parse_recipe
@@ -62,7 +62,7 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
         scores = {outcome.arm: _readings(home / "sweep" / outcome.folder, outcome, more) for outcome in found.outcomes}
-        tried = _tried(scores, swept, study)
+        tried = rates_tried(scores, swept, study.spec)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
@@ -170,11 +170,14 @@ def _compared(
     return run_arms([f"{name}={path}" for name, path in files.items()], settings, console)
 
 
-def _tried(
-    scores: Mapping[str, Mapping[str, float]], swept: Mapping[str, Sequence[float]], study: Loaded
+def rates_tried(
+    scores: Mapping[str, Mapping[str, float]], swept: Mapping[str, Sequence[float]], spec: Reproduction
 ) -> list[dict[str, Any]]:
-    """Every learning rate of every arm with its accuracy and what the study aims at, the best of each arm marked."""
-    aim, sign = study.spec.aim, 1 if study.spec.aim_at == "highest" else -1
+    """Every learning rate of every arm with its accuracy and what is aimed at, the best of each arm marked.
+
+    `scores` are the readings of the runs by `ARM-lrRATE`; PracticumError where an arm has none.
+    """
+    aim, sign = spec.aim, 1 if spec.aim_at == "highest" else -1
     rows: list[dict[str, Any]] = []
     for arm, rates in swept.items():
         results = [(rate, scores.get(f"{arm}-lr{rate:g}", {})) for rate in rates]
