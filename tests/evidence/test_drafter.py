@@ -65,7 +65,7 @@ def test_texts_are_distributed_as_the_targets_and_not_as_the_drafters(models):
     params = SamplingParams(2, temperature=0.7, stop_ids=target.renderer.stop_ids)
     chances = exact(target, params)
     texts, spent = decoded(drafter, target, COUNT, params)
-    assert 0.1 < spent.kept / spent.drafted < 0.9, "drafts are kept and rejected"
+    assert 0.1 < spent.kept / spent.examined < 0.9, "drafts are kept and rejected"
     assert likelihood(texts, chances) > 0.01
     own = LocalSampler(drafter.language_model).sample([SampleRequest((5, 6, 7), seed) for seed in range(COUNT)], params)
     assert likelihood([tuple(sample.tokens.tolist()) for sample in own], chances) < 1e-6, "the test tells the two apart"
@@ -76,7 +76,7 @@ def test_a_drafter_that_is_the_target_is_never_rejected_and_greedy_drafts_are_ke
     params = SamplingParams(8)
     texts, spent = decoded(target, target, 16, params)
     assert {len(text) for text in texts} == {8}
-    assert spent == Spent(drafted=16 * 6, kept=16 * 6, written=16 * 8, calls=16 * 2), "3 drafted and one more, twice"
+    assert spent == Spent(examined=16 * 6, kept=16 * 6, written=16 * 8, calls=16 * 2), "3 drafted and one more, twice"
     greedy = SamplingParams(8, temperature=0.0)
     (text,), _ = decoded(drafter, target, 1, greedy)
     (own,) = LocalSampler(target.language_model).sample([SampleRequest((5, 6, 7), 0)], greedy)

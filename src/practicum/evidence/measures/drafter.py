@@ -3,7 +3,7 @@
 The student writes `gamma` tokens, the teacher reads them in one call, keeps a beginning of them and adds one token of its own
 (arXiv 2211.17192); what is written is distributed as the teacher's own answers. Read for every run:
 
-- `acceptance`: kept over drafted tokens; what follows a rejected token counts as drafted, as in a server's figures.
+- `acceptance`: the share of the tokens looked at that are kept; what was drafted after a rejected one is not looked at.
 - `tokens_per_call`: tokens written for each call of the teacher, at most `gamma + 1`.
 - `expected_acceptance`: the mean of 1 - TVD over the tokens of answers that the teacher wrote by itself.
 """
@@ -71,7 +71,7 @@ def _measured(folder: Path, gamma: int) -> dict[str, float]:
     texts = _begun(built, settings)
     spent = speculate(drafter, target, texts, settings.sampling, gamma)
     return {
-        "acceptance": spent.kept / spent.drafted,
+        "acceptance": spent.kept / spent.examined,
         "tokens_per_call": spent.written / spent.calls,
         "expected_acceptance": _expected(built, drafter, settings),
     }
@@ -104,9 +104,9 @@ class Text:
 
 @dataclass(slots=True)
 class Spent:
-    """What speculative decoding took: tokens drafted, kept and written, and calls of the target, counted for each text."""
+    """What speculative decoding took: drafted tokens looked at and kept, tokens written, calls of the target for a text."""
 
-    drafted: int = 0
+    examined: int = 0
     kept: int = 0
     written: int = 0
     calls: int = 0
@@ -130,7 +130,7 @@ def speculate(
         for text, draft, own, other in zip(alive, drafts, mine, theirs, strict=True):
             new, kept = _round(text, draft, _logprobs(own, params)[:-1], _logprobs(other, params), params)
             text.tokens.extend(new)
-            spent.drafted += len(draft)
+            spent.examined += min(kept + 1, len(draft))
             spent.kept += kept
             spent.written += len(new)
             spent.calls += 1
