@@ -85,8 +85,8 @@ def test_a_drafter_that_is_the_target_is_never_rejected_and_greedy_drafts_are_ke
 
 def test_the_same_seeds_write_the_same_texts_whatever_shares_their_batch(models):
     params = SamplingParams(4, stop_ids=models[1].renderer.stop_ids)
-    whole, _ = decoded(*models, 12, params)
-    few, _ = decoded(*models, 5, params)
+    whole, _ = decoded(models[0], models[1], 12, params)
+    few, _ = decoded(models[0], models[1], 5, params)
     assert whole[:5] == few
 
 

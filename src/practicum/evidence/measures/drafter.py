@@ -46,7 +46,6 @@ class Config(BaseModel):
 
 def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
     """Run all arms, and draft with what they left; the sweep can aim at what is read of that."""
-
     return measure_with(lambda folder: drafting(folder, config.gamma), study, form, home, at_once, console)
 
 
