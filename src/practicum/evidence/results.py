@@ -22,7 +22,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that was measured. `tried` lists every setting of the sweep, also those that lost.
+    """All that was measured. `tried` lists every setting of the sweep, also those that lost, with the monitors that spoke.
 
     `readings[arm][measure][seed]` is a number at the end of a run; `curves[arm][seed]` the accuracy on its way; `alarms` which
     monitors spoke in it; `failed` the runs that did not finish, with the reason.

@@ -222,6 +222,11 @@ def arms_of(test: Test) -> tuple[str, ...]:
             return test.cost, test.over
 
 
+def is_map(study: Loaded) -> bool:
+    """Whether the sweep over learning rates is the result, for a test asks how robust an arm is."""
+    return any(isinstance(test, Robust) for claim in study.spec.claims for test in claim.tests)
+
+
 def measures_of(spec: Reproduction) -> list[str]:
     """The measures that the claims speak of, accuracy first."""
     wanted = [

@@ -53,7 +53,7 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
             for rate in swept[arm]
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
-        tried = _tried(found, swept)
+        tried = _tried(found, swept, home / "sweep")
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
@@ -161,9 +161,10 @@ def _compared(
     return run_arms([f"{name}={path}" for name, path in files.items()], settings, console)
 
 
-def _tried(found: Ran, swept: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Every learning rate of every arm with its result, the best of each arm marked."""
+def _tried(found: Ran, swept: Mapping[str, Sequence[float]], home: Path) -> list[dict[str, Any]]:
+    """Every learning rate of every arm with its result and the monitors that spoke, the best of each arm marked."""
     scores = {outcome.arm: outcome.accuracy for outcome in found.outcomes}
+    alarms = {outcome.arm: _alarms(home / outcome.folder) for outcome in found.outcomes}
     rows: list[dict[str, Any]] = []
     for arm, rates in swept.items():
         results = [(rate, scores.get(f"{arm}-lr{rate:g}")) for rate in rates]
@@ -172,7 +173,14 @@ def _tried(found: Ran, swept: Mapping[str, Sequence[float]]) -> list[dict[str, A
             raise PracticumError(f"no learning rate of arm {arm!r} finished a run; look at the logs of the sweep")
         best = max(there)[1]
         rows += [
-            {"arm": arm, "learning_rate": rate, "accuracy": score, "chosen": rate == best} for rate, score in results
+            {
+                "arm": arm,
+                "learning_rate": rate,
+                "accuracy": score,
+                "chosen": rate == best,
+                "alarms": alarms.get(f"{arm}-lr{rate:g}", []),
+            }
+            for rate, score in results
         ]
     return rows
 
