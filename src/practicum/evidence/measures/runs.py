@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from practicum import pipeline
 from practicum.assembly import build_task, scratch_folder
 from practicum.diagnosis.compare import Outcome, Ran, Settings, run_arms
+from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
 from practicum.evidence.results import Moment, Results
-from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, placed
+from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.ports import Task
-from practicum.recipe import Recipe, parse_recipe
+from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.statistics import pass_at_k, unique_share
 from practicum.tracking import Console
@@ -69,8 +70,24 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
         alarms=_by_arm(found, lambda outcome: _alarms(home / "runs" / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
+        doctor=_examined(study, files, home, console),
         failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in found.failures],
     )
+
+
+def _examined(study: Loaded, files: Mapping[str, Path], home: Path, console: Console) -> dict[str, dict[str, Any]]:
+    """What the doctor says of the arms that a test asks it about, each examined once."""
+    tests = [test for claim in study.spec.claims for test in claim.tests]
+    found = {}
+    for arm in dict.fromkeys(test.warned for test in tests if isinstance(test, Warned)):
+        known = home / "doctor" / f"{arm}.json"
+        if not known.is_file():
+            console.event(f"{arm}: the doctor looks at it")
+            verdict = doctor(load_recipe(files[arm]), say=lambda text: None).verdict
+            known.parent.mkdir(exist_ok=True)
+            write_json(known, {"verdict": verdict.word, "because": list(verdict.because)})
+        found[arm] = read_json(known)
+    return found
 
 
 def models_of(study: Loaded, home: Path, console: Console) -> ModelOf:
