@@ -1,5 +1,7 @@
 """Verdicts are computed: from numbers written by hand here, and always from all seeds."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from practicum.errors import DataError
 from practicum.evidence import Results
 from practicum.evidence.judging import judge, judged, verdict
 from practicum.evidence.results import Moment, read_results, write_results
-from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Tie
+from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Tie, Warned
 
 
 def results(**arms: list[float]) -> Results:
@@ -54,6 +56,15 @@ CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
 def test_a_test_answers_with_its_number(test, arms, answer, shown):
     found = judge(test, results(**arms))
     assert (found.answer, shown in found.shown) == (answer, True), found
+
+
+def test_the_doctors_word_is_what_it_was_before_the_run():
+    said = {"one": {"verdict": "NO-GO", "because": ["P10 capability gap", "P12 pass rates"]}}
+    found = replace(results(**CLOSE), doctor=said)
+    answer = judge(Warned(warned="one"), found)
+    assert (answer.answer, answer.shown) == ("yes", "the doctor, before one: NO-GO, P10 capability gap; P12 pass rates")
+    assert judge(Warned(warned="one", verdict="GO"), found).answer == "no"
+    assert judge(Warned(warned="other"), found).shown == "the doctor, before other: not asked"
 
 
 def test_costs_are_read_where_a_level_is_first_reached():

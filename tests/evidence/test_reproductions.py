@@ -5,7 +5,7 @@ import yaml
 
 from practicum.cli.listing import listing
 from practicum.errors import PracticumError, RecipeError
-from practicum.evidence import load_reproduction, read_results, reproduce, reproduction_names
+from practicum.evidence import evidence_page, load_reproduction, read_results, reproduce, reproduction_names
 from practicum.evidence.measures.runs import rates_tried
 from practicum.evidence.study import Reproduction, placed
 from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
@@ -74,6 +74,7 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     assert sorted(results.readings["reverse"]["accuracy"]) == [0]
     assert [(row["arm"], row["learning_rate"]) for row in results.tried] == [("reverse", 0.001), ("reverse", 0.01)]
     assert [row["chosen"] for row in results.tried].count(True) == 1
+    assert all(isinstance(row["alarms"], list) for row in results.tried)
     assert set(results.chosen) == {"reverse"}, "an arm with one learning rate is not swept"
     assert {"pass@1", "pass@2", "distinct", "length", "spent/flops"} <= results.readings["forward"].keys()
     assert "<svg" in (found.folder / "plot.svg").read_text()
@@ -81,6 +82,18 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
         reproduce(file, full=True, out=tmp_path / "out")
     again = reproduce(file, full=True, out=tmp_path / "out", resume=True)
     assert again.results.readings == results.readings
+
+
+def test_where_robustness_is_asked_the_sweep_is_drawn_as_a_map_and_the_doctor_is_heard(tmp_path):
+    file = tmp_path / "map.yaml"
+    claims = [{**SMALL["claims"][0], "tests": [{"robust": "reverse"}, {"warned": "forward"}]}]
+    file.write_text(yaml.safe_dump({**SMALL, "claims": claims}))
+    found = reproduce(file, full=True, out=tmp_path / "out")
+    drawn = (found.folder / "plot.svg").read_text()
+    assert drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
+    page = evidence_page([found.study], {"map": found.results})
+    assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
+    assert found.results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
 
 
 def test_a_gradient_is_measured_without_training(tmp_path):
@@ -114,12 +127,12 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
     }
 
     def chosen(**aim):
-        rows = rates_tried(scores, swept, Reproduction(question="?", arms={}, claims=SMALL["claims"], **aim))
+        rows = rates_tried(scores, {}, swept, Reproduction(question="?", arms={}, claims=SMALL["claims"], **aim))
         return next(row for row in rows if row["chosen"])
 
-    assert chosen() == {"arm": "one", "learning_rate": 0.001, "accuracy": 0.5, "chosen": True}
+    assert chosen() == {"arm": "one", "learning_rate": 0.001, "accuracy": 0.5, "chosen": True, "alarms": []}
     assert chosen(aim="reverse_kl")["learning_rate"] == 0.001
-    low = {"arm": "one", "learning_rate": 0.01, "accuracy": 0.4, "reverse_kl": 0.1, "chosen": True}
+    low = {"arm": "one", "learning_rate": 0.01, "accuracy": 0.4, "reverse_kl": 0.1, "chosen": True, "alarms": []}
     assert chosen(aim="reverse_kl", aim_at="lowest") == low
     with pytest.raises(PracticumError, match="no learning rate of arm 'one' finished a run with 'acceptance'"):
         chosen(aim="acceptance")

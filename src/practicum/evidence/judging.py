@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from practicum.evidence.results import Results
-from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie
+from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie, Warned
 from practicum.statistics import Interval, overlaps_zero, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]
@@ -55,6 +55,8 @@ def judge(test: Test, results: Results) -> Judgement:
             return _cost(test, results)
         case Robust():
             return _robust(test, results)
+        case Warned():
+            return _warned(test, results)
 
 
 def _over_seeds(
@@ -182,6 +184,15 @@ def _robust(test: Robust, results: Results) -> Judgement:
     loss = scores[best] - min(near)
     answer: Answer = "yes" if loss <= test.loses and len(near) > 1 else "no"
     return Judgement(answer, f"{what}: {min(near):.2f} to {scores[best]:.2f}, best at {best:g}")
+
+
+def _warned(test: Warned, results: Results) -> Judgement:
+    found = results.doctor.get(test.warned)
+    what = f"the doctor, before {test.warned}"
+    if found is None:
+        return Judgement("missing", f"{what}: not asked")
+    because = "; ".join(found["because"])
+    return Judgement("yes" if found["verdict"] == test.verdict else "no", f"{what}: {found['verdict']}, {because}")
 
 
 def _differences(one: str, other: str, measure: str, at: str | int, results: Results) -> list[float]:

@@ -1,10 +1,11 @@
 """`docs/evidence.md`: every claim with the paper's number, ours and its interval, and a verdict, from stored results alone."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from practicum.evidence.judging import judged
 from practicum.evidence.results import Results
-from practicum.evidence.study import Claim, Loaded, measures_of
+from practicum.evidence.study import Claim, Loaded, is_map, measures_of
 from practicum.statistics import t_interval
 
 
@@ -47,7 +48,11 @@ def _section(study: Loaded, results: Results) -> str:
         lines.append(f"- {claim.claim}: **{verdict}**. {numbers}.{why}")
     if study.spec.remarks:
         lines.append(f"\n{study.spec.remarks}")
-    if results.tried:
+    if is_map(study):
+        lines.append(
+            f"\nHeld-out accuracy by learning rate, one seed each, and the monitors that spoke:\n\n{_map(study, results)}"
+        )
+    elif results.tried:
         by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
         tried = _tried(results, study.spec.aim)
         lines.append(f"\nLearning rates tried, each with one seed that does not count again{by}: {tried}.")
@@ -89,6 +94,21 @@ def _arms(study: Loaded, results: Results) -> str:
     return _table(
         ["arm", *heads, *("FLOPs" for _ in costs), "learning rate", *(["monitors that spoke"] if alarms else [])], rows
     )
+
+
+def _map(study: Loaded, results: Results) -> str:
+    """One row an arm, one column a learning rate."""
+    rates = sorted({row["learning_rate"] for row in results.tried})
+    found = {(row["arm"], row["learning_rate"]): row for row in results.tried}
+    rows = [[f"`{arm}`", *(_cell(found.get((arm, rate))) for rate in rates)] for arm in study.spec.arms]
+    return _table(["arm", *(f"{rate:g}" for rate in rates)], rows)
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    score = "failed" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+    return f"{score} ({', '.join(row['alarms'])})" if row.get("alarms") else score
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -5,10 +5,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from practicum.evidence.results import Moment, Results
-from practicum.evidence.study import Loaded, measures_of
+from practicum.evidence.study import Loaded, is_map, measures_of
 from practicum.statistics import t_interval
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d", "#12b886", "#e64980")
+CELL = 64
+"""The width of a cell of a map."""
 ROW, TOP, NAMES, LEFT, GAP, RIGHT = 22, 26, 150, 210, 60, 300
 """The height of an arm's row, the room above, for names, of the left chart, between both, and of the right one."""
 
@@ -20,6 +22,8 @@ STYLE = (
 
 def plot(study: Loaded, results: Results) -> str:
     """The SVG, with the arms that have the measure; the means over seeds with their 95 % interval, and every seed as a dot."""
+    if is_map(study) and results.tried:
+        return _framed(study, results, *_map(study, results))
     measure = study.spec.aim
     arms = [arm for arm in study.spec.arms if results.readings.get(arm, {}).get(measure)]
     if not arms:
@@ -28,11 +32,40 @@ def plot(study: Loaded, results: Results) -> str:
     curves = any(results.curves.get(arm) for arm in arms) and measure == "accuracy"
     width = NAMES + LEFT + (GAP + RIGHT if curves else 20)
     body = _ends(arms, results, measure, height) + (_ways(arms, results, height) if curves else "")
+    return _framed(study, results, body, width, height)
+
+
+def _framed(study: Loaded, results: Results, body: str, width: int, height: int) -> str:
     label = html.escape(f"{study.spec.question} ({results.form} form, {len(results.seeds)} seeds)")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" '
         f'aria-label="{label}"><style>{STYLE}</style>{body}</svg>\n'
     )
+
+
+def _map(study: Loaded, results: Results) -> tuple[str, int, int]:
+    """The accuracy of each arm at each learning rate as a shade and a number, with its width and height."""
+    rates = sorted({row["learning_rate"] for row in results.tried})
+    arms = [arm for arm in study.spec.arms if any(row["arm"] == arm for row in results.tried)]
+    parts = [f'<text class="h" x="{NAMES}" y="14">held-out accuracy by learning rate</text>']
+    for row in results.tried:
+        x, y = NAMES + rates.index(row["learning_rate"]) * CELL, TOP + arms.index(row["arm"]) * ROW
+        score = row["accuracy"] or 0.0
+        spoke = ", ".join(row.get("alarms", [])) or "no monitor spoke"
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{CELL - 2}" height="{ROW - 2}" fill="#2f6fde" fill-opacity="{0.06 + 0.8 * score:.2f}">'
+            f"<title>{html.escape(row['arm'])} at {row['learning_rate']:g}: {score:.2f}; {spoke}</title></rect>"
+            f'<text x="{x + CELL / 2 - 1}" y="{y + 14}" text-anchor="middle">{score:.2f}</text>'
+        )
+    for number, arm in enumerate(arms):
+        y = TOP + number * ROW + 14
+        parts.append(f'<text x="{NAMES - 8}" y="{y}" text-anchor="end">{html.escape(arm.replace("_", " "))}</text>')
+    bottom = TOP + len(arms) * ROW
+    for place, rate in enumerate(rates):
+        parts.append(
+            f'<text x="{NAMES + place * CELL + CELL / 2 - 1}" y="{bottom + 14}" text-anchor="middle">{rate:g}</text>'
+        )
+    return "".join(parts), NAMES + len(rates) * CELL + 20, bottom + 24
 
 
 def _other_measure(study: Loaded, results: Results) -> tuple[list[str], str]:

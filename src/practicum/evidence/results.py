@@ -22,10 +22,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that was measured. `tried` lists every setting of the sweep, also those that lost.
+    """All that was measured. `tried` lists every setting of the sweep, also those that lost, with the monitors that spoke.
 
     `readings[arm][measure][seed]` is a number at the end of a run; `curves[arm][seed]` the accuracy on its way; `alarms` which
-    monitors spoke in it; `failed` the runs that did not finish, with the reason.
+    monitors spoke in it; `failed` the runs that did not finish, with the reason; `doctor[arm]` the verdict on its
+    recipe before any training, with the reasons.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Results:
     tried: Sequence[Mapping[str, Any]] = ()
     chosen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     failed: Sequence[str] = ()
+    doctor: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
 

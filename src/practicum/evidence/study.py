@@ -104,7 +104,15 @@ class Robust(_Part):
     loses: float = Field(default=0.1, ge=0)
 
 
-Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust
+class Warned(_Part):
+    """The doctor, asked about an arm's recipe before any training, comes to this verdict."""
+
+    kind: Literal["warned"] = "warned"
+    warned: str
+    verdict: Literal["GO", "GO-WITH-CHANGES", "INCONCLUSIVE", "NO-GO"] = "NO-GO"
+
+
+Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust | Warned
 
 
 class Claim(_Part):
@@ -220,8 +228,15 @@ def arms_of(test: Test) -> tuple[str, ...]:
             return (test.rises,)
         case Robust():
             return (test.robust,)
+        case Warned():
+            return (test.warned,)
         case Cost():
             return test.cost, test.over
+
+
+def is_map(study: Loaded) -> bool:
+    """Whether the sweep over learning rates is the result, for a test asks how robust an arm is."""
+    return any(isinstance(test, Robust) for claim in study.spec.claims for test in claim.tests)
 
 
 def measures_of(spec: Reproduction) -> list[str]:

@@ -87,7 +87,7 @@ def _of_seed(
         ground = recipe.model_dump_json(include={"student", "teacher", "task", "rollout"})
         reference = means.setdefault(ground, moments.mean)
         ratio = moments.signal_to_noise()
-        cosine = torch.cosine_similarity(moments.mean, reference, dim=0).item()
+        cosine = torch.cosine_similarity(moments.mean.double(), reference.double(), dim=0).item()
         console.event(f"{arm}, seed {seed}: signal to noise {ratio:.3g}, cosine {cosine:.3f}")
         found[arm] = {"signal_to_noise": ratio, "cosine": cosine}
     return found

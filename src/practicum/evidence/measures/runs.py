@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from practicum import pipeline
 from practicum.assembly import build_task, scratch_folder
 from practicum.diagnosis.compare import Outcome, Ran, Settings, run_arms
+from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
 from practicum.evidence.results import Moment, Results
-from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, Reproduction, placed
+from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, Reproduction, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.ports import Task
-from practicum.recipe import Recipe, parse_recipe
+from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.statistics import pass_at_k, unique_share
 from practicum.tracking import Console
@@ -62,7 +63,8 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
         scores = {outcome.arm: _readings(home / "sweep" / outcome.folder, outcome, more) for outcome in found.outcomes}
-        tried = rates_tried(scores, swept, study.spec)
+        alarms = {outcome.arm: _alarms(home / "sweep" / outcome.folder) for outcome in found.outcomes}
+        tried = rates_tried(scores, alarms, swept, study.spec)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
@@ -78,8 +80,24 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         alarms=_by_arm(found, lambda outcome: _alarms(home / "runs" / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
+        doctor=_examined(study, files, home, console),
         failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in found.failures],
     )
+
+
+def _examined(study: Loaded, files: Mapping[str, Path], home: Path, console: Console) -> dict[str, dict[str, Any]]:
+    """What the doctor says of the arms that a test asks it about, each examined once."""
+    tests = [test for claim in study.spec.claims for test in claim.tests]
+    found = {}
+    for arm in dict.fromkeys(test.warned for test in tests if isinstance(test, Warned)):
+        known = home / "doctor" / f"{arm}.json"
+        if not known.is_file():
+            console.event(f"{arm}: the doctor looks at it")
+            verdict = doctor(load_recipe(files[arm]), say=lambda text: None).verdict
+            known.parent.mkdir(exist_ok=True)
+            write_json(known, {"verdict": verdict.word, "because": list(verdict.because)})
+        found[arm] = read_json(known)
+    return found
 
 
 def models_of(study: Loaded, home: Path, console: Console) -> ModelOf:
@@ -171,11 +189,14 @@ def _compared(
 
 
 def rates_tried(
-    scores: Mapping[str, Mapping[str, float]], swept: Mapping[str, Sequence[float]], spec: Reproduction
+    scores: Mapping[str, Mapping[str, float]],
+    alarms: Mapping[str, Sequence[str]],
+    swept: Mapping[str, Sequence[float]],
+    spec: Reproduction,
 ) -> list[dict[str, Any]]:
-    """Every learning rate of every arm with its accuracy and what is aimed at, the best of each arm marked.
+    """Every learning rate of every arm with its accuracy, what is aimed at and the monitors that spoke, the best one marked.
 
-    `scores` are the readings of the runs by `ARM-lrRATE`; PracticumError where an arm has none.
+    `scores` and `alarms` are those of the runs by `ARM-lrRATE`; PracticumError where an arm has no score.
     """
     aim, sign = spec.aim, 1 if spec.aim_at == "highest" else -1
     rows: list[dict[str, Any]] = []
@@ -195,6 +216,7 @@ def rates_tried(
                 "accuracy": score.get("accuracy"),
                 aim: score.get(aim),
                 "chosen": rate == best,
+                "alarms": list(alarms.get(f"{arm}-lr{rate:g}", [])),
             }
             for rate, score in results
         ]
