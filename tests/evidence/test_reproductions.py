@@ -145,5 +145,8 @@ def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
     assert {"accuracy/sort", "accuracy/copy", "before/accuracy/sort", "before/accuracy/copy"} <= read.keys()
     assert results.readings["teacher"].keys() == {"accuracy", "accuracy/sort", "accuracy/copy"}
     page = evidence_page([load_reproduction(file)], {"domains": results})
-    assert "| arm | accuracy | accuracy/sort | accuracy/copy | accuracy/sort, before | accuracy/copy, before | FLOPs |" in page
+    assert (
+        "| arm | accuracy | accuracy/sort | accuracy/copy | accuracy/sort, before | accuracy/copy, before | FLOPs |"
+        in page
+    )
     assert "| `teacher`: its own answers |" in page
