@@ -30,9 +30,9 @@ def models(tmp_path_factory):
 def decoded(drafter, target, count, params, gamma=3):
     """Texts after one prompt by speculative decoding, and what they took."""
     texts = [Text((5, 6, 7), (5, 6, 7), seed) for seed in range(count)]
-    clients = [LocalSampler(model.language_model) for model in (drafter, target)]
+    draft, check = (LocalSampler(model.language_model) for model in (drafter, target))
     with torch.no_grad():
-        spent = speculate(*clients, texts, params, gamma)
+        spent = speculate(draft, check, texts, params, gamma)
     return [tuple(text.tokens) for text in texts], spent
 
 

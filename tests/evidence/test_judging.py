@@ -131,8 +131,34 @@ def test_results_read_back_to_the_same_verdicts(tmp_path):
 
 
 def test_a_measure_that_is_only_known_at_the_end_says_so(tmp_path):
+    readings = {"one": {"length": {0: 4.0}, "accuracy/a": {0: 0.5}, "before/accuracy/a": {0: 0.75}}}
+    found = Results("hand", "full", [0], readings)
     with pytest.raises(DataError, match="length is known at the end of a run alone; write at: end"):
-        results(**CLOSE).values("one", "length", 5)
+        found.values("one", "length", 5)
+    with pytest.raises(
+        DataError, match="accuracy/a is known at a run's start and end alone; write at: start or at: end"
+    ):
+        found.values("one", "accuracy/a", 5)
+    assert found.values("gone", "length", "start") == {}
     (tmp_path / "results.json").write_text('{"name": "x"}')
     with pytest.raises(DataError, match=r"not the results of a reproduction .*run practicum reproduce again"):
         read_results(tmp_path / "results.json")
+
+
+def test_what_a_domain_lost_and_won_back_is_read_from_both_ends_of_its_runs():
+    found = Results(
+        "hand",
+        "full",
+        [0, 1],
+        {
+            "recovered": {"accuracy/old": {0: 0.8, 1: 0.9}, "before/accuracy/old": {0: 0.1, 1: 0.2}},
+            "teacher": {"accuracy/old": {0: 0.9, 1: 1.0}},
+        },
+    )
+    fall = judge(Better(better="teacher", than="recovered", measure="accuracy/old", at="start", by=0.5), found)
+    assert (fall.answer, fall.shown) == (
+        "yes",
+        "teacher - recovered, accuracy/old at the start: +0.800 [+0.800, +0.800]",
+    )
+    rise = judge(Rises(rises="recovered", measure="accuracy/old", by=0.5), found)
+    assert (rise.answer, rise.shown) == ("yes", "recovered, accuracy/old from start to end: +0.700 [+0.700, +0.700]")

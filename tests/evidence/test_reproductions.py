@@ -157,3 +157,29 @@ def test_they_are_listed_with_their_question_and_papers():
     rows = listing("reproductions")
     assert [row["name"] for row in rows] == reproduction_names()
     assert all(row["summary"].endswith("?") and row["paper"] for row in rows)
+
+
+def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
+    """Of a task with domains the start of each is read too, and a page shows it with the teacher's own, where a claim asks."""
+    tests = [
+        {"better": "teacher", "than": "forward", "measure": "accuracy/sort", "at": "start"},
+        {"rises": "forward", "measure": "accuracy/copy", "by": -0.1},
+    ]
+    data = {
+        **SMALL,
+        "task": {"type": "skills", "skills": ["copy", "sort"], "alphabet": "abc", "train_size": 4, "heldout_size": 4},
+        "quick": {"seeds": 1, "sweep": False, "set": {"evaluation": {"samples": 1}}},
+        "claims": [{"claim": "it falls", "paper": "2306.13649", "theirs": "1", "tests": tests}],
+    }
+    file = tmp_path / "domains.yaml"
+    file.write_text(yaml.safe_dump(data))
+    results = reproduce(file, out=tmp_path / "out").results
+    read = results.readings["forward"]
+    assert {"accuracy/sort", "accuracy/copy", "before/accuracy/sort", "before/accuracy/copy"} <= read.keys()
+    assert results.readings["teacher"].keys() == {"accuracy", "accuracy/sort", "accuracy/copy"}
+    page = evidence_page([load_reproduction(file)], {"domains": results})
+    assert (
+        "| arm | accuracy | accuracy/sort | accuracy/copy | accuracy/sort, before | accuracy/copy, before | FLOPs |"
+        in page
+    )
+    assert "| `teacher`: its own answers |" in page

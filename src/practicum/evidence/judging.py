@@ -131,13 +131,13 @@ def _exponential(found: Interval) -> Interval:
 
 
 def _rises(test: Rises, results: Results) -> Judgement:
-    end, start = results.values(test.rises, "accuracy"), results.values(test.rises, "accuracy", "start")
+    end, start = results.values(test.rises, test.measure), results.values(test.rises, test.measure, "start")
     values = [end[seed] - start[seed] for seed in sorted(end.keys() & start.keys())]
 
     def answer(found: Interval) -> Answer:
         return "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
 
-    return _over_seeds(f"{test.rises}, accuracy from start to end", values, answer, _signed)
+    return _over_seeds(f"{test.rises}, {_measured(test.measure, 'end')} from start to end", values, answer, _signed)
 
 
 def _cost(test: Cost, results: Results) -> Judgement:
@@ -202,7 +202,7 @@ def _differences(one: str, other: str, measure: str, at: str | int, results: Res
 
 
 def _measured(measure: str, at: str | int) -> str:
-    place = {"end": "", "equal_flops": " at equal FLOPs"}.get(str(at), f" at step {at}")
+    place = {"start": " at the start", "end": "", "equal_flops": " at equal FLOPs"}.get(str(at), f" at step {at}")
     return f"{measure.replace('_', ' ')}{place}"
 
 

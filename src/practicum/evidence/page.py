@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.evidence.judging import judged
-from practicum.evidence.results import Results
-from practicum.evidence.study import Claim, Loaded, is_map, measures_of
+from practicum.evidence.results import TEACHER, Results, before
+from practicum.evidence.study import Claim, Loaded, arms_of, is_map, measures_of, starts_of
 from practicum.statistics import t_interval
 
 
@@ -66,16 +66,13 @@ def _section(study: Loaded, results: Results) -> str:
 
 
 def _arms(study: Loaded, results: Results) -> str:
-    """One row an arm with every measure that a claim speaks of, and what it cost."""
-    measures = [
-        name
-        for name in measures_of(study.spec)
-        if any(name in results.readings.get(arm, {}) for arm in study.spec.arms)
-    ]
+    """One row an arm with every measure that a claim speaks of, and what it cost; and one of the teacher where a claim names it."""
+    wanted = [*measures_of(study.spec), *map(before, starts_of(study.spec))]
+    measures = [name for name in wanted if any(name in results.readings.get(arm, {}) for arm in study.spec.arms)]
     costs = [name for name in ("spent/flops",) if any(name in mine for mine in results.readings.values())]
     alarms = any(spoke for by_seed in results.alarms.values() for spoke in by_seed.values())
     rows = []
-    for name, arm in study.spec.arms.items():
+    for name, about in _rows_of(study, results):
         mine = results.readings.get(name, {})
         cells = [_mean(list(mine.get(measure, {}).values())) for measure in measures]
         spent = [_number(list(mine.get(cost, {}).values())) for cost in costs]
@@ -83,14 +80,14 @@ def _arms(study: Loaded, results: Results) -> str:
         spoke = sorted({monitor for found in results.alarms.get(name, {}).values() for monitor in found})
         rows.append(
             [
-                f"`{name}`: {arm.about}",
+                f"`{name}`: {about}",
                 *cells,
                 *spent,
                 "" if rate is None else f"{rate:g}",
                 *([", ".join(spoke)] if alarms else []),
             ]
         )
-    heads = [measure.replace("_", " ") for measure in measures]
+    heads = [measure.removeprefix(before("")).replace("_", " ") + _when(measure) for measure in measures]
     return _table(
         ["arm", *heads, *("FLOPs" for _ in costs), "learning rate", *(["monitors that spoke"] if alarms else [])], rows
     )
@@ -109,6 +106,17 @@ def _cell(row: Mapping[str, Any] | None) -> str:
         return ""
     score = "failed" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
     return f"{score} ({', '.join(row['alarms'])})" if row.get("alarms") else score
+
+
+def _rows_of(study: Loaded, results: Results) -> list[tuple[str, str]]:
+    """The arms with what each is, and the teacher where a claim names it and an arm evaluated it."""
+    named = any(TEACHER in arms_of(test) for claim in study.spec.claims for test in claim.tests)
+    teacher = [(TEACHER, "its own answers")] if named and TEACHER in results.readings else []
+    return [*((name, arm.about) for name, arm in study.spec.arms.items()), *teacher]
+
+
+def _when(measure: str) -> str:
+    return ", before" if measure.startswith(before("")) else ""
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -11,6 +11,14 @@ from practicum.run_dir import read_json, write_json
 Values = Mapping[int, float]
 """One number a seed."""
 
+TEACHER = "teacher"
+"""What tests call the teacher's own answers to the held-out prompts, beside the arms; it is at the start what it is at the end."""
+
+
+def before(measure: str) -> str:
+    """The name of a measure as it was before the training."""
+    return f"before/{measure}"
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -45,19 +53,32 @@ class Results:
     def values(self, arm: str, measure: str, at: str | int = "end", among: Sequence[str] = ()) -> dict[int, float]:
         """A measure of an arm by seed, where it was taken.
 
-        At the `start` it is the accuracy before any training, at `equal_flops` that when the arm had spent what the thriftiest of
-        `among` spent in all, and at a step the last one until then.
+        At the `start` it is the accuracy, in all or of a domain, before any training, at `equal_flops` that when the arm had
+        spent what the thriftiest of `among` spent in all, and at a step the last one until then.
         """
-        if at == "end":
-            return dict(self.readings.get(arm, {}).get(measure, {}))
+        readings = self.readings.get(arm, {})
+        if at == "end" or arm == TEACHER:
+            return dict(readings.get(measure, {}))
         if measure != "accuracy":
-            raise DataError(f"{self.name}: {measure} is known at the end of a run alone; write at: end")
+            return self._at_start(readings, measure, at)
         curves = self.curves.get(arm, {})
         if at == "start":
             return {seed: curve[0].accuracy for seed, curve in curves.items()}
         if isinstance(at, int):
             return {seed: _at(curve, "steps", float(at)) for seed, curve in curves.items()}
         return {seed: _at(curve, "flops", self._least_flops(seed, (arm, *among))) for seed, curve in curves.items()}
+
+    def _at_start(self, readings: Mapping[str, Values], measure: str, at: str | int) -> dict[int, float]:
+        """A measure before the training; DataError where it was not taken there, or is asked for on the way."""
+        if not readings:
+            return {}
+        if before(measure) not in readings:
+            raise DataError(f"{self.name}: {measure} is known at the end of a run alone; write at: end")
+        if at != "start":
+            raise DataError(
+                f"{self.name}: {measure} is known at a run's start and end alone; write at: start or at: end"
+            )
+        return dict(readings[before(measure)])
 
     def _least_flops(self, seed: int, among: Sequence[str]) -> float:
         ends = [self.curves[arm][seed][-1].spent["flops"] for arm in among if seed in self.curves.get(arm, {})]

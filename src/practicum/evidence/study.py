@@ -10,15 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from practicum.errors import RecipeError
+from practicum.evidence.results import TEACHER
 from practicum.objective.calls import did_you_mean
 from practicum.plugins import Plugin, module_of
 from practicum.recipe import merged, packaged_recipes, read_recipe, validated
 
 FOLDER = "reproductions"
 """The folder of the packaged reproductions among the packaged recipes."""
-
-TEACHER = "teacher"
-"""What tests call the teacher's own answers to the held-out prompts, beside the arms."""
 
 Unit = Literal["steps", "flops", "tokens"]
 At = Literal["start", "end", "equal_flops"] | int
@@ -73,11 +71,12 @@ class Ratio(_Part):
 
 
 class Rises(_Part):
-    """An arm's accuracy rises from start to end by at least `by`; one below zero is how far it may fall."""
+    """An arm's accuracy, in all or of a domain, rises from start to end by at least `by`; one below zero is how far it may fall."""
 
     kind: Literal["rises"] = "rises"
     rises: str
     by: float = 0.0
+    measure: str = "accuracy"
 
 
 class Cost(_Part):
@@ -245,9 +244,20 @@ def measures_of(spec: Reproduction) -> list[str]:
         test.measure
         for claim in spec.claims
         for test in claim.tests
-        if isinstance(test, Better | Tie | Reaches | Ratio)
+        if isinstance(test, Better | Tie | Reaches | Ratio | Rises)
     ]
     return list(dict.fromkeys(["accuracy", *wanted]))
+
+
+def starts_of(spec: Reproduction) -> list[str]:
+    """The measures, besides accuracy in all, that the claims want to know from before the training."""
+    tests = [test for claim in spec.claims for test in claim.tests]
+    wanted = [
+        test.measure
+        for test in tests
+        if isinstance(test, Rises) or (isinstance(test, Better | Tie | Reaches) and test.at == "start")
+    ]
+    return [measure for measure in dict.fromkeys(wanted) if measure != "accuracy"]
 
 
 def placed(section: Any, model_of: Callable[[Mapping[str, Any]], str]) -> Any:

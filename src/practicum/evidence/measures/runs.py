@@ -17,8 +17,8 @@ from practicum.assembly import build_task, scratch_folder
 from practicum.diagnosis.compare import Outcome, Ran, Settings, run_arms
 from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
-from practicum.evidence.results import Moment, Results
-from practicum.evidence.study import TEACHER, ArmOf, Form, Loaded, Reproduction, Warned, placed
+from practicum.evidence.results import TEACHER, Moment, Results, before
+from practicum.evidence.study import ArmOf, Form, Loaded, Reproduction, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
@@ -251,25 +251,36 @@ def _alarms(folder: Path) -> list[str]:
 
 
 def _readings(folder: Path, outcome: Outcome, more: ReadMore) -> dict[str, float]:
-    """The numbers at the end of a run: held-out accuracy in all and by domain, pass@k, distance, length, what it cost."""
+    """The numbers at the end of a run: held-out accuracy in all and by domain, pass@k, distance, length, what it cost.
+
+    The accuracy of each domain is there from before the training too, under `before/accuracy/DOMAIN`.
+    """
     after = read_json(folder / "after.json")["student"]
     numbers = {name: after[name] for name in ("reverse_kl", "length", "truncated", "student_entropy")}
-    if after["accuracy"] is not None:
-        numbers["accuracy"] = after["accuracy"]["mean"]
-    numbers |= {f"accuracy/{domain}": interval["mean"] for domain, interval in after["by_domain"].items()}
+    numbers |= _accuracies(after)
+    start = read_json(folder / "before.json")["student"]
+    numbers |= {before(name): value for name, value in _accuracies(start).items() if name != "accuracy"}
     numbers |= _over_answers(after["answers"])
     numbers |= {f"spent/{unit}": amount for unit, amount in outcome.spent.items()}
     return {name: value for name, value in numbers.items() if value is not None} | dict(more(folder))
 
 
+def _accuracies(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
+    """The accuracy of a saved evaluation, in all and by domain; none where there was nothing to verify."""
+    if evaluation is None or evaluation["accuracy"] is None:
+        return {}
+    by_domain = {f"accuracy/{domain}": interval["mean"] for domain, interval in evaluation["by_domain"].items()}
+    return {"accuracy": evaluation["accuracy"]["mean"], **by_domain}
+
+
 def _of_teacher(found: Ran, home: Path) -> dict[str, Any]:
-    """The teacher's own accuracy where an arm evaluated it; the first arm's teacher speaks for all."""
-    scores: dict[int, float] = {}
+    """The teacher's own accuracies where an arm evaluated it; the first arm's teacher speaks for all."""
+    scores: dict[str, dict[int, float]] = {}
     for outcome in found.outcomes:
         saved = read_json(home / outcome.folder / "before.json")["teacher"]
-        if saved is not None and saved["accuracy"] is not None:
-            scores.setdefault(outcome.seed, saved["accuracy"]["mean"])
-    return {TEACHER: {"accuracy": scores}} if scores else {}
+        for name, value in _accuracies(saved).items():
+            scores.setdefault(name, {}).setdefault(outcome.seed, value)
+    return {TEACHER: scores} if scores else {}
 
 
 def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
