@@ -5,11 +5,9 @@ resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`
 """
 
 import json
-import re
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -36,30 +34,13 @@ from practicum.recipe import Recipe, in_turn, load_recipe, override, parse_recip
 from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, Journal, RunDir
+from practicum.stopping import Stop, stop_signals
 from practicum.tracked import Tracked
 from practicum.tracking import Console, Quiet
 from practicum.types import Metrics
 
-OPERATIONAL = "url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after|token_budget|canary_every"
-"""Keys of a teacher behind a server that say where it is and how patiently it is asked."""
-
-NOT_COMPARED = (
-    "base_dir",
-    "about",
-    "tracking",
-    "prices",
-    "train.checkpoint_every",
-    "train.keep_checkpoints",
-    "train.sampling_batch",
-)
-"""Fields of a recipe that may change between a run and its resume without changing what is computed."""
-
-
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
-
-Stop = Callable[[], int | None]
-"""Says whether to stop: the number of the signal that asks for it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +190,7 @@ class _Run:
     def _refuse_changes(self) -> None:
         """RecipeError where the recipe is not the one the run was started with, field by field."""
         saved = json.loads(self.home.recipe_json.read_text(encoding="utf-8"))["recipe"]
-        differences = changed_fields(saved, resolved(self.recipe))
+        differences = folders.changed_fields(saved, resolved(self.recipe))
         if differences:
             raise RecipeError(
                 [f"{self.home.path}: the recipe changed since the run began; start a new run, or undo:", *differences]
@@ -447,52 +428,6 @@ def tag_of(alarms: Sequence[Alarm]) -> str | None:
     """Why the checkpoint of a step is to be kept, where an alarm says so."""
     lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "pause")]
     return "\n".join(lines) if lines else None
-
-
-def _changes(recipe: Section) -> dict[str, Any]:
-    """The recipe with nothing of its monitors but what they may change."""
-    if "monitors" not in recipe:
-        return dict(recipe)
-    kept = {name: settings["set"] for name, settings in recipe["monitors"].items() if settings.get("set")}
-    return {**recipe, "monitors": kept}
-
-
-def changed_fields(saved: Section, now: Section) -> list[str]:
-    """One line for each field of a resolved recipe that changed and that the computation depends on."""
-    return [
-        line
-        for line in folders.recipe_differences(_changes(saved), _changes(now))
-        if not line.startswith(tuple(f"{name}{end}" for name in NOT_COMPARED for end in ":."))
-        and not _operational(line)
-    ]
-
-
-def _operational(line: str) -> bool:
-    return re.match(rf"(teacher|reference)\.(\S+\.)?({OPERATIONAL}):", line) is not None
-
-
-@contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Within the block the first SIGINT or SIGTERM is noted and the second SIGINT stops at once."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-
-    def note(number: int, frame: object) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt  # no `except Exception` of a library swallows or renames it on the way out
-        received.append(number)
-
-    earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: received[0] if received else None
-    except KeyboardInterrupt:
-        lost = "stopped at once; the newest checkpoint is untouched, go on with --resume"
-        raise Interrupted(signal.SIGINT, lost) from None
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:

@@ -26,8 +26,9 @@ from practicum.diagnosis.compare.arms import Design
 from practicum.errors import Interrupted, RecipeError
 from practicum.faults import fault
 from practicum.recipe import Recipe, resolved
-from practicum.run_dir import read_json, write_json
-from practicum.runs import Stop, changed_fields, near
+from practicum.run_dir import changed_fields, read_json, write_json
+from practicum.runs import near
+from practicum.stopping import Stop
 from practicum.text import printable
 from practicum.tracking import Console
 
