@@ -22,7 +22,7 @@ from practicum.backends.local import LoadedModel, load_student
 from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm, Pace, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
-from practicum.diagnosis.tables import cost_lines, shown_sample, with_speed
+from practicum.diagnosis.tables import FINISHED, SPENT, cost_lines, shown_sample, with_speed
 from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError, TeacherError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher
 from practicum.loop import train
@@ -151,6 +151,7 @@ class _Run:
         self.started = monotonic()
         self._spending = Spending()
         self._evaluating: dict[str, Metrics] = {}
+        self._finish: Alarm | None = None
 
     def go(self, resume: bool) -> RunResult:
         """All of it, in order."""
@@ -177,7 +178,7 @@ class _Run:
         folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         self._evaluating["after"] = built.parts.ledger.take()
         evaluations = Evaluations(before, teacher, after, self._evaluating)
-        summary = summary_of(self.home, self.recipe, evaluations, built.parts.ledger.shapes, self._over_budget())
+        summary = summary_of(self.home, self.recipe, evaluations, built.parts.ledger.shapes, self._end())
         folders.write_json(self.home.summary_json, summary)
         self.tracked.finish(summary)
         write_report(self.home.path)
@@ -287,9 +288,9 @@ class _Run:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         self._recall_spending()
-        if self._over_budget():
-            return
         watch = self._watch(built)
+        if self._end() is not None:
+            return
         self.console.begin(steps, first)
         lag = self.recipe.rollout.max_staleness
         pace = Pace(overlapping=lag > 0)
@@ -311,13 +312,13 @@ class _Run:
                     self._spending.add(result.metrics)
                     built.courses.after_step(result.metrics)
                     done = result.step
-                    ended = done == steps or self._over_budget() is not None
                     self.console.step(done, with_speed(result.metrics), shown_sample(result.rollouts))
                     for line in pace.judge(result.metrics):
                         self.console.event(line)
                     alarms = watch.judge(done, result.metrics)
                     records.write_alarms(alarms)
                     self._sound(built, alarms)
+                    ended = done == steps or self._end() is not None
                     number = self.stop()
                     regular = every is not None and done % every == 0
                     if ended or number is not None or regular or tag_of(alarms) is not None:
@@ -353,6 +354,7 @@ class _Run:
         watch = Watch(resolved(self.recipe), self.recipe.monitors, self._accepts)
         for alarm in watch.replay(folders.read_rows(self.home.metrics_jsonl)):
             built.courses.change(alarm.set)
+            self._note_finish(alarm)
         return watch
 
     def _accepts(self, overrides: Sequence[str]) -> bool:
@@ -384,6 +386,8 @@ class _Run:
             built.courses.change(alarm.set)
             if alarm.action != "log":
                 self.console.event(f"alarm: {alarm.line()}")
+            if self._note_finish(alarm):
+                self.console.event(f"finished after step {alarm.step} of {self.recipe.train.steps}, as {alarm.id} asks")
         worst = gravest(alarms)
         if worst is not None and worst.action == "stop":
             raise AlarmError(
@@ -398,6 +402,20 @@ class _Run:
             raise AlarmError(
                 f"paused by {worst.line()}; the state is saved: look, then go on with --resume, or start again with the change"
             )
+
+    def _note_finish(self, alarm: Alarm) -> bool:
+        """Whether a monitor ends the run well here, before its last step; the first that did is remembered."""
+        finishes = alarm.action == "finish" and alarm.step < self.recipe.train.steps
+        if finishes and self._finish is None:
+            self._finish = alarm
+        return finishes
+
+    def _end(self) -> str | None:
+        """Why the run ends before all of its steps are done, or None."""
+        if self._finish is not None:
+            return f"{FINISHED} {self._finish.id} {self._finish.name}"
+        spent = self._over_budget()
+        return None if spent is None else f"{SPENT}: no further step fits its {spent}"
 
     def _recall_spending(self) -> None:
         """What the steps before the resume spent, from the rows about them."""
@@ -426,7 +444,7 @@ class _Run:
 
 def tag_of(alarms: Sequence[Alarm]) -> str | None:
     """Why the checkpoint of a step is to be kept, where an alarm says so."""
-    lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "pause")]
+    lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "finish", "pause")]
     return "\n".join(lines) if lines else None
 
 

@@ -12,6 +12,9 @@ from practicum.types import Metrics, Rollout
 ALL_DONE = "all steps done"
 """What `ended` says in the summary of a run that did all of its `train.steps`."""
 
+SPENT, FINISHED = "budget spent", "finished by"
+"""How `ended` begins in the summary of a run that its budget ended, and of one that a monitor ended with the action `finish`."""
+
 SHOWN, WIDTH = 6, 60
 """How many held-out prompts a table shows, and how much of each text."""
 

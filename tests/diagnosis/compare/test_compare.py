@@ -165,7 +165,10 @@ def test_failed_runs_are_named_and_counted_and_pairs_use_the_seeds_that_both_fin
 
 def test_a_run_short_of_its_budget_is_named():
     lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD, spent={"flops": 62.0})], budget={"flops": 100.0})
-    assert "unequal: b spent 62% of the flops, because its train.steps end it; raise them" in lines
+    assert (
+        "unequal: b spent 62% of the flops, because its train.steps or a monitor end it; raise them, or turn that off"
+        in lines
+    )
     coarse = outcome("b", 0, BAD, spent={"flops": 62.0}, by_budget=True)
     lines = said([outcome("a", 0, GOOD, spent={"flops": 93.0}, by_budget=True), coarse], budget={"flops": 100.0})
     assert [line for line in lines if line.startswith("unequal")] == [
