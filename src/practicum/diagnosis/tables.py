@@ -61,13 +61,19 @@ def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[l
 
 
 def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
-    """One row a stage of a pipeline's summary: its name, the accuracy on all prompts, and on each domain."""
+    """One row a stage of a pipeline's summary: its name, the accuracy on all and on each domain, its steps and how it ended."""
+    ends = {stage["name"]: [str(stage["steps"]), stage["ended"]] for stage in summary["stages"]}
 
     def mean(interval: Mapping[str, float] | None) -> str:
         return "" if interval is None else f"{interval['mean']:.2f}"
 
     return [
-        [row["stage"], mean(row["all"]), *(mean(row["by_domain"].get(domain)) for domain in summary["domains"])]
+        [
+            row["stage"],
+            mean(row["all"]),
+            *(mean(row["by_domain"].get(domain)) for domain in summary["domains"]),
+            *ends.get(row["stage"], ["", ""]),
+        ]
         for row in summary["accuracy"]
     ]
 

@@ -169,7 +169,7 @@ class _PipelineRun:
     def _show(self, summary: Mapping[str, Any]) -> None:
         """The end of a pipeline as a person wants to see it."""
         if summary["accuracy"]:
-            columns = ["after", "accuracy", *summary["domains"]]
+            columns = ["after", "accuracy", *summary["domains"], "steps", "ended"]
             self.console.table("held-out accuracy by stage", columns, accuracy_by_stage(summary))
         seconds = f"{monotonic() - self.started:.0f} s for {len(summary['stages'])} stages"
         self.console.finish({"time": seconds, "run folder": near(self.home.path), "report": "report.html in it"})

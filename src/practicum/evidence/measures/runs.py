@@ -62,11 +62,11 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
         form="",
         seeds=list(range(form.seeds)),
         readings={
-            **_by_arm(found, lambda outcome: _readings(home / "runs" / outcome.folder, outcome), swap=True),
+            **_by_arm(found, lambda outcome: readings_of(home / "runs" / outcome.folder, outcome), swap=True),
             **_of_teacher(found, home / "runs"),
         },
-        curves=_by_arm(found, _curve),
-        alarms=_by_arm(found, lambda outcome: _alarms(home / "runs" / outcome.folder)),
+        curves=_by_arm(found, curve_of),
+        alarms=_by_arm(found, lambda outcome: alarms_of(home / "runs" / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
         failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in found.failures],
@@ -195,16 +195,17 @@ def _by_arm(found: Ran, read: Any, swap: bool = False) -> dict[str, Any]:
     }
 
 
-def _curve(outcome: Outcome) -> list[Moment]:
+def curve_of(outcome: Outcome) -> list[Moment]:
+    """The accuracy on the way, with what had been spent."""
     return [Moment(dict(point.spent), point.accuracy) for point in outcome.curve]
 
 
-def _alarms(folder: Path) -> list[str]:
+def alarms_of(folder: Path) -> list[str]:
     """The monitors that spoke, each once, in order."""
     return list(read_json(folder / "summary.json")["alarms"])
 
 
-def _readings(folder: Path, outcome: Outcome) -> dict[str, float]:
+def readings_of(folder: Path, outcome: Outcome) -> dict[str, float]:
     """The numbers at the end of a run: held-out accuracy in all and by domain, pass@k, distance, length, what it cost."""
     after = read_json(folder / "after.json")["student"]
     numbers = {name: after[name] for name in ("reverse_kl", "length", "truncated", "student_entropy")}
