@@ -164,7 +164,7 @@ def looking(recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], 
     for row in rows:
         history.add({name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)})
         seen = Seen(row["step"], history.rows(1)[0], history, facts)
-        for monitor in MONITORS.values():
+        for monitor in (one for one in MONITORS.values() if one.action != "off"):
             level = settings[monitor.id].level if monitor.level is None else monitor.level
             if monitor.judge(seen, Limits(level, monitor.change)) is not None:
                 found.add(monitor.id)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.backends.local import make_scratch_model
+from practicum.diagnosis.monitors import MONITORS
 from practicum.errors import AlarmError, NumericError
 from practicum.model_config import Pretrain, Scratch
 from practicum.plugins import module_of
@@ -105,5 +106,5 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def only_warned(ids: Sequence[str]) -> dict[str, str]:
-    """The section `monitors` under which none of these ends the run."""
-    return dict.fromkeys(ids, "warn")
+    """The section `monitors` under which none of these ends the run; what is off by default stays off."""
+    return {name: "warn" for name in ids if MONITORS[name].action != "off"}

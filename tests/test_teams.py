@@ -47,6 +47,19 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
     assert (result.folder / "report.html").is_file()
 
 
+def test_the_default_pipeline_is_found_by_its_name_and_ends_by_its_monitor(tmp_path: Path) -> None:
+    stages = loaded("default").recipes().values()
+    assert [recipe.slot for recipe in stages] == ["cold_start", "rl_replacement", "inside_rl", "consolidation"]
+    assert all(recipe.monitors["M31"].action == "finish" and recipe.evaluation.every for recipe in stages)
+    patience = ["monitors.M31.change=1.0", "monitors.M31.level=-1.0", "monitors.M31.persistence=1"]
+    short = [*SHORT, "teacher.model.pretrain.steps=1", "train.steps=3", "evaluation.every=1", *patience]
+    result = run("default", short, out=tmp_path)
+    assert [(stage["steps"], stage["ended"]) for stage in result.summary["stages"]] == [
+        (1, "finished by M31 plateau")
+    ] * 4
+    assert "1, finished by M31 plateau</td>" in (result.folder / "report.html").read_text()
+
+
 def whole(name: str, out: Path) -> dict[str, dict[str, float]]:
     """The accuracy after each stage of the whole pipeline, `all` and by domain."""
     summary: dict[str, Any] = run(name, out=out).summary

@@ -30,9 +30,9 @@ class Evaluations:
 
 
 def summary_of(
-    home: RunDir, recipe: Recipe, evaluations: Evaluations, shapes: Mapping[str, Shape], spent: str | None
+    home: RunDir, recipe: Recipe, evaluations: Evaluations, shapes: Mapping[str, Shape], ended: str | None
 ) -> dict[str, Any]:
-    """The content of summary.json, without the clock; `spent` is the part of the budget that ended the run."""
+    """The content of summary.json, without the clock; `ended` is why it ended before all steps were done."""
     rows = list(read_rows(home.metrics_jsonl))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     won = evaluations.gain(recipe.seed)
@@ -41,7 +41,7 @@ def summary_of(
         "name": recipe.name,
         "seed": recipe.seed,
         "steps": rows[-1]["step"],
-        "ended": ALL_DONE if spent is None else f"budget spent: no further step fits its {spent}",
+        "ended": ALL_DONE if ended is None else ended,
         "rollouts": int(sum(row["rollouts"] for row in rows)),
         "tokens": int(sum(row["tokens"] for row in rows)),
         "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),

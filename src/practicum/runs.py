@@ -5,11 +5,9 @@ resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`
 """
 
 import json
-import re
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -24,7 +22,7 @@ from practicum.backends.local import LoadedModel, load_student
 from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm, Pace, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
-from practicum.diagnosis.tables import cost_lines, shown_sample, with_speed
+from practicum.diagnosis.tables import FINISHED, SPENT, cost_lines, shown_sample, with_speed
 from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError, TeacherError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher
 from practicum.loop import train
@@ -36,30 +34,13 @@ from practicum.recipe import Recipe, in_turn, load_recipe, override, parse_recip
 from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, Journal, RunDir
+from practicum.stopping import Stop, stop_signals
 from practicum.tracked import Tracked
 from practicum.tracking import Console, Quiet
 from practicum.types import Metrics
 
-OPERATIONAL = "url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after|token_budget|canary_every"
-"""Keys of a teacher behind a server that say where it is and how patiently it is asked."""
-
-NOT_COMPARED = (
-    "base_dir",
-    "about",
-    "tracking",
-    "prices",
-    "train.checkpoint_every",
-    "train.keep_checkpoints",
-    "train.sampling_batch",
-)
-"""Fields of a recipe that may change between a run and its resume without changing what is computed."""
-
-
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
-
-Stop = Callable[[], int | None]
-"""Says whether to stop: the number of the signal that asks for it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +162,7 @@ class _Run:
         self.started = monotonic()
         self._spending = Spending()
         self._evaluating: dict[str, Metrics] = {}
+        self._finish: Alarm | None = None
 
     def go(self, resume: bool) -> RunResult:
         """All of it, in order."""
@@ -207,7 +189,7 @@ class _Run:
         folders.write_json(self.home.path / "after.json", {"student": _json(after)})
         self._evaluating["after"] = built.parts.ledger.take()
         evaluations = Evaluations(before, teacher, after, self._evaluating)
-        summary = summary_of(self.home, self.recipe, evaluations, built.parts.ledger.shapes, self._over_budget())
+        summary = summary_of(self.home, self.recipe, evaluations, built.parts.ledger.shapes, self._end())
         folders.write_json(self.home.summary_json, summary)
         self.tracked.finish(summary)
         write_report(self.home.path)
@@ -220,7 +202,7 @@ class _Run:
     def _refuse_changes(self) -> None:
         """RecipeError where the recipe is not the one the run was started with, field by field."""
         saved = json.loads(self.home.recipe_json.read_text(encoding="utf-8"))["recipe"]
-        differences = changed_fields(saved, resolved(self.recipe))
+        differences = folders.changed_fields(saved, resolved(self.recipe))
         if differences:
             raise RecipeError(
                 [f"{self.home.path}: the recipe changed since the run began; start a new run, or undo:", *differences]
@@ -317,9 +299,9 @@ class _Run:
         steps = self.recipe.train.steps
         every = self.recipe.train.checkpoint_every
         self._recall_spending()
-        if self._over_budget():
-            return
         watch = self._watch(built)
+        if self._end() is not None:
+            return
         self.console.begin(steps, first)
         lag = self.recipe.rollout.max_staleness
         pace = Pace(overlapping=lag > 0)
@@ -341,13 +323,13 @@ class _Run:
                     self._spending.add(result.metrics)
                     built.courses.after_step(result.metrics)
                     done = result.step
-                    ended = done == steps or self._over_budget() is not None
                     self.console.step(done, with_speed(result.metrics), shown_sample(result.rollouts))
                     for line in pace.judge(result.metrics):
                         self.console.event(line)
                     alarms = watch.judge(done, result.metrics)
                     records.write_alarms(alarms)
                     self._sound(built, alarms)
+                    ended = done == steps or self._end() is not None
                     number = self.stop()
                     regular = every is not None and done % every == 0
                     if ended or number is not None or regular or tag_of(alarms) is not None:
@@ -383,6 +365,7 @@ class _Run:
         watch = Watch(resolved(self.recipe), self.recipe.monitors, self._accepts)
         for alarm in watch.replay(folders.read_rows(self.home.metrics_jsonl)):
             built.courses.change(alarm.set)
+            self._note_finish(alarm)
         return watch
 
     def _accepts(self, overrides: Sequence[str]) -> bool:
@@ -414,6 +397,8 @@ class _Run:
             built.courses.change(alarm.set)
             if alarm.action != "log":
                 self.console.event(f"alarm: {alarm.line()}")
+            if self._note_finish(alarm):
+                self.console.event(f"finished after step {alarm.step} of {self.recipe.train.steps}, as {alarm.id} asks")
         worst = gravest(alarms)
         if worst is not None and worst.action == "stop":
             raise AlarmError(
@@ -428,6 +413,20 @@ class _Run:
             raise AlarmError(
                 f"paused by {worst.line()}; the state is saved: look, then go on with --resume, or start again with the change"
             )
+
+    def _note_finish(self, alarm: Alarm) -> bool:
+        """Whether a monitor ends the run well here, before its last step; the first that did is remembered."""
+        finishes = alarm.action == "finish" and alarm.step < self.recipe.train.steps
+        if finishes and self._finish is None:
+            self._finish = alarm
+        return finishes
+
+    def _end(self) -> str | None:
+        """Why the run ends before all of its steps are done, or None."""
+        if self._finish is not None:
+            return f"{FINISHED} {self._finish.id} {self._finish.name}"
+        spent = self._over_budget()
+        return None if spent is None else f"{SPENT}: no further step fits its {spent}"
 
     def _recall_spending(self) -> None:
         """What the steps before the resume spent, from the rows about them."""
@@ -456,54 +455,8 @@ class _Run:
 
 def tag_of(alarms: Sequence[Alarm]) -> str | None:
     """Why the checkpoint of a step is to be kept, where an alarm says so."""
-    lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "pause")]
+    lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "finish", "pause")]
     return "\n".join(lines) if lines else None
-
-
-def _changes(recipe: Section) -> dict[str, Any]:
-    """The recipe with nothing of its monitors but what they may change."""
-    if "monitors" not in recipe:
-        return dict(recipe)
-    kept = {name: settings["set"] for name, settings in recipe["monitors"].items() if settings.get("set")}
-    return {**recipe, "monitors": kept}
-
-
-def changed_fields(saved: Section, now: Section) -> list[str]:
-    """One line for each field of a resolved recipe that changed and that the computation depends on."""
-    return [
-        line
-        for line in folders.recipe_differences(_changes(saved), _changes(now))
-        if not line.startswith(tuple(f"{name}{end}" for name in NOT_COMPARED for end in ":."))
-        and not _operational(line)
-    ]
-
-
-def _operational(line: str) -> bool:
-    return re.match(rf"(teacher|reference)\.(\S+\.)?({OPERATIONAL}):", line) is not None
-
-
-@contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Within the block the first SIGINT or SIGTERM is noted and the second SIGINT stops at once."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-
-    def note(number: int, frame: object) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt  # no `except Exception` of a library swallows or renames it on the way out
-        received.append(number)
-
-    earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: received[0] if received else None
-    except KeyboardInterrupt:
-        lost = "stopped at once; the newest checkpoint is untouched, go on with --resume"
-        raise Interrupted(signal.SIGINT, lost) from None
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from practicum.errors import PracticumError, RecipeError
 from practicum.evidence import evidence_page, load_reproduction, read_results, reproduce, reproduction_names
 from practicum.evidence.measures.runs import rates_tried
 from practicum.evidence.study import Reproduction, placed
+from practicum.pipeline import parse_pipeline
 from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
 
 
@@ -19,6 +20,9 @@ def test_every_arm_is_a_recipe_in_both_forms(name):
             data = placed(study.data_of(arm, form), lambda model: "made")
             recipe = parse_recipe({**data, "name": arm}, f"{name}, arm {arm}")
             assert recipe.train.steps >= 1
+            if study.spec.measure.type == "pipelines":
+                whole = parse_pipeline({**study.pipeline_of(arm, form), "name": arm}, f"{name}, arm {arm}")
+                assert len(whole.stages) == len(study.recipe["stages"]) - len(study.spec.arms[arm].without)
 
 
 def test_reproductions_are_no_recipes_to_run():
@@ -136,6 +140,51 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
     assert chosen(aim="reverse_kl", aim_at="lowest") == low
     with pytest.raises(PracticumError, match="no learning rate of arm 'one' finished a run with 'acceptance'"):
         chosen(aim="acceptance")
+
+
+STAGES = [
+    {"name": "first", "rollout": {"source": "teacher"}, "objective": {"signal": "text", "divergence": "ce"}},
+    {"name": "second", "monitors": {"M31": {"action": "finish", "change": 1.0, "level": -1.0, "persistence": 1}}},
+]
+
+
+def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
+    file = tmp_path / "small.yaml"
+    test = {"better": "whole", "than": "without_first"}
+    data = {
+        **{key: value for key, value in SMALL.items() if key != "learning_rates"},
+        "measure": {"type": "pipelines"},
+        "evaluation": {"prompts": 8, "every": 1},
+        "train": {"steps": 3, "prompts_per_step": 4, "threads": 1},
+        "stages": STAGES,
+        "arms": {"whole": {"about": "both"}, "without_first": {"about": "one", "without": ["first"]}},
+        "claims": [{**SMALL["claims"][0], "tests": [test, {**test, "at": "equal_flops"}]}],
+    }
+    file.write_text(yaml.safe_dump(data))
+    found = reproduce(file, out=tmp_path / "out")
+    results = read_results(found.folder / "results.json")
+    whole, one = (
+        {name: by_seed[0] for name, by_seed in results.readings[arm].items()} for arm in found.study.spec.arms
+    )
+    assert (whole["steps/first"], whole["steps/second"], one["steps/second"]) == (3, 1, 1), (
+        "the monitor ends the second"
+    )
+    assert "steps/first" not in one and {"after/second", "reverse_kl", "length"} <= one.keys()
+    assert whole["spent/steps"] == 4 and whole["spent/flops"] == whole["flops/first"] + whole["flops/second"]
+    curve = results.curves["whole"][0]
+    assert [moment.spent.get("steps", 0) for moment in curve] == [0, 1, 2, 3, 4]
+    assert (curve[3].accuracy, curve[-1].accuracy) == (whole["after/first"], whole["accuracy"])
+    assert curve[-1].spent["flops"] == whole["spent/flops"] and results.alarms["whole"][0] == ["M31"]
+    assert 0 in results.readings["teacher"]["accuracy"] and "<svg" in (found.folder / "plot.svg").read_text()
+    assert len(list((found.folder / "models").glob("scratch-*"))) == 2, "all arms share their models"
+    seconds = {path: path.stat().st_mtime_ns for path in found.folder.glob("runs/*/seed-0/report.html")}
+    again = reproduce(file, out=tmp_path / "out", resume=True)
+    assert again.results.readings == results.readings and len(seconds) == 2
+    assert {path: path.stat().st_mtime_ns for path in seconds} == seconds, "what is finished is not run again"
+    data["arms"]["without_first"]["without"] = ["frist"]
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(RecipeError, match=r"arms.without_first.without: no stage named 'frist'; did you mean 'first'"):
+        load_reproduction(file)
 
 
 def test_mistakes_are_named(tmp_path):

@@ -19,7 +19,7 @@ from practicum.http import JsonClient, Server
 from practicum.model_config import ModelConfig, StudentConfig
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import ScoreRequest, Teacher, TeacherContext, TeacherRequest
-from practicum.runs import changed_fields
+from practicum.run_dir import changed_fields
 from practicum.teachers._probe import probe
 from practicum.teachers.openai_api import Config, build
 from practicum.types import Message, Rollout, SamplingParams

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.diagnosis.report import STYLE, number, safe
+from practicum.diagnosis.tables import ALL_DONE
 from practicum.run_dir import read_json, write_text
 
 WIDTH, HEIGHT, MARGIN, LABELS = 760, 360, 56, 80
@@ -50,11 +51,17 @@ def _stages(stages: Sequence[Mapping[str, Any]], summaries: Sequence[Mapping[str
     rows = "".join(
         f'<tr><td><a href="{html.escape(summary["folder"])}/report.html">{safe(summary["name"])}</a></td>'
         f"<td>{safe((stage['slot'] or '').replace('_', ' '))}</td><td>{safe(summary['start'])}</td>"
-        f"<td>{safe(summary['method'])}</td><td>{summary['steps']}</td>"
+        f"<td>{safe(summary['method'])}</td><td>{summary['steps']}{_ended(summary)}</td>"
         f"<td>{_measured(summary['before'])}</td><td>{_measured(summary['after'])}</td></tr>"
         for stage, summary in zip(stages, summaries, strict=True)
     )
     return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    """What ended a stage before all of its steps were done."""
+    ended = summary.get("ended", ALL_DONE)
+    return "" if ended == ALL_DONE else f", {safe(ended)}"
 
 
 def _measured(evaluation: Mapping[str, Any] | None) -> str:

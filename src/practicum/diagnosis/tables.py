@@ -12,6 +12,9 @@ from practicum.types import Metrics, Rollout
 ALL_DONE = "all steps done"
 """What `ended` says in the summary of a run that did all of its `train.steps`."""
 
+SPENT, FINISHED = "budget spent", "finished by"
+"""How `ended` begins in the summary of a run that its budget ended, and of one that a monitor ended with the action `finish`."""
+
 SHOWN, WIDTH = 6, 60
 """How many held-out prompts a table shows, and how much of each text."""
 
@@ -58,13 +61,19 @@ def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[l
 
 
 def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
-    """One row a stage of a pipeline's summary: its name, the accuracy on all prompts, and on each domain."""
+    """One row a stage of a pipeline's summary: its name, the accuracy on all and on each domain, its steps and how it ended."""
+    ends = {stage["name"]: [str(stage["steps"]), stage["ended"]] for stage in summary["stages"]}
 
     def mean(interval: Mapping[str, float] | None) -> str:
         return "" if interval is None else f"{interval['mean']:.2f}"
 
     return [
-        [row["stage"], mean(row["all"]), *(mean(row["by_domain"].get(domain)) for domain in summary["domains"])]
+        [
+            row["stage"],
+            mean(row["all"]),
+            *(mean(row["by_domain"].get(domain)) for domain in summary["domains"]),
+            *ends.get(row["stage"], ["", ""]),
+        ]
         for row in summary["accuracy"]
     ]
 

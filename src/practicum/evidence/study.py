@@ -3,7 +3,7 @@
 It is one YAML file: a recipe (with `stages` where models have to be made first) and beside its keys those of `Reproduction`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -130,6 +130,7 @@ class ArmOf(_Part):
 
     about: str
     set: dict[str, Any] = {}
+    without: tuple[str, ...] = Field(default=(), description="stages of a pipeline that it leaves out")
     learning_rates: tuple[float, ...] | None = Field(default=None, description="instead of the reproduction's")
 
 
@@ -179,6 +180,12 @@ class Loaded(_Part):
         base = {key: value for key, value in self.recipe.items() if key != "stages"}
         return merged(merged(merged(base, self.spec.set), form.set), self.spec.arms[arm].set)
 
+    def pipeline_of(self, arm: str, form: Form) -> dict[str, Any]:
+        """The data of an arm that is a whole pipeline, without the stages that it leaves out."""
+        left_out = self.spec.arms[arm].without
+        stages = [stage for stage in self.recipe["stages"] if stage["name"] not in left_out]
+        return {**self.data_of(arm, form), "stages": stages}
+
 
 def reproduction_names() -> list[str]:
     """The packaged reproductions."""
@@ -199,6 +206,7 @@ def load_reproduction(source: str | Path) -> Loaded:
     own = {key: data.pop(key) for key in Reproduction.model_fields if key in data}
     spec = validated(Reproduction, own, str(source))
     _check_arms(spec, str(source))
+    _check_stages(spec, [stage["name"] for stage in data.get("stages", ())], str(source))
     return Loaded(name=path.stem, file=path, recipe=data, spec=spec)
 
 
@@ -210,6 +218,16 @@ def _check_arms(spec: Reproduction, source: str) -> None:
             for arm in arms_of(test):
                 if arm not in known:
                     raise RecipeError(f"{source}: claims[{place}]: no arm named {arm!r}; {did_you_mean(arm, known)}")
+
+
+def _check_stages(spec: Reproduction, stages: Sequence[str], source: str) -> None:
+    """RecipeError where an arm leaves out a stage that there is not."""
+    for arm, settings in spec.arms.items():
+        for name in settings.without:
+            if name not in stages:
+                raise RecipeError(
+                    f"{source}: arms.{arm}.without: no stage named {name!r}; {did_you_mean(name, stages)}"
+                )
 
 
 def arms_of(test: Test) -> tuple[str, ...]:

@@ -21,8 +21,9 @@ from practicum.methods import in_one_line
 from practicum.model_config import ModelConfig, Scratch
 from practicum.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load, without
 from practicum.recipe import Recipe
-from practicum.run_dir import RunDir, read_json, write_json
-from practicum.runs import RunResult, Stop, changed_fields, near, open_student, stop_signals
+from practicum.run_dir import RunDir, changed_fields, read_json, write_json
+from practicum.runs import RunResult, near, open_student
+from practicum.stopping import Stop, stop_signals
 from practicum.tracking import Console, Quiet
 
 
@@ -168,7 +169,7 @@ class _PipelineRun:
     def _show(self, summary: Mapping[str, Any]) -> None:
         """The end of a pipeline as a person wants to see it."""
         if summary["accuracy"]:
-            columns = ["after", "accuracy", *summary["domains"]]
+            columns = ["after", "accuracy", *summary["domains"], "steps", "ended"]
             self.console.table("held-out accuracy by stage", columns, accuracy_by_stage(summary))
         seconds = f"{monotonic() - self.started:.0f} s for {len(summary['stages'])} stages"
         self.console.finish({"time": seconds, "run folder": near(self.home.path), "report": "report.html in it"})

@@ -13,7 +13,7 @@ Everything on disk is JSON or safetensors. Nothing here reads or writes a pickle
 """
 
 from practicum.run_dir.checkpoints import Checkpoint, find_checkpoint
-from practicum.run_dir.differences import compare_versions, current_versions, recipe_differences
+from practicum.run_dir.differences import changed_fields, compare_versions, current_versions, recipe_differences
 from practicum.run_dir.files import json_number, read_json, write_json, write_text
 from practicum.run_dir.folder import RunDir
 from practicum.run_dir.journal import Journal, read_rows
@@ -23,6 +23,7 @@ __all__ = [
     "Checkpoint",
     "Journal",
     "RunDir",
+    "changed_fields",
     "compare_versions",
     "current_versions",
     "find_checkpoint",

@@ -2,10 +2,26 @@
 
 import json
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
+
+OPERATIONAL = "url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after|token_budget|canary_every"
+"""Keys of a teacher behind a server that say where it is and how patiently it is asked."""
+
+NOT_COMPARED = (
+    "base_dir",
+    "about",
+    "tracking",
+    "prices",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.sampling_batch",
+)
+"""Fields of a recipe that may change between a run and its resume without changing what is computed."""
 
 _ABSENT = object()
 
@@ -36,6 +52,28 @@ def recipe_differences(saved: Mapping[str, object], now: Mapping[str, object]) -
         f"{field}: {_show(before)} in the run, {_show(after)} now"
         for field, before, after in _differences("", saved, now)
     ]
+
+
+def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each field of a resolved recipe that changed and that the computation depends on."""
+    return [
+        line
+        for line in recipe_differences(_changes(saved), _changes(now))
+        if not line.startswith(tuple(f"{name}{end}" for name in NOT_COMPARED for end in ":."))
+        and not _operational(line)
+    ]
+
+
+def _changes(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe with nothing of its monitors but what they may change."""
+    if "monitors" not in recipe:
+        return dict(recipe)
+    kept = {name: settings["set"] for name, settings in recipe["monitors"].items() if settings.get("set")}
+    return {**recipe, "monitors": kept}
+
+
+def _operational(line: str) -> bool:
+    return re.match(rf"(teacher|reference)\.(\S+\.)?({OPERATIONAL}):", line) is not None
 
 
 def _differences(field: str, saved: object, now: object) -> Iterator[tuple[str, object, object]]:

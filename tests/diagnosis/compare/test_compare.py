@@ -19,7 +19,6 @@ from practicum.diagnosis.compare.page import write_page
 from practicum.diagnosis.compare.running import free_memory, jobs_of
 from practicum.diagnosis.compare.tables import arm_table, pair_table
 from practicum.errors import DataError, RecipeError
-from practicum.recipe import resolved
 from practicum.run_dir import write_json
 from practicum.runs import run
 
@@ -46,8 +45,8 @@ def done(words: Sequence[str], settings: Settings) -> None:
     found = design(words, settings.seeds, settings.budget, settings.common)
     for job in jobs_of(found, settings.out, resume=False):
         job.file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(job.file, resolved(job.recipe))
-        run(job.recipe, out=job.file.parent)
+        write_json(job.file, dict(job.data))
+        run(job.file, out=job.file.parent)
 
 
 @pytest.mark.slow
@@ -165,7 +164,10 @@ def test_failed_runs_are_named_and_counted_and_pairs_use_the_seeds_that_both_fin
 
 def test_a_run_short_of_its_budget_is_named():
     lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD, spent={"flops": 62.0})], budget={"flops": 100.0})
-    assert "unequal: b spent 62% of the flops, because its train.steps end it; raise them" in lines
+    assert (
+        "unequal: b spent 62% of the flops, because its train.steps or a monitor end it; raise them, or turn that off"
+        in lines
+    )
     coarse = outcome("b", 0, BAD, spent={"flops": 62.0}, by_budget=True)
     lines = said([outcome("a", 0, GOOD, spent={"flops": 93.0}, by_budget=True), coarse], budget={"flops": 100.0})
     assert [line for line in lines if line.startswith("unequal")] == [
@@ -288,7 +290,7 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
     with pytest.raises(RecipeError, match="holds no comparison to go on with; leave --resume out"):
         jobs_of(design(words, 1, Budget()), tmp_path, resume=True)
     job.file.parent.mkdir()
-    write_json(job.file, resolved(job.recipe))
+    write_json(job.file, dict(job.data))
     with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
         jobs_of(design(words, 1, Budget()), tmp_path, resume=False)
     assert len(jobs_of(design([*words, f"c={recipe}"], 2, Budget()), tmp_path, resume=True)) == 6, (

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from practicum.diagnosis.monitors import MONITORS, MonitorSettings, Watch
 from practicum.recipe import load_recipe, resolved
@@ -182,3 +184,74 @@ def test_m21_counts_evaluations_and_ends_a_run_at_the_third():
             row |= {"heldout_gain_high": -0.1, "heldout_gain": -0.3}
         calls += [(alarm.step, alarm.action) for alarm in seen.judge(step, row) if alarm.id == "M21"]
     assert calls == [(16, "checkpoint"), (24, "stop")]
+
+
+def evaluated(accuracies: list[float], every: int = 1, gain: float | None = None) -> list[dict[str, Any]]:
+    """Rows with these held-out accuracies, each after so many steps; `gain` is that of the first since the start."""
+    found: list[dict[str, Any]] = [{"step": step} for step in range(1, len(accuracies) * every + 1)]
+    for row, accuracy in zip(found[every - 1 :: every], accuracies, strict=True):
+        row["heldout_accuracy"] = accuracy
+        if gain is not None:
+            row["heldout_gain"] = accuracy - accuracies[0] + gain
+    return found
+
+
+def plateaus(rows: list[dict[str, Any]], **settings: Any) -> list[int]:
+    """The steps at which M31 asks to finish."""
+    found = watch(M31=MonitorSettings(**{"action": "finish", **settings})).replay(rows)
+    return [alarm.step for alarm in found if alarm.id == "M31"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "step"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5], None),
+        ([0.1, 0.5, 0.5, 0.5, 0.5], 5),
+        ([0.1, 0.5, 0.4, 0.3, 0.2], 5),
+        ([0.5, 0.5, 0.5, 0.53, 0.5, 0.5], None),
+        ([0.5, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56], None),
+        ([0.5, 0.52, 0.52, 0.51], 4),
+        ([0.0, 0.0, 0.0, 0.0, 0.0], None),
+        ([1.0, 1.0, 1.0, 1.0], 4),
+    ],
+    ids=[
+        "it rises",
+        "it stands",
+        "it falls",
+        "it rises in time",
+        "small rises count together",
+        "a rise of just the change is none",
+        "there is nothing yet",
+        "there is no more",
+    ],
+)
+def test_m31_is_patient_for_three_evaluations(accuracies: list[float], step: int | None):
+    assert plateaus(evaluated(accuracies)) == ([] if step is None else [step])
+    sparse = plateaus(evaluated(accuracies, every=30))
+    assert sparse == ([] if step is None else [30 * step]), "evaluations count, however far apart, and not steps"
+
+
+def test_m31_compares_the_first_evaluation_with_the_start():
+    standing = [0.5, 0.5, 0.5]
+    assert plateaus(evaluated(standing)) == [], "the first alone has nothing to compare with"
+    assert plateaus(evaluated(standing, gain=0.0)) == [3]
+    assert plateaus(evaluated(standing, gain=0.3)) == []
+
+
+@given(st.lists(st.floats(0, 1, allow_nan=False), max_size=12), st.integers(1, 4))
+def test_m31_finishes_where_the_last_rise_is_patience_ago(accuracies: list[float], patience: int):
+    steps = plateaus(evaluated(accuracies), persistence=patience, level=-1.0)
+    for step in steps:
+        before, waited = accuracies[: step - patience], accuracies[step - patience : step]
+        assert before and max(waited) <= max(before) + 0.02 + 1e-9
+    if len(accuracies) > patience and max(accuracies) - min(accuracies) <= 0.02:
+        assert steps == [patience + 1]
+
+
+def test_m31_is_off_unless_it_is_asked_for():
+    assert watch().replay(evaluated([0.5] * 9)) == []
+    (alarm,) = watch(M31=MonitorSettings(action="finish")).replay(evaluated([0.5] * 9))
+    assert alarm.line() == (
+        "M31 plateau (finish) at step 4: heldout_accuracy 0.5 (baseline 0.5); rule: over 0, and no more than 0.02 above what it "
+        f"was when it last rose, in 3 evaluations in a row; try optimizer.learning_rate={RECIPE['optimizer']['learning_rate'] / 2}"
+    )

@@ -118,6 +118,61 @@ def test_a_stop_keeps_nothing_and_a_milder_monitor_goes_on_from_before(models: P
     assert result.summary["alarms"] == {"M22": 1}
 
 
+FINISHING = {**alarmed("finish"), "train.checkpoint_every": None, "evaluation.prompts": 4}
+
+
+def test_a_finished_run_is_that_of_fewer_steps(models: Path, tmp_path: Path) -> None:
+    console = Said()
+    finished = toy_run(models, tmp_path / "finished", FINISHING, console=console)
+    short = toy_run(models, tmp_path / "short", {**FINISHING, "train.steps": 2})
+    for name in ("metrics.jsonl", "rollouts.jsonl", "before.json", "after.json"):
+        assert (finished.folder / name).read_bytes() == (short.folder / name).read_bytes(), name
+    assert checkpoints(finished.folder) == {"step-2"} and (finished.folder / "report.html").is_file()
+    assert (finished.summary["ended"], finished.summary["steps"]) == ("finished by M22 no signal", 2)
+    assert short.summary["ended"] == "all steps done", "at the last step there is nothing left to end"
+    assert finished.summary["after"] == short.summary["after"]
+    assert "finished after step 2 of 6, as M22 asks" in console.events
+    assert console.end["ended"] == "finished by M22 no signal, after step 2 of 6"
+
+
+PLATEAU = {
+    "train.steps": 9,
+    "train.checkpoint_every": 2,
+    "evaluation.prompts": 8,
+    "evaluation.every": 1,
+    "monitors": {"M31": {"action": "finish", "change": 1.0, "level": -1.0}},
+}
+"""No accuracy rises by more than 1, so that M31 asks to finish after its third evaluation."""
+
+
+@pytest.mark.parametrize(
+    ("staleness", "points"), [(0, ("update:3", "save.after_rename:2")), (2, ("save.after_rename:2",))]
+)
+def test_a_run_that_finishes_is_the_same_however_often_it_was_killed(
+    models: Path, tmp_path: Path, staleness: int, points: tuple[str, ...]
+) -> None:
+    changes = {**PLATEAU, "rollout.max_staleness": staleness}
+    whole = toy_run(models, tmp_path / "whole", changes)
+    assert (whole.summary["ended"], whole.summary["steps"]) == ("finished by M31 plateau", 3)
+    assert rows(whole.folder / "alarms.jsonl")[-1]["id"] == "M31"
+    assert "M31 plateau (finish) at step 3" in (whole.folder / "checkpoints" / "step-3" / "TAG").read_text()
+    for point in points:
+        folder = tmp_path / point / "toy"
+        assert forked(lambda out=folder.parent: toy_run(models, out, changes), {"PRACTICUM_FAULT": point}) == 137
+        toy_run(models, folder.parent, changes, resume=True)
+        assert_same_run(whole.folder, folder)
+        begun = rows(folder / "starts.jsonl")[-1]["first"]
+        assert begun == (4 if point == "save.after_rename:2" else 3), "what had finished is not trained further"
+
+
+def test_a_graver_action_goes_before_a_finish(models: Path, tmp_path: Path) -> None:
+    both = {**PLATEAU, **ITSELF, "monitors": {**PLATEAU["monitors"], "M22": {"action": "pause", "persistence": 3}}}
+    with pytest.raises(AlarmError, match=r"paused by M22 .* at step 3"):
+        toy_run(models, tmp_path, both)
+    result = toy_run(models, tmp_path, both, resume=True)
+    assert (result.summary["ended"], result.summary["steps"]) == ("finished by M31 plateau", 3)
+
+
 def test_a_change_that_the_recipe_asks_for_survives_a_kill(models: Path, tmp_path: Path) -> None:
     changing = {
         **alarmed({"set": {"optimizer.learning_rate": "x0.5"}}),

@@ -115,11 +115,11 @@ def accepted(recipe: Recipe, overrides: list[str]) -> bool:
 
 
 def test_the_table_is_whole():
-    assert list(MONITORS) == [f"M{number}" for number in range(1, 31) if number not in (25, 28)]
+    assert list(MONITORS) == [f"M{number}" for number in range(1, 32) if number not in (25, 28)]
     for monitor in MONITORS.values():
         assert monitor.judge.__doc__ and monitor.patches and monitor.source
         assert monitor.says.format(level=1.0, change=1.0)
-        assert monitor.action in ("log", "warn", "checkpoint", "pause", "stop")
+        assert monitor.action in ("off", "log", "warn", "checkpoint", "pause", "stop")
 
 
 def test_the_monitors_can_be_listed():
@@ -144,7 +144,10 @@ def test_the_section_is_read_in_its_short_forms():
     ("text", "said"),
     [
         ("{M5x: off}", "monitors: no monitor 'M5x'; did you mean 'M5'?"),
-        ("{M5: explode}", "monitors.M5.action: input should be 'off', 'log', 'warn', 'checkpoint', 'pause' or 'stop'"),
+        (
+            "{M5: explode}",
+            "monitors.M5.action: input should be 'off', 'log', 'warn', 'checkpoint', 'finish', 'pause' or 'stop'",
+        ),
         ("{M5: {levle: 1}}", "monitors.M5.levle: no such key"),
         (
             "{M5: {set: {optimizer.learning_rate: half}}}",

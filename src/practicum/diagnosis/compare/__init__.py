@@ -6,18 +6,22 @@
 
 from practicum.diagnosis.compare.arms import Arm, Budget, Design, design
 from practicum.diagnosis.compare.comparing import Ran, Settings, compare, run_arms
-from practicum.diagnosis.compare.outcomes import Findings, Outcome, findings
+from practicum.diagnosis.compare.outcomes import Findings, Outcome, findings, read_outcome
+from practicum.diagnosis.compare.running import Job, run_all
 
 __all__ = [
     "Arm",
     "Budget",
     "Design",
     "Findings",
+    "Job",
     "Outcome",
     "Ran",
     "Settings",
     "compare",
     "design",
     "findings",
+    "read_outcome",
+    "run_all",
     "run_arms",
 ]

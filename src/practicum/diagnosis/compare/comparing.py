@@ -14,7 +14,8 @@ from practicum.diagnosis.compare.tables import arm_table, pair_table
 from practicum.errors import PracticumError
 from practicum.methods import in_one_line
 from practicum.run_dir import RunDir, write_json
-from practicum.runs import near, stop_signals
+from practicum.runs import near
+from practicum.stopping import stop_signals
 from practicum.tracking import Console, Quiet
 
 

@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from practicum.diagnosis.tables import ALL_DONE
+from practicum.diagnosis.tables import SPENT
 from practicum.errors import DataError
 from practicum.run_dir import read_json, read_rows
 from practicum.statistics import (
@@ -144,7 +144,7 @@ def read_outcome(arm: str, seed: int, folder: Path, home: Path) -> Outcome:
         spent=spent,
         scores={} if after is None else _scores(after["answers"]),
         curve=curve,
-        by_budget=summary["ended"] != ALL_DONE,
+        by_budget=summary["ended"].startswith(SPENT),
     )
 
 
@@ -344,7 +344,7 @@ def _remarks(
                 why = (
                     "another step would be too much; make its steps smaller, or the budget larger"
                     if least.by_budget
-                    else "its train.steps end it; raise them"
+                    else "its train.steps or a monitor end it; raise them, or turn that off"
                 )
                 lines.append(f"unequal: {arm.arm} spent {share:.0%} of the {unit}, because {why}")
     if failures:

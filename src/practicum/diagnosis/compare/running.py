@@ -19,15 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from practicum.diagnosis.compare.arms import Design
 from practicum.errors import Interrupted, RecipeError
 from practicum.faults import fault
-from practicum.recipe import Recipe, resolved
-from practicum.run_dir import read_json, write_json
-from practicum.runs import Stop, changed_fields, near
+from practicum.recipe import resolved
+from practicum.run_dir import changed_fields, read_json, write_json
+from practicum.runs import near
+from practicum.stopping import Stop
 from practicum.text import printable
 from practicum.tracking import Console
 
@@ -45,11 +47,11 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One run of the comparison; a recipe has no hash, so a job is itself alone."""
+    """One run of the comparison, of a recipe or a pipeline as resolved data; data has no hash, so a job is itself alone."""
 
     arm: str
     seed: int
-    recipe: Recipe
+    data: Mapping[str, Any]
     home: Path
 
     @property
@@ -75,8 +77,8 @@ class Job:
     @property
     def steps_done(self) -> int:
         """Steps that are written down."""
-        path = self.folder / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.is_file() else 0
+        journals = [*self.folder.glob("metrics.jsonl"), *self.folder.glob("stages/*/metrics.jsonl")]
+        return sum(path.read_bytes().count(b"\n") for path in journals)
 
     def __str__(self) -> str:
         return f"{self.arm}, seed {self.seed}"
@@ -84,7 +86,9 @@ class Job:
 
 def jobs_of(found: Design, home: Path, resume: bool) -> list[Job]:
     """Every run, seed by seed so that an early look compares all arms; RecipeError where the folder does not fit."""
-    jobs = [Job(arm.name, seed, found.recipes[arm.name][seed], home) for seed in found.seeds for arm in found.arms]
+    jobs = [
+        Job(arm.name, seed, resolved(found.recipes[arm.name][seed]), home) for seed in found.seeds for arm in found.arms
+    ]
     begun = sorted(home.glob("*/seed-*.json")) if home.is_dir() else []
     if begun and not resume:
         raise RecipeError(
@@ -94,7 +98,7 @@ def jobs_of(found: Design, home: Path, resume: bool) -> list[Job]:
         raise RecipeError(f"{home} holds no comparison to go on with; leave --resume out to start it")
     for job in jobs:
         if job.file.is_file():
-            differences = changed_fields(read_json(job.file), resolved(job.recipe))
+            differences = changed_fields(read_json(job.file), job.data)
             if differences:
                 raise RecipeError(
                     [f"{near(job.file)}: arm {job.arm!r} changed; undo this, or name a new arm or --out:", *differences]
@@ -136,7 +140,8 @@ def run_all(jobs: Sequence[Job], at_once: int, console: Console, stop: Stop) -> 
 
 def _reached(job: Job) -> str:
     """The result of a finished run in a few words."""
-    after = read_json(job.folder / "summary.json")["after"]
+    summary = read_json(job.folder / "summary.json")
+    after = (summary["stages"][-1] if "stages" in summary else summary)["after"]
     accuracy = None if after is None else after["accuracy"]
     return f"{job.steps_done} steps" + ("" if accuracy is None else f", accuracy {accuracy['mean']:.3f}")
 
@@ -214,8 +219,8 @@ def _resident(pid: int) -> int:
 def _start(job: Job) -> subprocess.Popen[bytes]:
     """Begin a run or go on with it. A terminal's Ctrl-C does not reach it, and it stops when this process dies."""
     job.file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(job.file, resolved(job.recipe))
-    resume = ["--resume"] if (job.folder / "recipe.json").is_file() else []
+    write_json(job.file, dict(job.data))
+    resume = ["--resume"] if any((job.folder / name).is_file() for name in ("recipe.json", "pipeline.json")) else []
     words = [sys.executable, "-m", "practicum", "run", str(job.file), "--out", str(job.file.parent), "--json", *resume]
     with job.log.open("wb") as log:
         return subprocess.Popen(

@@ -11,7 +11,7 @@ BASELINE, REACH = 10, 64
 """A baseline is the median of the first 10 values of a reading; at most the 64 newest rows are looked at."""
 
 HELDOUT = "heldout_"
-"""Readings of evaluations, which are few: the first alone is their baseline."""
+"""Readings of evaluations, which are few: the first alone is their baseline, and all of them are kept."""
 
 
 class History:
@@ -22,12 +22,16 @@ class History:
         self.rollouts = 0.0
         self._first: dict[str, list[float]] = {}
         self._rows: deque[Mapping[str, float]] = deque(maxlen=REACH)
+        self._evaluations: list[Mapping[str, float]] = []
 
     def add(self, row: Mapping[str, float]) -> None:
         """Take in the row of a step."""
         self.steps += 1
         self.rollouts += row.get("rollouts", 0.0)
         self._rows.append(row)
+        evaluated = {name: value for name, value in row.items() if name.startswith(HELDOUT)}
+        if evaluated:
+            self._evaluations.append(evaluated)
         for name, value in row.items():
             first = self._first.setdefault(name, [])
             if len(first) < _needed(name):
@@ -46,6 +50,10 @@ class History:
     def first(self, name: str, count: int) -> list[float]:
         """The first values of a reading, as far as they are there: at most as many as a baseline has."""
         return self._first.get(name, [])[:count]
+
+    def evaluations(self, name: str) -> list[float]:
+        """All values of a reading of evaluations, oldest first, however many steps ago."""
+        return [found[name] for found in self._evaluations if name in found]
 
     def rows(self, count: int) -> list[Mapping[str, float]]:
         """The newest rows, oldest first."""

@@ -294,6 +294,28 @@ def overconfidence(seen: Seen, limits: Limits) -> Finding | None:
     return Finding("heldout_overconfidence", value, score if low > 0 else 0.0, value - grown)
 
 
+def plateau(seen: Seen, limits: Limits) -> Finding | None:
+    """Held-out accuracy that no longer rises, once there is any: patience, as in early stopping.
+
+    What has to be exceeded is the accuracy at the last rise that counted, at first that of the start, so that many small rises
+    count together.
+    """
+    accuracies = seen.history.evaluations("heldout_accuracy")
+    gained = seen.history.first("heldout_gain", 1)
+    if "heldout_accuracy" not in seen.row:
+        return None
+    *before, now = [accuracies[0] - gained[0], *accuracies] if gained else accuracies
+    best = before[0] if before else now
+    for earlier in before:
+        best = earlier if _rises(earlier, best, limits) else best
+    still = bool(before) and max(best, now) > _of(limits.level) and not _rises(now, best, limits)
+    return Finding("heldout_accuracy", now, float(still), best)
+
+
+def _rises(now: float, best: float, limits: Limits) -> bool:
+    return now - best > _of(limits.change) + TINY
+
+
 def _fall(seen: Seen, name: str, limits: Limits) -> Finding | None:
     now, base = seen.smooth(name), seen.baseline(name)
     if now is None or base is None or base <= 0:

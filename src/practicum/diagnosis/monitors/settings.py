@@ -8,17 +8,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from practicum.diagnosis.monitors.table import MONITORS
 from practicum.objective.calls import did_you_mean
 
-ACTIONS = ("off", "log", "warn", "checkpoint", "pause", "stop")
+ACTIONS = ("off", "log", "warn", "checkpoint", "finish", "pause", "stop")
 """From the mildest to the gravest."""
 
-Action = Literal["off", "log", "warn", "checkpoint", "pause", "stop"]
+Action = Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"]
 
 
 class MonitorSettings(BaseModel):
     """What a run does differently about one monitor; what is not written is as in the table of monitors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    action: Action | None = Field(default=None, description="off, log, warn, checkpoint, pause or stop")
+    action: Action | None = Field(default=None, description="off, log, warn, checkpoint, finish, pause or stop")
     level: float | None = Field(default=None, description="the absolute threshold")
     change: float | None = Field(default=None, description="the threshold against the run's own beginning")
     persistence: int | None = Field(default=None, ge=1, description="steps in a row before it counts")

@@ -40,7 +40,7 @@ class Monitor:
     @property
     def ends(self) -> bool:
         """Whether it may end a run."""
-        return bool({self.action, self.worse[1] if self.worse else ""} & {"pause", "stop"})
+        return bool({self.action, self.worse[1] if self.worse else ""} & {"finish", "pause", "stop"})
 
 
 MONITORS: dict[str, Monitor] = {
@@ -323,6 +323,18 @@ MONITORS: dict[str, Monitor] = {
             "2604.16830",
             level=0.1,
             change=0.1,
+        ),
+        Monitor(
+            "M31",
+            "plateau",
+            rules.plateau,
+            "over {level:g}, and no more than {change:g} above what it was when it last rose",
+            (patches.slower,),
+            "patience, as in early stopping",
+            action="off",
+            level=0.0,
+            change=0.02,
+            persistence=3,
         ),
     )
 }

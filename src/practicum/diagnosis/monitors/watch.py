@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from practicum.diagnosis.monitors.facts import Facts
-from practicum.diagnosis.monitors.history import History, Seen
+from practicum.diagnosis.monitors.history import HELDOUT, History, Seen
 from practicum.diagnosis.monitors.readings import read
 from practicum.diagnosis.monitors.rules import Finding, Limits
 from practicum.diagnosis.monitors.settings import ACTIONS, MonitorSettings, factor
@@ -125,7 +125,7 @@ class Watch:
         call = self._call(self._states[monitor.id], finding, own.persistence or monitor.persistence, action, worse)
         if call is None:
             return None
-        rule = f"{monitor.says.format(level=limits.level, change=limits.change)}{_times(own, monitor)}"
+        rule = f"{monitor.says.format(level=limits.level, change=limits.change)}{_times(own, monitor, finding)}"
         return Alarm(
             step=seen.step,
             id=monitor.id,
@@ -189,9 +189,10 @@ def gravest(alarms: Sequence[Alarm]) -> Alarm | None:
     return max(alarms, key=lambda alarm: alarm.gravity, default=None)
 
 
-def _times(own: MonitorSettings, monitor: Monitor) -> str:
+def _times(own: MonitorSettings, monitor: Monitor, finding: Finding) -> str:
     times = own.persistence or monitor.persistence
-    return f", in {times} steps in a row" if times > 1 else ""
+    what = "evaluations" if finding.reading.startswith(HELDOUT) else "steps"
+    return f", in {times} {what} in a row" if times > 1 else ""
 
 
 def _word(value: Any) -> str:

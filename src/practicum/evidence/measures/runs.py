@@ -49,6 +49,10 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
 
 def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
     """The same with more readings, by which the sweep can choose as by any other."""
+
+    def read(home: Path, outcome: Outcome) -> dict[str, float]:
+        return readings_of(home / outcome.folder, outcome) | dict(more(home / outcome.folder))
+
     torch.set_num_threads(1)
     model_of = models_of(study, home, console)
     tried: list[dict[str, Any]] = []
@@ -62,8 +66,8 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
             for rate in swept[arm]
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
-        scores = {outcome.arm: _readings(home / "sweep" / outcome.folder, outcome, more) for outcome in found.outcomes}
-        alarms = {outcome.arm: _alarms(home / "sweep" / outcome.folder) for outcome in found.outcomes}
+        scores = {outcome.arm: read(home / "sweep", outcome) for outcome in found.outcomes}
+        alarms = {outcome.arm: alarms_of(home / "sweep" / outcome.folder) for outcome in found.outcomes}
         tried = rates_tried(scores, alarms, swept, study.spec)
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
@@ -73,11 +77,11 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         form="",
         seeds=list(range(form.seeds)),
         readings={
-            **_by_arm(found, lambda outcome: _readings(home / "runs" / outcome.folder, outcome, more), swap=True),
+            **_by_arm(found, lambda outcome: read(home / "runs", outcome), swap=True),
             **_of_teacher(found, home / "runs"),
         },
-        curves=_by_arm(found, _curve),
-        alarms=_by_arm(found, lambda outcome: _alarms(home / "runs" / outcome.folder)),
+        curves=_by_arm(found, curve_of),
+        alarms=_by_arm(found, lambda outcome: alarms_of(home / "runs" / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
         doctor=_examined(study, files, home, console),
@@ -241,16 +245,17 @@ def _by_arm(found: Ran, read: Any, swap: bool = False) -> dict[str, Any]:
     }
 
 
-def _curve(outcome: Outcome) -> list[Moment]:
+def curve_of(outcome: Outcome) -> list[Moment]:
+    """The accuracy on the way, with what had been spent."""
     return [Moment(dict(point.spent), point.accuracy) for point in outcome.curve]
 
 
-def _alarms(folder: Path) -> list[str]:
+def alarms_of(folder: Path) -> list[str]:
     """The monitors that spoke, each once, in order."""
     return list(read_json(folder / "summary.json")["alarms"])
 
 
-def _readings(folder: Path, outcome: Outcome, more: ReadMore) -> dict[str, float]:
+def readings_of(folder: Path, outcome: Outcome) -> dict[str, float]:
     """The numbers at the end of a run: held-out accuracy in all and by domain, pass@k, distance, length, what it cost.
 
     The accuracy of each domain is there from before the training too, under `before/accuracy/DOMAIN`.
@@ -262,7 +267,7 @@ def _readings(folder: Path, outcome: Outcome, more: ReadMore) -> dict[str, float
     numbers |= {before(name): value for name, value in _accuracies(start).items() if name != "accuracy"}
     numbers |= _over_answers(after["answers"])
     numbers |= {f"spent/{unit}": amount for unit, amount in outcome.spent.items()}
-    return {name: value for name, value in numbers.items() if value is not None} | dict(more(folder))
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _accuracies(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
