@@ -83,13 +83,20 @@ def _arms(study: Loaded, results: Results) -> str:
                 f"`{name}`: {about}",
                 *cells,
                 *spent,
-                "" if rate is None else f"{rate:g}",
+                *(["" if rate is None else f"{rate:g}"] if results.chosen else []),
                 *([", ".join(spoke)] if alarms else []),
             ]
         )
     heads = [measure.removeprefix(before("")).replace("_", " ") + _when(measure) for measure in measures]
     return _table(
-        ["arm", *heads, *("FLOPs" for _ in costs), "learning rate", *(["monitors that spoke"] if alarms else [])], rows
+        [
+            "arm",
+            *heads,
+            *("FLOPs" for _ in costs),
+            *(["learning rate"] if results.chosen else []),
+            *(["monitors that spoke"] if alarms else []),
+        ],
+        rows,
     )
 
 
