@@ -97,7 +97,8 @@ def _tie(test: Tie, results: Results) -> Judgement:
 def _reaches(test: Reaches, results: Results) -> Judgement:
     values = list(results.values(test.reaches, test.measure, test.at).values())
     what = f"{test.reaches}, {_measured(test.measure, test.at)}"
-    return _over_seeds(what, values, lambda found: _bounded(found, test.least, test.most), _plain)
+    shown = _share if test.measure.startswith(("accuracy", "pass@")) else _plain
+    return _over_seeds(what, values, lambda found: _bounded(found, test.least, test.most), shown)
 
 
 def _bounded(found: Interval, least: float | None, most: float | None) -> Answer:
@@ -176,14 +177,13 @@ def _robust(test: Robust, results: Results) -> Judgement:
     if len(scores) < 2:
         return Judgement("missing", f"{what}: not run")
     best = max(scores, key=lambda rate: scores[rate])
-    near = [
-        score
-        for rate, score in scores.items()
-        if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
-    ]
-    loss = scores[best] - min(near)
-    answer: Answer = "yes" if loss <= test.loses and len(near) > 1 else "no"
-    return Judgement(answer, f"{what}: {min(near):.2f} to {scores[best]:.2f}, best at {best:g}")
+    spans = [[rate for rate in scores if low <= rate <= low * test.within * 1.001] for low in scores]
+    worst, span = max(
+        ((min(scores[rate] for rate in span), span) for span in spans if best in span and len(span) > 1),
+        default=(0.0, [best]),
+    )
+    answer: Answer = "yes" if scores[best] - worst <= test.loses else "no"
+    return Judgement(answer, f"{what}: {worst:.2f} to {scores[best]:.2f} from {min(span):g} to {max(span):g}")
 
 
 def _warned(test: Warned, results: Results) -> Judgement:
@@ -208,6 +208,11 @@ def _measured(measure: str, at: str | int) -> str:
 
 def _signed(found: Interval) -> str:
     return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+
+
+def _share(found: Interval) -> str:
+    """A share of all answers, whose interval ends at 0 and 1."""
+    return _plain(Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0)))
 
 
 def _plain(found: Interval) -> str:
