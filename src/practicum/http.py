@@ -21,6 +21,8 @@ from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
 from practicum import abandon
 from practicum.errors import PracticumError, RecipeError, TeacherError
 from practicum.randomness import seed_of
@@ -126,6 +128,27 @@ _PLAIN = (
     "plain http to {host} shows prompts and keys to everyone on the way; write https, or allow_http: true where the network is "
     "your own"
 )
+
+
+class Address(BaseModel):
+    """Where a server is, in the configuration of whoever asks it; a secret in the address is refused where it is written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    url: str = Field(description="https://host, or http://localhost:8000; other plain http needs `allow_http`")
+    allow_http: bool = Field(
+        default=False, description="plain http to other machines, which everyone on the way can read"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _no_secrets(cls, url: str) -> str:
+        base_url(url, allow_http=True)
+        return url
+
+    @model_validator(mode="after")
+    def _safe(self) -> "Address":
+        base_url(self.url, self.allow_http)
+        return self
 
 
 def without_secrets(url: str) -> str:

@@ -8,10 +8,10 @@ import os
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field
 
 from practicum.errors import RecipeError, TeacherError
-from practicum.http import JsonClient, Server, base_url
+from practicum.http import Address, JsonClient, Server
 from practicum.model_config import ModelConfig
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.randomness import seed_of
@@ -26,12 +26,10 @@ PINNED = 0.5
 """Nats that the canary's sum may differ from what a recipe pins: 24 tokens of half-precision rounding."""
 
 
-class Config(BaseModel):
+class Config(Address):
     """Where the server is, what it may be asked, and how its model reads prompts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["openai_api"] = "openai_api"
-    url: str = Field(description="https://host, or http://localhost:8000; other plain http needs `allow_http`")
     model: str | None = Field(default=None, description="its name at the server; none: the only one there")
     dialect: DialectName = Field(default="auto", description="how scores are asked for; `chat`: it only writes")
     largest_k: int = Field(default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20")
@@ -43,9 +41,6 @@ class Config(BaseModel):
     system: str | None = Field(default=None, description="a system turn put before every prompt")
     thinking: bool | None = Field(default=None, description="the template's thinking switch, where it has one")
     api_key_env: str | None = Field(default=None, description="the environment variable that holds the key")
-    allow_http: bool = Field(
-        default=False, description="plain http to other machines, which everyone on the way can read"
-    )
     concurrency: int = Field(default=16, ge=1, le=1024, description="requests at once")
     timeout: float = Field(default=30.0, gt=0, description="seconds a request may take, besides those for its tokens")
     tokens_per_second: float = Field(
@@ -59,17 +54,6 @@ class Config(BaseModel):
         default=16, ge=1, description="calls between two looks whether it is still the same model"
     )
     canary: float | None = Field(default=None, description="what `practicum probe` printed: another model is refused")
-
-    @field_validator("url")
-    @classmethod
-    def _no_secrets(cls, url: str) -> str:
-        base_url(url, allow_http=True)
-        return url
-
-    @model_validator(mode="after")
-    def _safe(self) -> "Config":
-        base_url(self.url, self.allow_http)
-        return self
 
     def capabilities(self) -> Capabilities:
         """What such a server gives at best; the server itself is asked when the run starts."""

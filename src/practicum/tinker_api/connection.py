@@ -17,10 +17,10 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field
 
 from practicum.errors import RecipeError, TeacherError
-from practicum.http import base_url
+from practicum.http import Address, base_url
 from practicum.text import printable
 
 KNOCK_SECONDS, KNOCK_EVERY = 3.0, 2.0
@@ -32,30 +32,14 @@ LOCAL_KEY = "tml-local"
 """What is sent to a service on this machine that wants no key; the package sends none that begins otherwise."""
 
 
-class ServiceConfig(BaseModel):
+class ServiceConfig(Address):
     """Where a service is and how patiently it is asked."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    url: str = Field(description="https://host, or http://localhost:8000; other plain http needs `allow_http`")
     api_key_env: str | None = Field(
         default=None, description="the environment variable that holds the key; none: only on this machine"
     )
-    allow_http: bool = Field(
-        default=False, description="plain http to other machines, which everyone on the way can read"
-    )
     timeout: float = Field(default=1800.0, gt=0, description="seconds in which something has to come back")
     give_up_after: float = Field(default=120.0, ge=0, description="seconds without a connection that end the run")
-
-    @field_validator("url")
-    @classmethod
-    def _no_secrets(cls, url: str) -> str:
-        base_url(url, allow_http=True)
-        return url
-
-    @model_validator(mode="after")
-    def _safe(self) -> "ServiceConfig":
-        base_url(self.url, self.allow_http)
-        return self
 
 
 class Gone(TeacherError):
