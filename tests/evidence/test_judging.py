@@ -50,6 +50,8 @@ CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
         (Rises(rises="one", by=0.5), CLOSE, "yes", "one, accuracy from start to end: +0.810"),
         (Ratio(ratio="one", over="other", measure="accuracy", least=1.1), CLOSE, "yes", "1.15 [1.13, 1.17]"),
         (Ratio(ratio="one", over="other", measure="accuracy", most=1.1), CLOSE, "no", "1.15"),
+        (Ratio(ratio="one", over="one", measure="accuracy", least=0.9), CLOSE, "yes", "1 [1, 1]"),
+        (Ratio(ratio="one", over="one", measure="accuracy", least=1.1), CLOSE, "no", "1 [1, 1]"),
         (Ratio(ratio="one", over="other", measure="accuracy", least=2), CLOSE, "no", "1.15"),
     ],
 )

@@ -121,8 +121,10 @@ def _ratio(test: Ratio, results: Results) -> Judgement:
     logs = [math.log(mine[seed] / theirs[seed]) for seed in seeds]
 
     def answer(found: Interval) -> Answer:
-        bounded = _bounded(_exponential(found), test.least, test.most)
-        return "unresolved" if bounded == "yes" and overlaps_zero(found) else bounded
+        ratio = _exponential(found)
+        bounded = _bounded(ratio, test.least, test.most)
+        within = (test.least is None or ratio.low >= test.least) and (test.most is None or ratio.high <= test.most)
+        return "unresolved" if bounded == "yes" and overlaps_zero(found) and not within else bounded
 
     return _over_seeds(what, logs, answer, lambda found: _plain(_exponential(found)))
 
