@@ -21,9 +21,10 @@ def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
     path = packaged_recipes() / FOLDER / f"{name}.yaml"
     data = yaml.safe_load(path.read_text())
     spec = load_reproduction(name).spec
-    data["extends"] = str((path.parent / data["extends"]).resolve())
+    if "extends" in data:
+        data["extends"] = str((path.parent / data["extends"]).resolve())
     data["arms"] = {arm: data["arms"][arm] for arm in arms}
-    first, second = arms
+    first, second = arms[:2]
     data["claims"] = [
         {"claim": "", "paper": "1011.0686", "theirs": "", "tests": [{"better": first, "than": second}]},
     ]
@@ -56,10 +57,11 @@ def test_where_mistakes_can_be_mended_the_students_own_states_teach_faster(tmp_p
 
 @pytest.mark.slow
 def test_a_reward_for_the_whole_answer_costs_more_with_every_letter(tmp_path):
-    results = reproduce("search_cost", out=tmp_path).results
-    steps = {arm: results.spent_until(arm, 0.5, "flops") for arm in ("opd_2", "opd_6", "rl_2", "rl_6")}
-    for seed in results.seeds:
-        easy, hard = steps["opd_2"][seed], steps["opd_6"][seed]
-        assert easy is not None and hard is not None, "a teacher finds the long answer"
-        reward = steps["rl_6"][seed] or results.spent("rl_6", "flops")[seed]
-        assert reward >= 3 * hard
+    results = reproduce(only("search_cost", ["opd_4", "rl_4", "rl_2"], 300, tmp_path), out=tmp_path).results
+    assert mean(results, "opd_4") >= 0.5, "a teacher finds four letters"
+    assert mean(results, "rl_4") <= 0.05, "a reward finds nothing in as many steps"
+    until = results.spent_until("rl_2", 0.25, "flops")
+    for seed, whole in results.spent("rl_4", "flops").items():
+        two = until[seed]
+        assert two is not None, "a reward finds two letters"
+        assert whole >= 3 * two

@@ -97,20 +97,12 @@ def test_a_robust_arm_loses_little_near_its_best_learning_rate():
     ]
     found = judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
     assert found.answer == "yes"
-    assert "0.85 to 0.90 from 0.001 to 0.003" in found.shown
+    assert "0.85 to 0.90, best at 0.001" in found.shown
     rows[1] = {**rows[1], "accuracy": 0.5}
     assert judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no"
     rows[1] = {**rows[1], "accuracy": None}
     assert judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no", (
         "a failed run is a zero"
-    )
-    rows = [
-        {"arm": "one", "learning_rate": rate, "accuracy": score}
-        for rate, score in ((1e-3, 0.1), (3e-3, 0.9), (9e-3, 0.85))
-    ]
-    found = judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
-    assert (found.answer, "from 0.003 to 0.009" in found.shown) == ("yes", True), (
-        "a rate that is too small is no collapse"
     )
 
 

@@ -179,13 +179,14 @@ def _robust(test: Robust, results: Results) -> Judgement:
     if len(scores) < 2:
         return Judgement("missing", f"{what}: not run")
     best = max(scores, key=lambda rate: scores[rate])
-    spans = [[rate for rate in scores if low <= rate <= low * test.within * 1.001] for low in scores]
-    worst, span = max(
-        ((min(scores[rate] for rate in span), span) for span in spans if best in span and len(span) > 1),
-        default=(0.0, [best]),
-    )
-    answer: Answer = "yes" if scores[best] - worst <= test.loses else "no"
-    return Judgement(answer, f"{what}: {worst:.2f} to {scores[best]:.2f} from {min(span):g} to {max(span):g}")
+    near = [
+        score
+        for rate, score in scores.items()
+        if best / test.within <= rate * 1.001 and rate <= best * test.within * 1.001
+    ]
+    loss = scores[best] - min(near)
+    answer: Answer = "yes" if loss <= test.loses and len(near) > 1 else "no"
+    return Judgement(answer, f"{what}: {min(near):.2f} to {scores[best]:.2f}, best at {best:g}")
 
 
 def _warned(test: Warned, results: Results) -> Judgement:

@@ -95,10 +95,7 @@ class Cost(_Part):
 
 
 class Robust(_Part):
-    """Around the arm's best learning rate there is a span of a factor of `within` in which none ends more than `loses` below it.
-
-    It is read from the sweep, so the span holds two of the rates that were tried at least.
-    """
+    """Every learning rate within a factor of `within` of the arm's best one ends no more than `loses` below it, in the sweep."""
 
     kind: Literal["robust"] = "robust"
     robust: str
