@@ -1,14 +1,17 @@
 """Being told to stop: the first signal ends the work after the step in hand, a second one at once."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from practicum.errors import Interrupted
 
 Stop = Callable[[], int | None]
 """Says whether to stop: the number of the signal that asks for it, or None."""
+
+NOTED = b"\nstopping after this step; interrupt once more to stop at once\n"
 
 
 @contextmanager
@@ -23,6 +26,8 @@ def stop_signals() -> Iterator[Stop]:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt  # no `except Exception` of a library swallows or renames it on the way out
         received.append(number)
+        with suppress(OSError):  # nobody may be listening any more
+            os.write(2, NOTED)  # not through a stream, whose own writing may be what was interrupted
 
     earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
