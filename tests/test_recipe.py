@@ -191,6 +191,16 @@ def test_an_override_of_what_there_is_not_is_refused_when_the_recipe_is_read() -
         parse_recipe(data, "x")
 
 
+def test_an_override_within_a_short_form_does_not_lose_it() -> None:
+    data = {"monitors": {"M31": "finish"}}
+    told = (
+        r"monitors\.M31 is 'finish', which has no keys; write the whole of it, monitors\.M31=\{change: 0\.1, \.\.\.\}"
+    )
+    with pytest.raises(RecipeError, match=told):
+        override(data, "monitors.M31.change=0.1")
+    assert data == {"monitors": {"M31": "finish"}}
+
+
 @pytest.mark.parametrize("value", ["!!python/object/apply:os.system [id]", "[" * 5000])
 def test_an_override_runs_nothing(value: str) -> None:
     data = toy_data(NO_MODELS)

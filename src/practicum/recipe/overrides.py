@@ -21,8 +21,14 @@ def override(data: dict[str, Any], text: str) -> None:
     for number, name in enumerate(parents):
         if isinstance(place.get(name), list):
             return _override_item(place[name], [*parents[number + 1 :], last], value, text)
-        if not isinstance(place.get(name), dict):
+        if place.get(name) is None:
             place[name] = {}
+        if not isinstance(place[name], dict):
+            whole = ".".join(parents[: number + 1])
+            raise RecipeError(
+                f"override {text!r}: {whole} is {place[name]!r}, which has no keys; write the whole of it, "
+                f"{whole}={{{key.removeprefix(whole + '.')}: {value}, ...}}"
+            )
         place = place[name]
     place[last] = _parsed(value)
 
