@@ -8,6 +8,8 @@ from practicum.evidence.results import TEACHER, Results, before
 from practicum.evidence.study import Claim, Loaded, arms_of, is_map, measures_of, starts_of
 from practicum.statistics import t_interval
 
+COST = "spent/flops"
+
 
 def evidence_page(studies: Sequence[Loaded], stored: Mapping[str, Results]) -> str:
     """The generated part of the page: a table of all claims, and a section for each reproduction that has results."""
@@ -68,8 +70,9 @@ def _section(study: Loaded, results: Results) -> str:
 def _arms(study: Loaded, results: Results) -> str:
     """One row an arm with every measure that a claim speaks of, and what it cost; and one of the teacher where a claim names it."""
     wanted = [*measures_of(study.spec), *map(before, starts_of(study.spec))]
-    measures = [name for name in wanted if any(name in results.readings.get(arm, {}) for arm in study.spec.arms)]
-    costs = [name for name in ("spent/flops",) if any(name in mine for mine in results.readings.values())]
+    known = {name for mine in results.readings.values() for name in mine}
+    measures = [name for name in wanted if name in known and name != COST]
+    costs = [COST] if COST in known else []
     alarms = any(spoke for by_seed in results.alarms.values() for spoke in by_seed.values())
     rows = []
     for name, about in _rows_of(study, results):
