@@ -198,6 +198,8 @@ def test_an_override_within_a_short_form_does_not_lose_it() -> None:
     )
     with pytest.raises(RecipeError, match=told):
         override(data, "monitors.M31.change=0.1")
+    with pytest.raises(RecipeError, match=r"student is 'here'.*student=\{model: \{seed: 1, \.\.\.\}\}"):
+        override({"student": "here"}, "student.model.seed=1")
     assert data == {"monitors": {"M31": "finish"}}
 
 

@@ -25,9 +25,10 @@ def override(data: dict[str, Any], text: str) -> None:
             place[name] = {}
         if not isinstance(place[name], dict):
             whole = ".".join(parents[: number + 1])
+            *outer, inner = [*parents[number + 1 :], last]
+            within = "".join(f"{{{key}: " for key in outer) + f"{{{inner}: {value}, ...}}" + "}" * len(outer)
             raise RecipeError(
-                f"override {text!r}: {whole} is {place[name]!r}, which has no keys; write the whole of it, "
-                f"{whole}={{{key.removeprefix(whole + '.')}: {value}, ...}}"
+                f"override {text!r}: {whole} is {place[name]!r}, which has no keys; write the whole of it, {whole}={within}"
             )
         place = place[name]
     place[last] = _parsed(value)
