@@ -18,9 +18,8 @@ from practicum.model_config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
 from practicum.plugins import module_of, names
 from practicum.ports import AdamParams, SamplingClient, ScoreRequest, Teacher, TeacherContext, TeacherRequest
-from practicum.tasks import TaskContext
+from practicum.tasks import Answered, TaskContext
 from practicum.tasks.reverse import Config as Reverse
-from practicum.tasks.reverse import Reverse as ReverseTask
 from practicum.tasks.reverse import build as reverse
 from practicum.text import Renderer
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, TeacherSignal
@@ -76,7 +75,7 @@ ROUNDS = {"service": False}
 """Whether the teacher at hand is at a service, whose batches, made as requests arrive, decide the last digits."""
 
 
-class Knowing(ReverseTask):
+class Knowing(Answered):
     """The task with an expert, who is not sure."""
 
     def expert(self, prompt: Prompt, said: Sequence[str]) -> dict[str, float]:
@@ -194,7 +193,8 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)
         trainer = LocalTrainer(student.language_model)
-        task = Knowing(Reverse(**TASK), seed=0)
+        drawn = reverse(Reverse(**TASK), TaskContext(seed=0, base_dir=models))
+        task = Knowing(drawn.train_prompts(), drawn.heldout_prompts())
         context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer, task=task)
         return Built(trainer, build(context, config))
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.randomness import seed_of
-from practicum.tasks import TaskContext
+from practicum.tasks import Answered, TaskContext
 from practicum.tasks._rows import HOPELESS_ROW, Rejected, numbered_lines, read_prompt
 from practicum.tasks._verifiers import VERIFIERS, check_installed, last_number
 from practicum.types import Prompt
@@ -40,26 +40,6 @@ class Config(BaseModel):
     max_row_bytes: int = Field(default=1 << 20, ge=1, le=HOPELESS_ROW, description="longer rows are rejected")
 
 
-class Jsonl:
-    """Prompts read from files; see `practicum.ports.Task`."""
-
-    def __init__(self, train: Sequence[Prompt], heldout: Sequence[Prompt], verifier: str) -> None:
-        self._train, self._heldout = train, heldout
-        self._verify = VERIFIERS[verifier]
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """The rows to train on, in the order of the file."""
-        return self._train
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """The rows held out."""
-        return self._heldout
-
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """What the verifier says, or None where the row has no answer."""
-        return None if prompt.answer is None else self._verify(completion, prompt.answer)
-
-
 def build(config: Config, context: TaskContext) -> Task:
     """Read the files; DataError when they hold too many bad rows or no good one."""
     check_installed(config.verifier)
@@ -79,7 +59,7 @@ def build(config: Config, context: TaskContext) -> Task:
         raise DataError(f"{path}: every training row is also held out; hold out fewer, or give other rows")
     if len(rest) < len(train):
         context.say(f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out")
-    return Jsonl(rest, held, config.verifier)
+    return Answered(train=rest, heldout=held, verify=VERIFIERS[config.verifier])
 
 
 def _held_out(prompts: Sequence[Prompt], wanted: int | float, seed: int) -> list[Prompt]:

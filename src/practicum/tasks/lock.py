@@ -1,15 +1,13 @@
 """Combination locks: a code that only trying finds, rewarded where all of it is right, for what search costs."""
 
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from practicum.ports import Task
 from practicum.randomness import seed_of
-from practicum.tasks import TaskContext
-from practicum.tasks._verifiers import exact
+from practicum.tasks import Answered, TaskContext
 from practicum.types import Message, Prompt
 
 MOST_LOCKS = 26
@@ -34,40 +32,21 @@ class Config(BaseModel):
         return self
 
 
-class Lock:
-    """Numbered tries at locks; see `practicum.ports.Task`.
+def build(config: Config, context: TaskContext) -> Task:
+    """Numbered tries at locks, rewarded for the whole code.
 
     A prompt such as `B17` names the lock and the try, which says nothing of the code. Its `response` is a random code, so that
     learning from the dataset teaches what codes look like and not which are right; its `answer` is the lock's own.
     """
+    draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "lock"))
 
-    def __init__(self, config: Config, seed: int) -> None:
-        draw = random.Random(seed_of(seed, "lock"))
+    def code() -> str:
+        return "".join(draw.choices(config.letters, k=config.length))
 
-        def code() -> str:
-            return "".join(draw.choices(config.letters, k=config.length))
-
-        codes = [code() for _ in range(config.locks)]
-        prompts = []
-        for number in range(config.heldout_size + config.train_size):
-            lock = number % config.locks
-            text = f"{chr(ord('A') + lock)}{number}"
-            prompts.append(Prompt(text, (Message("user", text),), answer=codes[lock], response=code()))
-        self._heldout, self._train = prompts[: config.heldout_size], prompts[config.heldout_size :]
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """The tries to train on."""
-        return self._train
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Other tries of the same locks."""
-        return self._heldout
-
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """1 for the whole code, else 0."""
-        return None if prompt.answer is None else exact(completion, prompt.answer)
-
-
-def build(config: Config, context: TaskContext) -> Task:
-    """Draw the codes."""
-    return Lock(config, context.seed if config.seed is None else config.seed)
+    codes = [code() for _ in range(config.locks)]
+    prompts = []
+    for number in range(config.heldout_size + config.train_size):
+        lock = number % config.locks
+        text = f"{chr(ord('A') + lock)}{number}"
+        prompts.append(Prompt(text, (Message("user", text),), answer=codes[lock], response=code()))
+    return Answered(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])

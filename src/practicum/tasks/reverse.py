@@ -1,15 +1,13 @@
 """Reverse a short string: the built-in task of tests and newcomers, with nothing to download."""
 
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from practicum.ports import Task
 from practicum.randomness import seed_of
-from practicum.tasks import TaskContext
-from practicum.tasks._verifiers import exact
+from practicum.tasks import Answered, TaskContext
 from practicum.tasks._words import check_enough, drawn_words
 from practicum.types import Message, Prompt
 
@@ -37,30 +35,10 @@ class Config(BaseModel):
         return self
 
 
-class Reverse:
-    """Seeded strings, all different; see `practicum.ports.Task`."""
-
-    def __init__(self, config: Config, seed: int) -> None:
-        draw = random.Random(seed_of(seed, "reverse"))
-        count = config.heldout_size + config.train_size
-        words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
-        prompts = [Prompt(word, (Message("user", word),), answer=word[::-1]) for word in words]
-        # The held-out strings are drawn first, so they stay the same whatever the number of training strings.
-        self._heldout, self._train = prompts[: config.heldout_size], prompts[config.heldout_size :]
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """The strings to train on."""
-        return self._train
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Other strings."""
-        return self._heldout
-
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """1 for the exact reverse, else 0."""
-        return None if prompt.answer is None else exact(completion, prompt.answer)
-
-
 def build(config: Config, context: TaskContext) -> Task:
-    """Draw the strings."""
-    return Reverse(config, context.seed if config.seed is None else config.seed)
+    """Seeded strings, all different; the held-out ones are drawn first, so they are the same whatever `train_size` is."""
+    draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "reverse"))
+    count = config.heldout_size + config.train_size
+    words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
+    prompts = [Prompt(word, (Message("user", word),), answer=word[::-1]) for word in words]
+    return Answered(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])

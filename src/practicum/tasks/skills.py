@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from practicum.objective.calls import did_you_mean
 from practicum.ports import Task
 from practicum.randomness import seed_of
-from practicum.tasks import TaskContext
-from practicum.tasks._verifiers import exact
+from practicum.tasks import Answered, TaskContext
 from practicum.tasks._words import check_enough, drawn_words
 from practicum.types import Message, Prompt
 
@@ -79,35 +78,6 @@ def _check_names(field: str, names: Sequence[str], known: Mapping[str, Skill] | 
             raise ValueError(f"{field}: {name!r} stands twice; write each skill once")
 
 
-class Skills:
-    """Seeded words, all different, with a skill each; see `practicum.ports.Task`.
-
-    The held-out prompts are of all skills whatever is trained on, so that a run also measures what it unlearns. A
-    held-out word is in no training prompt. Skills take turns, so that the first few prompts have all of them.
-    """
-
-    def __init__(self, config: Config, seed: int) -> None:
-        draw = random.Random(seed_of(seed, "skills"))
-        count = config.heldout_size + config.train_size
-        words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
-        # The held-out words are drawn first, so they stay the same whatever the number of training words.
-        heldout, train = words[: config.heldout_size], words[config.heldout_size :]
-        self._heldout = [_prompt(skill, word, config.alphabet) for word in heldout for skill in config.skills]
-        self._train = [_prompt(skill, word, config.alphabet) for word in train for skill in config.trained]
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        """The words to train on, each with every skill that is trained."""
-        return self._train
-
-    def heldout_prompts(self) -> Sequence[Prompt]:
-        """Other words, each with every skill."""
-        return self._heldout
-
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """1 for the exact answer, else 0."""
-        return None if prompt.answer is None else exact(completion, prompt.answer)
-
-
 def _prompt(skill: str, word: str, alphabet: str) -> Prompt:
     """`sort: dcab`, which is also the prompt's id."""
     text = f"{skill}: {word}"
@@ -115,5 +85,17 @@ def _prompt(skill: str, word: str, alphabet: str) -> Prompt:
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Draw the words."""
-    return Skills(config, context.seed if config.seed is None else config.seed)
+    """Seeded words, all different, with a skill each.
+
+    The held-out prompts are of all skills whatever is trained on, so that a run also measures what it unlearns. A
+    held-out word is in no training prompt, and drawn first, so that it stays the same whatever the number of training
+    words. Skills take turns, so that the first few prompts have all of them.
+    """
+    draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "skills"))
+    count = config.heldout_size + config.train_size
+    words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
+    heldout, train = words[: config.heldout_size], words[config.heldout_size :]
+    return Answered(
+        train=[_prompt(skill, word, config.alphabet) for word in train for skill in config.trained],
+        heldout=[_prompt(skill, word, config.alphabet) for word in heldout for skill in config.skills],
+    )

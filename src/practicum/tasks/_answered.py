@@ -1,0 +1,31 @@
+"""The task that most tasks are: prompts with an answer each, and a way to compare a reply with it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from practicum.tasks._verifiers import exact
+from practicum.types import Prompt
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Prompts to train on and others held out; `verify(reply, answer)` says how right a reply is, 0 to 1.
+
+    See `practicum.ports.Task`.
+    """
+
+    train: Sequence[Prompt]
+    heldout: Sequence[Prompt]
+    verify: Callable[[str, str], float] = exact
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        """The prompts to train on."""
+        return self.train
+
+    def heldout_prompts(self) -> Sequence[Prompt]:
+        """The prompts held out."""
+        return self.heldout
+
+    def reward(self, prompt: Prompt, completion: str) -> float | None:
+        """What the verifier says, or None where the prompt has no answer."""
+        return None if prompt.answer is None else self.verify(completion, prompt.answer)
