@@ -116,8 +116,27 @@ def test_a_checkpoint_that_no_longer_fits_says_what_it_needs_and_the_run_can_go_
     assert_same_run(toy_run(models, tmp_path / "whole").folder, resumed)
 
 
+def test_a_disk_without_room_for_a_checkpoint_is_named_before_anything_is_computed(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    with pytest.raises(
+        ResourceError, match=r"a checkpoint of this run needs 0\.\d MiB, 0\.1 MiB free in .*toy; free space, or"
+    ):
+        toy_run(models, tmp_path / "cut", {"evaluation.prompts": 4})
+    assert not (tmp_path / "cut" / "toy" / "before.json").exists() and not lines(
+        tmp_path / "cut" / "toy" / "metrics.jsonl"
+    )
+    monkeypatch.undo()
+    resumed = toy_run(models, tmp_path / "cut", {"evaluation.prompts": 4}, resume=True).folder
+    assert_same_run(toy_run(models, tmp_path / "whole", {"evaluation.prompts": 4}).folder, resumed)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+    toy_run(models, tmp_path / "cut", {"evaluation.prompts": 4}, resume=True)  # finished: nothing more is written
+
+
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_what_it_needs(models: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_heard_of_before_the_run_trains(models: Path, tmp_path: Path) -> None:
     probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("this machine gives no mount namespaces")
@@ -135,7 +154,7 @@ def test_a_full_disk_ends_the_run_with_what_it_needs(models: Path, tmp_path: Pat
     )
     if "mount:" in done.stderr:
         pytest.skip("this machine mounts no tmpfs")
-    assert done.returncode == 8 and "free space and resume" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 8 and "a checkpoint of this run needs" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_anything_is_computed(models: Path, tmp_path: Path) -> None:

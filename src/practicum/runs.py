@@ -6,7 +6,7 @@ resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`
 
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,7 +124,7 @@ def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
     checkpoint, _ = folders.find_checkpoint(home)
     if checkpoint is None:
         raise CheckpointError(f"{path}: no checkpoint yet; resume the run, or give a model folder instead")
-    if recipe.backend is not None and recipe.backend.type != "local":
+    if not _is_local(recipe):
         where = ", ".join(checkpoint.tensors("student"))
         raise CheckpointError(
             f"{path}: the student is at a service, {where}, and its weights are not here; ask the service"
@@ -181,6 +181,8 @@ class _Run:
         self._report_too_long(built)
         checkpoint = self._restore(built, resume)
         first = 1 if checkpoint is None else checkpoint.step + 1
+        if first <= self.recipe.train.steps and _is_local(self.recipe):
+            folders.check_space(self.home, _tensors(built, lambda role: None))
         before, teacher = self._before(built, trained=checkpoint is not None)
         self._note_start(first)
         self._stop_before(first)
@@ -440,17 +442,28 @@ class _Run:
         return None if budget is None else budget.exceeded(self._spending.spent, self._spending.next_step)
 
     def _checkpoint(self, built: Assembled, ahead: Stages, step: int, tag: str | None) -> None:
-        tensors = built.trainer.save_state()
-        for role, teacher in built.teachers().items():
-            known = ahead.teacher_state(role)
-            own = teacher.save_state() if known is None else known
-            if own:
-                tensors[role] = own
+        tensors = _tensors(built, ahead.teacher_state)
         state = {"step": step, "schedules": built.courses.save_state()}
         begun = ahead.save_state()
         if begun:
             state["begun"] = begun
         folders.save_checkpoint(self.home, step, tensors, state, keep=self.recipe.train.keep_checkpoints, tag=tag)
+
+
+def _is_local(recipe: Recipe) -> bool:
+    """Whether the student's weights are in this process, and its checkpoints on this disk."""
+    return recipe.backend is None or recipe.backend.type == "local"
+
+
+def _tensors(built: Assembled, newest: Callable[[str], Mapping[str, Tensor] | None]) -> dict[str, dict[str, Tensor]]:
+    """What a checkpoint holds; `newest` is the state of a teacher that is asked ahead."""
+    tensors = built.trainer.save_state()
+    for role, teacher in built.teachers().items():
+        known = newest(role)
+        own = teacher.save_state() if known is None else dict(known)
+        if own:
+            tensors[role] = own
+    return tensors
 
 
 def tag_of(alarms: Sequence[Alarm]) -> str | None:

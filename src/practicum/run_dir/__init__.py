@@ -17,13 +17,14 @@ from practicum.run_dir.differences import changed_fields, compare_versions, curr
 from practicum.run_dir.files import json_number, read_json, write_json, write_text
 from practicum.run_dir.folder import RunDir
 from practicum.run_dir.journal import Journal, read_rows
-from practicum.run_dir.saving import save_checkpoint
+from practicum.run_dir.saving import check_space, save_checkpoint
 
 __all__ = [
     "Checkpoint",
     "Journal",
     "RunDir",
     "changed_fields",
+    "check_space",
     "compare_versions",
     "current_versions",
     "find_checkpoint",

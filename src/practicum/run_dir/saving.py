@@ -78,6 +78,24 @@ def save_checkpoint(
     return final
 
 
+def check_space(run_dir: RunDir, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """ResourceError where the disk has no room for one checkpoint of these, which a run should hear before it trains.
+
+    Before the first step there are no moments: AdamW's are twice the weights.
+    """
+    weights = tensors["student"]
+    moments = tensors["optimizer"] or {
+        f"{name}/{moment}": weight for name, weight in weights.items() for moment in ("exp_avg", "exp_avg_sq")
+    }
+    needed = _bytes_needed({**tensors, "optimizer": moments}, {})
+    free = shutil.disk_usage(run_dir.path).free
+    if free < needed:
+        raise ResourceError(
+            f"a checkpoint of this run needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {run_dir.path}; "
+            "free space, or write --out a folder on another disk"
+        )
+
+
 def _write(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> None:
     """Write every file of a checkpoint into a new folder, the manifest last."""
     folder.mkdir()
