@@ -2,7 +2,9 @@
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from practicum.cli.app import app
 from practicum.cli.listing import listing
 from practicum.errors import PracticumError, RecipeError
 from practicum.evidence import evidence_page, load_reproduction, read_results, reproduce, reproduction_names
@@ -86,6 +88,19 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
         reproduce(file, full=True, out=tmp_path / "out")
     again = reproduce(file, full=True, out=tmp_path / "out", resume=True)
     assert again.results.readings == results.readings
+
+
+def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
+    file = tmp_path / "broken.yaml"
+    nowhere = {"about": "two", "set": {"teacher": {"model": str(tmp_path / "nothing")}}}
+    claims = [{**SMALL["claims"][0], "tests": [{"better": "reverse", "than": "broken"}]}]
+    arms = {"reverse": SMALL["arms"]["reverse"], "broken": nowhere}
+    file.write_text(yaml.safe_dump({**SMALL, "arms": arms, "claims": claims}))
+    done = CliRunner().invoke(app, ["reproduce", str(file), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "runs that failed: 1; the verdicts stand without them; --resume tries them again" in done.output
+    failed = read_results(tmp_path / "out" / "broken-quick" / "results.json").failed
+    assert len(failed) == 1 and failed[0].startswith("broken, seed 0: failed: ")
 
 
 def test_where_robustness_is_asked_the_sweep_is_drawn_as_a_map_and_the_doctor_is_heard(tmp_path):

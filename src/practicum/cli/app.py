@@ -261,9 +261,9 @@ def compare(  # noqa: PLR0913  (its options, one by one)
         compare_arms(arms, settings_of(seeds, budget, jobs, out, resume, changes or []), as_json)
 
 
-@app.command(epilog="Example: practicum reproduce signal; `practicum ls reproductions` lists them")
+@app.command(epilog="Example: practicum reproduce signal")
 def reproduce(
-    name: Annotated[str, typer.Argument(help="a packaged reproduction, or the file of one")],
+    name: Annotated[str, typer.Argument(help="one of `practicum ls reproductions`, or the file of one")],
     full: Annotated[
         bool, typer.Option("--full", help="the form with sweeps and seeds, not the one of minutes")
     ] = False,
@@ -277,11 +277,17 @@ def reproduce(
     with _errors(debug):
         from contextlib import closing
 
+        from practicum.errors import PracticumError
         from practicum.evidence import reproduce as reproduced
         from practicum.tracking import open_console
 
         with closing(open_console(as_json=as_json)) as console:
-            reproduced(name, full=full, out=out, at_once=jobs, resume=resume, console=console)
+            found = reproduced(name, full=full, out=out, at_once=jobs, resume=resume, console=console)
+        failed = len(found.results.failed)
+        if failed:
+            raise PracticumError(
+                f"runs that failed: {failed}; the verdicts stand without them; --resume tries them again"
+            )
 
 
 @app.command(epilog="Example: practicum probe http://localhost:8000")

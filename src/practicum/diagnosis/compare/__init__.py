@@ -6,13 +6,14 @@
 
 from practicum.diagnosis.compare.arms import Arm, Budget, Design, design
 from practicum.diagnosis.compare.comparing import Ran, Settings, compare, run_arms
-from practicum.diagnosis.compare.outcomes import Findings, Outcome, findings, read_outcome
+from practicum.diagnosis.compare.outcomes import Failure, Findings, Outcome, findings, read_outcome
 from practicum.diagnosis.compare.running import Job, run_all
 
 __all__ = [
     "Arm",
     "Budget",
     "Design",
+    "Failure",
     "Findings",
     "Job",
     "Outcome",

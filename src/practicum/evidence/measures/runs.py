@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from practicum import pipeline
 from practicum.assembly import build_task, scratch_folder
-from practicum.diagnosis.compare import Outcome, Ran, Settings, run_arms
+from practicum.diagnosis.compare import Failure, Outcome, Ran, Settings, run_arms
 from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
 from practicum.evidence.results import TEACHER, Moment, Results, before
@@ -56,6 +56,7 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
     torch.set_num_threads(1)
     model_of = models_of(study, home, console)
     tried: list[dict[str, Any]] = []
+    failures: list[Failure] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
     rates = {name: _rates(arm, study) for name, arm in study.spec.arms.items()} if form.sweep else {}
     swept = {name: found for name, found in rates.items() if len(found) > 1}
@@ -69,6 +70,7 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         scores = {outcome.arm: read(home / "sweep", outcome) for outcome in found.outcomes}
         alarms = {outcome.arm: alarms_of(home / "sweep" / outcome.folder) for outcome in found.outcomes}
         tried = rates_tried(scores, alarms, swept, study.spec)
+        failures += found.failures
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
@@ -85,7 +87,7 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
         doctor=_examined(study, files, home, console),
-        failed=[f"{failure.arm}, seed {failure.seed}: {failure.reason}" for failure in found.failures],
+        failed=[f"{one.arm}, seed {one.seed}: {one.reason}" for one in (*failures, *found.failures)],
     )
 
 
