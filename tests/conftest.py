@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from shapes import check_only_shapes
 
+check_only_shapes()
 torch.set_num_threads(1)
 settings.register_profile("practicum", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile("practicum")
