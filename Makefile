@@ -1,12 +1,14 @@
 # Two commands: `make demo` distils a real language model; `make test` checks everything. Both set up what they need.
+# During work, `make check` is what can be checked in three minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One thread, as tiny models want it; compiled modules are kept, as tests start many processes.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # A build of torch below 2.14 is taken first, so that no other package pulls a newer one with gigabytes of CUDA along.
 TORCH := torch>=2.6,<2.14
-SLOW ?=
 
-.PHONY: demo test check slow bench clean
+.PHONY: demo test check gates slow bench clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (about a minute on two cores) =="
@@ -14,17 +16,23 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/practicum run recipes/quickstart.yaml --out runs $$([ -f runs/quickstart/recipe.json ] && echo --resume)
 	@echo "== next: practicum chat runs/quickstart, practicum export runs/quickstart my-model, open runs/quickstart/report.html =="
 
-test: $(VENV)/.ready-dev
+test: gates
+	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves; services, processes, studies =="
+	@$(PYTEST) -n auto -m "not slow and not gpu"
+
+check: gates
+	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
+	@$(PYTEST) -n auto -m "not long and not slow and not gpu"
+
+gates: $(VENV)/.ready-dev
 	@echo "== gates: lint, format, types, import floors =="
 	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/ruff format --check src tests benchmarks examples
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
-	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 slow: $(VENV)/.ready-dev $(VENV)/.ready-demo
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not gpu"
+	@$(PYTEST) -m "slow and not gpu"
 
 bench: $(VENV)/.ready-dev $(VENV)/.ready-demo
 	@for name in scaling startup ceilings loss rollout step cache teachers residency demo; do \

@@ -25,6 +25,8 @@ from practicum.recipe import parse_recipe
 from practicum.rollouts import prompts_of_step
 from practicum.types import Message, Prompt, Rollout, TeacherSignal
 
+pytestmark = pytest.mark.long
+
 STEPS = {"train.steps": 5, "train.checkpoint_every": 2, "train.prompts_per_step": 3}
 SAMPLED = {"signal": "sampled", "estimator": "score_function(gamma=1)", "correction": "ratio_truncate(2)"}
 

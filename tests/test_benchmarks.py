@@ -138,6 +138,7 @@ def test_an_unknown_name_says_which_there_are():
     assert ended.returncode == 1 and "no benchmark is named 'rolout'; there are ceilings, loss" in ended.stderr
 
 
+@pytest.mark.long
 def test_the_cheapest_one_runs():
     ended = _run("ceilings", "--quick")
     line = json.loads(ended.stdout.splitlines()[-1])

@@ -16,6 +16,8 @@ from practicum.cli.app import app
 from practicum.errors import RecipeError
 from practicum.runs import open_student
 
+pytestmark = pytest.mark.long
+
 COMMANDS = [
     "run",
     "check",

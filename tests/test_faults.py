@@ -32,6 +32,8 @@ from toy import (
 from practicum.errors import DataError, ModelError, NumericError, RecipeError, ResourceError, VocabularyError
 from practicum.runs import open_student
 
+pytestmark = pytest.mark.long
+
 SLOW_STEPS = {
     "train.steps": 400,
     "train.checkpoint_every": 40,

@@ -17,6 +17,8 @@ from practicum import http
 from practicum.errors import TeacherError
 from practicum.http import JsonClient, Question, Refused, Server, base_url, without_secrets
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:

@@ -25,6 +25,8 @@ from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json
 from practicum.runs import RunResult, open_student
 
+pytestmark = pytest.mark.long
+
 NO_MODELS = Path("models")
 MODEL = Path("model", "model.safetensors")
 

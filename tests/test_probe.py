@@ -10,6 +10,8 @@ from practicum.cli.app import app
 from practicum.cli.probe import probed
 from practicum.errors import RecipeError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def big() -> Stub:

@@ -8,6 +8,8 @@ import pytest
 from practicum.pipeline import Pipeline, load, parse_pipeline, run
 from practicum.recipe import recipe_names
 
+pytestmark = pytest.mark.long
+
 TEAMS = [name for name in recipe_names() if name.startswith("teams/")]
 SHORT = (
     "train.steps=1",

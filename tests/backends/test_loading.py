@@ -212,6 +212,7 @@ def test_cuda_that_is_not_there(folder):
     refused(folder, "device is 'cuda', but no CUDA device is available; write device: auto or cpu", device="cuda")
 
 
+@pytest.mark.long
 def test_a_hub_name_without_network_fails_quickly():
     code = (
         "from practicum.backends.local import load\n"

@@ -14,7 +14,7 @@ from toy import curve, rows, toy_recipe, toy_run
 from practicum.errors import CapabilityError, CheckpointError, RecipeError, TeacherError
 from practicum.run_dir import RunDir, find_checkpoint
 
-pytestmark = LEFT_OPEN
+pytestmark = [pytest.mark.long, LEFT_OPEN]
 LORA = {"student.lora": {"rank": 4}, "rollout.n": 2}
 SUPPORTED = {
     "sampled": {"signal": "sampled"},

@@ -37,7 +37,7 @@ def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         yield served.url
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[pytest.param(name, marks=() if name == "local" else pytest.mark.long) for name in BACKENDS])
 def build(request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Iterator[Build]:
     """Builds the same student and teacher anew each time."""
     changes = dict(BACKENDS[request.param])

@@ -176,7 +176,15 @@ def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
         }
 
 
-@pytest.fixture(params=CASES, ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40])
+def _marked(case: tuple[str, dict[str, Any]]) -> Any:
+    """A case that asks a server is a long one."""
+    asks = any(f"'{place}'" in str(case) for place in (*DIALECTS, "SERVICE"))
+    return pytest.param(case, marks=pytest.mark.long if asks else ())
+
+
+@pytest.fixture(
+    params=map(_marked, CASES), ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40]
+)
 def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str]) -> Callable[[], Built]:
     """Builds the same student and teacher anew each time."""
     name, settings = request.param

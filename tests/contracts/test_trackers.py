@@ -123,6 +123,7 @@ def test_a_password_does_not_belong_into_a_recipe(models):
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_reading_a_recipe_imports_no_client():
     code = (
         "import sys; from practicum.plugins import module_of, names; found = names('trackers'); "

@@ -9,6 +9,8 @@ from practicum.evidence import Results, load_reproduction, reproduce
 from practicum.evidence.study import FOLDER
 from practicum.recipe import packaged_recipes
 
+pytestmark = pytest.mark.long
+
 
 def mean(results: Results, arm: str, measure: str = "accuracy") -> float:
     values = results.values(arm, measure)

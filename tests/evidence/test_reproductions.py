@@ -13,6 +13,8 @@ from practicum.evidence.study import Reproduction, placed
 from practicum.pipeline import parse_pipeline
 from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name", reproduction_names())
 def test_every_arm_is_a_recipe_in_both_forms(name):

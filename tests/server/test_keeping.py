@@ -18,6 +18,8 @@ from practicum.server.worker import Job, Worker
 
 from .client import V1, Failed, floats, logprobs, serving
 
+pytestmark = pytest.mark.long
+
 DATUM = {"tokens": [1, 2, 3, 4], "target_tokens": [2, 3, 4, 1], "weights": [1.0] * 4}
 
 

@@ -11,6 +11,8 @@ import pytest
 from practicum.errors import DataError, VerifierError
 from practicum.tasks._deadline import Deadline, Failed
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 
 

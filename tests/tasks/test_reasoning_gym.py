@@ -10,7 +10,10 @@ from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks.reasoning_gym import Config, build
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing"),
+]
 
 
 def task(generator: str, say: Callable[[str], None] = lambda text: None, seed: int = 0, **settings: Any) -> Task:

@@ -73,6 +73,7 @@ def test_mathematics_is_compared_by_value(reply: str, answer: str, score: int) -
     assert VERIFIERS["math"](reply, answer) == score
 
 
+@pytest.mark.long
 def test_mathematics_that_would_run_for_ever_scores_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = _verifiers.Deadline("practicum.tasks._math", seconds=1.0)
     monkeypatch.setattr(_verifiers, "_MATH", quick)

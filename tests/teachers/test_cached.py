@@ -372,6 +372,7 @@ def test_it_says_at_the_end_how_much_was_there(models: Path, tmp_path: Path) -> 
     assert any("20 of 32 completions were scored before" in line and "bytes a token" in line for line in console.events)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault", ["score:2", "score:7", "update:6", "scores.before_rename:2", "save.after_rename:1", "rollout:8"]
 )
@@ -382,6 +383,7 @@ def test_killed_anywhere_the_resumed_run_is_the_same(models: Path, whole: Path, 
     assert not list(resumed.rglob(f"*{TEMPORARY}"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_mib", [0.001, 0.003])
 @pytest.mark.parametrize("signal", ["full", "sampled", "topk(3)"])
 def test_full_in_the_middle_the_resumed_run_is_the_same(
@@ -503,6 +505,7 @@ def test_files_of_others_and_what_a_dead_process_left_are_not_looked_at(tmp_path
     assert not (tmp_path / TEMPORARY).exists() and (tmp_path / "notes.txt").exists()
 
 
+@pytest.mark.long
 def test_two_processes_share_a_folder_and_every_answer_has_one_value(tmp_path: Path) -> None:
     def work(first: int) -> None:
         mine = client(tmp_path / "shared", Speaker())

@@ -24,6 +24,8 @@ from practicum.teachers._probe import probe
 from practicum.teachers.openai_api import Config, build
 from practicum.types import Message, Rollout, SamplingParams
 
+pytestmark = pytest.mark.long
+
 TOP3 = TopK(k=3, support="teacher")
 
 

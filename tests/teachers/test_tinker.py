@@ -16,7 +16,7 @@ from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import ScoreRequest
 from practicum.tinker_api import Connection, ServiceSampler
 
-pytestmark = LEFT_OPEN
+pytestmark = [pytest.mark.long, LEFT_OPEN]
 
 
 @pytest.fixture

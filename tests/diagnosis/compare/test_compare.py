@@ -69,6 +69,7 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
     assert "kept leads" in page and "http" not in page and "<script" not in page
 
 
+@pytest.mark.long
 def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
     words = [f"one={recipe}", f"two={recipe},rollout.n=2"]
     settings = Settings(1, Budget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",))

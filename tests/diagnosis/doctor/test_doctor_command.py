@@ -16,6 +16,8 @@ from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import load_recipe
 from practicum.statistics import Interval
 
+pytestmark = pytest.mark.long
+
 
 def said(tmp_path: Path, *words: str) -> tuple[int, str]:
     output = tmp_path / "output"

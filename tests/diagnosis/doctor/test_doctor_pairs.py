@@ -25,6 +25,8 @@ from toy import TASK
 from practicum.diagnosis.doctor import CHECKS, Diagnosis, changed, doctor
 from practicum.recipe import Recipe, load_recipe
 
+pytestmark = pytest.mark.long
+
 ALL = {check.id for check in CHECKS}
 
 

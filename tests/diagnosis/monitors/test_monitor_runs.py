@@ -13,6 +13,8 @@ from toy import assert_same_run, command, curve, forked, rows, toy_run, write_re
 from practicum.errors import AlarmError
 from practicum.tracking import Quiet
 
+pytestmark = pytest.mark.long
+
 ITSELF: dict[str, Any] = {"teacher": {"type": "self", "weights": "live"}, "train.steps": 6, "train.prompts_per_step": 4}
 
 
