@@ -1,6 +1,6 @@
 """Every paper's recipe, run as it stands: what changed on held-out prompts, one JSON line a recipe in docs/papers.jsonl.
 
-python -m benchmarks papers [NAME ...] [--seeds 0] [--jobs 2]
+python -m benchmarks papers [NAME ...] [--seeds 0 1 2] [--jobs 2]
 
 A line is kept until its recipe is run again; the page of methods shows only lines that are of the recipe as it is.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     """Run the recipes that are named, or all, and put their lines in their places."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="such as gkd; none: every paper's recipe")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     wanted = parser.parse_args()
     names = [name for name in recipe_names() if name.startswith("papers/")]

@@ -53,9 +53,9 @@ def measured(name: str) -> str:
     line = _lines().get(name)
     if line is None or line["of"] != fingerprint(name):
         return ""
-    low, mean, high = (sum(gain[end] for gain in line["gains"]) / len(line["gains"]) for end in range(3))
+    gains = [mean for _, mean, _ in line["gains"]]
     words = [f"accuracy {line['accuracy_before']:.2f} to {line['accuracy_after']:.2f}"]
-    words += [f"gain {mean:+.2f} [{low:.2f}, {high:.2f}]"]
+    words += [f"gain {sum(gains) / len(gains):+.2f} ({min(gains):+.2f} to {max(gains):+.2f})"]
     if line["reverse_kl_after"] is not None:
         words.append(f"reverse KL {line['reverse_kl_before']:.2f} to {line['reverse_kl_after']:.2f}")
     return "; ".join(words)
