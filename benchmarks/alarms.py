@@ -1,4 +1,4 @@
-"""False alarms: healthy toy runs with different seeds, and how many of them each monitor spoke up in.
+"""False alarms: toy runs with different seeds, most of them healthy, and how many of them each monitor spoke up in.
 
     python -m benchmarks alarms [--runs 480] [--rows FILE]
 
@@ -53,9 +53,9 @@ THREE_LETTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of healthy run: what differs from the toy recipe, and the task where that is another; `MODELS` is a folder in it.
+    """A kind of run: what differs from the toy recipe, and the task where that is another; `MODELS` is a folder in it.
 
-    `taught` are the supervised steps of student and teacher before the run, so many that the teacher has the skill.
+    `taught` are the supervised steps of student and teacher before the run; those on long answers and with rewards are not enough.
     """
 
     changes: Mapping[str, Any]
