@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.measuring import parser, session, single, table
@@ -104,6 +105,8 @@ KINDS: dict[str, Kind] = {
         taught=(400, 1000),
     ),
 }
+HEALTH = ("reward", "settled_prompts", "truncated", "repetition", "reverse_kl")
+"""Readings by which it is seen whether a kind of run is healthy."""
 Run = tuple[str, dict[str, Any], list[dict[str, Any]]]
 """The kind of a run, its resolved recipe, its rows."""
 
@@ -120,12 +123,14 @@ def main() -> None:
     looked: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     left = []
+    ends: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {kind: [] for kind in KINDS}
     for kind, recipe, rows in _runs(count, options.quick, options.rows):
         runs[kind] += 1
         settings = parse_recipe(recipe, "toy").monitors
         alarms = Watch(recipe, settings).replay(rows)
         spoke[kind].update({alarm.id for alarm in alarms if alarm.action != "log"})
         looked.update(looking(recipe, settings, rows))
+        ends[kind].append((rows[0], rows[-1]))
         if kind == "full":
             left.append(rows[-1]["reverse_kl"] / rows[0]["reverse_kl"])
     total: Counter[str] = sum(spoke.values(), Counter())
@@ -146,6 +151,8 @@ def main() -> None:
             ],
         )
     )
+    print("\nmedian at the first step, at the last, and the greatest at the last")
+    print(table(["kind", *HEALTH], [[kind, *_seen(pairs)] for kind, pairs in ends.items() if pairs]))
     print(f"{runs.total()} runs; the highest rate is {max(rates.values()):.3f}")
     now.report(
         {"alarms.false": single(max(rates.values()))},
@@ -156,6 +163,15 @@ def main() -> None:
         upper_end_of_none=wilson(0, runs.total()).high,
         reverse_kl_left=sum(left) / max(len(left), 1),
     )
+
+
+def _seen(ends: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """Whether runs of a kind are healthy, in words: each reading of `HEALTH` at their first and last steps."""
+    found = []
+    for reading in HEALTH:
+        first, last = ([row[reading] for row in rows if reading in row] for rows in zip(*ends, strict=True))
+        found.append(f"{median(first):.2f}, {median(last):.2f}, {max(last):.2f}" if first and last else "")
+    return found
 
 
 def looking(recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], rows: list[dict[str, Any]]) -> set[str]:
@@ -203,7 +219,7 @@ def _keep(path: Path, number: int, run: Run) -> None:
 
 
 def _new_run(number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack) -> Run:
-    """One healthy run; pairs of models are made when they are first needed."""
+    """One run; pairs of models are made when they are first needed."""
     name = list(KINDS)[number % len(KINDS)]
     kind = KINDS[name]
     seed = number // len(KINDS) % (1 if quick else PAIRS)

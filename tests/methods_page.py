@@ -55,7 +55,7 @@ def measured(name: str) -> str:
         return ""
     gains = [mean for _, mean, _ in line["gains"]]
     words = [f"accuracy {line['accuracy_before']:.2f} to {line['accuracy_after']:.2f}"]
-    words += [f"gain {sum(gains) / len(gains):+.2f} ({min(gains):+.2f} to {max(gains):+.2f})"]
+    words += [f"gain {sum(gains) / len(gains):+.2f} ({min(gains):+.2f} to {max(gains):+.2f}, {len(gains)} seeds)"]
     if line["reverse_kl_after"] is not None:
         words.append(f"reverse KL {line['reverse_kl_before']:.2f} to {line['reverse_kl_after']:.2f}")
     return "; ".join(words)

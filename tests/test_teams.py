@@ -95,9 +95,7 @@ def test_mimo_v2_makes_experts_and_one_student_of_them(tmp_path: Path) -> None:
     after = whole("teams/mimo_v2", tmp_path)
     skills = ("sort", "left", "reverse")
     for skill in skills:
-        assert (
-            1 - after[f"{skill}_expert"][skill] <= (1 - after["sft"][skill]) / 2
-        )  # half of its skill's mistakes, or more, are gone
+        assert after[f"{skill}_expert"][skill] > after["sft"][skill] + 0.1
     assert sum(after["mopd"][skill] for skill in skills) > sum(after["sft"][skill] for skill in skills) + 0.2
     assert after["mopd"]["all"] > max(after[f"{skill}_expert"]["all"] for skill in skills)
 
