@@ -20,10 +20,10 @@ from benchmarks.measuring import interleaved, parser, ratios, seconds, session, 
 from practicum import functional as F
 from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, Signal
-from practicum.ports import SamplingClient, ScoreRequest
+from practicum.ports import SamplingClient
 from practicum.teachers._scores import Scores
 from practicum.teachers.cached import KeepingClient, Kept, scaled, unscaled
-from practicum.types import TeacherSignal
+from practicum.types import ScoreRequest, TeacherSignal
 
 SLOTS, CHUNK, ROOM = 8, 256, 1 << 32
 ENTROPY, DISTANCE, ERROR_TOKENS = 1.5, 0.25, 256

@@ -17,14 +17,14 @@ import torch
 from benchmarks.measuring import Session, parser, spread
 from practicum import functional as F
 from practicum.assembly import build_task
-from practicum.backends.local import LoadedModel, LocalSampler, load
+from practicum.backends.local.loading import LoadedModel, load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.model_config import ModelConfig
 from practicum.objective import Full
-from practicum.ports import ScoreRequest
 from practicum.recipe import load_recipe
 from practicum.runs import open_student
 from practicum.statistics import bootstrap
-from practicum.types import Message, SampleRequest, SamplingParams
+from practicum.types import Message, SampleRequest, SamplingParams, ScoreRequest
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "quickstart.yaml"
 UNRELATED = (

@@ -19,11 +19,12 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum.http import JsonClient, Server
 from practicum.objective import Sampled, Signal, TopK
-from practicum.ports import Capabilities, ScoreRequest
+from practicum.ports import Capabilities
 from practicum.teachers._dialects import Vllm
 from practicum.teachers._probe import Probe
 from practicum.teachers._remote import Limits, RemoteClient, Speaker
 from practicum.text import Renderer
+from practicum.types import ScoreRequest
 
 VOCABULARY = 50_000
 

@@ -31,8 +31,8 @@ from benchmarks.measuring import (
 from benchmarks.peers import Worker, serve
 from practicum.loop import assemble
 from practicum.objective import Full, Objective
-from practicum.ports import AdamParams, ScoreRequest
-from practicum.types import Prompt, Rollout, SampleRequest, SamplingParams
+from practicum.ports import AdamParams
+from practicum.types import Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest
 
 FULL = {
     "loss.tokens": (256, 512, 1024, 2048),

@@ -28,13 +28,16 @@ import torch
 
 from benchmarks import models
 from benchmarks.measuring import interleaved, parser, ratios, seconds, session, spread, table
-from practicum.backends.local import LocalSampler, LocalTrainer, adapted, load
+from practicum.backends.local.adapted import adapted
+from practicum.backends.local.loading import load
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.tinker import ServiceTrainer
 from practicum.model_config import Lora, ModelConfig
 from practicum.objective import Objective, Sampled, Term
-from practicum.ports import AdamParams, ScoreRequest, TrainingClient
+from practicum.ports import AdamParams, TrainingClient
 from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
-from practicum.types import Datum, Prompt, Rollout, TeacherSignal
+from practicum.types import Datum, Prompt, Rollout, ScoreRequest, TeacherSignal
 
 AT_ONCE = 16
 """Connections of the client."""

@@ -16,7 +16,7 @@ from benchmarks.measuring import Session, interleaved, parser, ratios, seconds, 
 from benchmarks.models import SHAPES, language_model
 from practicum.backends.local import sampler
 from practicum.objective import Full
-from practicum.ports import ScoreRequest
+from practicum.types import ScoreRequest
 
 PASSES, CHUNKS, LAYOUTS = (256, 512, 1024, 2048, 4096), (32, 64, 128, 256, 512), (8, 32)
 ROWS, WIDTH, VOCABULARY = 8, 256, 49152

@@ -17,14 +17,14 @@ from practicum.assembly import Assembled, assemble_run
 from practicum.errors import CapabilityError
 from practicum.evaluation import evaluate, evaluate_teacher
 from practicum.objective import Full, Signal
-from practicum.ports import Capabilities, ScoreRequest, Voice
+from practicum.ports import Capabilities, Voice
 from practicum.recipe import parse_recipe
 from practicum.rollouts import Authors, Batch, SourceChoice, environment_of, sample_rollouts, write_rollouts
 from practicum.rollouts.conversation import Conversation, Opening, converse
 from practicum.runs import run
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, character_tokenizer, stop_ids
-from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 TOKENIZER = character_tokenizer("abc\n")
 RENDERER = Renderer(TOKENIZER, stop_ids=stop_ids(TOKENIZER, None))

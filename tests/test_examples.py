@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from practicum.backends.local import LanguageModel, LocalSampler, LocalTrainer, TrainerLimits
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.objective import Full, Objective
-from practicum.ports import AdamParams, ScoreRequest
-from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams
+from practicum.ports import AdamParams
+from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest
 
 PATH = Path(__file__).parents[1] / "examples" / "minimal.py"
 specification = importlib.util.spec_from_file_location("minimal", PATH)

@@ -19,7 +19,7 @@ from test_foreign_text import Client
 
 from practicum.errors import PracticumError
 from practicum.objective import Sampled, Signal, TopK
-from practicum.ports import Capabilities, ScoreRequest
+from practicum.ports import Capabilities
 from practicum.rollouts.tape import Archive, TapeRow, read_tape
 from practicum.tasks import TaskContext
 from practicum.tasks.jsonl import Config, build
@@ -28,7 +28,7 @@ from practicum.teachers._probe import Probe, canary_of, probe, served
 from practicum.teachers._remote import Limits, RemoteClient, Speaker
 from practicum.teachers._scores import Scores
 from practicum.text import Renderer, character_tokenizer
-from practicum.types import Message, Prompt, SampleRequest, SamplingParams
+from practicum.types import Message, Prompt, SampleRequest, SamplingParams, ScoreRequest
 
 ODD = st.sampled_from(
     [

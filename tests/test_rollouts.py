@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, ScoreRequest
+from practicum.ports import Capabilities
 from practicum.randomness import seed_of
 from practicum.rollouts import Batch, prompts_of_step, rewarded, sample_rollouts
 from practicum.text import Renderer, character_tokenizer, stop_ids
-from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 PROMPTS = [Prompt(f"p{number}", (Message("user", letter),), answer=letter) for number, letter in enumerate("abcdefg")]
 PARTS = st.lists(st.integers() | st.text(max_size=4), min_size=1, max_size=4)

@@ -17,13 +17,13 @@ from practicum.cli.listing import listing
 from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.loop import rollout_metrics
 from practicum.objective import Full, Sampled, Signal
-from practicum.ports import Capabilities, SamplingClient, ScoreRequest, Teacher, TeacherRequest, Voice
+from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherRequest, Voice
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, parse_recipe, resolved
 from practicum.rollouts import SOURCES, Archive, Authors, Batch, SourceChoice, sample_rollouts, write_rollouts
 from practicum.schedule import Courses
 from practicum.teachers._client import ClientTeacher
-from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 EXACT = {"rtol": 1e-5, "atol": 2e-5}
 LIMIT = 5

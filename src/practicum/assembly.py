@@ -11,34 +11,27 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from practicum.backends.local import (
-    LoadedModel,
-    LocalLearner,
-    conversion_pending,
-    load,
-    load_renderer,
-    make_scratch_model,
-    scorer,
-    shape_of,
-)
 from practicum.costs import Ledger, Shape
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
 from practicum.evaluation import EvaluationSettings
+from practicum.hosting import Hosted
 from practicum.loop import Parts, StepPlan, StepSettings
-from practicum.metering import MeteredTrainer
+from practicum.metering import MeteredTrainer, metered
 from practicum.model_config import ModelConfig, ScorerConfig, Scratch
 from practicum.model_files import file_digest, model_digests
 from practicum.plugins import module_of
 from practicum.ports import (
+    Backend,
     BackendContext,
     Environment,
     Learner,
-    Lettered,
-    SamplingClient,
+    Model,
+    PaperBackend,
+    SelfRule,
+    SelfTeacher,
     Task,
     Teacher,
     TeacherContext,
-    TrainerLimits,
     TrainingClient,
 )
 from practicum.randomness import seed_of
@@ -47,6 +40,7 @@ from practicum.rollouts import Archive, Cache, asks_teacher, conversation_proble
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
+from practicum.text.tokenizers import load_renderer
 from practicum.types import Prompt, Rollout
 
 
@@ -56,7 +50,7 @@ class Scorer:
 
     name: str
     renderer: Renderer
-    shape: Shape
+    shape: Shape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +60,11 @@ class Assembled:
     parts: Parts
     settings: StepSettings
     evaluation: EvaluationSettings | None
+    backend: Backend
     learner: Learner
     courses: Courses
-    identity: dict[str, str]
-    """A digest of each thing besides the recipe that the run depends on, by name: `student/config.json`, `heldout`."""
+    identify: Callable[[], dict[str, str]]
+    """Read a digest of each thing besides the recipe that the run depends on, by name: `student/config.json`, `heldout`."""
     too_long: list[Prompt]
     packages: list[str]
     """The packages besides our own requirements whose versions decide prompts and rewards."""
@@ -91,16 +86,42 @@ class Assembled:
         return self.learner.trainer
 
     @property
-    def student(self) -> LoadedModel:
-        """The student's own modules; RecipeError where they are not in this process."""
-        if not isinstance(self.learner, LocalLearner):
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The student's own weights that learn, by name; RecipeError where they are not in this process."""
+        if self.learner.weights is None:
             raise RecipeError("this looks into the student's weights, which are at a service; leave backend out for it")
-        return self.learner.loaded
+        return self.learner.weights
 
     def teachers(self) -> dict[str, Teacher]:
         """The teacher, and the reference where there is one."""
         reference = self.parts.reference
         return {"teacher": self.parts.teacher, **({} if reference is None else {"reference": reference})}
+
+
+def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
+    """Open the backend that the recipe names."""
+    return module_of("backends", recipe.backend.type).build(recipe.backend, context)
+
+
+def open_paper(recipe: Recipe, context: BackendContext, answer_tokens: int) -> PaperBackend:
+    """Open it over models that have sizes and no weights, and whose answers are all so long."""
+    return module_of("backends", recipe.backend.type).build_on_paper(recipe.backend, context, answer_tokens)
+
+
+def open_local(context: BackendContext) -> Backend:
+    """Open the backend of this process as it is by default."""
+    module = module_of("backends", "local")
+    return module.build(module.Config(), context)
+
+
+def host_model(config: ModelConfig) -> Hosted:
+    """Load a model to be held by a service."""
+    return module_of("backends", "local").host(config)
+
+
+def make_scratch(folder: Path, config: Scratch, task: Task) -> Path:
+    """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
+    return module_of("backends", "local").make_scratch(folder, config, task)
 
 
 def assemble_run(
@@ -110,85 +131,44 @@ def assemble_run(
 
     `scores` is where `cached` teachers keep their answers unless they name a folder; None: they keep none.
     """
-    if recipe.train.threads is not None:
-        torch.set_num_threads(recipe.train.threads)
     for warning in (staleness_warning(recipe.objective, recipe.rollout), clip_warning(recipe.objective)):
         if warning is not None:
             say(warning)
-    packages: list[str] = []
-    task = build_task(recipe, rejected, say, packages)
-    if isinstance(task, Environment) and (problems := conversation_problems(recipe.rollout.source)):
-        raise CapabilityError(problems)
-    say(f"student: {_described(recipe.student)}")
-    ledger = Ledger()
-    at_end: list[Callable[[], None]] = []
-    student = build_learner(recipe, models, task, say, ledger, at_end)
-    metered = MeteredTrainer(student.trainer, student.shape, student.learning, ledger.meter("student"))
-    builder = _TeacherBuilder(recipe, student, models, task, say, scores, ledger, at_end)
-    teacher = builder.build("teacher", recipe.teacher)
-    reference = None if recipe.reference is None else builder.build("reference", recipe.reference)
-    _check_capabilities(recipe, teacher, reference)
-    prompts, too_long = fitting(task.train_prompts(), student, recipe)
-    if not prompts:
-        raise DataError(
-            f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
-            f"max_new_tokens {recipe.longest_answer}, in a context of {student.context_length}"
-        )
-    archive, tape = archive_of(recipe, prompts, student.renderer)
-    courses = Courses(recipe.schedules, recipe.train.steps)
-    evaluation = evaluation_settings(recipe, task, student, say)
-    settings = StepSettings(
-        seed=recipe.seed,
-        prompts_per_step=recipe.train.prompts_per_step,
-        plan=lambda step: plan_of_step(recipe.at(courses.at(step)), student.renderer.stop_ids, step),
-        updates=recipe.train.updates_per_step,
-    )
-    return Assembled(
-        parts=Parts(metered, teacher, task, student.renderer, prompts, reference, archive, ledger),
-        settings=settings,
-        evaluation=evaluation,
-        learner=student,
-        courses=courses,
-        identity={
-            **_named("student", _student_digests(student)),
-            **builder.identity,
-            "prompts": _digest([_content(prompt) for prompt in prompts]),
-            "heldout": _digest([_content(prompt) for prompt in (evaluation.prompts if evaluation else ())]),
-            **tape,
-        },
-        too_long=too_long,
-        packages=packages,
-        scorers=builder.scorers,
-        remarks=builder.remarks,
-        at_end=at_end,
-    )
+    return _Assembly(recipe, models, rejected, say, scores).build()
 
 
-def build_learner(
-    recipe: Recipe,
-    models: Path,
-    task: Task,
-    say: Callable[[str], None],
-    ledger: Ledger,
-    at_end: list[Callable[[], None]],
-) -> Learner:
-    """The student, from the backend of the recipe."""
-    train = recipe.train
-    context = BackendContext(
-        student=recipe.student,
-        seed=seed_of(recipe.seed, "student"),
-        limits=TrainerLimits(train.micro_batch_tokens, train.chunk_tokens, train.sampling_batch, train.graph_mib),
-        folder=scratch_folder(recipe, recipe.student, "student", models, task),
-        load_renderer=load_renderer,
-        say=say,
-        at_end=at_end,
-        meter=ledger.meter("student"),
-    )
-    backend = module_of("backends", "local" if recipe.backend is None else recipe.backend.type)
-    learner = backend.build(recipe.backend or backend.Config(), context)
-    if learner.shape is not None:
-        ledger.shapes["student"] = learner.shape
-    return learner
+def load_model(config: ScorerConfig) -> Model:
+    """Load a model into this process, outside of any run."""
+
+    def no_task() -> Task:
+        raise AssertionError("a model that is named needs no task")
+
+    context = BackendContext(0, Path(), no_task, lambda: open_local(context))
+    return open_local(context).scorer(config, "model")
+
+
+def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
+    """Load the student of a recipe alone, whose from-scratch model is in `models`."""
+
+    def ignore(text: str) -> None:
+        pass
+
+    def local() -> Backend:
+        return open_local(context)
+
+    seed = seed_of(recipe.seed, "student")
+    context = BackendContext(seed, models, lambda: build_task(recipe, None, ignore), local)
+    backend = open_backend(recipe, context)
+    return backend, backend.student(recipe.student)
+
+
+def assemble_on_paper(
+    recipe: Recipe, models: Path, answer_tokens: int, say: Callable[[str], None]
+) -> tuple[Assembled, PaperBackend]:
+    """Build all parts over models without weights, and the backend that keeps what they are asked."""
+    assembly = _Assembly(recipe, models, None, say, None)
+    paper = open_paper(recipe, assembly.backend_context, answer_tokens)
+    return assembly.build(paper, on_paper=True), paper
 
 
 def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | None) -> None:
@@ -223,27 +203,8 @@ def build_task(
     return module_of("tasks", recipe.task.type).build(recipe.task, context)
 
 
-def scratch_folder(recipe: Recipe, config: ModelConfig, role: str, models: Path, task: Task) -> Path | None:
-    """Where a from-scratch model lives in the run folder; made there the first time."""
-    if not isinstance(config.model, Scratch):
-        return None
-    folder = models / role
-    if not (folder / "config.json").is_file():
-        temporary = folder.with_name(f"{role}.tmp")
-        make_scratch_model(temporary, config.model, alphabet_of(task), task.train_prompts())
-        temporary.rename(folder)
-    return folder
-
-
-def alphabet_of(task: Task) -> str:
-    """Every character of the task, in order."""
-    prompts = [*task.train_prompts(), *task.heldout_prompts()]
-    more = task.letters if isinstance(task, Lettered) else ""
-    return "".join(sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more)))
-
-
 def evaluation_settings(
-    recipe: Recipe, task: Task, student: LoadedModel | Learner, say: Callable[[str], None]
+    recipe: Recipe, task: Task, student: Learner | Model, say: Callable[[str], None]
 ) -> EvaluationSettings | None:
     """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
     wanted = recipe.evaluation
@@ -259,9 +220,7 @@ def evaluation_settings(
     return EvaluationSettings(prompts[: wanted.prompts], wanted.samples, sampling, recipe.seed)
 
 
-def fitting(
-    prompts: Sequence[Prompt], student: LoadedModel | Learner, recipe: Recipe
-) -> tuple[list[Prompt], list[Prompt]]:
+def fitting(prompts: Sequence[Prompt], student: Learner | Model, recipe: Recipe) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts that leave room for an answer, and those that are too long."""
     room = student.context_length - recipe.longest_answer
     limit = min(recipe.prompt_tokens, room)
@@ -272,9 +231,9 @@ def fitting(
     return fit, too_long
 
 
-def _student_digests(student: Learner) -> dict[str, str]:
+def _student_digests(student: Learner, checkpoints_here: bool) -> dict[str, str]:
     """Return the digests of the student's files; of one at a service its name there and the files of its tokenizer."""
-    if isinstance(student, LocalLearner):
+    if checkpoints_here:
         return model_digests(student.source)
     return {"name": student.source, **_named("tokenizer", model_digests(_origin(student.renderer), weights=False))}
 
@@ -300,102 +259,176 @@ def archive_of(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) ->
     return Archive(newest, tape), {"tape": file_digest(path)}
 
 
-class _TeacherBuilder:
-    """Builds teachers and keeps the digests of the files that their answers depend on."""
+class _Assembly:
+    """The parts of a run while they are put together."""
 
-    def __init__(  # noqa: PLR0913  (all that a teacher may be made of)
-        self,
-        recipe: Recipe,
-        student: Learner,
-        models: Path,
-        task: Task,
-        say: Callable[[str], None],
-        scores: Path | None,
-        ledger: Ledger,
-        at_end: list[Callable[[], None]],
+    def __init__(
+        self, recipe: Recipe, models: Path, rejected: Path | None, say: Callable[[str], None], scores: Path | None
     ) -> None:
-        self.identity: dict[str, str] = {}
-        self.scorers: list[Scorer] = []
+        if recipe.train.threads is not None:
+            torch.set_num_threads(recipe.train.threads)
+        self.recipe = recipe
+        self.say = say
+        self.scores = scores
+        self.packages: list[str] = []
+        self.task = build_task(recipe, rejected, say, self.packages)
+        if isinstance(self.task, Environment) and (problems := conversation_problems(recipe.rollout.source)):
+            raise CapabilityError(problems)
+        self.ledger = Ledger()
+        self.at_end: list[Callable[[], None]] = []
         self.remarks: list[Callable[[], str]] = []
-        self._recipe = recipe
-        self._student = student
-        self._models = models
-        self._task = task
-        self._say = say
-        self._scores = scores
-        self._ledger = ledger
-        self._at_end = at_end
+        self.scorers: list[Scorer] = []
+        self.identities: list[Callable[[], Mapping[str, str]]] = []
+        self.backend_context = BackendContext(
+            seed=seed_of(recipe.seed, "student"),
+            models=models,
+            task=lambda: self.task,
+            local=lambda: open_local(self.backend_context),
+            say=say,
+            at_end=self.at_end,
+            meter=self.ledger.meter("student"),
+        )
 
-    def build(self, role: str, config: Any) -> Teacher:
-        """The recipe's teacher or reference."""
+    def build(self, backend: Backend | None = None, *, on_paper: bool = False) -> Assembled:
+        """Load the models and read the prompts; CapabilityError or DataError where they do not go together."""
+        recipe, task, ledger = self.recipe, self.task, self.ledger
+        self.backend = backend or open_backend(recipe, self.backend_context)
+        self.on_paper = on_paper
+        self.student = student = self.backend.student(recipe.student)
+        self.identities.append(lambda: _named("student", _student_digests(student, recipe.backend.checkpoints_here)))
+        meter = ledger.meter("student")
+        if student.shape is not None:
+            ledger.shapes["student"] = student.shape
+        teacher = self.build_teacher("teacher", recipe.teacher)
+        reference = None if recipe.reference is None else self.build_teacher("reference", recipe.reference)
+        _check_capabilities(recipe, teacher, reference)
+        prompts, too_long = fitting(task.train_prompts(), student, recipe)
+        if not prompts:
+            raise DataError(
+                f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
+                f"max_new_tokens {recipe.longest_answer}, in a context of {student.context_length}"
+            )
+        archive, tape = archive_of(recipe, prompts, student.renderer)
+        courses = Courses(recipe.schedules, recipe.train.steps)
+        evaluation = evaluation_settings(recipe, task, student, self.say)
+        heldout = evaluation.prompts if evaluation else ()
+        self.identities.append(
+            lambda: {
+                "prompts": _digest([_content(prompt) for prompt in prompts]),
+                "heldout": _digest([_content(prompt) for prompt in heldout]),
+                **tape,
+            }
+        )
+        settings = StepSettings(
+            seed=recipe.seed,
+            prompts_per_step=recipe.train.prompts_per_step,
+            plan=lambda step: plan_of_step(recipe.at(courses.at(step)), student.renderer.stop_ids, step),
+            updates=recipe.train.updates_per_step,
+        )
+        parts = Parts(
+            student=MeteredTrainer(student.trainer, student.shape, student.learning, meter),
+            sampler=metered(self.backend.sampler(student), meter),
+            teacher=teacher,
+            task=task,
+            renderer=student.renderer,
+            prompts=prompts,
+            reference=reference,
+            archive=archive,
+            ledger=ledger,
+        )
+        return Assembled(
+            parts=parts,
+            settings=settings,
+            evaluation=evaluation,
+            backend=self.backend,
+            learner=student,
+            courses=courses,
+            identify=lambda: {name: digest for read in self.identities for name, digest in read().items()},
+            too_long=too_long,
+            packages=self.packages,
+            scorers=self.scorers,
+            remarks=self.remarks,
+            at_end=self.at_end,
+        )
+
+    def build_teacher(self, role: str, config: Any) -> Teacher:
+        """Build the recipe's teacher or reference, and all teachers inside it."""
         if role == "teacher" and config.type == "self":
-            self._say(
+            self.say(
                 "warning: the teacher is the student with the student's own prompt, so there is little to learn; "
                 "write {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
         names = scorer_names(role, config)
 
-        def load_model(config: ScorerConfig) -> tuple[SamplingClient, Renderer]:
-            return self._load(config, names.get(id(config), role))
-
         def build(context: TeacherContext, config: Any) -> Teacher:
             name = names.get(id(config))
             if name is not None:
-                context = replace(
-                    context,
-                    meter=self._ledger.meter(name),
-                    load_renderer=lambda config: self._load_renderer(config, name),
-                    reads=lambda path: self.identity.update({f"{name}/{path.name}": file_digest(path)}),
-                )
-                if config.type == "self" and "student" in self._ledger.shapes:
-                    self._ledger.shapes[name] = self._ledger.shapes["student"]
+                context = self.context_of_scorer(context, name)
             return module_of("teachers", config.type).build(config, context)
 
         context = TeacherContext(
-            student=self._student.trainer,
-            renderer=self._student.renderer,
-            load_model=load_model,
+            renderer=self.student.renderer,
+            self_teacher=lambda rule: self.load_self(rule, role),
+            load_model=lambda config: self.load_model(config, role),
             build=build,
-            base_dir=Path(self._recipe.base_dir),
-            scores=self._scores,
-            say=self._say,
+            base_dir=Path(self.recipe.base_dir),
+            scores=self.scores,
+            say=self.say,
             remarks=self.remarks,
-            at_end=self._at_end,
-            task=self._task,
+            at_end=self.at_end,
+            task=self.task,
+            on_paper=self.on_paper,
         )
         return build(context, config)
 
-    def _load(self, config: ScorerConfig, name: str) -> tuple[SamplingClient, Renderer]:
-        """Another model as a client; made from scratch, its folder in the run has its name."""
-        self._say(f"{name}: {_described(config)}")
-        folder = scratch_folder(self._recipe, config, name.replace("/", "-"), self._models, self._task)
-        loaded = load(config, folder)
-        if loaded.language_model.unsampled and not name.startswith("reference") and self._teacher_writes():
+    def context_of_scorer(self, context: TeacherContext, name: str) -> TeacherContext:
+        """Return the context of a teacher that asks a model, in which everything goes by the model's name."""
+        meter = self.ledger.meter(name)
+        return replace(
+            context,
+            meter=meter,
+            count=lambda client: metered(client, meter),
+            self_teacher=lambda rule: self.load_self(rule, name),
+            load_model=lambda config: self.load_model(config, name),
+            load_renderer=lambda config: self.load_renderer(config, name),
+            reads=lambda path: self.identities.append(lambda: {f"{name}/{path.name}": file_digest(path)}),
+        )
+
+    def load_self(self, rule: SelfRule, name: str) -> SelfTeacher:
+        """Return the student's own weights as a scorer."""
+        if "student" in self.ledger.shapes:
+            self.ledger.shapes[name] = self.ledger.shapes["student"]
+        return self.backend.self_teacher(self.student, rule, name)
+
+    def load_model(self, config: ScorerConfig, name: str) -> Model:
+        """Load another model; CapabilityError or ModelError where it does not go together with the student."""
+        model = self.backend.scorer(config, name)
+        if model.unsampled and not name.startswith("reference") and self._teacher_writes():
             raise ModelError(
-                f"{loaded.language_model.unsampled}; as a teacher it can score alone: write evaluation.teacher: false and "
+                f"{model.unsampled}; as a teacher it can score alone: write evaluation.teacher: false and "
                 "rollout.source: student"
             )
-        self.identity |= _named(name, model_digests(loaded.source))
-        shape = self._ledger.shapes[name] = shape_of(loaded.language_model)
-        self.scorers.append(Scorer(name, loaded.renderer, shape))
-        loaded.renderer.render(self._task.train_prompts()[0].messages)  # names a missing chat template before any step
-        check_same_vocabulary(self._student.renderer.tokenizer, loaded.renderer.tokenizer)
-        mismatch = stop_mismatch(self._student.renderer, loaded.renderer)
+        self.identities.append(lambda: _named(name, model_digests(model.source)))
+        if model.shape is not None:
+            self.ledger.shapes[name] = model.shape
+        self.scorers.append(Scorer(name, model.renderer, model.shape))
+        model.renderer.render(self.task.train_prompts()[0].messages)  # names a missing chat template before any step
+        check_same_vocabulary(self.student.renderer.tokenizer, model.renderer.tokenizer)
+        mismatch = stop_mismatch(self.student.renderer, model.renderer)
         if mismatch:
-            self._say(f"warning: {mismatch}")
-        train = self._recipe.train
-        return scorer(loaded, config, train.sampling_batch, train.chunk_tokens), loaded.renderer
+            self.say(f"warning: {mismatch}")
+        return model
 
-    def _teacher_writes(self) -> bool:
-        """Whether the recipe lets the teacher write tokens, to learn from or to be evaluated."""
-        evaluation = self._recipe.evaluation
-        return asks_teacher(self._recipe.rollout.source) or (evaluation.teacher and evaluation.prompts > 0)
-
-    def _load_renderer(self, config: ModelConfig, name: str) -> Renderer:
+    def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
         """Load the tokenizer of a model that is elsewhere."""
         renderer = load_renderer(config)
-        self.identity |= _named(f"{name}/tokenizer", model_digests(_origin(renderer), weights=False))
+        self.identities.append(lambda: _named(f"{name}/tokenizer", model_digests(_origin(renderer), weights=False)))
         return renderer
+
+    def _teacher_writes(self) -> bool:
+        """Return whether the recipe lets the teacher write tokens, to learn from or to be evaluated."""
+        evaluation = self.recipe.evaluation
+        return asks_teacher(self.recipe.rollout.source) or (evaluation.teacher and evaluation.prompts > 0)
 
 
 def scorer_names(role: str, config: BaseModel) -> dict[int, str]:
@@ -406,17 +439,6 @@ def scorer_names(role: str, config: BaseModel) -> dict[int, str]:
         names = [scorer_names(f"{role}/{member}", config) for member, config in members.items()]
         return {key: name for of_member in names for key, name in of_member.items()}
     return scorer_names(role, inner) if isinstance(inner, BaseModel) else {id(config): role}
-
-
-def _described(config: ModelConfig) -> str:
-    if isinstance(config.model, Scratch):
-        return "made from scratch"
-    converting = " (converting it to safetensors, once: about 20 s)" if conversion_pending(config.model) else ""
-    return f"{config.model}{converting}"
-
-
-def _letters(prompt: Prompt) -> str:
-    return "".join([*(message.content for message in prompt.messages), prompt.answer or "", prompt.response or ""])
 
 
 def _content(prompt: Prompt) -> list[Any]:

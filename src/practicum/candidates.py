@@ -9,8 +9,8 @@ from torch import Tensor
 
 from practicum.functional.chunked import chunks
 from practicum.objective import Signal, TopK
-from practicum.ports import SamplingClient, ScoreRequest, Teacher
-from practicum.types import Rollout, TeacherSignal
+from practicum.ports import SamplingClient, Teacher
+from practicum.types import Rollout, ScoreRequest, TeacherSignal
 
 CHUNK = 128
 """So many tokens' whole distributions are held at once."""

@@ -13,11 +13,11 @@ from practicum import functional as F
 from practicum.forensics import Trace, read_trace, trace, traced
 from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, read_signal
-from practicum.ports import SamplingClient, ScoreRequest, Task, Teacher
+from practicum.ports import SamplingClient, Task, Teacher
 from practicum.rollouts import Batch, environment_of, rewarded, sample_rollouts, taught_rollouts
 from practicum.statistics import Interval, agreement, bootstrap, calibration_error, difference, wilson
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, SamplingParams, TeacherSignal
+from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest, TeacherSignal
 
 CHUNK = 256
 

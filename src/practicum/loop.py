@@ -50,9 +50,13 @@ SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a step is made of: who learns, who teaches, who is held near to, and on what; `ledger` counts what they do."""
+    """What a step is made of: who learns, who teaches, who is held near to, and on what; `ledger` counts what they do.
+
+    `sampler` draws with the student's weights as they are at each call.
+    """
 
     student: TrainingClient
+    sampler: SamplingClient
     teacher: Teacher
     task: Task
     renderer: Renderer
@@ -102,7 +106,7 @@ def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
     """Sample, reward, score, assemble, differentiate, update: one step of on-policy distillation."""
     clock = Clock()
     now = settings.plan(step)
-    rollouts = begin_step(step, now, parts, settings, parts.student.sampling_client(), version=step - 1)
+    rollouts = begin_step(step, now, parts, settings, parts.sampler, version=step - 1)
     clock.lap("sample")
     data = ask_teachers(rollouts, now.objective, parts)
     clock.lap("score")

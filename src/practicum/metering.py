@@ -1,40 +1,33 @@
 """Clients that count what is asked of them; see `practicum.costs`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-from torch import Tensor
 
 from practicum.costs import CountedHead, Learning, Meter, Shape, Work, read_once
 from practicum.objective import Objective, Signal
 from practicum.ports import (
     AdamParams,
+    Capabilities,
     LockstepClient,
     MixedRequest,
     Reading,
     SamplingClient,
-    ScoreRequest,
-    SelfRule,
-    SelfTeacher,
     TrainingClient,
 )
-from practicum.types import Datum, ForwardResult, Metrics, Sample, SampleRequest, SamplingParams, TeacherSignal
-
-
-def counted(
-    requests: Sequence[ScoreRequest], answers: Sequence[TeacherSignal], meter: Meter | None
-) -> list[TeacherSignal]:
-    """The answers, their scoring counted; a head that they bring along counts for itself wherever it is applied."""
-    if meter is None or not requests:
-        return list(answers)
-    texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
-    meter.scored(texts, heads=any(answer.hidden is None for answer in answers))
-    heads = {id(answer.head): CountedHead(answer.head, meter) for answer in answers if answer.head is not None}
-    return [answer if answer.head is None else replace(answer, head=heads[id(answer.head)]) for answer in answers]
+from practicum.types import (
+    Datum,
+    ForwardResult,
+    Metrics,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 
 def metered(client: SamplingClient, meter: Meter) -> "MeteredSampler":
-    """The client, counting; it decodes in lockstep where the client can."""
+    """Wrap the client in one that counts; it decodes in lockstep where the client can."""
     return MeteredLockstep(client, meter) if isinstance(client, LockstepClient) else MeteredSampler(client, meter)
 
 
@@ -46,27 +39,35 @@ class MeteredSampler:
         self._meter = meter
 
     @property
-    def capabilities(self):  # type: ignore[no-untyped-def]
+    def capabilities(self) -> Capabilities:
         """Those of the client."""
         return self._client.capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """What the client draws."""
         samples = self._client.sample(requests, params)
-        self._wrote(requests, samples)
+        self.count([request.prompt_tokens for request in requests], samples)
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """What the client says."""
-        return counted(requests, self._client.score(requests, signal), self._meter)
+        """What the client says; a head that it brings along counts for itself wherever it is applied."""
+        answers = self._client.score(requests, signal)
+        if not requests:
+            return answers
+        texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
+        self._meter.scored(texts, heads=any(answer.hidden is None for answer in answers))
+        heads = {
+            id(answer.head): CountedHead(answer.head, self._meter) for answer in answers if answer.head is not None
+        }
+        return [answer if answer.head is None else replace(answer, head=heads[id(answer.head)]) for answer in answers]
 
-    def _wrote(self, requests: Sequence[SampleRequest] | Sequence[MixedRequest], samples: Sequence[Sample]) -> None:
-        pairs = zip(requests, samples, strict=True)
-        self._meter.wrote([(request.prompt_tokens, len(sample.tokens)) for request, sample in pairs])
+    def count(self, prompts: Sequence[tuple[int, ...]], samples: Sequence[Sample]) -> None:
+        """Count what was drawn after the prompts."""
+        self._meter.wrote([(prompt, len(sample.tokens)) for prompt, sample in zip(prompts, samples, strict=True)])
 
 
 class MeteredLockstep(MeteredSampler):
-    """The same over a client that decodes in lockstep with another, whose own part is counted by whoever asked for it."""
+    """The same over a client that decodes in lockstep with another; what both do is counted."""
 
     _client: LockstepClient  # type: ignore[assignment]
 
@@ -79,7 +80,9 @@ class MeteredLockstep(MeteredSampler):
     ) -> list[Sample]:
         """What the two draw."""
         samples = self._client.sample_mixed(requests, teacher, share, params)
-        self._wrote(requests, samples)
+        self.count([request.prompt_tokens for request in requests], samples)
+        if isinstance(teacher, MeteredSampler):
+            teacher.count([request.teacher_tokens for request in requests], samples)
         return samples
 
 
@@ -123,25 +126,9 @@ class MeteredTrainer:
         """One step of the optimizer, which is not counted."""
         return self._trainer.optim_step(params)
 
-    def sampling_client(self) -> SamplingClient:
-        """A client that samples from the current weights."""
-        return metered(self._trainer.sampling_client(), self._meter)
-
     def snapshot(self) -> SamplingClient:
         """A client that goes on sampling from the weights of now."""
         return metered(self._trainer.snapshot(), self._meter)
-
-    def self_teacher(self, rule: SelfRule) -> SelfTeacher:
-        """The student's own weights as a scorer, which its teacher counts."""
-        return self._trainer.self_teacher(rule)
-
-    def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """Every tensor a resume needs."""
-        return self._trainer.save_state()
-
-    def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what `save_state` gave."""
-        self._trainer.load_state(tensors)
 
     def refuses(self, objective: Objective) -> str | None:
         """Why the trainer cannot train the objective, or None."""

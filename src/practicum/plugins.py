@@ -44,14 +44,19 @@ def _own_module(room: str, name: str) -> Any:
     return module
 
 
-def Plugin(room: str) -> Any:
-    """The type of a recipe field that holds a plug-in's settings: the `Config` of the module its `type` names."""
+def Plugin(room: str, default: str | None = None) -> Any:
+    """Return the type of a recipe field that holds a plug-in's settings: the `Config` of the module its `type` names.
+
+    A mapping without a type is of the `default` type, where there is one.
+    """
 
     def read(value: Any) -> Any:
         if isinstance(value, BaseModel):
             return value
         if isinstance(value, str):
             value = {"type": value}
+        if isinstance(value, Mapping) and default is not None:
+            value = {"type": default, **value}
         if not isinstance(value, Mapping) or "type" not in value:
             raise ValueError(f"write a mapping with a `type`, one of: {', '.join(names(room))}")
         config = module_of(room, str(value["type"])).Config

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.costs import Learning, Meter, Shape
-from practicum.model_config import StudentConfig
+from practicum.costs import Footprint, GraphPlan, Learning, Meter, Shape
+from practicum.model_config import ScorerConfig, StudentConfig
 from practicum.objective import Objective, Signal
 from practicum.text import Renderer
 from practicum.types import (
@@ -25,6 +25,7 @@ from practicum.types import (
     Sample,
     SampleRequest,
     SamplingParams,
+    ScoreRequest,
     TeacherSignal,
 )
 
@@ -47,15 +48,6 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`, and of `candidates` at each of them."""
-
-    prompt_tokens: tuple[int, ...]
-    tokens: tuple[int, ...]
-    candidates: Int[Tensor, "T K"] | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class AdamParams:
     """One optimizer step: the learning rate of this step and the constants of AdamW (Loshchilov & Hutter 2019)."""
 
@@ -64,19 +56,6 @@ class AdamParams:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerLimits:
-    """How much is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
-
-    Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
-    """
-
-    micro_batch_tokens: int | None = None
-    chunk_tokens: int = 128
-    sampling_batch: int = 64
-    graph_mib: int = 1024
 
 
 @runtime_checkable
@@ -148,7 +127,7 @@ class LockstepClient(Protocol):
 
 @runtime_checkable
 class TrainingClient(Protocol):
-    """Holds the student: accumulates gradients of an objective, steps the optimizer, saves and restores."""
+    """Holds the student: accumulates gradients of an objective and steps the optimizer."""
 
     def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
         """The gradient of the objective, normalised over all of `data` however it is split; dropout is seeded by `seed`."""
@@ -158,27 +137,8 @@ class TrainingClient(Protocol):
         """Clip and apply the accumulated gradient, then forget it; a non-finite gradient is skipped and reported."""
         ...
 
-    def sampling_client(self) -> SamplingClient:
-        """A client that samples from the current weights."""
-        ...
-
     def snapshot(self) -> SamplingClient:
         """A client that goes on sampling from the weights of now, in another thread, while these are trained."""
-        ...
-
-    def self_teacher(self, rule: "SelfRule") -> "SelfTeacher":
-        """The student's own weights as a scorer, updated by `rule`."""
-        ...
-
-    def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """Every tensor a resume needs, by file stem and name; `student` and `optimizer` are always there.
-
-        Of weights that are kept elsewhere the address is the name of a tensor of `student`.
-        """
-        ...
-
-    def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what `save_state` gave."""
         ...
 
     def refuses(self, objective: Objective) -> str | None:
@@ -259,13 +219,12 @@ class Teacher(Protocol):
 class Voice:
     """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token.
 
-    `meter` counts what is drawn with it. `continues` is whether the client goes on from any tokens after the prompt's; one
+    `continues` is whether the client goes on from any tokens after the prompt's; one
     that answers the prompt's messages alone can take no part in a conversation.
     """
 
     client: SamplingClient
     prompt_tokens: tuple[int, ...]
-    meter: Meter | None = None
     continues: bool = True
 
 
@@ -283,20 +242,22 @@ def _no_renderer(config: Any) -> Renderer:
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """What a teacher may be built from: the student, a loader of other models, and a builder of inner teachers.
+    """What a teacher may be built from: how the student reads, loaders of models, and a builder of inner teachers.
 
-    `load_renderer` reads a model's tokenizer without its weights. `keep` is what a teacher around this one makes of a client
-    that this one brings itself, given what names its answers in a folder; clients of `load_model` are wrapped already.
+    `self_teacher` gives the student's own weights as a scorer, which follow it by a rule. `load_model`
+    loads another model by its settings, and `load_renderer` reads a tokenizer without the weights. `count` wraps a client, so
+    that what it is asked for is counted. `keep` is what a teacher around this one makes of a client, given what names
+    its answers in a folder.
     `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
     (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over; what stands
-    in `at_end` is done when nobody asks any more. `meter` counts what the teacher is asked for. `task` is what the prompts come
+    in `at_end` is done when nobody asks any more. `meter` counts bytes to and from other processes. `task` is what the prompts come
     from, for a teacher that the task itself knows. `reads` hears of a file besides models that the answers depend on, so that a
-    resumed run is held against it.
+    resumed run is held against it. `on_paper` is whether models have sizes alone, so that what they answer is not kept.
     """
 
-    student: TrainingClient
     renderer: Renderer
-    load_model: Callable[[Any], tuple[SamplingClient, Renderer]]
+    self_teacher: Callable[[SelfRule], SelfTeacher]
+    load_model: Callable[[Any], "Model"]
     build: Callable[["TeacherContext", Any], Teacher]
     base_dir: Path = Path()
     scores: Path | None = None
@@ -305,35 +266,35 @@ class TeacherContext:
     at_end: list[Callable[[], None]] = field(default_factory=list)
     meter: Meter | None = None
     load_renderer: Callable[[Any], Renderer] = _no_renderer
+    count: Callable[[SamplingClient], SamplingClient] = lambda client: client
     keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
     task: "Task | None" = None
     reads: Callable[[Path], None] = lambda path: None
+    on_paper: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class BackendContext:
-    """What a backend may build the student from.
+class Model:
+    """A model that writes and scores, as a backend gives it.
 
-    `seed` is that of new weights, `folder` where a from-scratch model was made. `load_renderer` reads a model's tokenizer
-    without its weights; `say` tells the user something; what stands in `at_end` is done when nobody asks any more; `meter`
-    counts bytes to and from other processes.
+    `source` is the folder or the name that its weights are known by. Where `shape` is not known its tokens are counted and its
+    operations are not. `unsampled` says why nothing can be drawn from it, where that is so.
     """
 
-    student: StudentConfig
-    seed: int
-    limits: TrainerLimits
-    folder: Path | None = None
-    load_renderer: Callable[[Any], Renderer] = _no_renderer
-    say: Callable[[str], None] = lambda text: None
-    at_end: list[Callable[[], None]] = field(default_factory=list)
-    meter: Meter | None = None
+    client: SamplingClient
+    renderer: Renderer
+    context_length: int
+    source: str
+    shape: Shape | None = None
+    unsampled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The student as a backend gives it: who trains it, how it reads prompts, the longest text, what its weights are known by.
+    """The student, as a backend gives it.
 
-    Where `shape` and `learning` are not known, its tokens are counted and its operations are not.
+    `weights` are the tensors that learn, by name, where they are in this process, and None elsewhere. `state_bytes` is the size of
+    a checkpoint's tensors once the optimizer has its moments.
     """
 
     trainer: TrainingClient
@@ -342,6 +303,107 @@ class Learner:
     source: str
     shape: Shape | None = None
     learning: Learning | None = None
+    weights: Mapping[str, Tensor] | None = None
+    state_bytes: int = 0
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Where models live: this process, another one, a service, or paper."""
+
+    def student(self, config: StudentConfig) -> Learner:
+        """Load the model that learns; ModelError where it cannot be loaded or cannot be sampled from."""
+        ...
+
+    def scorer(self, config: ScorerConfig, name: str) -> Model:
+        """Load a model that is only asked; `name` is its role in the run, such as `teacher/math`."""
+        ...
+
+    def sampler(self, student: Learner) -> SamplingClient:
+        """Return a client that samples from the student's weights as they are at each call."""
+        ...
+
+    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> SelfTeacher:
+        """Return the student's own weights as a scorer, which follow it by `rule`; `name` as for `scorer`."""
+        ...
+
+    def save(self, student: Learner, folder: Path) -> None:
+        """Write weights and moments into an existing folder, as `student.safetensors` and others beside it."""
+        ...
+
+    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+        """Restore what `save` wrote, without the optimizer's moments if they are not wanted.
+
+        Raises CheckpointError where the tensors are those of another model.
+        """
+        ...
+
+    def export(self, student: Learner, folder: Path) -> None:
+        """Write the student as a model folder that transformers reads, adapters merged."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PaperModel:
+    """A model on paper that scores: its settings (None: the student's own weights), its sizes, and what a pass through it takes.
+
+    `held` are the numbers that are held a second time, for weights that follow the student's.
+    """
+
+    config: ScorerConfig | None
+    shape: Shape
+    body: Footprint
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRecord:
+    """What a step on paper asked of each model, by name, and what the backend says about memory.
+
+    `body` is what a pass through the student takes, with its layers recomputed or not, and `cut` how an update of some data is
+    cut into passes. A scoring pass holds `scored_tokens`. The head is laid out anew for products of `prepares_head_from` rows
+    or more, and all weights for `prepares_weights_from` tokens of an answer or more.
+    """
+
+    shape: Shape
+    learning: Learning
+    body: Callable[[bool], Footprint]
+    cut: Callable[[Sequence[Datum]], GraphPlan]
+    packs_up_to: int
+    scored_tokens: int
+    prepares_head_from: int
+    prepares_weights_from: int
+    chunk_tokens: int
+    sampling_batch: int
+    scorers: dict[str, PaperModel] = field(default_factory=dict)
+    drawn: dict[str, list[SampleRequest]] = field(default_factory=dict)
+    scored: dict[str, list[ScoreRequest]] = field(default_factory=dict)
+    data: list[Datum] = field(default_factory=list)
+
+
+class PaperBackend(Backend, Protocol):
+    """A backend whose models have sizes and no weights; `record` is there once the student is."""
+
+    record: PaperRecord
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What a backend may use.
+
+    `seed` is that of new weights. `models` is where models from scratch are made, with the characters and answers of the task that
+    `task` gives.
+    `local` opens the backend of this process, for the models that a backend does not hold itself. `say` tells the user something;
+    what stands in `at_end` is done when nobody asks any more; `meter` counts bytes to and from other processes.
+    """
+
+    seed: int
+    models: Path
+    task: "Callable[[], Task]"
+    local: Callable[[], Backend]
+    say: Callable[[str], None] = lambda text: None
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    meter: Meter | None = None
 
 
 @runtime_checkable

@@ -15,9 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from practicum import run_dir as folders
-from practicum.assembly import Assembled, assemble_run
+from practicum.assembly import Assembled, assemble_run, load_student
 from practicum.asynchronous import Stages, stages
-from practicum.backends.local import LoadedModel, load_student
 from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm, Pace, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report
@@ -25,10 +24,9 @@ from practicum.diagnosis.tables import FINISHED, SPENT, cost_lines, shown_sample
 from practicum.errors import AlarmError, CheckpointError, Interrupted, RecipeError, TeacherError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher
 from practicum.loop import train
-from practicum.model_config import Scratch
 from practicum.objective import Objective
 from practicum.outcome import Evaluations, show_outcome, summary_of
-from practicum.randomness import seed_of
+from practicum.ports import Backend, Learner
 from practicum.recipe import Recipe, in_turn, load_recipe, override, parse_recipe, resolved
 from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
@@ -133,33 +131,35 @@ def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
         raise CheckpointError(f"{error.problems[0]}{more}; {folders.RESTORE}") from error
 
 
-def open_student(path: str | Path) -> tuple[RunDir, Recipe, LoadedModel]:
-    """The student of a run with the weights of its newest good checkpoint."""
+def open_student(path: str | Path) -> tuple[Backend, Learner]:
+    """Load the student of a run with the weights of its newest good checkpoint, and the backend that holds it."""
     home, recipe = open_run(path)
-    checkpoint, _ = folders.find_checkpoint(home)
-    if checkpoint is None:
-        raise CheckpointError(f"{path}: no checkpoint yet; resume the run, or give a model folder instead")
-    if not _is_local(recipe):
+    checkpoint = _checkpoint_of(home)
+    if not recipe.backend.checkpoints_here:
         where = ", ".join(checkpoint.tensors("student"))
         raise CheckpointError(
             f"{path}: the student is at a service, {where}, and its weights are not here; ask the service"
         )
-    scratch = home.models / "student" if isinstance(recipe.student.model, Scratch) else None
-    student = load_student(recipe.student, seed_of(recipe.seed, "student"), scratch)
-    for name, value in checkpoint.tensors("student").items():
-        student.language_model.trainable()[name].data.copy_(value)
-    return home, recipe, student
+    backend, student = load_student(recipe, home.models)
+    backend.load(student, checkpoint.path, moments=False)
+    return backend, student
 
 
 def restored(home: RunDir, recipe: Recipe) -> Assembled:
     """The parts of a run with the weights of its newest good checkpoint."""
     built = assemble_run(recipe, home.models, None, lambda text: None)
+    checkpoint = _checkpoint_of(home)
+    built.backend.load(built.learner, checkpoint.path, moments=False)
+    built.parts.teacher.load_state(teacher_tensors(checkpoint))
+    return built
+
+
+def _checkpoint_of(home: RunDir) -> Checkpoint:
+    """Find the newest checkpoint that verifies; CheckpointError where there is none."""
     checkpoint, _ = folders.find_checkpoint(home)
     if checkpoint is None:
         raise CheckpointError(f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead")
-    built.trainer.load_state({"student": checkpoint.tensors("student"), "optimizer": {}})
-    built.parts.teacher.load_state(teacher_tensors(checkpoint))
-    return built
+    return checkpoint
 
 
 class _Run:
@@ -198,8 +198,10 @@ class _Run:
         self._write_recipe(built, changes, first)
         self._report_too_long(built)
         self._restore(built, checkpoint)
-        if first <= self.recipe.train.steps and _is_local(self.recipe):
-            folders.check_space(self.home, _tensors(built, lambda role: None))
+        if first <= self.recipe.train.steps and self.recipe.backend.checkpoints_here:
+            of_teachers = _teacher_states(built, lambda role: None)
+            size = sum(tensor.nbytes for named in of_teachers.values() for tensor in named.values())
+            folders.check_space(self.home, built.learner.state_bytes + size)
         before, teacher = self._before(built, trained=checkpoint is not None)
         self._note_start(first, built.packages)
         self._stop_before(first)
@@ -245,9 +247,10 @@ class _Run:
         Raises RecipeError where what the run depends on is not what is written there.
         """
         earlier: list[dict[str, Any]] = []
+        identity = built.identify()
         if self.home.recipe_json.is_file():
             saved = folders.read_json(self.home.recipe_json, folders.SAVED_RUN)
-            self._compare(saved.get("identity", {}), built.identity)
+            self._compare(saved.get("identity", {}), identity)
             # What is done again from an earlier checkpoint is done under the newer value.
             earlier = [{**change, "step": min(change["step"], first)} for change in saved.get("changes", [])]
         for change in changes:
@@ -260,7 +263,7 @@ class _Run:
             self.home.recipe_json,
             {
                 "recipe": resolved(self.recipe),
-                "identity": built.identity,
+                "identity": identity,
                 "prompts": {"used": len(built.parts.prompts), "too_long": len(built.too_long)},
                 "changes": earlier + [asdict(change.at(first)) for change in changes],
             },
@@ -306,9 +309,7 @@ class _Run:
             return
         for line in folders.compare_versions(checkpoint.versions, folders.current_versions(built.packages)):
             self.console.event(f"warning: {line}; bit-exact resume is not promised")
-        built.trainer.load_state(
-            {"student": checkpoint.tensors("student"), "optimizer": checkpoint.tensors("optimizer")}
-        )
+        built.backend.load(built.learner, checkpoint.path)
         for role, teacher in built.teachers().items():
             teacher.load_state(teacher_tensors(checkpoint, role))
         built.courses.load_state(checkpoint.state.get("schedules", {}))
@@ -361,7 +362,7 @@ class _Run:
             return None
         self.console.event(f"evaluating {len(built.evaluation.prompts)} held-out prompts {when}")
         parts = built.parts
-        return evaluate(parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation)
+        return evaluate(parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation)
 
     def _train(self, built: Assembled, first: int, before: Evaluation | None, begun: Sequence[Section]) -> None:
         steps = self.recipe.train.steps
@@ -508,7 +509,7 @@ class _Run:
         return None if budget is None else budget.exceeded(self._spending.spent, self._spending.next_step)
 
     def _checkpoint(self, built: Assembled, ahead: Stages, step: int, tag: str | None) -> None:
-        tensors = _tensors(built, ahead.teacher_state)
+        tensors = _teacher_states(built, ahead.teacher_state)
         state = {"step": step, "schedules": built.courses.save_state()}
         begun = ahead.save_state()
         if begun:
@@ -518,20 +519,18 @@ class _Run:
             step,
             tensors,
             state,
+            writer=folders.Writer(lambda folder: built.backend.save(built.learner, folder), built.learner.state_bytes),
             keep=self.recipe.train.keep_checkpoints,
             tag=tag,
             packages=built.packages,
         )
 
 
-def _is_local(recipe: Recipe) -> bool:
-    """Whether the student's weights are in this process, and its checkpoints on this disk."""
-    return recipe.backend is None or recipe.backend.type == "local"
-
-
-def _tensors(built: Assembled, newest: Callable[[str], Mapping[str, Tensor] | None]) -> dict[str, dict[str, Tensor]]:
-    """What a checkpoint holds; `newest` is the state of a teacher that is asked ahead."""
-    tensors = built.trainer.save_state()
+def _teacher_states(
+    built: Assembled, newest: Callable[[str], Mapping[str, Tensor] | None]
+) -> dict[str, dict[str, Tensor]]:
+    """Return what a checkpoint holds of the teachers; `newest` is the state of one that is asked ahead."""
+    tensors: dict[str, dict[str, Tensor]] = {}
     for role, teacher in built.teachers().items():
         known = newest(role)
         own = teacher.save_state() if known is None else dict(known)

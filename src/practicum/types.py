@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -67,6 +66,15 @@ class SampleRequest:
 
     prompt_tokens: tuple[int, ...]
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`, and of `candidates` at each of them."""
+
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    candidates: Int[Tensor, "T K"] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,76 +142,6 @@ class HeadLike(Protocol):
     def release(self) -> None:
         """Let go of what was only brought here to be read; the next `logprobs` brings it back."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The last linear map of a language model: hidden states in, logits out, cut to the `vocab_size` real tokens.
-
-    Rows of `weight` past `vocab_size` are padding of the embedding matrix and never get probability.
-    """
-
-    weight: Float[Tensor, "V D"]
-    vocab_size: int
-    bias: Float[Tensor, " V"] | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """Where the weights are, and how many of their rows count."""
-        return self.weight.data_ptr(), self.vocab_size
-
-    def release(self) -> None:
-        """Nothing: these weights are held by a model."""
-
-    def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
-        """Log-probabilities of the real tokens, in float32 whatever the weights' dtype."""
-        return torch.log_softmax(self.logits(hidden), dim=-1)
-
-    def pinned(self) -> "Head":
-        """The same over the storage that the weights have now, without a gradient."""
-        return replace(self, weight=self.weight.data, bias=None if self.bias is None else self.bias.data)
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is a matrix and nothing more, so that its gradient can be written down.
-
-        A matrix of less than float32 must be frozen: its own gradient would be added up in too few digits.
-        """
-        bare = self.bias is None and self.softcap is None and self.weight.is_leaf
-        return bare and (self.weight.dtype in (torch.float32, torch.float64) or not self.weight.requires_grad)
-
-    def pull(self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]) -> Float[Tensor, "T D"]:
-        """From the gradient of a plain head's logits to that of its hidden states; that of its weights is added to theirs."""
-        gradient = gradient if self.scale == 1.0 else gradient.mul_(self.scale)
-        rows = self.weight.detach()[: self.vocab_size]
-        if self.weight.requires_grad:
-            if self.weight.grad is None:
-                self.weight.grad = torch.zeros_like(self.weight)
-            self.weight.grad[: self.vocab_size].addmm_(gradient.T, hidden.to(rows.dtype))
-        return (gradient.to(rows.dtype) @ rows).to(hidden.dtype)
-
-    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
-        """Their logits, in float32; with `room` without a graph, and in the memory it makes."""
-        if room is not None:
-            out = room()
-            if not self.plain or out.dtype != self.weight.dtype:
-                return out.copy_(self.logits(hidden))
-            product = torch.mm(hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out)
-            return product if self.scale == 1.0 else product.mul_(self.scale)
-        rows = self.weight[: self.vocab_size]
-        bias = None if self.bias is None else self.bias[: self.vocab_size]
-        return self.scaled_and_capped(torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias))
-
-    def scaled_and_capped(self, product: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
-        """The logits that a product of hidden states with the weights stands for: scaled and softly capped, in float32."""
-        logits = product.to(torch.promote_types(product.dtype, torch.float32))
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits
 
 
 @dataclass(frozen=True, slots=True)

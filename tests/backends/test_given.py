@@ -5,19 +5,14 @@ import torch
 from toy import make_model
 
 from practicum import functional as F
-from practicum.backends.local import (
-    GivenTokens,
-    LocalSampler,
-    LocalTrainer,
-    PromptQuestion,
-    TrainerLimits,
-    adapted,
-    forward_backward_given,
-    forward_given,
-    load,
-    score_prompts,
-)
+from practicum.backends.local.adapted import adapted
+from practicum.backends.local.given import forward_backward_given, forward_given
+from practicum.backends.local.loading import load
+from practicum.backends.local.prompt_scores import score_prompts
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import NumericError
+from practicum.hosting import GivenTokens, PromptQuestion
 from practicum.model_config import Lora, ModelConfig
 from practicum.types import SampleRequest, SamplingParams
 

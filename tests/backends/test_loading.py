@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local import LocalSampler, LocalTrainer, load, load_student, make_scratch_model
-from practicum.backends.local.convert import PACKAGED, Packaged, cache_folder, packaged_model
-from practicum.backends.local.loading import locate
+from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.model_config import Lora, ModelConfig, Pretrain, Scratch, StudentConfig
+from practicum.model_sources import PACKAGED, Packaged, cache_folder, locate, packaged_model
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams

@@ -6,8 +6,7 @@ import sys
 import pytest
 import torch
 
-from practicum.backends.local import LocalTrainer, TrainerLimits
-from practicum.backends.local.trainer import _out_of_memory
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits, _out_of_memory
 from practicum.errors import ResourceError
 from practicum.objective import Objective
 
@@ -74,7 +73,7 @@ def test_other_errors_pass_unchanged():
 CHILD = """
 import resource, torch
 from backends.tiny import data_for, rollout, tiny
-from practicum.backends.local import LocalTrainer, TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.objective import Objective
 
 torch.set_num_threads(1)

@@ -9,12 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from practicum.backends.local import LanguageModel, LocalTrainer, StoredHead, load, scorer
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import load
+from practicum.backends.local.residency import StoredHead, scorer
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
+from practicum.functional.head import Head
 from practicum.model_config import ModelConfig, ScorerConfig
 from practicum.objective import Full, Objective, Sampled
-from practicum.ports import LockstepClient, MixedRequest, SampleRequest, SamplingClient, ScoreRequest
-from practicum.types import Head, HeadLike, SamplingParams
+from practicum.ports import LockstepClient, MixedRequest, SampleRequest, SamplingClient
+from practicum.types import HeadLike, SamplingParams, ScoreRequest
 
 from .folders import TOKENS, change_weights, model_folder
 from .toys import toy_data

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from practicum.backends.local import learning_of, load_student, shape_of
-from practicum.backends.local.paper import body_bytes
+from practicum.backends.local.loading import load_student
+from practicum.backends.local.paper import footprint_of
+from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.model_config import Lora, StudentConfig
 
 from .mixtures import family_folder
@@ -30,7 +31,7 @@ def test_of_a_mixture_of_experts_those_count_that_a_token_goes_to(tmp_path: Path
 @pytest.mark.parametrize("lora", [None, Lora(rank=3)], ids=["all", "adapters"])
 def test_experts_are_gone_through_on_paper(tmp_path: Path, lora: Lora | None) -> None:
     folder = family_folder(tmp_path / "model", "mixtral")
-    found = body_bytes(StudentConfig(model=str(folder), lora=lora), str(folder), layers=2)
+    found = footprint_of(StudentConfig(model=str(folder), lora=lora), str(folder), layers=2)
     assert 0 < found.forward.each <= found.kept.each
     changed = (
         2 * 4 * 3 * 32 * 48 * 4 if lora else 0

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from practicum.backends.local import Config, build
 
-from practicum.backends.local.student import Config, build
+from practicum.backends.local.trainer import TrainerLimits
 from practicum.model_config import StudentConfig
 from practicum.objective import Objective
-from practicum.ports import BackendContext, SampleRequest, SamplingParams, TrainerLimits
+from practicum.ports import BackendContext, SampleRequest, SamplingParams
 from practicum.types import Datum, Prompt, Rollout
 
 from .folders import model_folder

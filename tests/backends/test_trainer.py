@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from practicum.backends.local import LanguageModel, LocalSampler, LocalTrainer, TrainerLimits
-from practicum.backends.local.measures import COLUMNS
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import CheckpointError
 from practicum.objective import Full, Objective, Sampled, TeacherTokens, TopK, logit_side, token_batch, token_side
-from practicum.ports import AdamParams, ScoreRequest
-from practicum.types import Datum, Pool, TeacherSignal
+from practicum.objective.measures import COLUMNS
+from practicum.ports import AdamParams
+from practicum.types import Datum, Pool, ScoreRequest, TeacherSignal
 
 from .tiny import ARCHITECTURES, VOCABULARY, all_logits, data_for, hidden_signal, rollout, rollouts, tiny
 

@@ -13,9 +13,9 @@ from practicum.errors import CapabilityError
 from practicum.loop import assemble as paired
 from practicum.objective import Full, Objective, Sampled, Term, TopK
 from practicum.plugins import names
-from practicum.ports import AdamParams, SamplingClient, ScoreRequest, SelfRule, SelfTeacher, TrainingClient
+from practicum.ports import AdamParams, SamplingClient, SelfRule, SelfTeacher, TrainingClient
 from practicum.rollouts import Batch, sample_rollouts
-from practicum.types import Datum, SampleRequest, SamplingParams
+from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
 
 Build = Callable[[], Assembled]
 OBJECTIVE = Objective(losses=(Term(signal=TopK(k=4)),))

@@ -9,7 +9,7 @@ from backends.tiny import hidden_signal, rollout, rollouts, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.backends.local import LocalTrainer, TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.loop import parts_of
 from practicum.objective import Objective
 from practicum.types import Datum, Pool, TeacherSignal

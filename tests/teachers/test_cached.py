@@ -18,19 +18,21 @@ from safetensors import safe_open
 from toy import assert_same_run, curve, exit_status, forked, start_fork, toy_recipe, toy_run
 
 from practicum import functional as F
-from practicum.backends.local import LocalTrainer, load_student
+from practicum.backends.local.loading import load_student
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.cli.after import evaluate_target
 from practicum.errors import RecipeError, TeacherError
+from practicum.functional.head import Head
 from practicum.model_config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Sampled, Signal, TopK
 from practicum.plugins import module_of
-from practicum.ports import Capabilities, ScoreRequest, Teacher, TeacherContext
+from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.recipe import Recipe
 from practicum.teachers import privileged
 from practicum.teachers._scores import FULL, TEMPORARY, Scores
 from practicum.teachers.cached import Config, KeepingClient, Kept, build, fingerprint, scaled, unscaled
 from practicum.text import Renderer
-from practicum.types import Head, Message, Prompt, TeacherSignal
+from practicum.types import Message, Prompt, ScoreRequest, TeacherSignal
 
 WIDTH, VOCABULARY = 16, 11
 MIB = 2**20

@@ -14,17 +14,20 @@ from stub_server import Fault, FolderModel, Stub, changed, flood, hang_up, late,
 from torch import Tensor
 from toy import assert_same_run, curve, rows, toy_recipe, toy_run
 
-from practicum.backends.local import LocalSampler, LocalTrainer, load, load_renderer, load_student
+from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import CapabilityError, RecipeError, TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
 from practicum.http import JsonClient, Server
 from practicum.model_config import ModelConfig, StudentConfig
 from practicum.objective import Sampled, Signal, TopK
-from practicum.ports import ScoreRequest, Teacher, TeacherContext, TeacherRequest
+from practicum.ports import Teacher, TeacherContext, TeacherRequest
 from practicum.run_dir import changed_fields
 from practicum.teachers._probe import probe
 from practicum.teachers.openai_api import Config, build
-from practicum.types import Message, Rollout, SamplingParams
+from practicum.text.tokenizers import load_renderer
+from practicum.types import Message, Rollout, SamplingParams, ScoreRequest
 
 pytestmark = pytest.mark.long
 

@@ -17,17 +17,19 @@ import torch
 from recorder import prompt
 from toy import curve, make_model, rows, toy_run
 
-from practicum.backends.local import LocalSampler, load, load_renderer
-from practicum.backends.local.convert import packaged_model
+from practicum.backends.local.loading import load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.cli.probe import probed
 from practicum.errors import TeacherError
 from practicum.http import JsonClient, Question, Server
 from practicum.model_config import ModelConfig
+from practicum.model_sources import packaged_model
 from practicum.objective import Sampled, TopK
-from practicum.ports import Capabilities, ScoreRequest, TeacherRequest
+from practicum.ports import Capabilities, TeacherRequest
 from practicum.teachers._probe import probe
 from practicum.teachers._remote import Limits, RemoteClient, Speaker, TextTeacher
-from practicum.types import SamplingParams
+from practicum.text.tokenizers import load_renderer
+from practicum.types import SamplingParams, ScoreRequest
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from toy import curve, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError, TeacherError
 from practicum.objective import Sampled, Signal, TopK
-from practicum.ports import ScoreRequest
 from practicum.tinker_api import Connection, ServiceSampler
+from practicum.types import ScoreRequest
 
 pytestmark = [pytest.mark.long, LEFT_OPEN]
 

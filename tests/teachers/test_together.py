@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from toy import assert_same_run, curve, forked, rows, toy_run
 
-from practicum.backends.local import StoredHead
-from practicum.types import Head
+from practicum.backends.local.residency import StoredHead
+from practicum.functional.head import Head
 
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 

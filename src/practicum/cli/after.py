@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.assembly import build_task, evaluation_settings
-from practicum.backends.local import LoadedModel, LocalSampler, export, load
+from practicum.assembly import build_task, evaluation_settings, load_model
 from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.diagnosis.report import write_report
 from practicum.errors import DataError, RecipeError
 from practicum.evaluation import evaluate
-from practicum.model_config import ModelConfig
-from practicum.ports import TeacherRequest
+from practicum.model_config import ModelConfig, ScorerConfig
+from practicum.ports import Learner, Model, SamplingClient, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
 from practicum.run_dir import RunDir
@@ -30,12 +29,12 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
         raise RecipeError(f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE")
     settings = load_recipe(recipe, overrides)
     fields = settings.student.model_dump(include=set(ModelConfig.model_fields))
-    model = load(ModelConfig.model_validate({**fields, "model": target}))
+    model = load_model(ScorerConfig.model_validate({**fields, "model": target}))
     task = build_task(settings, None, _remark)
     wanted = evaluation_settings(settings, task, model, _remark)
     if wanted is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
-    return evaluate(LocalSampler(model.language_model), model.renderer, task, None, wanted).summary()
+    return evaluate(model.client, model.renderer, task, None, wanted).summary()
 
 
 def chat_with(target: str, temperature: float, max_new_tokens: int, system: str | None, teacher: bool) -> None:
@@ -46,19 +45,22 @@ def chat_with(target: str, temperature: float, max_new_tokens: int, system: str 
     if system is not None and _is_run(target):
         raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
     built = restored(*open_run(Path(target))) if teacher else None
-    student = _open(target, system) if built is None else built.student
+    if built is None:
+        student, client = _open(target, system)
+    else:
+        student, client = built.learner, built.parts.sampler
     params = SamplingParams(max_new_tokens, temperature, stop_ids=student.renderer.stop_ids)
     for turn in range(sys.maxsize):
         question = _question()
         if not question:
             return
         tokens = student.renderer.render([Message("user", question)])
-        room = student.language_model.context_length - max_new_tokens
+        room = student.context_length - max_new_tokens
         if len(tokens) > room:
             print(f"(that is {len(tokens)} tokens; at most {room} leave room for an answer)")
             continue
         seed = seed_of(0, "chat", turn)
-        sample = LocalSampler(student.language_model).sample([SampleRequest(tokens, seed)], params)[0]
+        sample = client.sample([SampleRequest(tokens, seed)], params)[0]
         print(("student: " if teacher else "") + _spoken(student, sample), flush=True)
         if built is not None:
             prompt = Prompt(f"chat-{turn}", (Message("user", question),))
@@ -70,8 +72,8 @@ def export_run(run_folder: Path, folder: Path) -> Path:
     """The run's student as a model folder, adapters merged; RecipeError where the folder is taken."""
     if folder.exists():
         raise RecipeError(f"{folder} exists already; name a folder that does not")
-    _, _, student = open_student(_last_stage(str(run_folder)))
-    export(student, folder)
+    backend, student = open_student(_last_stage(str(run_folder)))
+    backend.export(student, folder)
     return folder
 
 
@@ -90,9 +92,7 @@ def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
-    return evaluate(
-        parts.student.sampling_client(), parts.renderer, parts.task, parts.teacher, built.evaluation
-    ).summary()
+    return evaluate(parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation).summary()
 
 
 def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -104,10 +104,13 @@ def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return parse_recipe(data, "the run's recipe")
 
 
-def _open(target: str, system: str | None) -> LoadedModel:
+def _open(target: str, system: str | None) -> tuple[Learner | Model, SamplingClient]:
+    """Return a run's student, or a model, and a client of it."""
     if _is_run(target):
-        return open_student(Path(target))[2]
-    return load(ModelConfig(model=target, system=system))
+        backend, student = open_student(Path(target))
+        return student, backend.sampler(student)
+    model = load_model(ScorerConfig(model=target, system=system))
+    return model, model.client
 
 
 def _last_stage(target: str) -> str:
@@ -120,7 +123,7 @@ def _is_run(target: str) -> bool:
     return (Path(target) / "recipe.json").is_file()
 
 
-def _spoken(student: LoadedModel, sample: Sample) -> str:
+def _spoken(student: Learner | Model, sample: Sample) -> str:
     cut = " ..." if sample.stop_reason == "length" else ""
     return printable(student.renderer.decode(sample.tokens.tolist())) + cut
 

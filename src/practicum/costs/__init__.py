@@ -1,5 +1,6 @@
 """What a run costs in tokens and floating-point operations: counted from what was asked, without a clock."""
 
+from practicum.costs.footprint import Footprint, GraphPlan, Line
 from practicum.costs.ledger import (
     PHASES,
     WIRE_BYTES,
@@ -19,9 +20,12 @@ __all__ = [
     "PHASES",
     "WIRE_BYTES",
     "CountedHead",
+    "Footprint",
+    "GraphPlan",
     "Lap",
     "Learning",
     "Ledger",
+    "Line",
     "Meter",
     "Phase",
     "Reading",

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.costs.shape import SHORTEST_SHARED_BEGINNING, Shape, read_once
+from practicum.costs.segments import SHORTEST_SHARED_PREFIX
+from practicum.costs.shape import Shape, read_once
 from practicum.types import HeadLike, Metrics
 
 Phase = Literal["sample", "score", "update"]
@@ -132,7 +133,7 @@ class Meter:
         """So many bytes went to the process that it runs in, and came back."""
         self.ledger.add(phase, self.name, Work(wire_bytes=wire_bytes))
 
-    def _read(self, phase: Phase, texts: Texts, *, heads: bool, shortest: int = SHORTEST_SHARED_BEGINNING) -> None:
+    def _read(self, phase: Phase, texts: Texts, *, heads: bool, shortest: int = SHORTEST_SHARED_PREFIX) -> None:
         read = read_once(texts, shortest)
         tokens = sum(count for _, count in texts)
         shape = self.ledger.shapes.get(self.name)

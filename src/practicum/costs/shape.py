@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHORTEST_SHARED_BEGINNING = 16
-"""Fewer common tokens than this are read again with each prompt."""
+from practicum.costs.segments import SHORTEST_SHARED_PREFIX, common_beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Reading:
         )
 
 
-def read_once(texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHORTEST_SHARED_BEGINNING) -> Reading:
+def read_once(texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHORTEST_SHARED_PREFIX) -> Reading:
     """What one call reads of some texts, given as a prompt and the number of tokens after it.
 
     What all prompts begin with is read once (16 tokens or more), and so is an equal prompt of which more than `shortest` tokens
@@ -113,7 +112,7 @@ def read_once(texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHOR
     beginning is read again in each pass: that is not counted, so that the count does not depend on how much is held at once.
     """
     uses = Counter(prompt for prompt, _ in texts)
-    root = _common_beginning(list(uses))
+    root = common_beginning(list(uses))
     read = _span(0, root)
     for prompt, count in uses.items():
         rest = _span(root, len(prompt))
@@ -128,12 +127,3 @@ def read_once(texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHOR
 def _span(first: int, last: int) -> Reading:
     """The tokens at positions `first` to `last` - 1; the token at position p looks at p + 1 tokens."""
     return Reading(last - first, 0, (last * (last + 1) - first * (first + 1)) // 2)
-
-
-def _common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
-    if len(prompts) < 2:
-        return 0
-    least, greatest = min(prompts), max(prompts)  # what these two share is shared by all between them
-    longest = min(map(len, prompts)) - 1
-    shared = next((place for place in range(longest) if least[place] != greatest[place]), longest)
-    return shared if shared >= SHORTEST_SHARED_BEGINNING else 0

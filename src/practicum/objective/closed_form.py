@@ -16,13 +16,14 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.functional.chunked import Tiles
 from practicum.functional.divergences import DIVERGENCES, Pair, floored
+from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipEntries, ClipLoss, Full, Pathwise, Sampled, Text
 from practicum.objective.reading import read_signal
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.objective.vocabulary_axis import logit_side, teacher_rank
-from practicum.types import Head, HeadLike, TeacherSignal
+from practicum.types import HeadLike, TeacherSignal
 
 
 @runtime_checkable

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from practicum import runs
-from practicum.assembly import build_task, scratch_folder
-from practicum.backends.local import export
+from practicum.assembly import build_task, make_scratch
 from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.diagnosis.tables import accuracy_by_stage
 from practicum.errors import Interrupted, RecipeError
@@ -178,7 +177,7 @@ class _PipelineRun:
                 torch.set_num_threads(recipe.train.threads)
             self.console.event(f"making a model from scratch: {name}")
             task = build_task(recipe, None, self.console.event)
-            scratch_folder(recipe, config, name, self.home.models, task)
+            make_scratch(folder, config.model, task)
         return str(folder)
 
     def _summary(self) -> dict[str, Any]:
@@ -218,4 +217,5 @@ def _export_student(folder: Path) -> None:
         return
     for leftover in folder.glob("model.tmp-*"):
         shutil.rmtree(leftover)
-    export(open_student(folder)[2], folder / "model")
+    backend, student = open_student(folder)
+    backend.export(student, folder / "model")

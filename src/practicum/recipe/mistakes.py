@@ -13,6 +13,11 @@ from practicum.plugins import module_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
+MOVED = {
+    f"train.{name}": f"backend.{name}" for name in ("micro_batch_tokens", "graph_mib", "chunk_tokens", "sampling_batch")
+}
+"""Keys of older recipes, and what they are called now."""
+
 
 def validated(model: type[Model], data: Mapping[str, Any], source: str) -> Model:
     """The data as the model; RecipeError, or CapabilityError where only parts do not go together, with one line a problem."""
@@ -27,6 +32,8 @@ def _line(entry: Any, model: type[BaseModel], data: Mapping[str, Any]) -> str:
     """One problem as one line: the field, what is wrong, and what to write."""
     field = ".".join(str(part) for part in entry["loc"])
     message = entry["msg"].removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden" and field in MOVED:
+        return f"{field}: no such key any more; write {MOVED[field]}"
     if entry["type"] == "extra_forbidden":
         known = _known_fields(model, entry["loc"][:-1], data)
         hint = f"; {did_you_mean(str(entry['loc'][-1]), known)}" if known else ""

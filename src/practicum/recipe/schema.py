@@ -42,8 +42,9 @@ class Recipe(BaseModel):
     seed: int = Field(default=0, ge=0)
     base_dir: str = Field(default=".", description="where relative paths start; set to the recipe's folder when read")
     student: StudentConfig
-    backend: Plugin("backends") | None = Field(  # type: ignore[valid-type]
-        default=None, description="where the student is: none: in this process; see [backends](backends.md)"
+    backend: Plugin("backends", "local") = Field(  # type: ignore[valid-type]
+        default_factory=lambda: module_of("backends", "local").Config(),
+        description="where the student is, and how much is held there at once: see [backends](backends.md)",
     )
     teacher: Plugin("teachers") = Field(default_factory=lambda: module_of("teachers", "none").Config())  # type: ignore[valid-type]
     reference: Plugin("teachers") | None = Field(  # type: ignore[valid-type]
@@ -84,10 +85,9 @@ class Recipe(BaseModel):
         problems += staleness_problems(self.rollout, self.teacher, sorted(moving))
         if STALENESS in moving | self.schedules.keys():
             problems.append(f"{STALENESS} is one number for the whole run; write it without a schedule")
-        if self.backend is not None:
-            problems += self.backend.problems(
-                self.student, self.objective, self.rollout.source.type, self.rollout.max_staleness
-            )
+        problems += self.backend.problems(
+            self.student, self.objective, self.rollout.source.type, self.rollout.max_staleness
+        )
         problem = truncation_problem(self.objective, self.rollout)
         if problems or problem:
             raise ValueError("; ".join([*problems, *([problem] if problem else [])]))
@@ -114,8 +114,5 @@ class Recipe(BaseModel):
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """The recipe with every default filled in, as JSON data that reads back to the same recipe.
-
-    A student in this process needs no backend, so recipes say as much of it as they did before there was another.
-    """
-    return json.loads(recipe.model_dump_json(exclude={"backend"} if recipe.backend is None else None))
+    """The recipe with every default filled in, as JSON data that reads back to the same recipe."""
+    return json.loads(recipe.model_dump_json())

@@ -119,16 +119,6 @@ class TrainConfig(BaseModel):
     updates_per_step: int = Field(default=1, ge=1, description="optimizer steps that a step's rollouts are split into")
     checkpoint_every: int | None = Field(default=None, ge=1, description="steps; the last step is always saved")
     keep_checkpoints: int = Field(default=2, ge=1)
-    micro_batch_tokens: int | None = Field(
-        default=None, ge=1, description="tokens that go through the student together; none: as many as graph_mib holds"
-    )
-    graph_mib: int = Field(
-        default=1024,
-        ge=1,
-        description="memory for what a backward pass keeps; layers are recomputed if one text needs more",
-    )
-    chunk_tokens: int = Field(default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once")
-    sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
     threads: int | None = Field(default=None, ge=1, description="torch threads; none: torch's own choice")
     budget: Budget | None = Field(default=None, description="ends the run before `steps` are done")
 

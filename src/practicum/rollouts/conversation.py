@@ -67,9 +67,6 @@ def _drawn(waiting: "Sequence[_Held]", params: SamplingParams) -> list[Sample]:
         voice = waiting[rows[0]].opening.voice
         drawn = voice.client.sample(requests, replace(params, max_new_tokens=call[1]))
         samples.update(zip(rows, drawn, strict=True))
-        if voice.meter is not None:
-            pairs = zip(requests, drawn, strict=True)
-            voice.meter.wrote([(request.prompt_tokens, len(sample.tokens)) for request, sample in pairs])
     return [samples[row] for row in range(len(waiting))]
 
 

@@ -207,9 +207,6 @@ class _Writing:
             ]
             mixed = student.sample_mixed(requests, teacher, self.source.teacher, self.params)
             samples.update(zip(rows, mixed, strict=True))
-            meter = voices[rows[0]].meter
-            if meter is not None:
-                meter.wrote([(voices[row].prompt_tokens, len(samples[row].tokens)) for row in rows])
         return [self._rollout(place, samples[row], "student") for row, place in enumerate(places)]
 
     def prefix(self, places: Sequence[Place]) -> list[Rollout]:

@@ -26,7 +26,7 @@ from practicum.run_dir.differences import (
 from practicum.run_dir.files import RESTORE, json_number, read_json, write_json, write_text
 from practicum.run_dir.folder import RunDir
 from practicum.run_dir.journal import Journal, parse_row, read_rows
-from practicum.run_dir.saving import check_space, save_checkpoint
+from practicum.run_dir.saving import Writer, check_space, save_checkpoint
 from practicum.run_dir.shapes import (
     AFTER,
     ALARM,
@@ -76,6 +76,7 @@ __all__ = [
     "Difference",
     "Journal",
     "RunDir",
+    "Writer",
     "changed_fields",
     "changed_parts",
     "check_space",

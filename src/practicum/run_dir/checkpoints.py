@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from practicum.errors import CheckpointError
 from practicum.run_dir.files import parse_json
 from practicum.run_dir.folder import RunDir
+from practicum.tensor_files import read_tensors
 
 MANIFEST = "MANIFEST.json"
 # `step-N.old-K` is the earlier save of step N, which exists only between the two renames that replace it.
@@ -37,13 +37,7 @@ class Checkpoint:
 
     def tensors(self, stem: str) -> dict[str, Tensor]:
         """The tensors of one file, on the CPU."""
-        path = self.path / f"{stem}.safetensors"
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{path} cannot be loaded ({error}); resume again, which takes the newest checkpoint that verifies"
-            ) from error
+        return read_tensors(self.path / f"{stem}.safetensors")
 
 
 class Damage(Exception):

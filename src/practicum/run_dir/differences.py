@@ -24,7 +24,7 @@ NOT_COMPARED = (
     "task.sandbox",
     "train.checkpoint_every",
     "train.keep_checkpoints",
-    "train.sampling_batch",
+    "backend.sampling_batch",
 )
 """Fields of a recipe that may change between a run and its resume without changing what is computed."""
 

@@ -7,13 +7,11 @@ process killed at any moment leaves either the old set of checkpoints or the new
 import errno
 import itertools
 import os
-import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from practicum.errors import ResourceError
@@ -22,6 +20,7 @@ from practicum.run_dir.checkpoints import FILE_NAME, MANIFEST, Damage, check_man
 from practicum.run_dir.differences import current_versions
 from practicum.run_dir.files import discard, encode_json, remove_debris, resource_error, sync, write_synced
 from practicum.run_dir.folder import RunDir
+from practicum.tensor_files import write_tensors
 
 TAG = "TAG"
 """The file that says why a checkpoint is kept."""
@@ -32,17 +31,26 @@ _SPARE = 64 * 2**10
 _SPARE_PER_TENSOR = 512
 
 
-def save_checkpoint(
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What writes files of its own into the folder of a checkpoint, and how many bytes they take."""
+
+    write: Callable[[Path], None]
+    size: int
+
+
+def save_checkpoint(  # noqa: PLR0913  (what a checkpoint is made of)
     run_dir: RunDir,
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, object],
     *,
+    writer: Writer | None = None,
     keep: int = 2,
     tag: str | None = None,
     packages: Sequence[str] = (),
 ) -> Path:
-    """Save `tensors` (file stem to named tensors) and `state` as `step-N`, then keep the `keep` newest checkpoints.
+    """Save `tensors` (file stem to named tensors), `state` and what `writer` writes as `step-N`, then keep the `keep` newest.
 
     `packages` are those that the run uses besides our requirements. One with a `tag` (why it is kept, in a file of that name)
     is never removed for its age, and takes no place of the others.
@@ -60,14 +68,14 @@ def save_checkpoint(
     folder = run_dir.checkpoints
     temporary = folder / f"step-{step}.tmp-{os.getpid()}"
     final = folder / f"step-{step}"
-    needed = _bytes_needed(tensors, texts)
+    needed = _bytes_needed(tensors, texts) + (0 if writer is None else writer.size)
     try:
         if folder.is_symlink():
             raise ResourceError(f"{folder} became a symbolic link; put the folder back and resume")
         remove_debris(folder)
         if shutil.disk_usage(folder).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        _write(temporary, step, tensors, texts)
+        _write(temporary, step, tensors, texts, writer)
         fault("save.before_rename")
         _put_in_place(temporary, final)
         _retain(folder, final, step, keep)
@@ -80,37 +88,36 @@ def save_checkpoint(
     return final
 
 
-def check_space(run_dir: RunDir, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """ResourceError where the disk has no room for one checkpoint of these, which a run should hear before it trains.
-
-    Before the first step there are no moments: AdamW's are twice the weights.
-    """
-    weights = tensors["student"]
-    moments = tensors["optimizer"] or {
-        f"{name}/{moment}": weight for name, weight in weights.items() for moment in ("exp_avg", "exp_avg_sq")
-    }
-    needed = _bytes_needed({**tensors, "optimizer": moments}, {})
+def check_space(run_dir: RunDir, size: int) -> None:
+    """Raise ResourceError where the disk has no room for a checkpoint of so many bytes; a run should hear so before it trains."""
     free = shutil.disk_usage(run_dir.path).free
-    if free < needed:
+    if free < size + _SPARE:
         raise ResourceError(
-            f"a checkpoint of this run needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {run_dir.path}; "
+            f"a checkpoint of this run needs {(size + _SPARE) / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {run_dir.path}; "
             "free space, or write --out a folder on another disk"
         )
 
 
-def _write(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> None:
+def _write(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    texts: Mapping[str, str],
+    writer: Writer | None,
+) -> None:
     """Write every file of a checkpoint into a new folder, the manifest last."""
     folder.mkdir()
     # safetensors writes files that only their owner can read; a folder shows what the umask asks for.
     mode = folder.stat().st_mode & 0o666
-    names = []
+    if writer is not None:
+        writer.write(folder)
     for stem, named in tensors.items():
         assert FILE_NAME.fullmatch(stem), f"{stem!r} cannot be a file's name"
-        path = folder / f"{stem}.safetensors"
-        _save_tensors(named, path)
-        path.chmod(mode)
-        sync(path)
-        names.append(path.name)
+        write_tensors(folder / f"{stem}.safetensors", named)
+    names = sorted(path.name for path in folder.iterdir())
+    for name in names:
+        (folder / name).chmod(mode)
+        sync(folder / name)
     fault("save.after_tensors")
     for name, text in texts.items():
         write_synced(folder / name, text)
@@ -118,29 +125,6 @@ def _write(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]],
     files = {name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names}
     write_synced(folder / MANIFEST, encode_json({"step": step, "files": files}, indent=2) + "\n")
     sync(folder)
-
-
-def _save_tensors(named: Mapping[str, Tensor], path: Path) -> None:
-    """Write one safetensors file; a full disk is an OSError here as everywhere else."""
-    try:
-        save_file(_separate(named), path)
-    except SafetensorError as error:
-        code = re.search(r"os error ([0-9]+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
-
-
-def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as the format wants them: contiguous, and tied ones (embedding and head) written twice."""
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in named.items():
-        data = tensor.detach().contiguous()
-        storage = data.untyped_storage().data_ptr()
-        separate[name] = data.clone() if storage in seen else data
-        seen.add(storage)
-    return separate
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:

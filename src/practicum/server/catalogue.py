@@ -37,7 +37,7 @@ class Catalogue:
         rows = []
         for name in self._shelf.served:
             loaded = self._shelf.known(name)
-            context = None if loaded is None else loaded.language_model.context_length
+            context = None if loaded is None else loaded.context_length
             trainable = name in self._students
             rows.append({"model_name": name, "max_context_length": context, "trainable": trainable, "sampleable": True})
         return {"supported_models": rows}

@@ -13,19 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from practicum.backends.local import (
-    LanguageModel,
-    LoadedModel,
-    LocalSampler,
-    PromptQuestion,
-    PromptScores,
-    score_prompts,
-)
 from practicum.errors import DataError, PracticumError
+from practicum.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
 from practicum.randomness import seed_of
 from practicum.server.futures import Answer
 from practicum.server.requests import SampleBody, TensorData
-from practicum.server.shelf import MIB, Shelf
+from practicum.server.shelf import Shelf
 from practicum.server.store import Store
 from practicum.server.training import AdapterSpec, within
 from practicum.server.wire import PROTOBUF, SampleAnswer, Sparse, TopK, dense_of_csr, sample_response
@@ -35,9 +28,6 @@ from practicum.types import Sample, SampleRequest, SamplingParams
 T = TypeVar("T")
 Pausing = Generator[None, None, T]
 """Work that pauses where other work can be done in between."""
-
-KEYS_AND_VALUES_MIB = 1024
-"""What the keys and values of the answers being decoded may take; it decides how many are decoded at once."""
 
 MOST_CELLS = 2**24
 """Entries of one table of an answer: tokens times candidates."""
@@ -139,7 +129,7 @@ class Running:
         self._store = store
         self._say = say
         self._most_tokens = most_tokens
-        self._trees: dict[tuple[str, int, tuple[str, ...]], LanguageModel] = {}
+        self._trees: dict[tuple[str, int, tuple[str, ...]], Reader] = {}
         self._overlays: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
         shelf.evicted.append(self._evicted)
 
@@ -182,17 +172,15 @@ class Running:
         parts = [f"scored {read:,} tokens"] * bool(read) + [f"wrote {written:,} tokens"] * bool(written)
         self._say(f"{name}: {len(plans)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s")
 
-    def _scored(
-        self, model: LanguageModel, overlay: Mapping[str, Tensor] | None, plans: Mapping[int, _Plan]
-    ) -> Pausing[dict[int, PromptScores]]:
+    def _scored(self, model: Reader, overlay: Weights, plans: Mapping[int, _Plan]) -> Pausing[dict[int, PromptScores]]:
         asked = {number: plan.question for number, plan in plans.items() if plan.question is not None}
         found = yield from _scores(model, overlay, list(asked.values()))
         return dict(zip(asked, found, strict=True))
 
     def _drawn(
         self,
-        model: LanguageModel,
-        overlay: Mapping[str, Tensor] | None,
+        model: Reader,
+        overlay: Weights,
         items: Sequence[SampleItem],
         plans: Mapping[int, _Plan],
         scored: Mapping[int, PromptScores],
@@ -206,8 +194,7 @@ class Running:
         for numbers in alike.values():
             requests = [SampleRequest(items[n].tokens, seed) for n in numbers for seed in plans[n].seeds]
             params = plans[numbers[0]].params
-            rows = _rows(model, max(len(request.prompt_tokens) for request in requests) + params.max_new_tokens)
-            samples = yield from LocalSampler(model, overlay, rows).steps(requests, params)
+            samples = yield from model.draw(requests, params, overlay)
             following = iter(samples)
             for n in numbers:
                 drawn[n] = [next(following) for _ in plans[n].seeds]
@@ -215,8 +202,8 @@ class Running:
 
     def _sampled_topk(
         self,
-        model: LanguageModel,
-        overlay: Mapping[str, Tensor] | None,
+        model: Reader,
+        overlay: Weights,
         items: Sequence[SampleItem],
         plans: Mapping[int, _Plan],
         drawn: Mapping[int, Sequence[Sample]],
@@ -235,23 +222,22 @@ class Running:
             found.setdefault(n, []).append(TopK(scores.topk_ids, scores.topk_logprobs))
         return found
 
-    def _weights(self, sampler: Sampler, loaded: LoadedModel) -> tuple[LanguageModel, Mapping[str, Tensor] | None]:
+    def _weights(self, sampler: Sampler, loaded: Hosted) -> tuple[Reader, Weights]:
         """The modules and the weights that stand in for theirs."""
         spec = sampler.spec
         if spec is None:
-            return loaded.language_model, None
+            return loaded.reader(), None
         shape = spec.base, spec.rank, spec.parts
         if shape not in self._trees:
-            self._trees[shape] = spec.build(loaded).language_model
+            self._trees[shape] = spec.build(loaded).reader()
         published = sampler.published
         return self._trees[shape], self._saved(sampler, loaded) if published is None else published.weights
 
-    def _saved(self, sampler: Sampler, loaded: LoadedModel) -> Mapping[str, Tensor]:
+    def _saved(self, sampler: Sampler, loaded: Hosted) -> Mapping[str, Tensor]:
         assert sampler.path is not None
         if sampler.path not in self._overlays:
-            device = loaded.language_model.device
             tensors = self._store.load(sampler.path).tensors("student")
-            self._overlays[sampler.path] = {name: tensor.to(device) for name, tensor in tensors.items()}
+            self._overlays[sampler.path] = loaded.reader().bring(tensors)
             while len(self._overlays) > OVERLAYS_KEPT:
                 self._overlays.popitem(last=False)
         self._overlays.move_to_end(sampler.path)
@@ -265,16 +251,14 @@ class Running:
         self._trees = {shape: tree for shape, tree in self._trees.items() if shape[0] != base}
 
 
-def _scores(
-    model: LanguageModel, overlay: Mapping[str, Tensor] | None, questions: Sequence[PromptQuestion]
-) -> Pausing[list[PromptScores]]:
+def _scores(model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]) -> Pausing[list[PromptScores]]:
     """Answer questions about prompts, with a pause after each `SCORED_AT_ONCE` tokens."""
     found: list[PromptScores] = []
     part: list[PromptQuestion] = []
     for number, question in enumerate(questions):
         part.append(question)
         if number + 1 == len(questions) or sum(len(one.tokens) for one in part) >= SCORED_AT_ONCE:
-            found += score_prompts(model, overlay, part)
+            found += model.score(part, overlay)
             part = []
             yield
     return found
@@ -290,13 +274,13 @@ def json_answer(value: Mapping[str, object]) -> Answer:
     return Answer(json.dumps(value, allow_nan=False).encode(), "application/json")
 
 
-def _plan(item: SampleItem, loaded: LoadedModel, most_tokens: int) -> _Plan:
+def _plan(item: SampleItem, loaded: Hosted, most_tokens: int) -> _Plan:
     """How a request is carried out with a model; DataError where it cannot be."""
-    model, body, count = loaded.language_model, item.body, len(item.tokens)
-    context = model.context_length
+    body, count, vocabulary = item.body, len(item.tokens), loaded.vocab_size
+    context = loaded.context_length
     if not 1 <= count <= context:
         raise DataError(f"the prompt has {count} tokens, and the model reads 1 to {context}")
-    within(item.tokens, model.vocab_size, "prompt")
+    within(item.tokens, vocabulary, "prompt")
     most = body.sampling_params.max_tokens or max(context - count, 1)
     if count + most - 1 > context:  # the last token that is drawn is not read
         raise DataError(f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}")
@@ -311,9 +295,7 @@ def _plan(item: SampleItem, loaded: LoadedModel, most_tokens: int) -> _Plan:
         )
     if not item.asks:
         return _Plan(params, seeds, None, None)
-    named = (
-        None if body.target_prompt_logprobs is None else _named(body.target_prompt_logprobs, count, model.vocab_size)
-    )
+    named = None if body.target_prompt_logprobs is None else _named(body.target_prompt_logprobs, count, vocabulary)
     for width in (body.topk_prompt_logprobs, body.prompt_alt_tokens_k):
         if width * count > MOST_CELLS:
             raise DataError(f"{count} tokens times {width} candidates are more than {MOST_CELLS}; ask for fewer")
@@ -328,7 +310,7 @@ def _plan(item: SampleItem, loaded: LoadedModel, most_tokens: int) -> _Plan:
     question = PromptQuestion(
         tokens=item.tokens,
         first=first,
-        topk=min(body.topk_prompt_logprobs, model.vocab_size),
+        topk=min(body.topk_prompt_logprobs, vocabulary),
         targets=None if named is None else named[first - 1 :],
         draws=body.prompt_alt_tokens_k,
         temperature=body.sampling_params.temperature,
@@ -355,7 +337,7 @@ def _likeness(item: SampleItem) -> str:
     return f"{end} {asked.model_copy(update={'seed': None}).model_dump_json()}"
 
 
-def _params(item: SampleItem, loaded: LoadedModel, most: int) -> SamplingParams:
+def _params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
     asked = item.body.sampling_params
     params = SamplingParams(most, asked.temperature, asked.top_p, max(asked.top_k, 0), loaded.renderer.stop_ids)
     if asked.stop is None:
@@ -435,12 +417,3 @@ def _targets(item: SampleItem, plan: _Plan, scores: PromptScores) -> tuple[Tenso
     rows = torch.arange(len(counts)).repeat_interleave(counts)
     values = whole[rows, torch.tensor(given.sparse_col_indices, dtype=torch.long)]
     return values, Sparse(given.sparse_crow_indices, given.sparse_col_indices, list(plan.named.shape))
-
-
-def _rows(model: LanguageModel, longest: int) -> int:
-    """How many texts of that length are decoded at once: what `KEYS_AND_VALUES_MIB` holds, 1 to 64."""
-    config = model.model.config.get_text_config().to_dict()
-    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    a_token = 2 * config["num_hidden_layers"] * heads * width * model.model.dtype.itemsize
-    return min(max(KEYS_AND_VALUES_MIB * MIB // (a_token * longest), 1), 64)

@@ -186,7 +186,7 @@ class Service:
         loaded = self._shelf.known(model.spec.base)
         source = None if loaded is None else loaded.source
         data = {
-            "arch": None if loaded is None else loaded.language_model.model.config.model_type,
+            "arch": None if loaded is None else loaded.architecture,
             "model_name": model.spec.base,
             "tokenizer_id": str(Path(source).absolute()) if source is not None and Path(source).is_dir() else None,
         }

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from practicum.backends.local import conversion_pending
-from practicum.backends.local.loading import locate
 from practicum.errors import RecipeError, ResourceError
 from practicum.model_config import ModelConfig
+from practicum.model_sources import conversion_pending, locate
 
 TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
 PREFIX = "tml-"
@@ -68,7 +67,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     for name, config in served.items():
         if conversion_pending(str(config.model)):
             say(f"converting {name} to safetensors, once: about 20 s")
-        locate(config, None)
+        locate(config)
     token = read_token(options.token_file)
     local = is_loopback(options.host)
     if not local and token is None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from practicum.backends.local import LoadedModel, load
-from practicum.backends.local.loading import locate
+from practicum.assembly import host_model
 from practicum.errors import ResourceError
+from practicum.hosting import Hosted
 from practicum.model_config import ModelConfig
 from practicum.model_files import fingerprint
+from practicum.model_sources import locate
 
 MIB = 2**20
 UNKNOWN_CONTEXT = 2**17
@@ -30,7 +31,7 @@ class Shelf:
         self.evicted: list[Callable[[str], None]] = []
         self._memory = memory
         self._say = say
-        self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
+        self._loaded: OrderedDict[str, Hosted] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._fingerprints: dict[str, str] = {}
 
@@ -39,17 +40,17 @@ class Shelf:
         """What is in memory, the least recently used first."""
         return list(self._loaded)
 
-    def known(self, name: str) -> LoadedModel | None:
+    def known(self, name: str) -> Hosted | None:
         """The model if it is in memory; asking so does not count as a use."""
         return self._loaded.get(name)
 
-    def get(self, name: str) -> LoadedModel:
+    def get(self, name: str) -> Hosted:
         """The model, loaded if need be; ResourceError where it is larger than the memory of all."""
         if name not in self._loaded:
             self._make_room(self._sizes.get(name, _size_on_disk(self.served[name])))
             self._say(f"loading {name}")
-            self._loaded[name] = loaded = load(self.served[name])
-            self._sizes[name] = size = _size(loaded)
+            self._loaded[name] = loaded = host_model(self.served[name])
+            self._sizes[name] = size = loaded.size
             if self._memory is not None and size > self._memory:
                 del self._loaded[name]
                 raise ResourceError(
@@ -91,14 +92,9 @@ class Shelf:
             self._say(f"let go of {oldest}")
 
 
-def _size(loaded: LoadedModel) -> int:
-    storages = [weight.untyped_storage() for weight in loaded.language_model.model.parameters()]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 def _context(config: ModelConfig) -> int:
     """Return the length of the longest text in tokens, or what few models exceed where no file of this machine tells."""
-    settings = Path(locate(config, None)) / "config.json"
+    settings = Path(locate(config)) / "config.json"
     if not settings.is_file():
         return UNKNOWN_CONTEXT
     described = json.loads(settings.read_bytes())

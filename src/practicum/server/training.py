@@ -7,17 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from practicum.backends.local import (
-    GivenResult,
-    GivenTokens,
-    LoadedModel,
-    LocalTrainer,
-    adapted,
-    forward_backward_given,
-    forward_given,
-)
 from practicum.errors import DataError
 from practicum.functional import POLICY_LOSSES, PolicyLoss
+from practicum.hosting import Adapters, GivenResult, GivenTokens, Hosted
 from practicum.model_config import Lora
 from practicum.ports import AdamParams
 from practicum.randomness import seed_of
@@ -41,10 +33,9 @@ class AdapterSpec:
     seed: int = 0
     parts: tuple[str, ...] = ("attention", "mlp")
 
-    def build(self, base: LoadedModel) -> LocalTrainer:
-        """A trainer of new adapters over the base model."""
-        lora = Lora(rank=self.rank, alpha=ALPHA)
-        return LocalTrainer(adapted(base.language_model, lora, self.seed, self.parts))
+    def build(self, base: Hosted) -> Adapters:
+        """New adapters over the base model."""
+        return base.adapt(Lora(rank=self.rank, alpha=ALPHA), self.seed, self.parts)
 
     def data(self) -> dict[str, Any]:
         """The same as JSON."""
@@ -65,19 +56,17 @@ class TrainingModel:
     metadata: dict[str, str] = field(default_factory=dict)
     steps: int = 0
     saved_steps: int = 0
-    trainer: LocalTrainer | None = None
+    trainer: Adapters | None = None
     _state: Mapping[str, Mapping[str, Tensor]] | None = None
     _gradients: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def over(self, base: LoadedModel) -> LocalTrainer:
+    def over(self, base: Hosted) -> Adapters:
         """Its trainer, built anew where its base model was let go in the meantime."""
         if self.trainer is None:
             self.trainer = self.spec.build(base)
             if self._state is not None:
                 self.trainer.load_state(self._state)
-                parameters = self.trainer.language_model.trainable()
-                for name, gradient in self._gradients.items():
-                    parameters[name].grad = gradient
+                self.trainer.set_gradients(self._gradients)
                 self._state, self._gradients = None, {}
         return self.trainer
 
@@ -89,23 +78,21 @@ class TrainingModel:
             stem: {name: tensor.clone() for name, tensor in named.items()}
             for stem, named in self.trainer.save_state().items()
         }
-        parameters = self.trainer.language_model.trainable()
-        self._gradients = {name: weight.grad for name, weight in parameters.items() if weight.grad is not None}
+        self._gradients = self.trainer.gradients
         self.trainer = None
 
     def state(self) -> Mapping[str, Mapping[str, Tensor]]:
         """Weights and moments as they are, whether or not the base model is in memory."""
         return self.trainer.save_state() if self.trainer is not None else self._state or {}
 
-    def load(self, base: LoadedModel, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load(self, base: Hosted, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take over saved weights and moments, and forget what was accumulated."""
         trainer = self.over(base)
         trainer.load_state(tensors)
-        for weight in trainer.language_model.trainable().values():
-            weight.grad = None
+        trainer.set_gradients({})
 
 
-def forward_backward(model: TrainingModel, base: LoadedModel, request: TrainRequest) -> GivenResult:
+def forward_backward(model: TrainingModel, base: Hosted, request: TrainRequest) -> GivenResult:
     """The gradient of the request's loss added to what has been accumulated, or its numbers alone.
 
     Raises DataError where a datum does not fit the loss or the model.
@@ -116,7 +103,7 @@ def forward_backward(model: TrainingModel, base: LoadedModel, request: TrainRequ
     if loss is None:
         raise DataError(f"loss_fn {request.loss!r:.40} is not computed here; there are {', '.join(POLICY_LOSSES)}")
     parameters = _parameters(loss, request.parameters)
-    vocabulary, context = base.language_model.vocab_size, base.language_model.context_length
+    vocabulary, context = base.vocab_size, base.context_length
     data = [
         _given(loss, parameters, datum, f"datum {number}", vocabulary, context)
         for number, datum in enumerate(request.data)
@@ -125,11 +112,11 @@ def forward_backward(model: TrainingModel, base: LoadedModel, request: TrainRequ
         raise DataError("the request has no data; send at least one datum")
     trainer = model.over(base)
     if request.forward_only:
-        return forward_given(trainer, data)
-    return forward_backward_given(trainer, data, seed_of(model.spec.seed, "dropout", request.seq_id))
+        return trainer.forward(data)
+    return trainer.forward_backward(data, seed_of(model.spec.seed, "dropout", request.seq_id))
 
 
-def optim_step(model: TrainingModel, base: LoadedModel, params: AdamParams) -> Metrics:
+def optim_step(model: TrainingModel, base: Hosted, params: AdamParams) -> Metrics:
     """One step of AdamW on what has been accumulated."""
     metrics = model.over(base).optim_step(params)
     model.steps += 1

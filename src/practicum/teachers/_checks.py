@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from practicum.errors import TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
 from practicum.http import JsonClient
-from practicum.ports import ScoreRequest
 from practicum.statistics.signal import constant
 from practicum.teachers._dialects import Said
-from practicum.types import TeacherSignal
+from practicum.types import ScoreRequest, TeacherSignal
 
 HIGHEST = 1e-3
 """A log-probability above this, or a mass above 1 + this, is not rounding any more."""

@@ -4,19 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from practicum.costs import Meter
-from practicum.metering import counted
 from practicum.objective import Signal, TopK
-from practicum.ports import Capabilities, SamplingClient, ScoreRequest, Stateful, TeacherRequest, Voice
+from practicum.ports import Capabilities, SamplingClient, Stateful, TeacherRequest, Voice
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
 class ClientTeacher:
     """Scores rollouts with a client, after its own rendering of their prompts; see `practicum.ports.Teacher`.
 
-    `follows` is who has a state to save: the client again where its weights follow the student's. `meter` counts what is
-    asked.
+    `follows` is who has a state to save: the client again where its weights follow the student's.
     """
 
     def __init__(
@@ -24,12 +21,10 @@ class ClientTeacher:
         client: SamplingClient,
         renderer: Renderer,
         follows: Stateful | None = None,
-        meter: Meter | None = None,
     ) -> None:
         self._client = client
         self._renderer = renderer
         self._follows = follows
-        self._meter = meter
 
     @property
     def capabilities(self) -> Capabilities:
@@ -47,20 +42,16 @@ class ClientTeacher:
             )
             for rollout in rollouts
         ]
-        return counted(requests, self._client.score(requests, signal), self._meter)
+        return self._client.score(requests, signal)
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """The teacher's own answers."""
         asked = [SampleRequest(self._renderer.render(request.prompt.messages), request.seed) for request in requests]
-        samples = self._client.sample(asked, params)
-        if self._meter is not None:
-            pairs = zip(asked, samples, strict=True)
-            self._meter.wrote([(request.prompt_tokens, len(sample.tokens)) for request, sample in pairs])
-        return samples
+        return self._client.sample(asked, params)
 
     def voice(self, prompt: Prompt) -> Voice:
         """The client, and the prompt as it reads it."""
-        return Voice(self._client, self._renderer.render(prompt.messages), self._meter)
+        return Voice(self._client, self._renderer.render(prompt.messages))
 
     def after_step(self, step: int) -> None:
         """Follow the student, where there is anything to follow."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from practicum.http import Question
-from practicum.ports import ScoreRequest
-from practicum.types import SampleRequest, SamplingParams
+from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 DialectName = Literal["auto", "vllm", "sglang", "echo", "chat"]
 

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from practicum.errors import CapabilityError, TeacherError
 from practicum.http import JsonClient, Question, Refused
-from practicum.ports import ScoreRequest
 from practicum.teachers._checks import checked
 from practicum.teachers._dialects import DIALECTS, Dialect, DialectName, Said, answered_by, chatted, chatting
 from practicum.text import printable
 from practicum.text.safe import SHOWN
-from practicum.types import SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 ORDINARY = 2048
 """Every vocabulary of a language model has so many tokens; those of toys have fewer, and say so."""

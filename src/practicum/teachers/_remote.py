@@ -17,12 +17,12 @@ from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.http import JsonClient, Question
 from practicum.objective import Signal, TopK
-from practicum.ports import Capabilities, ScoreRequest, TeacherRequest, Voice
+from practicum.ports import Capabilities, TeacherRequest, Voice
 from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
 from practicum.teachers._probe import Probe, difference, served
 from practicum.text import Renderer
-from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 T = TypeVar("T")
 

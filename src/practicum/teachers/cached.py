@@ -5,12 +5,11 @@ Of a model in this process hidden states are kept, from which the head rebuilds 
 """
 
 import hashlib
-import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int8
@@ -19,15 +18,32 @@ from torch import Tensor
 
 from practicum.errors import RecipeError, TeacherError
 from practicum.model_config import ModelConfig, Scratch
-from practicum.model_files import commit_of
 from practicum.objective import Full, Signal, TopK
 from practicum.plugins import Plugin
-from practicum.ports import Capabilities, SamplingClient, ScoreRequest, Teacher, TeacherContext, TeacherRequest, Voice
+from practicum.ports import (
+    Capabilities,
+    LockstepClient,
+    MixedRequest,
+    Reading,
+    SamplingClient,
+    Teacher,
+    TeacherContext,
+    TeacherRequest,
+    Voice,
+)
 from practicum.teachers import none, pool, privileged, route, scripted
 from practicum.teachers._scores import Entry, Scores
 from practicum.teachers.self import Config as SelfConfig
-from practicum.text import Renderer
-from practicum.types import HeadLike, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import (
+    HeadLike,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 _MIB = 2**20
 _HIGHEST = 15
@@ -122,9 +138,8 @@ class CachedTeacher:
         return self._inner.sample(requests, params)
 
     def voice(self, prompt: Prompt) -> Voice | None:
-        """That of the teacher inside, with the model's own client."""
-        voice = self._inner.voice(prompt)
-        return replace(voice, client=self._client.bare) if voice and voice.client is self._client else voice
+        """That of the teacher inside."""
+        return self._inner.voice(prompt)
 
     def after_step(self, step: int) -> None:
         """Pass it on."""
@@ -254,6 +269,22 @@ class KeepingClient:
         )
 
 
+class KeepingLockstep(KeepingClient):
+    """The same over a client that decodes in lockstep with another; what is drawn is not kept."""
+
+    bare: LockstepClient  # type: ignore[assignment]
+
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+        """What the model reads."""
+        return self.bare.read(prompts, rows, new_tokens)
+
+    def sample_mixed(
+        self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
+    ) -> list[Sample]:
+        """What the two draw."""
+        return self.bare.sample_mixed(requests, teacher, share, params)
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The fingerprint of a model, and what is kept of it; `scores` is None where nothing is."""
@@ -333,40 +364,11 @@ def _forms(signal: Signal) -> tuple[str, ...]:
     return ("full", f"topk({signal.k}, {signal.support})") if isinstance(signal, TopK) else (signal.type,)
 
 
-def fingerprint(config: ModelConfig) -> str:
-    """SHA-256 over what a model's answers depend on: weights, settings, code and dtype.
-
-    A model from the hub is known by its name and commit, a packaged one by its name, one made from scratch by its settings.
-    """
-    return hashlib.sha256(json.dumps([config.dtype, _weights(config)]).encode()).hexdigest()
-
-
-def _weights(config: ModelConfig) -> object:
-    if isinstance(config.model, Scratch):
-        return config.model.model_dump()
-    folder = Path(config.model).expanduser()
-    if not folder.is_dir():
-        return [config.model, (commit_of(config.model) or "") if "/" in config.model else ""]
-    sums = []
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]):
-        with path.open("rb") as file:
-            sums.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
-    return sums
-
-
 def build(config: Config, context: TeacherContext) -> CachedTeacher:
     """Build the teacher inside over a model that remembers; without a place to keep answers it only rounds."""
     place = context.scores if config.folder is None else context.base_dir / config.folder.expanduser()
+    place = None if context.on_paper else place
     made: list[KeepingClient] = []
-
-    def load_model(inner: Any) -> tuple[SamplingClient, Renderer]:
-        def fetch() -> Kept:
-            mark = fingerprint(inner)
-            return Kept(mark, None if place is None else Scores(place / mark, int(config.max_mib * _MIB)))
-
-        client, renderer = context.load_model(inner)
-        made.append(KeepingClient(client, fetch, context.say))
-        return made[-1], renderer
 
     def keep(client: SamplingClient, name: Callable[[Path], str]) -> SamplingClient:
         def fetch() -> Kept:
@@ -375,10 +377,11 @@ def build(config: Config, context: TeacherContext) -> CachedTeacher:
             mark = name(place)
             return Kept(mark, Scores(place / mark, int(config.max_mib * _MIB)))
 
-        made.append(KeepingClient(client, fetch, context.say))
+        kind = KeepingLockstep if isinstance(client, LockstepClient) else KeepingClient
+        made.append(kind(client, fetch, context.say))
         return made[-1]
 
-    inner = context.build(replace(context, load_model=load_model, keep=keep), config.teacher)
+    inner = context.build(replace(context, keep=keep), config.teacher)
     if len(made) != 1:
         raise RecipeError(
             f"cached: the teacher inside loads {len(made)} models, and the answers of exactly one are kept; put `cached` "

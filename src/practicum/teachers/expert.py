@@ -26,14 +26,14 @@ from practicum.ports import (
     Capabilities,
     Environment,
     Expert,
-    ScoreRequest,
+    SamplingClient,
     Teacher,
     TeacherContext,
     TeacherRequest,
     Voice,
 )
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}))
 """What whole distributions can answer."""
@@ -95,13 +95,21 @@ class ExpertTeacher:
     It reads what the student reads, `renderer`'s tokens. A turn that began as no candidate does should end at once.
     """
 
-    def __init__(self, task: Expert, renderer: Renderer, softness: float, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        task: Expert,
+        renderer: Renderer,
+        softness: float,
+        meter: Meter | None = None,
+        count: Callable[[SamplingClient], SamplingClient] = lambda client: client,
+    ) -> None:
         self.task = task
         self.environment = task if isinstance(task, Environment) else None
         self.renderer = renderer
         self._softness = softness
         self._meter = meter
-        self._vocabulary = max(renderer.tokenizer.get_vocab().values()) + 1
+        self._count = count
+        self._vocabulary = renderer.vocab_size
         self._spelling = lru_cache(maxsize=SPELT)(lambda text: tuple(renderer.encode_answer(text, sys.maxsize)))
 
     @property
@@ -162,16 +170,16 @@ class ExpertTeacher:
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """What the expert says first, each from its own seed."""
-        voices = [self.voice(request.prompt) for request in requests]
+        prompts = [self.renderer.render(request.prompt.messages) for request in requests]
         return [
-            voice.client.sample([SampleRequest(voice.prompt_tokens, request.seed)], params)[0]
-            for request, voice in zip(requests, voices, strict=True)
+            _Writer(self, request.prompt, tokens).sample([SampleRequest(tokens, request.seed)], params)[0]
+            for request, tokens in zip(requests, prompts, strict=True)
         ]
 
     def voice(self, prompt: Prompt) -> Voice:
         """The expert in conversation about this prompt."""
         prompt_tokens = self.renderer.render(prompt.messages)
-        return Voice(_Writer(self, prompt, prompt_tokens), prompt_tokens, self._meter)
+        return Voice(self._count(_Writer(self, prompt, prompt_tokens)), prompt_tokens)
 
     def after_step(self, step: int) -> None:
         """It does not change."""
@@ -303,4 +311,4 @@ def build(config: Config, context: TeacherContext) -> Teacher:
                 "task a method expert(prompt, said), or take another teacher such as {type: model, model: ...}"
             ]
         )
-    return ExpertTeacher(context.task, context.renderer, config.softness, context.meter)
+    return ExpertTeacher(context.task, context.renderer, config.softness, context.meter, context.count)

@@ -88,7 +88,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     http = client_of(config, context)
     renderer = _renderer(config, context, http)
     tokenizer = renderer.tokenizer
-    vocabulary = max(tokenizer.get_vocab().values()) + 1
+    vocabulary = renderer.vocab_size
     found = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
     context.say(f"{http.address}: {'; '.join(found.lines())}")
     _check_pin(config, found, http)
@@ -105,7 +105,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     client = RemoteClient(
         speaker, found, found.dialect, replace(promised, signals=can, largest_k=found.largest_k), vocabulary
     )
-    return ClientTeacher(context.keep(client, client.folder_in), renderer, follows=client, meter=context.meter)
+    return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
 
 
 def _renderer(config: Config, context: TeacherContext, http: JsonClient) -> Renderer:

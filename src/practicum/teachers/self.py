@@ -27,5 +27,5 @@ class Config(BaseModel):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Hold the student's weights as they are now."""
-    held = context.student.self_teacher(SelfRule(weights=config.weights, rate=config.rate, period=config.period))
-    return ClientTeacher(held, context.renderer, follows=held, meter=context.meter)
+    held = context.self_teacher(SelfRule(weights=config.weights, rate=config.rate, period=config.period))
+    return ClientTeacher(context.count(held), context.renderer, follows=held)

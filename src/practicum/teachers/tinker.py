@@ -15,14 +15,14 @@ from torch import Tensor
 from practicum.errors import TeacherError
 from practicum.model_config import ModelConfig
 from practicum.objective import Sampled, Signal
-from practicum.ports import Capabilities, SamplingClient, ScoreRequest, Teacher, TeacherContext
+from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._probe import canary_of, difference
 from practicum.teachers._remote import canary_folder
 from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
 from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
 from practicum.tinker_api.sampling import service_capabilities
-from practicum.types import Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 TOLERANCE = 0.05
 """Nats that a token of the canary may move: a service's rounding depends on what shares the batch."""
@@ -61,7 +61,7 @@ class Config(ServiceConfig):
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Begin a session, compare vocabularies where the recipe names the tokenizer, and note what the model is known by."""
     renderer = _renderer(config, context)
-    vocabulary = max(renderer.tokenizer.get_vocab().values()) + 1
+    vocabulary = renderer.vocab_size
     connection = Connection(config, "teacher", context.say)
     context.at_end.append(connection.close)
     sampler = ServiceSampler(
@@ -73,7 +73,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     )
     client = KnownModel(sampler, connection, config.model_path or config.model or "", vocabulary)
     context.say(f"{connection.address}: {config.model_path or config.model} scores and writes")
-    return ClientTeacher(context.keep(client, client.folder_in), renderer, follows=client, meter=context.meter)
+    return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
 
 
 def _renderer(config: Config, context: TeacherContext) -> Renderer:

@@ -40,6 +40,11 @@ class Renderer:
     thinking: bool | None = None
     stop_ids: frozenset[int] = frozenset()
 
+    @cached_property
+    def vocab_size(self) -> int:
+        """How many tokens the tokenizer tells apart; rows of an embedding beyond them are padding."""
+        return max(self.tokenizer.get_vocab().values(), default=-1) + 1
+
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt's tokens, up to where the answer begins."""
         turns = self._with_system(messages)

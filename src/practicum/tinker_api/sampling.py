@@ -11,10 +11,10 @@ from practicum.costs import Meter, Phase
 from practicum.errors import TeacherError
 from practicum.functional import TEACHER_FLOOR
 from practicum.objective import Signal, TopK
-from practicum.ports import Capabilities, ScoreRequest
+from practicum.ports import Capabilities
 from practicum.statistics.signal import constant
 from practicum.tinker_api.connection import Connection, Gone
-from practicum.types import Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 HIGHEST = 1e-3
 """A log-probability above this, or a mass above 1 + this, is not rounding any more."""

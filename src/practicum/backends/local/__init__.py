@@ -1,46 +1,64 @@
-"""The local backend: a causal language model of transformers (see docs/models.md), in this process, on a CPU or one GPU."""
+"""The backend `local`: causal language models of transformers (see docs/models.md), in this process, on a CPU or one GPU."""
 
-from practicum.backends.local.adapted import adapted
-from practicum.backends.local.convert import conversion_pending
-from practicum.backends.local.export import export
-from practicum.backends.local.given import GivenResult, GivenTokens, forward_backward_given, forward_given
-from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_renderer, load_student
-from practicum.backends.local.prompt_scores import PromptQuestion, PromptScores, score_prompts
-from practicum.backends.local.residency import StoredHead, VisitingSampler, scorer
-from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.scratch import make_scratch_model
-from practicum.backends.local.sizes import learning_of, shape_of
-from practicum.backends.local.student import Config, LocalLearner, build
-from practicum.backends.local.trainer import LocalTrainer
-from practicum.ports import TrainerLimits
+from pathlib import Path
+from typing import ClassVar, Literal
 
-__all__ = [
-    "Config",
-    "GivenResult",
-    "GivenTokens",
-    "LanguageModel",
-    "LoadedModel",
-    "LocalLearner",
-    "LocalSampler",
-    "LocalTrainer",
-    "PromptQuestion",
-    "PromptScores",
-    "StoredHead",
-    "TrainerLimits",
-    "VisitingSampler",
-    "adapted",
-    "build",
-    "conversion_pending",
-    "export",
-    "forward_backward_given",
-    "forward_given",
-    "learning_of",
-    "load",
-    "load_renderer",
-    "load_student",
-    "make_scratch_model",
-    "score_prompts",
-    "scorer",
-    "shape_of",
-]
+from pydantic import BaseModel, ConfigDict, Field
+
+from practicum.hosting import Hosted
+from practicum.model_config import ModelConfig, Scratch, StudentConfig
+from practicum.objective import Objective
+from practicum.ports import Backend, BackendContext, PaperBackend, Task
+
+
+class Config(BaseModel):
+    """How much is held at once; none of it changes what is computed, but for rounding."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    checkpoints_here: ClassVar[bool] = True
+    """Whether checkpoints hold the student's weights, and not their address alone."""
+    type: Literal["local"] = "local"
+    micro_batch_tokens: int | None = Field(
+        default=None, ge=1, description="tokens that go through the student together; none: as many as graph_mib holds"
+    )
+    graph_mib: int = Field(
+        default=1024,
+        ge=1,
+        description="memory for what a backward pass keeps; layers are recomputed if one text needs more",
+    )
+    chunk_tokens: int = Field(default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once")
+    sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
+
+    def problems(self, student: StudentConfig, objective: Objective, source: str, staleness: int) -> list[str]:
+        """Every student and every objective can be trained here."""
+        return []
+
+
+def build(config: Config, context: BackendContext) -> Backend:
+    """Open the backend."""
+    from practicum.backends.local.backend import (
+        LocalBackend,  # loads transformers, which a recipe's reader does not need
+    )
+
+    return LocalBackend(config, context)
+
+
+def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
+    """Open the same over models that have sizes and no weights; every answer is `answer_tokens` long."""
+    from practicum.backends.local.paper_backend import LocalPaper
+
+    return LocalPaper(config, context, answer_tokens)
+
+
+def host(config: ModelConfig) -> Hosted:
+    """Load a model to be held by a service."""
+    from practicum.backends.local.hosted import LocalHosted
+
+    return LocalHosted(config)
+
+
+def make_scratch(folder: Path, config: Scratch, task: Task) -> Path:
+    """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
+    from practicum.backends.local.scratch import scratch_folder
+
+    return scratch_folder(folder, config, task)

@@ -5,50 +5,21 @@ positions is never held, and a batch is cut into passes as `LocalTrainer` cuts i
 rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.backends.local.graph import GraphPlan, recomputing
-from practicum.backends.local.packing import hidden_states, how_many_fit
+from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
+from practicum.costs.segments import how_many_fit
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
-from practicum.ports import ScoreRequest
-from practicum.types import Head
-
-Loss = Callable[[Float[Tensor, "n K"], slice], Float[Tensor, "n K"]]
-"""From the log-probabilities of some positions' targets, and which positions they are, to one loss a target."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenTokens:
-    """One text: the N tokens that are read, K target tokens at each position, and the loss of their log-probabilities.
-
-    With `whole` the loss is only ever asked for all positions at once, because that of one depends on the others.
-    """
-
-    tokens: tuple[int, ...]
-    targets: Int[Tensor, "N K"]
-    loss: Loss
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GivenResult:
-    """The learner's [N, K] log-probabilities of each text's targets, and the sum of each text's loss.
-
-    N and K are each text's own. `supervises` is whether the loss has a gradient at any target: not where every weight or
-    advantage is 0.
-    """
-
-    logprobs: list[Float[Tensor, "_ _"]]
-    losses: list[float]
-    supervises: bool
+from practicum.functional.head import Head
+from practicum.hosting import GivenResult, GivenTokens
+from practicum.types import ScoreRequest
 
 
 def forward_backward_given(trainer: LocalTrainer, data: Sequence[GivenTokens], seed: int) -> GivenResult:

@@ -7,7 +7,6 @@ of being kept (activation checkpointing, arXiv 1604.06174). The answer does not 
 
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,21 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from practicum.backends.local.language_model import LanguageModel, find_layers, forwards_exchanged
 from practicum.backends.local.packing import hidden_states
-from practicum.ports import ScoreRequest
+from practicum.costs import GraphPlan
+from practicum.types import ScoreRequest
 
 TRIAL_TOKENS = 96
 """How long the trial is; a third of it is tried too, so that what does not grow drops out."""
 
 ENOUGH_TOKENS = 1024
 """On a CPU more tokens than this at once are no faster each: what layers hand on no longer fits in the caches."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPlan:
-    """How many tokens go through the body together, and whether its layers are computed again in the backward pass."""
-
-    tokens: int
-    recompute: bool
 
 
 def plan_graph(language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int) -> GraphPlan:

@@ -13,7 +13,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from practicum.backends.local.attention import Layout
 from practicum.errors import ModelError
-from practicum.types import Head
+from practicum.functional.head import Head
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 """Under which names a config says how many tokens the model was made for, the usual one first."""

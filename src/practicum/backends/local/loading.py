@@ -3,49 +3,26 @@
 Only safetensors are read and no code from a model folder runs, unless the recipe says so.
 """
 
-import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.adapters import add_adapters, layers_of
-from practicum.backends.local.convert import PACKAGED, packaged_model
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import ready_to_pack
 from practicum.backends.local.trial import why_unsampled
 from practicum.errors import ModelError, ResourceError
-from practicum.model_config import ModelConfig, Scratch, StudentConfig
+from practicum.model_config import ModelConfig, StudentConfig
+from practicum.model_sources import locate
 from practicum.text import Renderer, stop_ids
+from practicum.text.tokenizers import UNREADABLE, load_tokenizer, named_eos, named_tokens, one_line
 
 transformers_logging.disable_progress_bar()
-
-UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    SafetensorError,
-    StrictDataclassError,
-)
-"""What transformers raises on settings and weights that make no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +46,8 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     """
     device = torch.device("cuda" if _wants_cuda(config) else "cpu")
     source = locate(config, scratch_folder)
-    tokenizer = _tokenizer(source, config)
+    check_config(source, config)
+    tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     language_model = read_model(source, config, vocabulary, device)
     model = language_model.model
@@ -82,7 +60,7 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     _check_finite(model, source)
     language_model.check_split()
     language_model = replace(language_model, unsampled=why_unsampled(language_model))
-    named = _named_tokens(tokenizer, config.stop, source)
+    named = named_tokens(tokenizer, config.stop, source)
     stops = stop_ids(tokenizer, [*_generation_eos(source, model), *named])
     renderer = Renderer(
         tokenizer, system=config.system, template=config.template, thinking=config.thinking, stop_ids=stops
@@ -100,15 +78,6 @@ def read_model(
     model.to(device)  # type: ignore[arg-type]
     language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
     return ready_to_pack(language_model, packs)
-
-
-def load_renderer(config: ModelConfig) -> Renderer:
-    """A model's tokenizer, chat template and stop tokens without its weights, which need not be there."""
-    assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
-    source = str(packaged_model(config.model)) if config.model in PACKAGED else str(Path(config.model).expanduser())
-    tokenizer = _bare_tokenizer(source, config)
-    stops = stop_ids(tokenizer, [*(_settings_eos(source) or []), *_named_tokens(tokenizer, config.stop, source)])
-    return Renderer(tokenizer, config.system, config.template, config.thinking, stops)
 
 
 def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:
@@ -143,94 +112,12 @@ def choose_what_learns(model: PreTrainedModel, config: StudentConfig, seed: int,
             parameter.data = parameter.data.float()
 
 
-def load_tokenizer(config: ModelConfig, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; ModelError with what is wrong with its folder."""
-    return _tokenizer(source, config)
-
-
-def locate(config: ModelConfig, scratch_folder: Path | None) -> str:
-    """The folder or hub name that the weights are read from; packaged models are converted on first use."""
-    if isinstance(config.model, Scratch):
-        assert scratch_folder is not None, "a from-scratch model is made before it is loaded"
-        return str(scratch_folder)
-    if config.model in PACKAGED:
-        return str(packaged_model(config.model))
-    folder = Path(config.model).expanduser()
-    if folder.is_dir():
-        _check_folder(folder, config)
-        return str(folder)
-    if config.model.startswith((".", "/", "~")) or config.model.count("/") != 1:
-        raise ModelError(
-            f"no model {config.model!r}: it is not a folder, not a hub name such as 'Qwen/Qwen3-0.6B', and not one of the "
-            f"packaged models ({', '.join(PACKAGED)})"
-        )
-    return config.model
-
-
-def _check_folder(folder: Path, config: ModelConfig) -> None:
-    settings = folder / "config.json"
-    if not settings.is_file():
-        raise ModelError(
-            f"{folder}: no config.json, so this is not a model folder; point to one that save_pretrained wrote"
-        )
-    described = _json(settings)
-    if (folder / "generation_config.json").is_file():
-        _json(folder / "generation_config.json")
-    if "auto_map" in described and not config.trust_remote_code:
-        files = ", ".join(_code_files(described["auto_map"]))
-        raise ModelError(
-            f"{folder}: the model brings its own code ({files}), which is not run; read it, then write trust_remote_code: true"
-        )
-    if not list(folder.glob("*.safetensors")):
-        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        found = f"only pickle weights ({', '.join(pickles)}), which can run code when read" if pickles else "no weights"
-        raise ModelError(f"{folder}: {found}; convert them to safetensors with save_pretrained")
-    _check_shards(folder)
-
-
-def _code_files(auto_map: Mapping[str, Any]) -> list[str]:
-    """The Python files that an `auto_map` names; each entry is one class or a list of them."""
-    listed = [name for entry in auto_map.values() for name in (entry if isinstance(entry, list) else [entry])]
-    return sorted({f"{name.split('.')[0]}.py" for name in listed if isinstance(name, str)})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: not JSON ({error}); copy the file again") from error
-    if not isinstance(described, dict):
-        raise ModelError(f"{path}: not a mapping of names to values; copy the file again")
-    return described
-
-
-def _check_shards(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    needed = set(_json(index).get("weight_map", {}).values())
-    missing = sorted(name for name in needed if not (folder / name).is_file())
-    if missing:
-        raise ModelError(
-            f"{folder}: {len(missing)} of {len(needed)} weight files are missing ({missing[0]}); copy them too"
-        )
-
-
-def _tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
+def check_config(source: str, config: ModelConfig) -> None:
+    """Raise ModelError where config.json cannot be read as that of a model."""
     try:
         AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
-        raise ModelError(f"{source}: config.json is missing or cannot be used ({_one_line(error)})") from error
-    return _bare_tokenizer(source, config)
-
-
-def _bare_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-    except UNREADABLE as error:
-        raise ModelError(
-            f"{source}: no tokenizer could be loaded ({_one_line(error)}); copy tokenizer.json and tokenizer_config.json"
-        ) from error
+        raise ModelError(f"{source}: config.json is missing or cannot be used ({one_line(error)})") from error
 
 
 def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
@@ -248,8 +135,8 @@ def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
         )
     except UNREADABLE as error:
         if "DefaultCPUAllocator" in str(error) or isinstance(error, MemoryError):
-            raise ResourceError(f"{source}: the weights do not fit in memory ({_one_line(error)})") from error
-        raise ModelError(f"{source}: the weights could not be loaded ({_one_line(error)})") from error
+            raise ResourceError(f"{source}: the weights do not fit in memory ({one_line(error)})") from error
+        raise ModelError(f"{source}: the weights could not be loaded ({one_line(error)})") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
     model, report = loaded
@@ -279,28 +166,6 @@ def _wants_cuda(config: ModelConfig) -> bool:
 
 
 def _generation_eos(source: str, model: PreTrainedModel) -> list[int]:
-    own = _settings_eos(source)
+    own = named_eos(source)
     eos = own if own is not None else model.config.get_text_config().eos_token_id
     return [eos] if isinstance(eos, int) else list(eos or [])
-
-
-def _settings_eos(source: str) -> list[int] | None:
-    """The stop tokens that generation_config.json names, or None where there is no such file or nothing in it."""
-    try:
-        eos = GenerationConfig.from_pretrained(source).eos_token_id
-    except OSError:
-        return None
-    return [eos] if isinstance(eos, int) else eos
-
-
-def _named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str) -> frozenset[int]:
-    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
-    for name in names:
-        if name not in vocabulary:
-            raise ModelError(f"{source}: stop token {name!r} is not in the vocabulary; write a token, not a text")
-    return frozenset(vocabulary[name] for name in names)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{text[:300]}..." if len(text) > 300 else text or type(error).__name__

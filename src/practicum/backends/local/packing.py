@@ -5,7 +5,6 @@ which every one attends to itself and to the segments above it. Nothing is padde
 tokens and no more; the gradient is that of the texts read one by one.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,10 +14,8 @@ from torch import Tensor
 
 from practicum.backends.local.attention import NAME, attend
 from practicum.backends.local.language_model import LanguageModel
-from practicum.ports import ScoreRequest
-
-SHORTEST_SHARED_PREFIX = 16
-"""Below this many common tokens a shared beginning is not worth a segment of its own."""
+from practicum.costs.segments import Segment, segments_of
+from practicum.types import ScoreRequest
 
 WASTE = 1.25
 """How much larger than its tokens the padded area of a group of segments may be, within attention alone."""
@@ -76,15 +73,6 @@ def _within(text: ScoreRequest, vocab_size: int) -> ScoreRequest:
     return ScoreRequest(prompt, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Some consecutive tokens of one or more texts, and the segment that they come after."""
-
-    tokens: tuple[int, ...]
-    start: int
-    parent: int | None
-
-
 class Packing:
     """The texts as one row of tokens; see `practicum.backends.local.attention.Layout`.
 
@@ -93,7 +81,7 @@ class Packing:
     """
 
     def __init__(self, texts: Sequence[ScoreRequest], device: torch.device, *, keep: bool = False) -> None:
-        segments, of_text = _tree(texts)
+        segments, of_text = segments_of(texts)
         order = sorted(range(len(segments)), key=lambda number: _bucket_key(segments, number))
         first = dict(zip(order, _starts(segments, order), strict=True))
         self._at = [range(first[number], first[number] + len(segments[number].tokens)) for number in range(len(order))]
@@ -141,76 +129,19 @@ class Packing:
                 yield self.places(number)[len(text.prompt_tokens) - 1 :]
 
 
-def _tree(texts: Sequence[ScoreRequest]) -> tuple[list[_Segment], list[int]]:
-    """The segments, and the last segment of each text; a text's last token is never read, for it predicts nothing."""
-    uses: dict[tuple[int, ...], int] = {}
-    for text in texts:
-        uses[text.prompt_tokens] = uses.get(text.prompt_tokens, 0) + 1
-    root = common_beginning(list(uses))
-    segments = [_Segment(next(iter(uses))[:root], 0, None)] if root else []
-    top = 0 if root else None
-    shared: dict[tuple[int, ...], int] = {}
-    of_text: list[int] = []
-    for text in texts:
-        prompt, answer = text.prompt_tokens, text.tokens[:-1]
-        if uses[prompt] == 1 or len(prompt) - root < SHORTEST_SHARED_PREFIX:
-            segments.append(_Segment((*prompt[root:], *answer), root, top))
-        else:
-            if prompt not in shared:
-                shared[prompt] = len(segments)
-                segments.append(_Segment(prompt[root:], root, top))
-            if not answer:
-                of_text.append(shared[prompt])
-                continue
-            segments.append(_Segment(answer, len(prompt), shared[prompt]))
-        of_text.append(len(segments) - 1)
-    return segments, of_text
-
-
-def packed_tokens(texts: Sequence[ScoreRequest]) -> int:
-    """How many tokens are read of texts that are packed together: what they share counts once."""
-    return sum(len(segment.tokens) for segment in _tree(texts)[0])
-
-
-def how_many_fit(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> int:
-    """How many of the first texts, at least one, are read together as no more than `limit` tokens.
-
-    Beyond `packs_up_to` tokens texts are padded, and padding counts.
-    """
-
-    def read(count: int) -> int:
-        longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts[:count])
-        return packed_tokens(texts[:count]) if longest <= packs_up_to else count * longest
-
-    most = 1
-    while most < len(texts) and read(most) <= limit:
-        most = min(2 * most, len(texts))
-    return max(bisect_right(range(1, most + 1), limit, key=read), 1)
-
-
-def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
-    """How many first tokens several prompts share, at least one of each left over; 0 where sharing does not pay."""
-    if len(prompts) < 2:
-        return 0
-    least, greatest = min(prompts), max(prompts)  # what these two share is shared by all between them
-    longest = min(map(len, prompts)) - 1
-    shared = next((place for place in range(longest) if least[place] != greatest[place]), longest)
-    return shared if shared >= SHORTEST_SHARED_PREFIX else 0
-
-
-def _bucket_key(segments: Sequence[_Segment], number: int) -> tuple[bool, int, int]:
+def _bucket_key(segments: Sequence[Segment], number: int) -> tuple[bool, int, int]:
     segment = segments[number]
     return segment.parent is not None, len(segment.tokens), segment.start
 
 
-def _starts(segments: Sequence[_Segment], order: Sequence[int]) -> Iterator[int]:
+def _starts(segments: Sequence[Segment], order: Sequence[int]) -> Iterator[int]:
     place = 0
     for number in order:
         yield place
         place += len(segments[number].tokens)
 
 
-def _groups(segments: Sequence[_Segment], order: Sequence[int]) -> Iterator[list[int]]:
+def _groups(segments: Sequence[Segment], order: Sequence[int]) -> Iterator[list[int]]:
     """Neighbours of `order` that attend in one call: alike in length, and all with a segment above them or none."""
     group: list[int] = []
     tokens = 0

@@ -6,7 +6,6 @@ through in order to see which tensors would be alive when.
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from practicum.backends.local.graph import recomputing
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, choose_what_learns, load_tokenizer, locate
+from practicum.backends.local.loading import LoadedModel, check_config, choose_what_learns
 from practicum.backends.local.packing import hidden_states, ready_to_pack
+from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.model_config import ModelConfig, StudentConfig
-from practicum.ports import ScoreRequest
+from practicum.model_sources import locate
 from practicum.text import Renderer, stop_ids
+from practicum.text.tokenizers import load_tokenizer
+from practicum.types import ScoreRequest
 
 SHORT, LONG = 32, 96
 """Two lengths of a text; what lies between them grows with the tokens, and the rest does not."""
@@ -34,7 +36,7 @@ FEW = 64
 
 
 def load_on_paper(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
-    """The model with its tokenizer and without its weights; what learns of it is what a student's settings say."""
+    """Return the model with its tokenizer and without its weights; what learns of it is what a student's settings say."""
     source = locate(config, scratch_folder)
     key = config.model_dump_json(), source
     if key not in _READ:
@@ -47,15 +49,11 @@ _READ: dict[tuple[str, str], LoadedModel] = {}
 
 
 def _load_on_paper(config: ModelConfig, source: str) -> LoadedModel:
-    tokenizer = load_tokenizer(config, source)
+    check_config(source, config)
+    tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
-    renderer = Renderer(
-        tokenizer,
-        system=config.system,
-        template=config.template,
-        thinking=config.thinking,
-        stop_ids=stop_ids(tokenizer, None),
-    )
+    stops = stop_ids(tokenizer, None)
+    renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
     return LoadedModel(_on_paper(config, source, vocabulary), renderer, source)
 
 
@@ -83,53 +81,28 @@ def _on_paper(config: ModelConfig, source: str, vocabulary: int, layers: int | N
         raise ModelError(f"{source}: its sizes cannot be read without its weights ({str(error)[:200]})") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Bytes that grow with the tokens: `fixed + each * tokens`."""
-
-    fixed: int
-    each: int
-
-    def at(self, tokens: int) -> int:
-        """The bytes for so many tokens."""
-        return self.fixed + self.each * tokens
-
-
-@dataclass(frozen=True, slots=True)
-class BodyBytes:
-    """What a pass through the body takes beside its weights and their gradients.
-
-    `forward` is the peak without a gradient, `kept` what the graph holds after a forward pass, `update` the peak of forward and
-    backward pass, all as lines over the tokens that go through together.
-    """
-
-    forward: Line
-    kept: Line
-    update: Line
-
-
-def body_bytes(config: ModelConfig, source: str, layers: int = 1, recompute: bool = False) -> BodyBytes:
+def footprint_of(config: ModelConfig, source: str, layers: int = 1, recompute: bool = False) -> Footprint:
     """What passes take of a model whose gradient goes through so many layers; the gradient of its embedding is left out.
 
     One and two layers are gone through on paper, at two lengths; every further layer takes what the second adds.
     """
     key = config.model_dump_json(), source, layers, recompute
     if key not in _BYTES:
-        _BYTES[key] = _body_bytes(config, source, layers, recompute)
+        _BYTES[key] = _footprint_of(config, source, layers, recompute)
     return _BYTES[key]
 
 
-_BYTES: dict[tuple[str, str, int, bool], BodyBytes] = {}
+_BYTES: dict[tuple[str, str, int, bool], Footprint] = {}
 """What was gone through already."""
 
 
-def _body_bytes(config: ModelConfig, source: str, layers: int, recompute: bool) -> BodyBytes:
+def _footprint_of(config: ModelConfig, source: str, layers: int, recompute: bool) -> Footprint:
     one, two = (_lines(_shortened(config, count), source, count, recompute) for count in (1, 2))
     kept, update = (
         Line(max(a.fixed + (layers - 1) * (b.fixed - a.fixed), 0), a.each + (layers - 1) * (b.each - a.each))
         for a, b in zip(one[1:], two[1:], strict=True)
     )
-    return BodyBytes(two[0], kept, update)
+    return Footprint(two[0], kept, update)
 
 
 def _lines(config: ModelConfig, source: str, layers: int, recompute: bool) -> list[Line]:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel, find_body, forwards_exchanged
-from practicum.types import Head
+from practicum.functional.head import Head
 
 ROWS = 32
 """For how many rows the layout is chosen; it serves fewer and more."""

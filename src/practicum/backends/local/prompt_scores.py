@@ -5,7 +5,6 @@ that the caller names, draws from the model at each position, and the first toke
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -13,50 +12,15 @@ from torch import Tensor
 
 from practicum.backends.local.drawing import draw, next_noise, race, random_stream
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import hidden_states, how_many_fit
+from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
 from practicum.backends.local.sampler import SCORED_TOKENS
+from practicum.costs.segments import how_many_fit
 from practicum.functional.chunked import chunks
-from practicum.ports import ScoreRequest
+from practicum.functional.head import Head
+from practicum.hosting import PromptQuestion, PromptScores
 from practicum.randomness import seed_of
-from practicum.types import Head, Sample, SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class PromptQuestion:
-    """What is asked about N tokens; row r of an answer is about token `first + r`, for which `first` at least 1.
-
-    `targets` are K token ids a row, -1 where nothing is asked. `draws` tokens are drawn a row at `temperature`, and
-    `following` are how many first tokens after the text are drawn under `params`, one for each of its seeds.
-    """
-
-    tokens: tuple[int, ...]
-    first: int = 1
-    topk: int = 0
-    targets: Int[Tensor, "T K"] | None = None
-    draws: int = 0
-    temperature: float = 1.0
-    seed: int = 0
-    following: tuple[int, ...] = ()
-    params: SamplingParams | None = None
-
-    @property
-    def rows(self) -> int:
-        """How many tokens are scored."""
-        return len(self.tokens) - self.first
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """The answer, a row a token: log-probabilities of the model itself, whatever the temperature of the draws."""
-
-    logprobs: Float[Tensor, " T"]
-    topk_ids: Int[Tensor, "T k"]
-    topk_logprobs: Float[Tensor, "T k"]
-    target_logprobs: Float[Tensor, "T K"] | None
-    drawn: Int[Tensor, "T D"]
-    drawn_logprobs: Float[Tensor, "T D"]
-    following: list[Sample]
+from practicum.types import Sample, ScoreRequest
 
 
 @torch.no_grad()

@@ -17,10 +17,12 @@ from transformers import Cache
 
 from practicum.backends.local.attention import attend
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import Packing, common_beginning, padded
+from practicum.backends.local.packing import Packing, padded
 from practicum.backends.local.prepared import Prepared
+from practicum.costs.segments import common_beginning
 from practicum.errors import ModelError
-from practicum.ports import Reading, ScoreRequest
+from practicum.ports import Reading
+from practicum.types import ScoreRequest
 
 READ_AHEAD_TOKENS = 1024
 """So many tokens of waiting prompts are read in one go when a slot is free."""

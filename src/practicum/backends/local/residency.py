@@ -20,10 +20,11 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, read_model
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
+from practicum.functional.head import Head
 from practicum.model_config import ScorerConfig
 from practicum.objective import Signal
-from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, SamplingClient, ScoreRequest
-from practicum.types import Head, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, SamplingClient
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
 def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tokens: int) -> SamplingClient:

@@ -16,13 +16,15 @@ from practicum import abandon
 from practicum import functional as F
 from practicum.backends.local.drawing import draw, draw_mixed, next_noise, random_stream
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import hidden_states, how_many_fit
+from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.reading import open_reading
+from practicum.costs.segments import how_many_fit
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
+from practicum.functional.head import Head
 from practicum.objective import Signal
-from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, ScoreRequest
-from practicum.types import Head, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 SCORED_TOKENS = 1024
 """So many tokens are scored in one pass; more are no faster each (`python -m benchmarks sizes`), and hold more memory."""

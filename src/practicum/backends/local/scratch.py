@@ -9,10 +9,31 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from practicum.backends.local.packing import padded
 from practicum.errors import DataError
 from practicum.model_config import Pretrain, Scratch
+from practicum.ports import Lettered, Task
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.types import Prompt
 
 MAX_POSITIONS = 512
+
+
+def scratch_folder(folder: Path, config: Scratch, task: Task) -> Path:
+    """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
+    if not (folder / "config.json").is_file():
+        temporary = folder.with_name(f"{folder.name}.tmp")
+        make_scratch_model(temporary, config, alphabet_of(task), task.train_prompts())
+        temporary.rename(folder)
+    return folder
+
+
+def alphabet_of(task: Task) -> str:
+    """Return every character of the task, in order."""
+    prompts = [*task.train_prompts(), *task.heldout_prompts()]
+    more = task.letters if isinstance(task, Lettered) else ""
+    return "".join(sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more)))
+
+
+def _letters(prompt: Prompt) -> str:
+    return "".join([*(message.content for message in prompt.messages), prompt.answer or "", prompt.response or ""])
 
 
 def make_scratch_model(folder: Path, config: Scratch, alphabet: str, prompts: Sequence[Prompt]) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
 from practicum.objective import Signal
-from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, ScoreRequest, SelfRule
-from practicum.types import Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, SelfRule
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
 class LocalSelfTeacher:

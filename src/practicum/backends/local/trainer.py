@@ -7,24 +7,24 @@ but rounding.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.graph import GraphPlan, graph_bytes, plan_graph, recomputing
+from practicum.backends.local.graph import graph_bytes, plan_graph, recomputing
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.measures import Records, compare, measure
 from practicum.backends.local.packing import hidden_states
-from practicum.backends.local.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes, text_of
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
 from practicum.backends.local.residency import copy_on
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
+from practicum.costs import GraphPlan
 from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import Tiles, chunks
+from practicum.functional.head import Head
 from practicum.objective import (
     Chunk,
     Objective,
@@ -35,13 +35,23 @@ from practicum.objective import (
     token_batch,
     token_side,
 )
-from practicum.ports import AdamParams, SelfRule, TrainerLimits
-from practicum.types import (
-    Datum,
-    ForwardResult,
-    Head,
-    Metrics,
-)
+from practicum.objective.measures import Records, compare, measure
+from practicum.objective.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes, text_of
+from practicum.ports import AdamParams, SelfRule
+from practicum.types import Datum, ForwardResult, Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLimits:
+    """How much is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
+
+    Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
+    """
+
+    micro_batch_tokens: int | None = None
+    chunk_tokens: int = 128
+    sampling_batch: int = 64
+    graph_mib: int = 1024
 
 
 class LocalTrainer:
@@ -123,6 +133,11 @@ class LocalTrainer:
             "empty_updates": float(not gradients),
             "learning_rate": params.learning_rate,
         }
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of what `save_state` gives once there are moments, which are twice the weights."""
+        return 3 * sum(parameter.nbytes for parameter in self._parameters.values())
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
         """The trainable weights under `student` and the moments of AdamW under `optimizer`: live views, not copies."""

@@ -5,7 +5,7 @@ trainer   gradients in two passes, optimizer steps, checkpoints
 wire      the tokens whose log-probabilities an objective needs, as the wire has them
 """
 
-from practicum.backends.tinker.student import Config, build
+from practicum.backends.tinker.student import Config, build, build_on_paper
 from practicum.backends.tinker.trainer import ServiceTrainer
 
-__all__ = ["Config", "ServiceTrainer", "build"]
+__all__ = ["Config", "ServiceTrainer", "build", "build_on_paper"]

@@ -1,15 +1,18 @@
 """What a recipe says of a student at a service, what cannot be asked of it, and how it is reached."""
 
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from practicum.backends.tinker.trainer import ServiceTrainer
-from practicum.errors import ModelError
-from practicum.model_config import ModelConfig, StudentConfig
+from practicum.backends.tinker.trainer import ServiceTrainer, StudentClient
+from practicum.errors import CapabilityError, CheckpointError, ModelError, RecipeError
+from practicum.model_config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.objective import Draws, Full, Objective, Term, TopK
-from practicum.ports import BackendContext, Learner
+from practicum.ports import Backend, BackendContext, Learner, Model, PaperBackend, SelfRule
+from practicum.tensor_files import read_tensors, write_tensors
 from practicum.text import Renderer
+from practicum.text.tokenizers import load_renderer
 from practicum.tinker_api import Connection, ServiceConfig
 
 ALPHA = 32.0
@@ -25,6 +28,8 @@ UNKNOWN_CONTEXT = 1 << 20
 class Config(ServiceConfig):
     """A service and what of the student it does not say. The student's `model` is the name of a base model there."""
 
+    checkpoints_here: ClassVar[bool] = False
+    """Whether checkpoints hold the student's weights, and not their address alone."""
     type: Literal["tinker"] = "tinker"
     tokenizer: str | None = Field(
         default=None,
@@ -94,39 +99,99 @@ def refused(term: Term) -> str | None:
     return None
 
 
-def build(config: Config, context: BackendContext) -> Learner:
-    """Begin a session and make the adapters; their first values are those of `student.lora` here, seed for seed."""
-    base, lora = context.student.model, context.student.lora
-    assert isinstance(base, str) and lora is not None, "the recipe was held against what the backend refuses"
-    connection = Connection(config, "backend", context.say)
-    context.at_end.append(connection.close)
+def build(config: Config, context: BackendContext) -> Backend:
+    """Begin a session at the service."""
+    return TinkerBackend(config, context)
 
-    def begin(service):  # type: ignore[no-untyped-def]
-        return service.create_lora_training_client(
-            base_model=base, rank=lora.rank, seed=context.seed, train_unembed=False
-        )
 
-    trainer = ServiceTrainer(connection, base, begin, refused, context.say, context.meter)
-    tokenizer = config.tokenizer or trainer.tokenizer()
-    renderer = _renderer(tokenizer, context)
-    trainer.vocabulary = max(renderer.tokenizer.get_vocab().values()) + 1
-    trainer.special_ids = renderer.special_ids
-    return Learner(
-        trainer=trainer,
-        renderer=renderer,
-        context_length=trainer.context_length() or UNKNOWN_CONTEXT,
-        source=f"{base} (rank {lora.rank})",
+def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
+    """Refuse: the sizes of a service's model are not known here."""
+    raise RecipeError(
+        "plan: the student is at a service, so what it costs is not known here; leave backend out to plan it here"
     )
 
 
-def _renderer(tokenizer: str, context: BackendContext) -> Renderer:
-    """How the student reads prompts."""
-    student = context.student
+class TinkerBackend:
+    """The student at a service, other models in this process; see `practicum.ports.Backend`."""
+
+    def __init__(self, config: Config, context: BackendContext) -> None:
+        self._config = config
+        self._context = context
+
+    def student(self, config: StudentConfig) -> Learner:
+        """Make adapters; their first values are those of `student.lora` here, seed for seed."""
+        base, lora = config.model, config.lora
+        assert isinstance(base, str) and lora is not None, "the recipe was held against what the backend refuses"
+        context = self._context
+        context.say(f"student: {base}")
+        connection = Connection(self._config, "backend", context.say)
+        context.at_end.append(connection.close)
+
+        def begin(service):  # type: ignore[no-untyped-def]
+            return service.create_lora_training_client(
+                base_model=base, rank=lora.rank, seed=context.seed, train_unembed=False
+            )
+
+        trainer = ServiceTrainer(connection, base, begin, refused, context.say, context.meter)
+        renderer = _renderer(self._config.tokenizer or trainer.tokenizer(), config)
+        trainer.vocabulary = renderer.vocab_size
+        trainer.special_ids = renderer.special_ids
+        return Learner(
+            trainer=trainer,
+            renderer=renderer,
+            context_length=trainer.context_length() or UNKNOWN_CONTEXT,
+            source=f"{base} (rank {lora.rank})",
+        )
+
+    def scorer(self, config: ScorerConfig, name: str) -> Model:
+        """Load the model into this process."""
+        return self._context.local().scorer(config, name)
+
+    def sampler(self, student: Learner) -> StudentClient:
+        """Sample from the student's weights, which are published once a step."""
+        return StudentClient(_own(student).sampling_client)
+
+    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> StudentClient:
+        """Score with the student's live weights, or with those it began with, which are the base model's."""
+        if rule.weights not in ("live", "frozen"):
+            raise CapabilityError(
+                f"teacher.weights {rule.weights!r} averages or copies the student's weights, which backend 'tinker' does not "
+                "hold; write weights: frozen or live"
+            )
+        if rule.weights == "live":
+            return self.sampler(student)
+        base = _own(student).base_client()
+        return StudentClient(lambda: base)
+
+    def save(self, student: Learner, folder: Path) -> None:
+        """Save at the service, and write down the address."""
+        for stem, tensors in _own(student).save_state().items():
+            write_tensors(folder / f"{stem}.safetensors", tensors)
+
+    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+        """Let the service go back to what was saved there; the moments are there too, and asked for or not."""
+        optimizer = read_tensors(folder / "optimizer.safetensors") if moments else {}
+        _own(student).load_state({"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer})
+
+    def export(self, student: Learner, folder: Path) -> None:
+        """Refuse: the weights are at the service."""
+        raise CheckpointError(
+            f"the student is at a service, {student.source}, and its weights are not here; ask the service"
+        )
+
+
+def _own(student: Learner) -> ServiceTrainer:
+    assert isinstance(student.trainer, ServiceTrainer), "a backend is given the students that it made"
+    return student.trainer
+
+
+def _renderer(tokenizer: str, student: StudentConfig) -> Renderer:
+    """Return how the student reads prompts."""
     settings = ModelConfig(
         model=tokenizer, template=student.template, system=student.system, thinking=student.thinking, stop=student.stop
     )
     try:
-        return context.load_renderer(settings)
+        return load_renderer(settings)
     except ModelError as error:
         raise ModelError(
             f"{error} (the tokenizer of the student; write backend.tokenizer: a folder or a hub name)"

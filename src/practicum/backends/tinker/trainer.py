@@ -13,12 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.measures import Records, measure
-from practicum.backends.local.passes import Pass, one_teacher_each, rows_of_passes
 from practicum.backends.tinker.wire import Columns, Text, columns_of, told
 from practicum.candidates import candidates_of
 from practicum.costs import Meter
-from practicum.errors import CapabilityError, CheckpointError, TeacherError
+from practicum.errors import CheckpointError, TeacherError
 from practicum.objective import (
     Objective,
     Signal,
@@ -30,7 +28,9 @@ from practicum.objective import (
     token_batch,
     token_side,
 )
-from practicum.ports import AdamParams, SamplingClient, ScoreRequest, SelfRule
+from practicum.objective.measures import Records, measure
+from practicum.objective.passes import Pass, one_teacher_each, rows_of_passes
+from practicum.ports import AdamParams, Capabilities, SamplingClient
 from practicum.tinker_api import Connection, Gone, ServiceSampler
 from practicum.tinker_api.sampling import HIGHEST, service_capabilities
 from practicum.types import (
@@ -40,6 +40,7 @@ from practicum.types import (
     Sample,
     SampleRequest,
     SamplingParams,
+    ScoreRequest,
     TeacherSignal,
 )
 
@@ -112,16 +113,9 @@ class ServiceTrainer:
         client.open()
         return client
 
-    def self_teacher(self, rule: SelfRule) -> "ServiceSelfTeacher":
-        """The student's live weights, or those it began with, which are the base model's."""
-        if rule.weights not in ("live", "frozen"):
-            raise CapabilityError(
-                f"teacher.weights {rule.weights!r} averages or copies the student's weights, which backend 'tinker' does not hold; "
-                "write weights: frozen or live"
-            )
-        return ServiceSelfTeacher(self if rule.weights == "live" else self._of_base())
+    def base_client(self) -> ServiceSampler:
+        """Samples from the base model, whose weights are those that the student began with."""
 
-    def _of_base(self) -> ServiceSampler:
         def begin(service: Any) -> Any:
             return service.create_sampling_client(base_model=self._base)
 
@@ -302,28 +296,27 @@ class ServiceTrainer:
             self._meter.sent("update", sent + answered * sum(len(text.tokens) * text.ids.shape[1] for text in texts))
 
 
-class ServiceSelfTeacher:
-    """The student as its own teacher at a service; see `practicum.ports.SelfTeacher`. It has no state of its own."""
+class StudentClient:
+    """Samples and scores with the student's weights, as whoever is asked for a client at each call has them.
 
-    def __init__(self, weights: ServiceTrainer | ServiceSampler) -> None:
-        self._weights = weights
+    See `practicum.ports.SelfTeacher`; it has no state of its own.
+    """
+
+    def __init__(self, current: Callable[[], SamplingClient]) -> None:
+        self._current = current
 
     @property
-    def _client(self) -> SamplingClient:
-        return self._weights.sampling_client() if isinstance(self._weights, ServiceTrainer) else self._weights
-
-    @property
-    def capabilities(self):  # type: ignore[no-untyped-def]
+    def capabilities(self) -> Capabilities:
         """Those of the service."""
         return service_capabilities(None)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample from the weights."""
-        return self._client.sample(requests, params)
+        return self._current().sample(requests, params)
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Score with the weights."""
-        return self._client.score(requests, signal)
+        return self._current().score(requests, signal)
 
     def after_step(self, step: int) -> None:
         """Live weights follow by themselves, frozen ones not at all."""

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.backends.local.passes import Part
 from practicum.objective import TeacherTokens, TokenBatch, read_signal
+from practicum.objective.passes import Part
 from practicum.types import Rollout, TeacherSignal
 
 

@@ -115,10 +115,9 @@ def horizon(evidence: Evidence) -> Finding:
 
 def capacity_ratio(evidence: Evidence) -> float | None:
     """Weights of the largest model behind the teacher over the student's; None where the student teaches itself."""
-    if not evidence.scorers:
-        return None
-    own = evidence.built.parts.ledger.shapes["student"].parameters
-    return max(scorer.shape.parameters for scorer in evidence.scorers) / own
+    shapes = [scorer.shape.parameters for scorer in evidence.scorers if scorer.shape is not None]
+    own = evidence.built.learner.shape
+    return max(shapes) / own.parameters if shapes and own is not None else None
 
 
 def looping(rollout: Rollout) -> bool:

@@ -48,7 +48,7 @@ def _normal(prompt: Prompt) -> str:
 
 
 def _with_control_tokens(evidence: Evidence, prompts: Sequence[Prompt]) -> list[Prompt]:
-    renderer = evidence.built.student.renderer
+    renderer = evidence.built.learner.renderer
     control = control_pattern(renderer.tokenizer, str(renderer.template or renderer.tokenizer.chat_template or ""))
     if control is None:
         return []

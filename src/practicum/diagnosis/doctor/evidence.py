@@ -15,15 +15,16 @@ from practicum import functional as F
 from practicum.assembly import Assembled, Scorer
 from practicum.errors import TeacherError
 from practicum.functional.chunked import chunks
+from practicum.functional.head import Head
 from practicum.loop import StepPlan, assemble
 from practicum.objective import Full, Sampled, Signal, TopK, read_signal
 from practicum.objective.tokens import TeacherTokens
-from practicum.ports import SamplingClient, ScoreRequest, Teacher, TeacherRequest
+from practicum.ports import SamplingClient, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe
 from practicum.rollouts import Batch, environment_of, prompts_of_step, rewarded, sample_rollouts
 from practicum.statistics import Interval, clustered, wilson
-from practicum.types import Head, Prompt, Rollout, Sample, TeacherSignal
+from practicum.types import Prompt, Rollout, Sample, ScoreRequest, TeacherSignal
 
 STREAM = "doctor"
 CANDIDATES = 16
@@ -35,6 +36,10 @@ FEWEST_TOKENS = 4 * CANDIDATES
 RANK = 16
 CANARIES = 4
 """So many prompts' answers of the teacher are scored again when they are not needed for the gap."""
+
+
+CHUNK_TOKENS = 128
+"""Tokens whose whole distributions are compared at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class Evidence:
     def teacher_stops(self) -> frozenset[int]:
         """The stop tokens of the models behind the teacher; the student's own where its weights teach."""
         stops = [scorer.renderer.stop_ids for scorer in self.scorers]
-        return frozenset().union(*stops) if stops else self.built.student.renderer.stop_ids
+        return frozenset().union(*stops) if stops else self.built.learner.renderer.stop_ids
 
     @property
     def silent(self) -> str | None:
@@ -168,7 +173,7 @@ def gather(recipe: Recipe, built: Assembled, count: int, samples: int, say: Call
     """Draw `samples` rollouts for each of `count` prompts at the settings of the recipe's first step, and score them."""
     plan, parts = built.settings.plan(1), built.parts
     prompts = prompts_of_step(parts.prompts, recipe.seed, 1, min(count, len(parts.prompts)))
-    client = parts.student.sampling_client()
+    client = parts.sampler
     say(f"the student answers {len(prompts)} prompts {samples} times")
     batch = Batch(prompts, samples, recipe.seed, step=1, stream=STREAM)
     environment = environment_of(parts.task)
@@ -214,12 +219,12 @@ def _traces(
 ) -> Iterator[Trace]:
     requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
     own = client.score(requests, Full())
-    stops = sorted(evidence.built.student.renderer.stop_ids | evidence.teacher_stops)
-    one_event = evidence.teacher_stops != evidence.built.student.renderer.stop_ids
+    stops = sorted(evidence.built.learner.renderer.stop_ids | evidence.teacher_stops)
+    one_event = evidence.teacher_stops != evidence.built.learner.renderer.stop_ids
     head = next((signal.head for signal in own if signal.head is not None), None)
     adapter = _Adapter(head, evidence.seed) if isinstance(head, Head) and head.softcap is None else None
     for rollout, mine, theirs in zip(rollouts, own, signals, strict=True):
-        yield _Measuring(rollout, stops, one_event, adapter).trace(mine, theirs, evidence.recipe.train.chunk_tokens)
+        yield _Measuring(rollout, stops, one_event, adapter).trace(mine, theirs, CHUNK_TOKENS)
 
 
 class _Adapter:

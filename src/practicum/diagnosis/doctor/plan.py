@@ -58,7 +58,6 @@ def _sensitivity(evidence: Evidence) -> float:
     A step of AdamW moves each weight by about the learning rate, and all of a row can agree: lr times the fan-in, against
     rms(w) times its square root. This is why wide models need smaller rates (arXiv 2203.03466).
     """
-    parameters = evidence.built.student.language_model.model.parameters()
-    matrices = [weight.detach().float() for weight in parameters if weight.requires_grad and weight.ndim == 2]
+    matrices = [weight.detach().float() for weight in evidence.built.weights.values() if weight.ndim == 2]
     ratios = sorted(weight.shape[1] ** 0.5 / max(weight.square().mean().sqrt().item(), 1e-12) for weight in matrices)
     return ratios[len(ratios) // 2] if ratios else 0.0

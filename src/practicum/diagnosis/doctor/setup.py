@@ -36,7 +36,7 @@ def refused_vocabulary(reason: str) -> Finding:
 
 def vocabulary(evidence: Evidence) -> Finding:
     """P1: the token strings of student and teacher are compared id by id when the models are loaded."""
-    tokens = evidence.built.student.language_model.vocab_size
+    tokens = evidence.built.learner.renderer.vocab_size
     details = {"answers that their text gives back token by token": _round_trips(evidence)}
     if not evidence.scorers:
         return Finding("pass", f"the teacher reads with the student's own tokenizer ({tokens} tokens)", details=details)
@@ -47,7 +47,7 @@ def stop_event(evidence: Evidence) -> Finding:
     """P2: where the student stops, would the teacher stop too, and with a token at which the student stops?"""
     if evidence.silent:
         return skipped(evidence.silent)
-    student, teacher = evidence.built.student.renderer.stop_ids, evidence.teacher_stops
+    student, teacher = evidence.built.learner.renderer.stop_ids, evidence.teacher_stops
     merge = _stop_fix(evidence)
     ends = [trace for trace in evidence.traces if _stopped(trace)]
     tokens = f"the student stops at {_names(evidence, student)}, the teacher at {_names(evidence, teacher)}"
@@ -150,7 +150,7 @@ def model_places(recipe: Recipe) -> list[str]:
 
 def _round_trips(evidence: Evidence) -> float | None:
     """The share of answers whose text, read again, has the same tokens; the others must never travel as text."""
-    tokenizer = evidence.built.student.renderer.tokenizer
+    tokenizer = evidence.built.learner.renderer.tokenizer
     answers = [rollout.tokens.tolist() for rollout in evidence.rollouts if len(rollout.tokens)]
     same = [tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids for ids in answers]
     return sum(same) / len(same) if same else None
@@ -168,8 +168,8 @@ def _stop_gap(trace: Trace) -> Tensor | None:
 
 def _stop_fix(evidence: Evidence) -> tuple[str, ...]:
     """Let the student stop at the teacher's tokens too."""
-    tokenizer = evidence.built.student.renderer.tokenizer
-    more = sorted(evidence.teacher_stops - evidence.built.student.renderer.stop_ids)
+    tokenizer = evidence.built.learner.renderer.tokenizer
+    more = sorted(evidence.teacher_stops - evidence.built.learner.renderer.stop_ids)
     if not more:
         return ()
     names = [*evidence.recipe.student.stop, *map(str, tokenizer.convert_ids_to_tokens(more))]
@@ -177,7 +177,7 @@ def _stop_fix(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _names(evidence: Evidence, ids: frozenset[int]) -> str:
-    tokens = evidence.built.student.renderer.tokenizer.convert_ids_to_tokens(sorted(ids))
+    tokens = evidence.built.learner.renderer.tokenizer.convert_ids_to_tokens(sorted(ids))
     return " or ".join(printable(str(token)) for token in tokens)
 
 
@@ -193,7 +193,7 @@ def _errors(scored: Tensor, written: Tensor) -> Tensor:
 
 def _special_excess(evidence: Evidence) -> Interval | None:
     """The share of the whole divergence that lies on special tokens, minus their share of the tokens."""
-    special = torch.tensor(sorted(evidence.built.student.renderer.special_ids), dtype=torch.long)
+    special = torch.tensor(sorted(evidence.built.learner.renderer.special_ids), dtype=torch.long)
     total = evidence.mean(lambda trace: trace.divergence)
     if total is None or total.mean <= 1e-9:
         return None
@@ -208,7 +208,7 @@ def _special_excess(evidence: Evidence) -> Interval | None:
 
 def _templates(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
     """How the prompts are written on both sides."""
-    recipe, renderer = evidence.recipe, evidence.built.student.renderer
+    recipe, renderer = evidence.recipe, evidence.built.learner.renderer
     own = renderer.tokenizer.chat_template
     if recipe.student.template is not None and own is not None and recipe.student.template != own:
         return (
@@ -226,7 +226,7 @@ def _templates(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
 
 def _compared(evidence: Evidence, place: str, scorer: Scorer) -> tuple[Status, str, tuple[str, ...]] | None:
     """What is to be said where one model behind the teacher writes prompts another way."""
-    mine, theirs = evidence.built.student.renderer, scorer.renderer
+    mine, theirs = evidence.built.learner.renderer, scorer.renderer
     messages = evidence.prompts[0].messages
     texts = [renderer.tokenizer.decode(list(renderer.render(messages))) for renderer in (mine, theirs)]
     if texts[0] == texts[1] and mine.thinking == theirs.thinking:

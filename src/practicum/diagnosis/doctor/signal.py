@@ -26,7 +26,7 @@ def overlap(evidence: Evidence) -> Finding:
     """P5: how many of the student's 16 likeliest tokens are among the teacher's, and the mass that both put on them."""
     ratio = evidence.mean(lambda trace: trace.overlap)
     if ratio is None:
-        tokens = evidence.built.student.language_model.vocab_size
+        tokens = evidence.built.learner.renderer.vocab_size
         small = f"a vocabulary of {tokens} tokens is too small to compare the {CANDIDATES} likeliest"
         return skipped(evidence.silent or (small if tokens < FEWEST_TOKENS else "the teacher tells no candidates"))
     masses = [

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import torch
 
-from practicum.backends.local.packing import how_many_fit, packed_tokens
-from practicum.backends.local.passes import rows_of_passes, text_of
-from practicum.backends.local.prepared import FEWEST_ROWS, FEWEST_STEPS
-from practicum.backends.local.sampler import SCORED_TOKENS
+from practicum.costs.segments import how_many_fit, packed_tokens
 from practicum.diagnosis.plan.paper import PaperRun
 from practicum.errors import ResourceError
 from practicum.objective import Objective
 from practicum.objective.closed_form import has_closed_form
-from practicum.ports import ScoreRequest
+from practicum.objective.passes import rows_of_passes, text_of
+from practicum.ports import PaperRecord
+from practicum.types import ScoreRequest
 
 FLOAT = 4
 MIB = 2**20
@@ -63,31 +62,31 @@ class Memory:
 
 def memory_of(run: PaperRun, process: int) -> Memory:
     """What each phase of a step takes once the optimizer has its moments; `process` is what Python and its libraries take."""
-    recipe, step = run.recipe, run.step
+    recipe, record = run.recipe, run.record
     float_student = FLOAT if recipe.student.dtype == "float32" else 2
-    moving = FLOAT * run.learning.parameters
-    vocabulary = run.shape.vocabulary
+    moving = FLOAT * run.record.learning.parameters
+    vocabulary = run.record.shape.vocabulary
     always = {
         "Python and libraries": process + LIBRARIES,
-        "student": float_student * (run.shape.parameters - run.learning.parameters) + moving,
-        "teachers": sum(_bytes(run, name) for name, scorer in run.scorers.items() if not _on_disk(run, name)),
-        "self-teachers' copies": FLOAT * sum(scorer.held for scorer in run.scorers.values()),
+        "student": float_student * (run.record.shape.parameters - run.record.learning.parameters) + moving,
+        "teachers": sum(_bytes(run, name) for name, scorer in run.record.scorers.items() if not _on_disk(run, name)),
+        "self-teachers' copies": FLOAT * sum(scorer.held for scorer in run.record.scorers.values()),
         "moments of AdamW": 2 * moving,
-        "logit side": tiles(recipe.objective) * recipe.train.chunk_tokens * vocabulary * FLOAT,
+        "logit side": tiles(recipe.objective) * record.chunk_tokens * vocabulary * FLOAT,
     }
     asked = {"teacher": recipe.objective.signal, "reference": recipe.objective.reference_signal}
     hidden = 0
-    for name, requests in step.scored.items():
+    for name, requests in record.scored.items():
         signal = asked.get(name.partition("/")[0])
-        if name in run.scorers and signal is not None and signal.type != "sampled":
-            hidden += FLOAT * run.scorers[name].shape.width * sum(len(request.tokens) for request in requests)
-    visiting = max((_bytes(run, name) for name in run.scorers if _on_disk(run, name)), default=0)
+        if name in run.record.scorers and signal is not None and signal.type != "sampled":
+            hidden += FLOAT * run.record.scorers[name].shape.width * sum(len(request.tokens) for request in requests)
+    visiting = max((_bytes(run, name) for name in run.record.scorers if _on_disk(run, name)), default=0)
     lag = recipe.rollout.max_staleness
     if lag:
         always["copies of what learns, for rollouts ahead"] = (lag + 1) * moving
         always["hidden states of steps ahead"] = lag * hidden
     phases = {
-        "sample": {**always, **_sampling(run, len(step.drawn.get("student", ())), recipe.rollout.max_new_tokens)},
+        "sample": {**always, **_sampling(run, len(record.drawn.get("student", ())), recipe.rollout.max_new_tokens)},
         "score": {**always, "a visiting teacher": visiting, "activations": _scoring(run), "hidden states": hidden},
         "update": {**always, "gradients": moving, "hidden states": hidden, **_updating(run)},
         "save": {**always, "files being written": 2 * moving},
@@ -113,13 +112,13 @@ def tiles(objective: Objective) -> int:
 
 def gaps(run: PaperRun) -> int:
     """How many times what its graph holds an update takes."""
-    return ADAPTERS_GAPS if run.learning.adapters else 1
+    return ADAPTERS_GAPS if run.record.learning.adapters else 1
 
 
 def update_tokens(run: PaperRun) -> int:
     """The most tokens that go through the student together in the update."""
-    data = run.step.data
-    passes = [rows[0] for rows in rows_of_passes(data, run.graph.tokens, run.packs_up_to)]
+    data = run.record.data
+    passes = [rows[0] for rows in rows_of_passes(data, run.graph.tokens, run.record.packs_up_to)]
     return max((packed_tokens([text_of(data[row].rollout) for row in rows]) for rows in passes), default=0)
 
 
@@ -158,27 +157,29 @@ def parse_bytes(text: str) -> int:
 
 def _bytes(run: PaperRun, name: str) -> int:
     """The weights of a scorer that has its own."""
-    scorer = run.scorers[name]
+    scorer = run.record.scorers[name]
     if scorer.config is None:
         return 0
     return scorer.shape.parameters * (FLOAT if scorer.config.dtype == "float32" else 2)
 
 
 def _on_disk(run: PaperRun, name: str) -> bool:
-    config = run.scorers[name].config
+    config = run.record.scorers[name].config
     return config is not None and config.residency == "disk"
 
 
 def _sampling(run: PaperRun, texts: int, new_tokens: int) -> dict[str, int]:
     """Decoding: weights laid out anew, a store of keys and values that is made once, and the logits of a step."""
-    rows = min(run.recipe.train.sampling_batch, texts)
-    longest = max(map(len, run.step.prompts), default=0) + new_tokens
+    rows = min(run.record.sampling_batch, texts)
+    longest = max(map(len, run.prompts), default=0) + new_tokens
     plain = run.recipe.student.dtype == "float32" and platform.machine().lower() in ("x86_64", "amd64")
-    prepared = plain and rows and new_tokens >= FEWEST_STEPS and torch.backends.mkldnn.is_available()
+    prepared = (
+        plain and rows and new_tokens >= run.record.prepares_weights_from and torch.backends.mkldnn.is_available()
+    )
     return {
-        "weights laid out for decoding": FLOAT * (run.shape.body + run.shape.head) if prepared else 0,
-        "keys and values": run.shape.kv_bytes(rows * longest, FLOAT),
-        "logits": rows * run.shape.vocabulary * FLOAT * DRAWING_TILES,
+        "weights laid out for decoding": FLOAT * (run.record.shape.body + run.record.shape.head) if prepared else 0,
+        "keys and values": run.record.shape.kv_bytes(rows * longest, FLOAT),
+        "logits": rows * run.record.shape.vocabulary * FLOAT * DRAWING_TILES,
     }
 
 
@@ -186,18 +187,18 @@ def _scoring(run: PaperRun) -> int:
     """The largest pass of any scorer."""
     return max(
         (
-            run.scorers[name].body.forward.at(_largest_pass(requests, run.packs_up_to))
-            for name, requests in run.step.scored.items()
-            if name in run.scorers and requests
+            run.record.scorers[name].body.forward.at(_largest_pass(requests, run.record))
+            for name, requests in run.record.scored.items()
+            if name in run.record.scorers and requests
         ),
         default=0,
     )
 
 
-def _largest_pass(requests: Sequence[ScoreRequest], packs_up_to: int) -> int:
+def _largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:
     largest = 0
     while requests:
-        count = how_many_fit(requests, SCORED_TOKENS, packs_up_to)
+        count = how_many_fit(requests, record.scored_tokens, record.packs_up_to)
         largest = max(largest, packed_tokens(requests[:count]))
         requests = requests[count:]
     return largest
@@ -206,9 +207,9 @@ def _largest_pass(requests: Sequence[ScoreRequest], packs_up_to: int) -> int:
 def _updating(run: PaperRun) -> dict[str, int]:
     """The graph of the largest pass, or the embedding's second gradient, whichever is more; the head laid out anew."""
     tokens = update_tokens(run)
-    learned = sum(int(datum.rollout.loss_mask.sum()) for datum in run.step.data)
-    embedding = FLOAT * run.shape.head if run.learning.head else 0
+    learned = sum(int(datum.rollout.loss_mask.sum()) for datum in run.record.data)
+    embedding = FLOAT * run.record.shape.head if run.record.learning.head else 0
     return {
         "graph and its gradients": max(gaps(run) * run.body.update.at(tokens), embedding),
-        "head laid out for products": FLOAT * run.shape.head if learned >= FEWEST_ROWS else 0,
+        "head laid out for products": FLOAT * run.record.shape.head if learned >= run.record.prepares_head_from else 0,
     }

@@ -19,17 +19,17 @@ from practicum.diagnosis.plan.memory import (
 )
 from practicum.diagnosis.plan.methods import break_even, methods, wire_bytes
 from practicum.diagnosis.plan.paper import PaperRun, paper_run
-from practicum.errors import PracticumError, RecipeError
+from practicum.errors import PracticumError
 from practicum.loop import train_step
 from practicum.recipe import Recipe, override, parse_recipe, resolved
 
 PATCHES: tuple[tuple[str, ...], ...] = (
-    ("train.micro_batch_tokens=FITS",),
-    ("train.graph_mib=256",),
-    ("train.graph_mib=64",),
-    ("train.chunk_tokens=32",),
-    ("train.sampling_batch=16",),
-    ("train.sampling_batch=4",),
+    ("backend.micro_batch_tokens=FITS",),
+    ("backend.graph_mib=256",),
+    ("backend.graph_mib=64",),
+    ("backend.chunk_tokens=32",),
+    ("backend.sampling_batch=16",),
+    ("backend.sampling_batch=4",),
     ("teacher.residency=disk",),
     ("student.trainable_layers=HALF",),
     ("student.lora={rank: 16, alpha: 32}",),
@@ -84,10 +84,6 @@ def plan(
 
     `process` is what Python and its libraries take, in bytes (None: what this process takes now).
     """
-    if recipe.backend is not None and recipe.backend.type != "local":
-        raise RecipeError(
-            "plan: the student is at a service, so what it costs is not known here; leave backend out to plan it here"
-        )
     process = own_bytes() if process is None else process
     found = calibrated(recipe, say) if calibrate else None
     if found is not None and answer_tokens is None:
@@ -125,7 +121,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 
     `seconds` and what depends on them are None without a calibration.
     """
-    run, recipe, step = plan.run, plan.run.recipe, plan.run.step.metrics
+    run, recipe, record, step = plan.run, plan.run.recipe, plan.run.record, plan.run.metrics
     cost = cost_summary([step])
     steps = recipe.train.steps
     flops = {phase: cost[phase]["flops"] for phase in PHASES}
@@ -135,14 +131,14 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     if recipe.prices is not None:
         without_clock = recipe.prices.model_copy(update={"machine_hour": None}) if seconds is None else recipe.prices
         money = without_clock.money(whole, 0.0 if seconds is None else steps * sum(seconds.values()))
-    teacher = next((scorer.shape for scorer in run.scorers.values()), None)
-    rows = methods(run.step.prompts, run.answer_tokens, recipe.rollout.n, run.shape, run.learning, teacher)
+    teacher = next((scorer.shape for scorer in record.scorers.values()), None)
+    rows = methods(run.prompts, run.answer_tokens, recipe.rollout.n, record.shape, record.learning, teacher)
     return {
         "recipe": recipe.name,
         "answer_tokens": run.answer_tokens,
         "models": {
-            "student": _model(run.shape) | {"learns": run.learning.parameters},
-            **{name: _model(scorer.shape) for name, scorer in run.scorers.items()},
+            "student": _model(record.shape) | {"learns": record.learning.parameters},
+            **{name: _model(scorer.shape) for name, scorer in record.scorers.items()},
         },
         "step": {"cost": cost, "seconds": seconds},
         "run": {
@@ -166,12 +162,12 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "break_even": break_even(rows),
         "wire_bytes": {
             name: wire_bytes(
-                sum(len(request.tokens) for request in run.step.scored[name]),
-                sum(len(request.prompt_tokens) for request in run.step.scored[name]),
+                sum(len(request.tokens) for request in record.scored[name]),
+                sum(len(request.prompt_tokens) for request in record.scored[name]),
                 scorer.shape,
             )
-            for name, scorer in run.scorers.items()
-            if run.step.scored.get(name)
+            for name, scorer in record.scorers.items()
+            if record.scored.get(name)
         },
     }
 

@@ -27,13 +27,13 @@ from practicum.evidence.study import Form, Loaded
 from practicum.functional.speculative import expected_acceptance, verify
 from practicum.functional.truncation import sampling_logprobs
 from practicum.objective import Full, read_signal
-from practicum.ports import Environment, SamplingClient, ScoreRequest, Teacher
+from practicum.ports import Environment, SamplingClient, Teacher
 from practicum.randomness import seed_of
 from practicum.rollouts import Batch, taught_rollouts
 from practicum.run_dir import read_json, write_json
 from practicum.runs import open_run, restored
 from practicum.tracking import Console
-from practicum.types import SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
 class Config(BaseModel):
@@ -65,7 +65,7 @@ def _measured(folder: Path, gamma: int) -> dict[str, float]:
         raise RecipeError(
             "measure drafter: drafts are made for held-out prompts with one answer each; take another task"
         )
-    drafter, settings = built.parts.student.sampling_client(), built.evaluation
+    drafter, settings = built.parts.sampler, built.evaluation
     target = _target(built.parts.teacher, settings)
     texts = _begun(built, settings)
     spent = speculate(drafter, target, texts, settings.sampling, gamma)

@@ -106,11 +106,9 @@ def _gradient(built: Assembled, step: int) -> Tensor:
     """The gradient of one step, [P], over everything that is trained."""
     parts, settings = built.parts, built.settings
     now = settings.plan(step)
-    client = parts.student.sampling_client()
-    data = ask_teachers(begin_step(step, now, parts, settings, client, version=0), now.objective, parts)
+    data = ask_teachers(begin_step(step, now, parts, settings, parts.sampler, version=0), now.objective, parts)
     built.trainer.forward_backward(data, now.objective, seed=step)
-    trained = built.student.language_model.trainable().values()
-    return torch.cat([_taken(parameter).flatten() for parameter in trained])
+    return torch.cat([_taken(parameter).flatten() for parameter in built.weights.values()])
 
 
 def _taken(parameter: Tensor) -> Tensor:

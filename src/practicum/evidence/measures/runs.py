@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
 from practicum import pipeline
-from practicum.assembly import build_task, scratch_folder
+from practicum.assembly import build_task, make_scratch
 from practicum.diagnosis.compare import Failure, Outcome, Ran, Settings, run_arms
 from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
@@ -152,7 +152,7 @@ def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) ->
     asked = [[message.content for message in prompt.messages] for prompt in task.heldout_prompts()]
     words = json.dumps([config.model.model_dump(mode="json"), asked])
     name = f"scratch-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-    scratch_folder(recipe, config, name, home / "models", task)
+    make_scratch(home / "models" / name, config.model, task)
     return {**section, "model": str(home / "models" / name)}
 
 

@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from practicum.backends.local.packing import how_many_fit
-from practicum.objective import TokenBatch
-from practicum.ports import ScoreRequest
-from practicum.types import Datum, Rollout, TeacherSignal
+from practicum.costs.segments import how_many_fit
+from practicum.objective.tokens import TokenBatch
+from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.backends.local.passes import Part
-from practicum.objective import Chunk, TermValues, TokenBatch, read_signal
+from practicum.objective.closed_form import Chunk
+from practicum.objective.passes import Part
+from practicum.objective.reading import read_signal
+from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TokenOutputs
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16

@@ -1,0 +1,125 @@
+"""Models in this process: loaded, sampled from, trained and saved."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from practicum.backends.local import Config
+from practicum.backends.local.export import export
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import LoadedModel, load, load_student
+from practicum.backends.local.residency import scorer
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.scratch import scratch_folder
+from practicum.backends.local.self_teacher import LocalSelfTeacher
+from practicum.backends.local.sizes import learning_of, shape_of
+from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
+from practicum.model_config import ModelConfig, ScorerConfig, Scratch, StudentConfig
+from practicum.model_sources import conversion_pending
+from practicum.ports import BackendContext, Learner, Model, SelfRule
+from practicum.tensor_files import read_tensors, write_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLearner(Learner):
+    """A student whose modules are at hand."""
+
+    trainer: LocalTrainer
+    loaded: LoadedModel
+
+
+class LocalBackend:
+    """See `practicum.ports.Backend`."""
+
+    def __init__(self, config: Config, context: BackendContext) -> None:
+        self._context = context
+        self._limits = TrainerLimits(
+            config.micro_batch_tokens, config.chunk_tokens, config.sampling_batch, config.graph_mib
+        )
+
+    def student(self, config: StudentConfig) -> LocalLearner:
+        """Load the student and let learn what the recipe says."""
+        folder = self._find(config, "student")
+        loaded = load_student(config, self._context.seed, folder)
+        model = loaded.language_model
+        if not config.dropout and _is_noisy_in_training(model):
+            self._context.say(
+                f"student: the config of {loaded.source} asks for dropout or a router's noise in training, which is left off; "
+                "write student.dropout: true to learn with it"
+            )
+        trainer = LocalTrainer(model, self._limits, loaded.renderer.special_ids, dropout=config.dropout)
+        return LocalLearner(
+            trainer=trainer,
+            renderer=loaded.renderer,
+            context_length=loaded.context_length,
+            source=loaded.source,
+            shape=shape_of(model),
+            learning=learning_of(model),
+            weights=model.trainable(),
+            state_bytes=trainer.state_bytes,
+            loaded=loaded,
+        )
+
+    def scorer(self, config: ScorerConfig, name: str) -> Model:
+        """Load another model, whose weights stay where `config.residency` says."""
+        loaded = load(config, self._find(config, name))
+        model = loaded.language_model
+        client = scorer(loaded, config, self._limits.sampling_batch, self._limits.chunk_tokens)
+        return Model(
+            client, loaded.renderer, loaded.context_length, loaded.source, shape_of(model), model.unsampled or ""
+        )
+
+    def sampler(self, student: Learner) -> LocalSampler:
+        """Sample from the live weights."""
+        return _own(student).trainer.sampling_client()
+
+    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> LocalSelfTeacher:
+        """Score with the student's modules and weights that follow its own, starting from what they are now."""
+        model = _own(student).loaded.language_model
+        return LocalSelfTeacher(model, rule, self._limits.sampling_batch, self._limits.chunk_tokens)
+
+    def save(self, student: Learner, folder: Path) -> None:
+        """Write the weights that learn, and the moments of AdamW."""
+        for stem, tensors in _own(student).trainer.save_state().items():
+            write_tensors(folder / f"{stem}.safetensors", tensors)
+
+    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+        """Restore what `save` wrote."""
+        read = {"student": read_tensors(folder / "student.safetensors"), "optimizer": {}}
+        if moments:
+            read["optimizer"] = read_tensors(folder / "optimizer.safetensors")
+        _own(student).trainer.load_state(read)
+
+    def export(self, student: Learner, folder: Path) -> None:
+        """Write a model folder, adapters merged."""
+        export(_own(student).loaded, folder)
+
+    def _find(self, config: ModelConfig, name: str) -> Path | None:
+        """Return the folder of a model from scratch, made the first time; say what is loaded."""
+        context = self._context
+        if isinstance(config.model, Scratch):
+            context.say(f"{name}: made from scratch")
+            return scratch_folder(context.models / name.replace("/", "-"), config.model, context.task())
+        converting = " (converting it to safetensors, once: about 20 s)" if conversion_pending(config.model) else ""
+        context.say(f"{name}: {config.model}{converting}")
+        return None
+
+
+def _own(student: Learner) -> LocalLearner:
+    assert isinstance(student, LocalLearner), "a backend is given the students that it made"
+    return student
+
+
+@torch.no_grad()
+def _is_noisy_in_training(language_model: LanguageModel) -> bool:
+    """Return whether the model computes something else in its training mode, on a short text."""
+    model, device = language_model.model, language_model.device
+    ids = torch.arange(1, 17, device=device)[None] % language_model.vocab_size
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        model.train()
+        noisy = language_model.body(ids, mask)
+        model.eval()
+    return not torch.allclose(noisy, language_model.body(ids, mask), rtol=1e-3, atol=1e-4)

@@ -1,0 +1,69 @@
+"""From what a recipe says about a model to its tokenizer, and the tokens that end an answer; no weights are read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from practicum.errors import ModelError
+from practicum.model_config import ModelConfig
+from practicum.model_sources import PACKAGED, packaged_model
+from practicum.text.renderer import Renderer, stop_ids
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What transformers raises on settings and weights that make no sense."""
+
+
+def load_renderer(config: ModelConfig) -> Renderer:
+    """Return a model's tokenizer, chat template and stop tokens without its weights, which need not be there."""
+    assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
+    source = str(packaged_model(config.model)) if config.model in PACKAGED else str(Path(config.model).expanduser())
+    tokenizer = load_tokenizer(source, config)
+    stops = stop_ids(tokenizer, [*(named_eos(source) or []), *named_tokens(tokenizer, config.stop, source)])
+    return Renderer(tokenizer, config.system, config.template, config.thinking, stops)
+
+
+def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model's folder or hub name; ModelError where there is none that can be read."""
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except UNREADABLE as error:
+        raise ModelError(
+            f"{source}: no tokenizer could be loaded ({one_line(error)}); copy tokenizer.json and tokenizer_config.json"
+        ) from error
+
+
+def named_eos(source: str) -> list[int] | None:
+    """Return the stop tokens that generation_config.json names, or None where there is no such file or nothing in it."""
+    try:
+        eos = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:
+        return None
+    return [eos] if isinstance(eos, int) else eos
+
+
+def named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str) -> frozenset[int]:
+    """Return the ids of the stop tokens that a recipe names; ModelError where the vocabulary has none of that name."""
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    for name in names:
+        if name not in vocabulary:
+            raise ModelError(f"{source}: stop token {name!r} is not in the vocabulary; write a token, not a text")
+    return frozenset(vocabulary[name] for name in names)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first 300 characters of what an error says, on one line, or its type where it says nothing."""
+    text = " ".join(str(error).split())
+    return f"{text[:300]}..." if len(text) > 300 else text or type(error).__name__
