@@ -17,7 +17,8 @@ import torch
 from benchmarks.measuring import Session, parser, spread
 from practicum import functional as F
 from practicum.assembly import build_task
-from practicum.backends.local import LoadedModel, LocalSampler, load
+from practicum.backends.local.loading import LoadedModel, load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.model_config import ModelConfig
 from practicum.objective import Full
 from practicum.ports import ScoreRequest

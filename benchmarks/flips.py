@@ -9,7 +9,8 @@ cumulative distribution past its random number. Completions are compared up to t
 import torch
 
 from benchmarks.measuring import parser, session, single
-from practicum.backends.local import LocalSampler, load
+from practicum.backends.local.loading import load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.model_config import ModelConfig
 from practicum.types import Message, SampleRequest, SamplingParams
 

@@ -89,7 +89,7 @@ def causal_lm(shape: Shape, seed: int = 0, device: str = "cpu") -> PreTrainedMod
 
 def language_model(shape: Shape, seed: int = 0, device: str = "cpu"):  # type: ignore[no-untyped-def]
     """The same weights as this library's language model."""
-    from practicum.backends.local import LanguageModel
+    from practicum.backends.local.language_model import LanguageModel
     from practicum.backends.local.packing import ready_to_pack
 
     return ready_to_pack(LanguageModel(causal_lm(shape, seed, device), shape.vocabulary))
@@ -97,14 +97,15 @@ def language_model(shape: Shape, seed: int = 0, device: str = "cpu"):  # type: i
 
 def sampler(model, slots: int):  # type: ignore[no-untyped-def]
     """This library's sampler with so many sequences at once."""
-    from practicum.backends.local import LocalSampler
+    from practicum.backends.local.sampler import LocalSampler
 
     return LocalSampler(model, batch_size=slots)
 
 
 def trainer(model, slots: int):  # type: ignore[no-untyped-def]
     """This library's trainer, which samples so many sequences at once."""
-    from practicum.backends.local import LocalTrainer, TrainerLimits
+    from practicum.backends.local.trainer import LocalTrainer
+    from practicum.ports import TrainerLimits
 
     return LocalTrainer(model, TrainerLimits(sampling_batch=slots))
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks import models
 from benchmarks.measuring import Session, parser, ratios, session, spread, table
 from benchmarks.step_ours import Given
-from practicum.backends.local import load, load_student, scorer
+from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.residency import scorer
 from practicum.diagnosis.monitors import Watch
 from practicum.loop import Parts, StepPlan, StepResult, StepSettings, train_step
 from practicum.model_config import ScorerConfig, StudentConfig

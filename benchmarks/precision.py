@@ -15,7 +15,8 @@ from torch import Tensor
 from benchmarks import ceilings
 from benchmarks.measuring import interleaved, parser, ratios, seconds, session, significant, spread, table
 from practicum import functional as F
-from practicum.backends.local import LanguageModel, load
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import load
 from practicum.backends.local.packing import hidden_states
 from practicum.model_config import ScorerConfig
 from practicum.ports import ScoreRequest

@@ -16,7 +16,9 @@ import torch
 
 from benchmarks.measuring import clear_peak, in_a_process, memory, parser, session, spread
 from practicum import functional as F
-from practicum.backends.local import load, make_scratch_model, scorer
+from practicum.backends.local.loading import load
+from practicum.backends.local.residency import scorer
+from practicum.backends.local.scratch import make_scratch_model
 from practicum.model_config import ScorerConfig, Scratch
 from practicum.objective import Full
 from practicum.ports import Teacher

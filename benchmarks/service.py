@@ -28,7 +28,10 @@ import torch
 
 from benchmarks import models
 from benchmarks.measuring import interleaved, parser, ratios, seconds, session, spread, table
-from practicum.backends.local import LocalSampler, LocalTrainer, adapted, load
+from practicum.backends.local.adapted import adapted
+from practicum.backends.local.loading import load
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.tinker import ServiceTrainer
 from practicum.model_config import Lora, ModelConfig
 from practicum.objective import Objective, Sampled, Term

@@ -15,7 +15,8 @@ import torch
 from benchmarks.measuring import memory
 from benchmarks.models import trainer as make_trainer
 from benchmarks.models import words
-from practicum.backends.local import load, load_student, scorer
+from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.residency import scorer
 from practicum.loop import Parts, StepPlan, StepSettings, assemble, train_step
 from practicum.model_config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective

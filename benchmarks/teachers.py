@@ -28,7 +28,9 @@ from benchmarks.measuring import (
     spread,
     table,
 )
-from practicum.backends.local import LocalTrainer, load, load_student, scorer
+from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.residency import scorer
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.loop import assemble
 from practicum.model_config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.backends.local import make_scratch_model
+from practicum.backends.local.scratch import make_scratch_model
 from practicum.diagnosis.monitors import MONITORS
 from practicum.errors import AlarmError, NumericError
 from practicum.model_config import Pretrain, Scratch

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from practicum.backends.local import LocalSampler, load
+from practicum.backends.local.loading import load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.model_config import ModelConfig
 from practicum.types import SampleRequest, SamplingParams
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from practicum.backends.local import LanguageModel, LocalSampler, LocalTrainer, TrainerLimits
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.objective import Full, Objective
-from practicum.ports import AdamParams, ScoreRequest
+from practicum.ports import AdamParams, ScoreRequest, TrainerLimits
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams
 
 PATH = Path(__file__).parents[1] / "examples" / "minimal.py"

@@ -9,7 +9,7 @@ import torch
 from toy import make_model, rows, toy_recipe, toy_run
 
 from practicum.assembly import assemble_run
-from practicum.backends.local import LocalTrainer
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import NumericError, TeacherError
 from practicum.loop import Parts, StepSettings, assemble, train
 from practicum.ports import AdamParams

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from practicum.backends.local import make_scratch_model
+from practicum.backends.local.scratch import make_scratch_model
 from practicum.errors import PracticumError
 from practicum.model_config import Pretrain, Scratch
 from practicum.recipe import Recipe, parse_recipe

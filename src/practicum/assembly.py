@@ -11,16 +11,12 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from practicum.backends.local import (
-    LoadedModel,
-    LocalLearner,
-    conversion_pending,
-    load,
-    load_renderer,
-    make_scratch_model,
-    scorer,
-    shape_of,
-)
+from practicum.backends.local.convert import conversion_pending
+from practicum.backends.local.loading import LoadedModel, load, load_renderer
+from practicum.backends.local.residency import scorer
+from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.sizes import shape_of
+from practicum.backends.local.student import LocalLearner
 from practicum.costs import Ledger, Shape
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
 from practicum.evaluation import EvaluationSettings

@@ -17,7 +17,7 @@ from torch import Tensor
 from practicum import run_dir as folders
 from practicum.assembly import Assembled, assemble_run
 from practicum.asynchronous import Stages, stages
-from practicum.backends.local import LoadedModel, load_student
+from practicum.backends.local.loading import LoadedModel, load_student
 from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm, Pace, Watch, gravest, heldout
 from practicum.diagnosis.report import write_report

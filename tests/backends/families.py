@@ -19,9 +19,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from practicum.backends.local import LanguageModel, LoadedModel, LocalSampler, LocalTrainer, export, load, load_student
-from practicum.backends.local.loading import choose_what_learns
+from practicum.backends.local.export import export
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import LoadedModel, choose_what_learns, load, load_student
 from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import PracticumError
 from practicum.model_config import Lora, StudentConfig
 from practicum.objective import Objective, Sampled

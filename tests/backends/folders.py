@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from practicum.backends.local import make_scratch_model
+from practicum.backends.local.scratch import make_scratch_model
 from practicum.model_config import Scratch
 
 ALPHABET = "abcdefgh"

@@ -7,8 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local import LocalTrainer, adapted, export, load, load_student
+from practicum.backends.local.adapted import adapted
 from practicum.backends.local.adapters import PARTS, add_adapters, is_linear_map
+from practicum.backends.local.export import export
+from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
 from practicum.model_config import Lora, ModelConfig, StudentConfig
 from practicum.objective import Objective, Sampled

@@ -4,8 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from practicum.backends.local import LocalTrainer, export, load, load_student
 from practicum.backends.local.adapters import merged_weights
+from practicum.backends.local.export import export
+from practicum.backends.local.loading import load, load_student
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ResourceError
 from practicum.model_config import Lora, ModelConfig, StudentConfig
 from practicum.objective import Objective

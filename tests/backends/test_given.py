@@ -5,20 +5,15 @@ import torch
 from toy import make_model
 
 from practicum import functional as F
-from practicum.backends.local import (
-    GivenTokens,
-    LocalSampler,
-    LocalTrainer,
-    PromptQuestion,
-    TrainerLimits,
-    adapted,
-    forward_backward_given,
-    forward_given,
-    load,
-    score_prompts,
-)
+from practicum.backends.local.adapted import adapted
+from practicum.backends.local.given import GivenTokens, forward_backward_given, forward_given
+from practicum.backends.local.loading import load
+from practicum.backends.local.prompt_scores import PromptQuestion, score_prompts
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import NumericError
 from practicum.model_config import Lora, ModelConfig
+from practicum.ports import TrainerLimits
 from practicum.types import SampleRequest, SamplingParams
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from practicum.backends.local import LocalTrainer, TrainerLimits
 from practicum.backends.local.graph import ENOUGH_TOKENS, GraphPlan, graph_bytes, plan_graph, recomputing
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.passes import length_of
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.objective import Objective
-from practicum.ports import ScoreRequest
+from practicum.ports import ScoreRequest, TrainerLimits
 
 from .test_trainer import gradients, trainable
 from .tiny import data_for, random_tokens, rollout, tiny

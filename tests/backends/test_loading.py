@@ -9,9 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local import LocalSampler, LocalTrainer, load, load_student, make_scratch_model
 from practicum.backends.local.convert import PACKAGED, Packaged, cache_folder, packaged_model
-from practicum.backends.local.loading import locate
+from practicum.backends.local.loading import load, load_student, locate
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.scratch import make_scratch_model
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
 from practicum.model_config import Lora, ModelConfig, Pretrain, Scratch, StudentConfig
 from practicum.objective import Objective
@@ -215,7 +217,7 @@ def test_cuda_that_is_not_there(folder):
 @pytest.mark.long
 def test_a_hub_name_without_network_fails_quickly():
     code = (
-        "from practicum.backends.local import load\n"
+        "from practicum.backends.local.loading import load\n"
         "from practicum.errors import ModelError\n"
         "from practicum.model_config import ModelConfig\n"
         "try:\n    load(ModelConfig(model='nobody/nothing'))\n"

@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from practicum.backends.local import LocalTrainer, TrainerLimits
-from practicum.backends.local.trainer import _out_of_memory
+from practicum.backends.local.trainer import LocalTrainer, _out_of_memory
 from practicum.errors import ResourceError
 from practicum.objective import Objective
+from practicum.ports import TrainerLimits
 
 from .tiny import data_for, tiny
 
@@ -74,7 +74,8 @@ def test_other_errors_pass_unchanged():
 CHILD = """
 import resource, torch
 from backends.tiny import data_for, rollout, tiny
-from practicum.backends.local import LocalTrainer, TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer
+from practicum.ports import TrainerLimits
 from practicum.objective import Objective
 
 torch.set_num_threads(1)

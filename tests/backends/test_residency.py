@@ -9,7 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from practicum.backends.local import LanguageModel, LocalTrainer, StoredHead, load, scorer
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import load
+from practicum.backends.local.residency import StoredHead, scorer
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
 from practicum.model_config import ModelConfig, ScorerConfig
 from practicum.objective import Full, Objective, Sampled

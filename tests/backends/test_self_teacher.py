@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from practicum.backends.local import LocalSampler, LocalTrainer
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.objective import Full, Objective, Sampled
 from practicum.ports import AdamParams, ScoreRequest, SelfRule
 from practicum.types import Datum, SampleRequest, SamplingParams

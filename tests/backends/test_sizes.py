@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from practicum.backends.local import learning_of, load_student, shape_of
+from practicum.backends.local.loading import load_student
 from practicum.backends.local.paper import body_bytes
+from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.model_config import Lora, StudentConfig
 
 from .mixtures import family_folder

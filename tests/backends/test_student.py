@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from practicum.backends.local.student import Config, build
+from practicum.backends.local import Config, build
 from practicum.model_config import StudentConfig
 from practicum.objective import Objective
 from practicum.ports import BackendContext, SampleRequest, SamplingParams, TrainerLimits

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from practicum.backends.local import LanguageModel, LocalSampler, LocalTrainer, TrainerLimits
+from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.measures import COLUMNS
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import CheckpointError
 from practicum.objective import Full, Objective, Sampled, TeacherTokens, TopK, logit_side, token_batch, token_side
-from practicum.ports import AdamParams, ScoreRequest
+from practicum.ports import AdamParams, ScoreRequest, TrainerLimits
 from practicum.types import Datum, Pool, TeacherSignal
 
 from .tiny import ARCHITECTURES, VOCABULARY, all_logits, data_for, hidden_signal, rollout, rollouts, tiny

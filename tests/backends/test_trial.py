@@ -9,11 +9,12 @@ from toy import toy_recipe
 from transformers import AutoModelForCausalLM
 
 from practicum.assembly import assemble_run
-from practicum.backends.local import LocalSampler, load, load_student
 from practicum.backends.local.language_model import UNBOUNDED, LanguageModel, find_body, forwards_exchanged
+from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.packing import ready_to_pack
 from practicum.backends.local.prepared import Prepared
 from practicum.backends.local.reading import SlotReading
+from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trial import why_unsampled
 from practicum.errors import ModelError
 from practicum.model_config import ModelConfig, StudentConfig

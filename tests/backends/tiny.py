@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from practicum.backends.local import LanguageModel
+from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import ready_to_pack
 from practicum.types import Datum, Prompt, Rollout, TeacherSignal
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from practicum.backends.local import load
+from practicum.backends.local.loading import load
 from practicum.model_config import ModelConfig
 
 from .folders import TOKENS

@@ -12,7 +12,10 @@ import torch
 from stub_server import FolderModel, Stub
 from toy import TASK
 
-from practicum.backends.local import LocalSampler, LocalTrainer, load, load_renderer, load_student, scorer
+from practicum.backends.local.loading import load, load_renderer, load_student
+from practicum.backends.local.residency import scorer
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.candidates import candidates_of
 from practicum.model_config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK

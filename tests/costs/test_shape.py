@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 
 from tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 
-from practicum.backends.local import LanguageModel, learning_of, shape_of
 from practicum.backends.local.adapters import add_adapters
+from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import Packing
+from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.costs import Learning, Reading, Shape, read_once
 from practicum.model_config import Lora
 from practicum.ports import ScoreRequest

@@ -7,7 +7,8 @@ import pytest
 import torch
 import yaml
 
-from practicum.backends.local import LocalSampler, load
+from practicum.backends.local.loading import load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import RecipeError
 from practicum.evidence import reproduce
 from practicum.evidence.measures.drafter import Spent, Text, drafting, speculate

@@ -9,9 +9,10 @@ from backends.tiny import hidden_signal, rollout, rollouts, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.backends.local import LocalTrainer, TrainerLimits
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.loop import parts_of
 from practicum.objective import Objective
+from practicum.ports import TrainerLimits
 from practicum.types import Datum, Pool, TeacherSignal
 
 from .worlds import (

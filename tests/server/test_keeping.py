@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from practicum.backends.local import load
+from practicum.backends.local.loading import load
 from practicum.errors import ResourceError
 from practicum.model_config import ModelConfig
 from practicum.server.futures import Answer, Futures

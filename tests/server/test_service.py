@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from practicum import functional as F
-from practicum.backends.local import LocalSampler, load
+from practicum.backends.local.loading import load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.model_config import ModelConfig
 from practicum.randomness import seed_of
 from practicum.server.wire import messages

@@ -18,7 +18,8 @@ from safetensors import safe_open
 from toy import assert_same_run, curve, exit_status, forked, start_fork, toy_recipe, toy_run
 
 from practicum import functional as F
-from practicum.backends.local import LocalTrainer, load_student
+from practicum.backends.local.loading import load_student
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.cli.after import evaluate_target
 from practicum.errors import RecipeError, TeacherError
 from practicum.model_config import ScorerConfig, StudentConfig

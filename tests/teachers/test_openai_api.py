@@ -14,7 +14,9 @@ from stub_server import Fault, FolderModel, Stub, changed, flood, hang_up, late,
 from torch import Tensor
 from toy import assert_same_run, curve, rows, toy_recipe, toy_run
 
-from practicum.backends.local import LocalSampler, LocalTrainer, load, load_renderer, load_student
+from practicum.backends.local.loading import load, load_renderer, load_student
+from practicum.backends.local.sampler import LocalSampler
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import CapabilityError, RecipeError, TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
 from practicum.http import JsonClient, Server

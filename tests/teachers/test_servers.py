@@ -17,8 +17,9 @@ import torch
 from recorder import prompt
 from toy import curve, make_model, rows, toy_run
 
-from practicum.backends.local import LocalSampler, load, load_renderer
 from practicum.backends.local.convert import packaged_model
+from practicum.backends.local.loading import load, load_renderer
+from practicum.backends.local.sampler import LocalSampler
 from practicum.cli.probe import probed
 from practicum.errors import TeacherError
 from practicum.http import JsonClient, Question, Server

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy import assert_same_run, curve, forked, rows, toy_run
 
-from practicum.backends.local import StoredHead
+from practicum.backends.local.residency import StoredHead
 from practicum.types import Head
 
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}

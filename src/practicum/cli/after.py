@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from practicum.assembly import build_task, evaluation_settings
-from practicum.backends.local import LoadedModel, LocalSampler, export, load
+from practicum.backends.local.export import export
+from practicum.backends.local.loading import LoadedModel, load
+from practicum.backends.local.sampler import LocalSampler
 from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.diagnosis.report import write_report
 from practicum.errors import DataError, RecipeError

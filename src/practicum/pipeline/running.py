@@ -12,7 +12,7 @@ import torch
 
 from practicum import runs
 from practicum.assembly import build_task, scratch_folder
-from practicum.backends.local import export
+from practicum.backends.local.export import export
 from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.diagnosis.tables import accuracy_by_stage
 from practicum.errors import Interrupted, RecipeError

@@ -13,14 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from practicum.backends.local import (
-    LanguageModel,
-    LoadedModel,
-    LocalSampler,
-    PromptQuestion,
-    PromptScores,
-    score_prompts,
-)
+from practicum.backends.local.language_model import LanguageModel
+from practicum.backends.local.loading import LoadedModel
+from practicum.backends.local.prompt_scores import PromptQuestion, PromptScores, score_prompts
+from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import DataError, PracticumError
 from practicum.randomness import seed_of
 from practicum.server.futures import Answer

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from practicum.backends.local import conversion_pending
+from practicum.backends.local.convert import conversion_pending
 from practicum.backends.local.loading import locate
 from practicum.errors import RecipeError, ResourceError
 from practicum.model_config import ModelConfig

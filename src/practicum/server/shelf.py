@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from practicum.backends.local import LoadedModel, load
-from practicum.backends.local.loading import locate
+from practicum.backends.local.loading import LoadedModel, load, locate
 from practicum.errors import ResourceError
 from practicum.model_config import ModelConfig
 from practicum.model_files import fingerprint

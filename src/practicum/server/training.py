@@ -7,15 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from practicum.backends.local import (
-    GivenResult,
-    GivenTokens,
-    LoadedModel,
-    LocalTrainer,
-    adapted,
-    forward_backward_given,
-    forward_given,
-)
+from practicum.backends.local.adapted import adapted
+from practicum.backends.local.given import GivenResult, GivenTokens, forward_backward_given, forward_given
+from practicum.backends.local.loading import LoadedModel
+from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError
 from practicum.functional import POLICY_LOSSES, PolicyLoss
 from practicum.model_config import Lora

@@ -1,46 +1,35 @@
-"""The local backend: a causal language model of transformers (see docs/models.md), in this process, on a CPU or one GPU."""
+"""The local backend: a causal language model of transformers (see docs/models.md), in this process, on a CPU or one GPU.
 
-from practicum.backends.local.adapted import adapted
-from practicum.backends.local.convert import conversion_pending
-from practicum.backends.local.export import export
-from practicum.backends.local.given import GivenResult, GivenTokens, forward_backward_given, forward_given
-from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, load, load_renderer, load_student
-from practicum.backends.local.prompt_scores import PromptQuestion, PromptScores, score_prompts
-from practicum.backends.local.residency import StoredHead, VisitingSampler, scorer
-from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.scratch import make_scratch_model
-from practicum.backends.local.sizes import learning_of, shape_of
-from practicum.backends.local.student import Config, LocalLearner, build
-from practicum.backends.local.trainer import LocalTrainer
-from practicum.ports import TrainerLimits
+What a recipe says of it stands here, and transformers is imported where a student is built: a recipe is read without it.
+"""
 
-__all__ = [
-    "Config",
-    "GivenResult",
-    "GivenTokens",
-    "LanguageModel",
-    "LoadedModel",
-    "LocalLearner",
-    "LocalSampler",
-    "LocalTrainer",
-    "PromptQuestion",
-    "PromptScores",
-    "StoredHead",
-    "TrainerLimits",
-    "VisitingSampler",
-    "adapted",
-    "build",
-    "conversion_pending",
-    "export",
-    "forward_backward_given",
-    "forward_given",
-    "learning_of",
-    "load",
-    "load_renderer",
-    "load_student",
-    "make_scratch_model",
-    "score_prompts",
-    "scorer",
-    "shape_of",
-]
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from practicum.model_config import StudentConfig
+from practicum.objective import Objective
+from practicum.ports import BackendContext
+
+if TYPE_CHECKING:
+    from practicum.backends.local.student import LocalLearner
+
+__all__ = ["Config", "build"]
+
+
+class Config(BaseModel):
+    """Nothing to set: what is held at once stands under `train`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: Literal["local"] = "local"
+
+    def problems(self, student: StudentConfig, objective: Objective, source: str, staleness: int) -> list[str]:
+        """Every student and every objective can be trained here."""
+        return []
+
+
+def build(config: Config, context: BackendContext) -> "LocalLearner":
+    """Load the student and let learn what the recipe says."""
+    from practicum.backends.local.student import load_learner
+
+    return load_learner(context)

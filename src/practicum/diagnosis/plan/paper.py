@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from practicum.assembly import archive_of, build_task, fitting, plan_of_step, scorer_names, scratch_folder
-from practicum.backends.local import LoadedModel, learning_of, shape_of
 from practicum.backends.local.graph import GraphPlan, plan_graph
+from practicum.backends.local.loading import LoadedModel
 from practicum.backends.local.paper import BodyBytes, body_bytes, load_on_paper
 from practicum.backends.local.passes import length_of
+from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.costs import Learning, Ledger, Shape
 from practicum.errors import DataError
 from practicum.loop import Parts, StepSettings, train_step
