@@ -21,7 +21,7 @@ from practicum.objective.choices import (
     TopK,
 )
 from practicum.objective.closed_form import Chunk, is_written_down, open_chunk
-from practicum.objective.reading import read_signal
+from practicum.objective.reading import compare_signals, read_signal
 from practicum.objective.spec import Objective, Term
 from practicum.objective.token_axis import token_side
 from practicum.objective.tokens import TeacherTokens, TermValues, TokenBatch, token_batch
@@ -52,6 +52,7 @@ __all__ = [
     "Text",
     "TokenBatch",
     "TopK",
+    "compare_signals",
     "is_written_down",
     "logit_side",
     "open_chunk",

@@ -3,16 +3,13 @@
 What a recipe says of it stands here, and transformers is imported where a student is built: a recipe is read without it.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from practicum.model_config import StudentConfig
 from practicum.objective import Objective
-from practicum.ports import BackendContext
-
-if TYPE_CHECKING:
-    from practicum.backends.local.student import LocalLearner
+from practicum.ports import BackendContext, Learner
 
 __all__ = ["Config", "build"]
 
@@ -28,7 +25,7 @@ class Config(BaseModel):
         return []
 
 
-def build(config: Config, context: BackendContext) -> "LocalLearner":
+def build(config: Config, context: BackendContext) -> Learner:
     """Load the student and let learn what the recipe says."""
     from practicum.backends.local.student import load_learner
 
