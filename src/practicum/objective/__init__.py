@@ -20,7 +20,7 @@ from practicum.objective.choices import (
     Text,
     TopK,
 )
-from practicum.objective.closed_form import Chunk, is_written_down, open_chunk
+from practicum.objective.closed_form import Chunk, can_fuse, open_chunk
 from practicum.objective.reading import compare_signals, read_signal
 from practicum.objective.spec import Objective, Term
 from practicum.objective.token_axis import token_side
@@ -52,8 +52,8 @@ __all__ = [
     "Text",
     "TokenBatch",
     "TopK",
+    "can_fuse",
     "compare_signals",
-    "is_written_down",
     "logit_side",
     "open_chunk",
     "read_signal",

@@ -25,16 +25,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import Tiles, chunks
-from practicum.objective import (
-    Chunk,
-    Objective,
-    TermValues,
-    TokenBatch,
-    is_written_down,
-    open_chunk,
-    token_batch,
-    token_side,
-)
+from practicum.objective import Chunk, Objective, TermValues, TokenBatch, can_fuse, open_chunk, token_batch, token_side
 from practicum.ports import AdamParams, SelfRule, TrainerLimits
 from practicum.types import (
     Datum,
@@ -194,7 +185,7 @@ class LocalTrainer:
         records = Records(len(batch.tokens))
         passes = self._passes(data, batch, micro_batch_tokens)
         head = self.language_model.head()
-        if len(batch.tokens) >= FEWEST_ROWS and is_written_down(objective):
+        if len(batch.tokens) >= FEWEST_ROWS and can_fuse(objective):
             head = prepared_head(head)
         coefficients = self._whole_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
         self.start_learning()
@@ -235,6 +226,7 @@ class LocalTrainer:
                 compare(records, side, part, piece)
                 gradient[piece] += side.backward(shares)
                 measure(records, side.values, tokens, part.signal.name)
+                records.add("fused", torch.full_like(side.values[0].logprobs, side.fused))
                 records.place(part.index[piece], side.values[0], shares)
                 records.share(part.signal.name, side.values, shares)
         if hidden.requires_grad:
