@@ -37,7 +37,6 @@ def compare_signals(
 
     The log-probabilities of a model that gives no distribution are those that it sent.
     """
-
     student, teacher = signals
     pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]  # of no tokens the measures are empty, not unknown
     parts = ((read_signal(student, piece).full, read_signal(teacher, piece).full, tokens[piece]) for piece in pieces)
