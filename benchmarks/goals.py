@@ -102,6 +102,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
     ),
     "Starting": (
         Goal("startup.help", "`practicum --help`, wall", "most", 0.5, unit=" s"),
+        Goal("startup.check", "`practicum check quickstart`, processor", "most", 3.0, unit=" s"),
         Goal("startup.first", "the first step beyond a warm one", "most", 2.0, unit=" s"),
     ),
     "The plan": (

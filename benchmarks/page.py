@@ -26,7 +26,8 @@ What a goal is, what was measured, and whether it is reached: pass or fail, noth
 `python -m benchmarks --help` lists the names. [Measured](measured.md) has the figures of the quick start.
 
 - Ratios are of processor seconds of one thread, within one round: contenders take turns (A B C, then C B A), the first rounds are
-  dropped, and what is shown is the median of the rounds with the least and the greatest. Starting up is in wall seconds.
+  dropped, and what is shown is the median of the rounds with the least and the greatest. Starting up is in wall seconds, except
+  where it says processor.
 - Every contender is checked before it is timed: losses and gradients against float64, samplers by the log-probabilities of
   what they drew, whole steps by the loss of given answers.
 - A goal is missed where the median misses it; *pass in its best round only* says that one round reached it. Where rounds disagree

@@ -1,9 +1,10 @@
-"""Seconds until something happens: the command line's help, and the first training step against a warm one.
+"""Seconds until something happens: help and a recipe read on the command line, and the first training step against a warm one.
 
 python -m benchmarks startup [--recipe smoke/toy]
 """
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ STEPS = 6
 
 
 def main() -> None:
-    """Report one line; these are wall seconds, so the machine should be idle."""
+    """Report one line; these are wall seconds but for `check`, so the machine should be idle."""
     made = parser(__doc__)
     made.add_argument("--recipe", default="smoke/toy")
     made.add_argument("--measure", action="store_true", help="internal: the seconds of a few steps")
@@ -25,20 +26,45 @@ def main() -> None:
         print(json.dumps(_steps(options.recipe)))
         return
     now = session("startup", options)
-    helps = [_help() for _ in range(now.warm_up + now.rounds)][now.warm_up :]
+    rounds = range(now.warm_up + now.rounds)
+    helps = spread([_wall_seconds("--help") for _ in rounds][now.warm_up :])
+    checks = spread([_processor_seconds("check", "quickstart") for _ in rounds][now.warm_up :])
     runs = [in_a_process("benchmarks.startup", "--measure", "--recipe", options.recipe) for _ in range(now.rounds)]
     beyond = spread([steps[0] - spread(steps[1:])["median"] for steps in runs])
     warm = spread([spread(steps[1:])["median"] for steps in runs])
-    rows = [["practicum --help", spread(helps)["median"]], ["first step beyond a warm one", beyond["median"]]]
-    print(table(["what", "wall seconds"], [*rows, ["a warm step", warm["median"]]]))
-    now.report({"startup.help": spread(helps), "startup.first": beyond}, recipe=options.recipe, warm_step_seconds=warm)
+    rows = [
+        ["practicum --help", helps["median"]],
+        ["practicum check quickstart, processor", checks["median"]],
+        ["first step beyond a warm one", beyond["median"]],
+        ["a warm step", warm["median"]],
+    ]
+    print(table(["what", "seconds"], rows))
+    readings = {"startup.help": helps, "startup.check": checks, "startup.first": beyond}
+    now.report(readings, recipe=options.recipe, warm_step_seconds=warm)
 
 
-def _help() -> float:
-    start = time.monotonic()
-    command = [sys.executable, "-m", "practicum", "--help"]
+def _practicum(*words: str) -> None:
+    command = [sys.executable, "-m", "practicum", *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
+
+
+def _wall_seconds(*words: str) -> float:
+    """Return the wall seconds of a command."""
+    start = time.monotonic()
+    _practicum(*words)
     return time.monotonic() - start
+
+
+def _processor_seconds(*words: str) -> float:
+    """Return the processor seconds of a command, its own and the system's for it."""
+
+    def used() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return children.ru_utime + children.ru_stime
+
+    before = used()
+    _practicum(*words)
+    return used() - before
 
 
 def _steps(recipe: str) -> list[float]:

@@ -55,6 +55,23 @@ def test_help_is_instant_because_torch_stays_unloaded() -> None:
     assert all(name in done.stdout for name in COMMANDS) and "Example: practicum run quickstart" in done.stdout
 
 
+def test_every_packaged_recipe_is_read_without_transformers() -> None:
+    code = (
+        "import sys; sys.argv = ['practicum', 'check', 'quickstart']\n"
+        "from practicum.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "assert 'transformers' not in sys.modules, 'quickstart'\n"
+        "from practicum.pipeline import load\n"
+        "from practicum.recipe import recipe_names\n"
+        "for name in recipe_names():\n"
+        "    load(name)\n"
+        "    assert 'transformers' not in sys.modules, name"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "quickstart: no mistakes found\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_every_command_has_an_example(tmp_path: Path, name: str) -> None:
     status, text = said(tmp_path, name, "--help")

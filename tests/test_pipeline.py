@@ -20,7 +20,8 @@ from toy import TASK, assert_same_run, curve, exit_status, forked, rows, start_f
 
 from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.errors import PracticumError, RecipeError
-from practicum.pipeline import Pipeline, load, parse_pipeline, run
+from practicum.pipeline import Pipeline, load, parse_pipeline
+from practicum.pipeline.running import run
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json
 from practicum.runs import RunResult, open_student

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from practicum.pipeline import Pipeline, load, parse_pipeline, run
+from practicum.pipeline import Pipeline, load, parse_pipeline
+from practicum.pipeline.running import run
 from practicum.recipe import recipe_names
 
 pytestmark = pytest.mark.long

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from practicum import functional
     from practicum.diagnosis.doctor import Diagnosis, doctor
     from practicum.errors import PracticumError
-    from practicum.pipeline import run
+    from practicum.pipeline.running import run
     from practicum.recipe import Recipe, load_recipe
     from practicum.runs import RunResult, distill
 
@@ -42,7 +42,7 @@ _HOMES = {
     "distill": "practicum.runs",
     "doctor": "practicum.diagnosis.doctor",
     "load_recipe": "practicum.recipe",
-    "run": "practicum.pipeline",
+    "run": "practicum.pipeline.running",
 }
 
 

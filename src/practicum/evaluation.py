@@ -11,7 +11,6 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.forensics import Trace, read_trace, trace, traced
-from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, read_signal
 from practicum.ports import SamplingClient, Task, Teacher
 from practicum.rollouts import Batch, environment_of, rewarded, sample_rollouts, taught_rollouts
@@ -248,7 +247,7 @@ def _distance(client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollo
     mine, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
     divergences, entropies = [], []
     for rollout, own, other in zip(rollouts, mine, theirs, strict=True):
-        divergence, entropy = _whole(own, other) if full else _by_samples(own, other)
+        divergence, entropy = _by_distributions(own, other, rollout.tokens) if full else _by_samples(own, other)
         divergences += [] if divergence is None else [divergence.double().cpu()[rollout.loss_mask]]
         entropies.append(entropy.double().cpu()[rollout.loss_mask])
     traces = [trace(rollouts[place], mine[place], theirs[place], renderer) for place in traced(rollouts)]
@@ -258,15 +257,11 @@ def _distance(client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollo
     return _Distance(torch.cat(entropies).mean().item(), distance, traces)
 
 
-def _whole(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:
+def _by_distributions(own: TeacherSignal, other: TeacherSignal, tokens: Tensor) -> tuple[Tensor | None, Tensor]:
     """Reverse KL, where the teacher is not silent, and the student's entropy."""
-    assert own.hidden is not None and own.head is not None, "the student's own client gives its hidden states"
-    divergences, entropies = [], []
-    for part in chunks(len(own.hidden), CHUNK):
-        student, teacher = own.head.logprobs(own.hidden[part]), read_signal(other, part).full
-        divergences += [] if teacher is None else [F.reverse_kl(student, teacher)]
-        entropies.append(F.entropy(student))
-    return torch.cat(divergences) if divergences else None, torch.cat(entropies)
+    compared = compare_signals((own, other), tokens, CHUNK, ("reverse_kl", "student_entropy"))
+    assert compared.student_entropy is not None, "the student's own client gives its hidden states"
+    return compared.reverse_kl, compared.student_entropy
 
 
 def _by_samples(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:

@@ -1,15 +1,14 @@
 """Token by token: what student and teacher thought of an answer, and what each would rather have written."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum import functional as F
-from practicum.functional.chunked import chunks
-from practicum.objective import read_signal
+from practicum.objective import compare_signals
 from practicum.text import Renderer
 from practicum.types import Rollout, TeacherSignal
 
@@ -18,6 +17,12 @@ ANSWERS, TOKENS, CHOICES = 6, 400, 5
 
 CHUNK, DIGITS = 64, 6
 """Tokens read at once, and significant digits kept of a number."""
+
+MEASURES = (
+    *("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy", "reverse_kl"),
+    *("student_top_ids", "student_top_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
+)
+"""What a trace says of a token."""
 
 Column = list[float | None]
 
@@ -72,81 +77,37 @@ def read_trace(saved: dict[str, object]) -> Trace:
 @torch.no_grad()
 def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: Renderer) -> Trace:
     """One rollout under the student's `own` and the teacher's distributions, or what they say of the sampled tokens."""
-    kept = rollout.tokens[:TOKENS]
-    parts = [_part(kept[part], own[part], other[part], renderer) for part in chunks(len(kept), CHUNK)]
-    written = rollout.loss_mask[:TOKENS].tolist()
+    tokens, written = rollout.tokens[:TOKENS], rollout.loss_mask[:TOKENS].tolist()
+    compared = compare_signals((own[:TOKENS], other[:TOKENS]), tokens, CHUNK, MEASURES, CHOICES)
 
-    def column(of_part: Callable[[_Part], Column]) -> Column:
-        values = [value for part in parts for value in of_part(part)]
-        return [value if own else None for value, own in zip(values, written, strict=True)]
+    def column(values: Float[Tensor, " T"] | None) -> Column:
+        numbers = [math.nan] * len(written) if values is None else values.tolist()
+        return [
+            _short(number) if is_own and math.isfinite(number) else None
+            for number, is_own in zip(numbers, written, strict=True)
+        ]
+
+    def candidates(ids: Int[Tensor, "T K"] | None, logprobs: Float[Tensor, "T K"] | None) -> Candidates | None:
+        if ids is None or logprobs is None or not written:
+            return None
+        texts = [[renderer.piece(token) for token in row] for row in ids.tolist()]
+        return Candidates(texts, [[_short(value) for value in row] for row in logprobs.exp().tolist()])
 
     return Trace(
         prompt=rollout.prompt.id,
         question=rollout.prompt.messages[-1].content,
         expected=rollout.prompt.answer,
         reward=rollout.reward,
-        text=[renderer.piece(token) for token in kept.tolist()],
-        control=[renderer.is_control(token) for token in kept.tolist()],
-        logprobs=column(lambda part: part.logprobs),
-        teacher_logprobs=column(lambda part: part.teacher_logprobs),
-        reverse_kl=column(lambda part: part.reverse_kl),
-        student_entropy=column(lambda part: part.student_entropy),
-        teacher_entropy=column(lambda part: part.teacher_entropy),
-        student=_together([part.student for part in parts]),
-        teacher=_together([part.teacher for part in parts]),
+        text=[renderer.piece(token) for token in tokens.tolist()],
+        control=[renderer.is_control(token) for token in tokens.tolist()],
+        logprobs=column(compared.student_logprobs),
+        teacher_logprobs=column(compared.teacher_logprobs),
+        reverse_kl=column(compared.reverse_kl),
+        student_entropy=column(compared.student_entropy),
+        teacher_entropy=column(compared.teacher_entropy),
+        student=candidates(compared.student_top_ids, compared.student_top_logprobs),
+        teacher=candidates(compared.teacher_top_ids, compared.teacher_top_logprobs),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    logprobs: Column
-    teacher_logprobs: Column
-    reverse_kl: Column
-    student_entropy: Column
-    teacher_entropy: Column
-    student: Candidates | None
-    teacher: Candidates | None
-
-
-def _part(tokens: Tensor, own: TeacherSignal, other: TeacherSignal, renderer: Renderer) -> _Part:
-    nothing: Column = [None] * len(tokens)
-    mine, theirs = read_signal(own, slice(None)), read_signal(other, slice(None))
-    student, teacher = mine.full, theirs.full
-    return _Part(
-        logprobs=_of_tokens(student, mine.logprobs, tokens) or nothing,
-        teacher_logprobs=_of_tokens(teacher, theirs.logprobs, tokens) or nothing,
-        reverse_kl=nothing if student is None or teacher is None else _column(F.reverse_kl(student, teacher)),
-        student_entropy=nothing if student is None else _column(F.entropy(student)),
-        teacher_entropy=nothing if teacher is None else _column(F.entropy(teacher)),
-        student=None if student is None else _candidates(student, renderer),
-        teacher=None if teacher is None else _candidates(teacher, renderer),
-    )
-
-
-def _of_tokens(full: Tensor | None, sampled: Tensor | None, tokens: Tensor) -> Column | None:
-    """The log-probabilities of the tokens, from the whole distributions or as they were given."""
-    if full is not None:
-        return _column(F.gather_logprobs(full, tokens.to(full.device)))
-    return None if sampled is None else _column(sampled)
-
-
-def _candidates(logprobs: Float[Tensor, "T V"], renderer: Renderer) -> Candidates:
-    top = logprobs.topk(min(CHOICES, logprobs.shape[-1]), dim=-1)
-    texts = [[renderer.piece(token) for token in row] for row in top.indices.tolist()]
-    return Candidates(texts, [[_short(value) for value in row] for row in top.values.exp().tolist()])
-
-
-def _together(parts: Sequence[Candidates | None]) -> Candidates | None:
-    known = [part for part in parts if part is not None]
-    if not known:
-        return None
-    return Candidates(
-        [row for part in known for row in part.texts], [row for part in known for row in part.probabilities]
-    )
-
-
-def _column(values: Float[Tensor, " T"]) -> Column:
-    return [_short(value) if value == value and abs(value) != float("inf") else None for value in values.tolist()]
 
 
 def _short(value: float) -> float:

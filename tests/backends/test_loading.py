@@ -217,7 +217,7 @@ def test_cuda_that_is_not_there(folder):
 @pytest.mark.long
 def test_a_hub_name_without_network_fails_quickly():
     code = (
-        "from practicum.backends.local import load\n"
+        "from practicum.backends.local.loading import load\n"
         "from practicum.errors import ModelError\n"
         "from practicum.model_config import ModelConfig\n"
         "try:\n    load(ModelConfig(model='nobody/nothing'))\n"

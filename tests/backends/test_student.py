@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from practicum.backends.local import Config, build
 
+from practicum.backends.local import Config, build
 from practicum.backends.local.trainer import TrainerLimits
 from practicum.model_config import StudentConfig
 from practicum.objective import Objective

@@ -288,6 +288,12 @@ def test_each_of_several_teachers_has_its_share_of_the_loss():
     assert not any(name.startswith("teacher_share") for name in alone.metrics)
 
 
+@pytest.mark.parametrize(("signal", "fused"), [("full", 1.0), ("sampled", 1.0), ("topk(4)", 0.0)])
+def test_an_update_says_which_logit_side_it_took(signal, fused):
+    _, result = gradients(trainable(tiny()), data_for(tiny(seed=1)), Objective.model_validate({"signal": signal}))
+    assert result.metrics["fused"] == fused
+
+
 def test_metrics_are_means_over_the_supervised_tokens():
     student, teacher = trainable(tiny()), tiny(seed=1)
     data = data_for(teacher)
@@ -302,6 +308,7 @@ def test_metrics_are_means_over_the_supervised_tokens():
         "tokens": float(len(s)),
         "supervised": float(len(s)),
         "halvings": 0.0,
+        "fused": 1.0,
         "loss": (0.3 * (t.exp() * (t - m)).sum(-1) + 0.7 * (s.exp() * (s - m)).sum(-1)).mean().item(),
         "reverse_kl": (s.exp() * (s - t)).sum(-1).mean().item(),
         "student_entropy": -(s.exp() * s).sum(-1).mean().item(),

@@ -7,7 +7,7 @@ from practicum.backends.local.prepared import prepared_head
 from practicum.functional.chunked import Tiles
 from practicum.functional.head import Head
 from practicum.objective import Objective, open_chunk, token_batch, token_side
-from practicum.objective.closed_form import Differentiated, WrittenDown, has_closed_form
+from practicum.objective.closed_form import has_closed_form
 from practicum.types import Pool, TeacherSignal
 
 from .test_sides import ALL, VOCABULARY, batch, logits
@@ -53,7 +53,7 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
         return
     reference = heads(seed=5)[1]
     ours = open_chunk(head, hidden, (said, reference), tokens, objective, Tiles())
-    theirs = Differentiated(twin, hidden, (said, reference), tokens, objective)
+    theirs = Autograd(twin, hidden, (said, reference), tokens, objective)
     for mine, other in zip(ours.values, theirs.values, strict=True):
         for name in (
             "value",
@@ -95,7 +95,7 @@ def test_impossible_tokens_and_great_logits_stay_finite():
         objective = Objective.model_validate(choice)
         tokens = token_batch(batch(), objective)
         chunk = open_chunk(head, 60 * hidden, (signal, TeacherSignal()), tokens, objective, Tiles())
-        assert isinstance(chunk, WrittenDown)
+        assert isinstance(chunk, Fused)
         shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, chunk.values, strict=True)]
         assert chunk.backward(shares).isfinite().all()
         assert head.weight.grad is not None
@@ -107,7 +107,7 @@ def test_a_head_that_is_more_than_a_matrix_goes_through_autograd():
     capped = Head(head.weight, VOCABULARY, softcap=5.0)
     objective = Objective()
     tokens = token_batch(batch(), objective)
-    assert isinstance(open_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, Tiles()), Differentiated)
+    assert isinstance(open_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, Tiles()), Autograd)
 
 
 def test_tiles_are_used_again_and_cut_to_size():
@@ -133,8 +133,8 @@ def test_a_pool_of_whole_teachers_has_a_closed_form_too(kind, gate, choice):
     second = heads(seed=6)[1]
     said = TeacherSignal(pool=Pool(kind, (0.3, 0.7), (first, second), gate)), TeacherSignal()
     ours = open_chunk(head, hidden, said, tokens, objective, Tiles())
-    theirs = Differentiated(twin, hidden, said, tokens, objective)
-    assert isinstance(ours, WrittenDown)
+    theirs = Autograd(twin, hidden, said, tokens, objective)
+    assert isinstance(ours, Fused)
     some = torch.tensor([0, 2])
     for mine, other in zip(ours.distributions(some), theirs.distributions(some), strict=True):
         torch.testing.assert_close(mine, other)
@@ -150,7 +150,7 @@ def test_a_pool_with_a_member_that_names_tokens_only_goes_through_autograd():
     members = (spoken(signal, tokens), spoken(heads(seed=6)[1], tokens))
     said = TeacherSignal(pool=Pool("geometric", (0.5, 0.5), members)), TeacherSignal()
     chunk = open_chunk(head, hidden, said, tokens, objective, Tiles())
-    assert isinstance(chunk, Differentiated)
+    assert isinstance(chunk, Autograd)
     assert chunk.distributions(torch.tensor([0])) is None
 
 
@@ -164,15 +164,15 @@ def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_no
     exact = Head(low.weight.double(), VOCABULARY)
     ours = open_chunk(low, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles())
     expected = TeacherSignal(hidden=said.hidden.double(), head=Head(said.head.weight.double(), VOCABULARY))
-    theirs = Differentiated(exact, hidden, (expected, TeacherSignal()), tokens, objective)
-    assert isinstance(ours, WrittenDown)
+    theirs = Autograd(exact, hidden, (expected, TeacherSignal()), tokens, objective)
+    assert isinstance(ours, Fused)
     shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)]
     found, wanted = ours.backward(shares), theirs.backward(shares)
     assert found.dtype == torch.float32
     assert (found - wanted).norm() < 0.03 * wanted.norm()
     learning = Head(torch.nn.Parameter(low.weight.clone()), VOCABULARY)
     assert isinstance(
-        open_chunk(learning, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles()), Differentiated
+        open_chunk(learning, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles()), Autograd
     )
 
 

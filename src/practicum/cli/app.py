@@ -58,7 +58,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
 ) -> None:
     """Train: evaluate, distil, evaluate again; a pipeline does so stage by stage."""
     with _errors(debug):
-        from practicum.pipeline import run as run_recipe
+        from practicum.pipeline.running import run as run_recipe
         from practicum.tracking import open_console
 
         with closing(open_console(as_json=as_json)) as console:

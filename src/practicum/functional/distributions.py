@@ -33,9 +33,15 @@ def overlap(
     The measure by which a teacher's way of thinking is said to fit a student's (arXiv 2604.13016).
     """
     k = min(k, student.shape[-1])
-    mine, theirs = student.topk(k, dim=-1), teacher.topk(k, dim=-1).indices
-    both = (mine.indices[..., :, None] == theirs[..., None, :]).any(dim=-1)
-    mass = torch.where(both, precise(mine.values).exp(), 0.0).sum(dim=-1)
+    return overlap_of_top(*student.topk(k, dim=-1), teacher.topk(k, dim=-1).indices)
+
+
+def overlap_of_top(
+    logprobs: Float[Tensor, "*s K"], ids: Int[Tensor, "*s K"], other_ids: Int[Tensor, "*s L"]
+) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
+    """Return the share of one side's likeliest tokens that are among the other's, and that side's mass on those."""
+    both = (ids[..., :, None] == other_ids[..., None, :]).any(dim=-1)
+    mass = torch.where(both, precise(logprobs).exp(), 0.0).sum(dim=-1)
     return both.to(mass).mean(dim=-1), mass
 
 

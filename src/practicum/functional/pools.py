@@ -93,11 +93,11 @@ def conflict_cosine(student: Float[Tensor, "*s V"], members: Sequence[Float[Tens
 
     At 1 they pull the same way, at -1 they undo each other. A member the student already equals pulls nowhere: 0.
     """
-    gradients = [_reverse_kl_gradient(student, member) for member in members]
+    gradients = [reverse_kl_gradient(student, member) for member in members]
     return _mean_of_pairs(gradients, lambda one, other: torch.cosine_similarity(one, other, dim=-1))
 
 
-def _reverse_kl_gradient(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
+def reverse_kl_gradient(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
     """The gradient of KL(S || T) in the student's logits: `S * (a - E_S[a])` with `a = log S - log T`."""
     student = student.detach()
     terms = DIVERGENCES["reverse_kl"].contributions(student, teacher)

@@ -20,8 +20,8 @@ from practicum.objective.choices import (
     Text,
     TopK,
 )
-from practicum.objective.closed_form import Chunk, is_written_down, open_chunk
-from practicum.objective.reading import read_signal
+from practicum.objective.closed_form import Chunk, can_fuse, open_chunk
+from practicum.objective.reading import compare_signals, read_signal
 from practicum.objective.spec import Objective, Term
 from practicum.objective.token_axis import token_side
 from practicum.objective.tokens import TeacherTokens, TermValues, TokenBatch, token_batch
@@ -52,7 +52,8 @@ __all__ = [
     "Text",
     "TokenBatch",
     "TopK",
-    "is_written_down",
+    "can_fuse",
+    "compare_signals",
     "logit_side",
     "open_chunk",
     "read_signal",

@@ -1,9 +1,9 @@
-"""One chunk of the logit side with its gradient, from hidden states to hidden states.
+"""One chunk of the logit side with its gradient, from hidden states to hidden states, by one of two ways with one result.
 
-For the usual objectives nothing is asked of autograd: both heads' products go into tiles that are made once, each exponential
-is taken once, and the gradient of the logits is written down, so that a chunk costs little more than its matrix products
-and the memory does not grow with the tokens. Objectives with another kind of term (candidates, drawn tokens, other targets)
-go through `logit_side` and autograd, with the same result.
+`Fused`, for the usual objectives: the gradient of the logits is written down in closed form. Both heads' products go into tiles
+that are made once and each exponential is taken once, so that a chunk costs little more than its matrix products and the memory
+does not grow with the tokens. `Autograd`, for objectives with another kind of term (candidates, drawn tokens, other targets): the
+values of `logit_side` are differentiated. `open_chunk` chooses, by `can_fuse`; metrics.jsonl has the share of tokens as `fused`.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,13 @@ from practicum.types import HeadLike, TeacherSignal
 
 @runtime_checkable
 class Chunk(Protocol):
-    """Some tokens between the two sides: `values` for the token side, which answers with a share for each term."""
+    """Some tokens between the two sides: `values` for the token side, which answers with a share for each term.
+
+    `fused` is whether the gradient is written down and not differentiated.
+    """
 
     values: list[TermValues]
+    fused: bool
 
     def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
         """The gradient of `sum(share * value)` in the hidden states; that of the head's weights is added to theirs."""
@@ -49,17 +53,19 @@ def open_chunk(
     objective: Objective,
     tiles: Tiles,
 ) -> Chunk:
-    """The chunk, by the cheapest way that its objective allows; `said` is what teacher and reference sent about it."""
+    """Return the chunk, fused where head, teacher and objective allow it; `said` is what teacher and reference sent about it."""
     teacher = said[0]
     whole = _gives_distributions(teacher, hidden.device)
     readable = whole or (teacher.pool is None and teacher.hidden is None)
-    if head.plain and readable and is_written_down(objective, whole):
-        return WrittenDown(head, hidden, teacher, batch, objective, tiles)
-    return Differentiated(head, hidden, said, batch, objective)
+    if head.plain and readable and can_fuse(objective, whole):
+        return Fused(head, hidden, teacher, batch, objective, tiles)
+    return Autograd(head, hidden, said, batch, objective)
 
 
-class Differentiated:
-    """The chunk by autograd; see `Chunk`."""
+class Autograd:
+    """The chunk whose gradient autograd finds; see `Chunk`."""
+
+    fused = False
 
     def __init__(
         self,
@@ -94,8 +100,10 @@ class Differentiated:
         return None if teacher is None else (student[some], teacher[some])
 
 
-class WrittenDown:
-    """The chunk in closed form; see `Chunk`."""
+class Fused:
+    """The chunk whose gradient is written down in closed form; see `Chunk`."""
+
+    fused = True
 
     @torch.no_grad()
     def __init__(
@@ -245,8 +253,8 @@ def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
     )
 
 
-def is_written_down(objective: Objective, local: bool = True) -> bool:
-    """Whether every term of the objective has a closed form."""
+def can_fuse(objective: Objective, local: bool = True) -> bool:
+    """Return whether the loss can be fused: every term of the objective has a closed form, see `has_closed_form`."""
     return all(has_closed_form(term, local) for term in objective.losses)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.functional import comparison
 from practicum.objective.closed_form import Chunk
 from practicum.objective.passes import Part
 from practicum.objective.reading import read_signal
@@ -15,9 +16,6 @@ from practicum.types import Datum, ForwardResult, Metrics, TokenOutputs
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16
 """Whole distributions are compared for the record at one token in 16, more often where that leaves fewer than 64."""
-
-OVERLAP = 16
-"""Among so many of the likeliest tokens it is counted how many student and teacher share (arXiv 2604.13016)."""
 
 COLUMNS = tuple(field.name for field in fields(TokenOutputs))
 """What is kept of every token."""
@@ -113,16 +111,16 @@ def compare(records: Records, side: Chunk, part: Part, piece: slice) -> None:
     pair = side.distributions(some)
     if pair is None or not len(some):
         return
-    student, teacher = pair
-    ratio, mass = F.overlap(student, teacher, OVERLAP)
-    records.add("overlap", ratio)
-    records.add("overlap_mass", mass)
+    tokens = part.tokens.tokens[piece][some]
+    shared = comparison.compare([(*pair, tokens)], ("overlap", "student_mass")).known()
+    records.add("overlap", shared["overlap"])
+    records.add("overlap_mass", shared["student_mass"])
     if part.signal.pool is None:
         return
     read = [read_signal(member, some + piece.start).full for member in part.signal.pool.members]
     members = [full for full in read if full is not None]
     if len(members) > 1:
-        records.add("conflict_cosine", F.conflict_cosine(student, members))
+        records.add("conflict_cosine", F.conflict_cosine(pair[0], members))
         records.add("disagreement", F.disagreement(members))
         records.add("top1_conflict", F.top1_conflict(members))
 

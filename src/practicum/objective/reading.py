@@ -1,12 +1,14 @@
-"""From what a teacher sent to what it says about tokens: its hidden states read, several teachers pooled."""
+"""From what a teacher sent to what it says about tokens: its hidden states read, several teachers pooled, two compared."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from practicum import functional as F
+from practicum.functional.chunked import chunks
+from practicum.functional.comparison import TOP, Comparison, compare
 from practicum.objective.tokens import TeacherTokens
 from practicum.types import Pool, TeacherSignal
 
@@ -21,6 +23,30 @@ def read_signal(signal: TeacherSignal, part: slice | Int[Tensor, " t"]) -> Teach
             full = signal.head.logprobs(signal.hidden[part])
     rest = (signal.topk_ids, signal.topk_logprobs, signal.logprobs)
     return TeacherTokens(full, *(None if value is None else value[part] for value in rest))
+
+
+@torch.no_grad()
+def compare_signals(
+    signals: tuple[TeacherSignal, TeacherSignal],
+    tokens: Int[Tensor, " T"],
+    size: int,
+    measures: Collection[str],
+    k: int = TOP,
+) -> Comparison:
+    """Compare what student and teacher say of the same tokens, `size` at a time; see `practicum.functional.comparison`.
+
+    The log-probabilities of a model that gives no distribution are those that it sent.
+    """
+    student, teacher = signals
+    pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]  # of no tokens the measures are empty, not unknown
+    parts = ((read_signal(student, piece).full, read_signal(teacher, piece).full, tokens[piece]) for piece in pieces)
+    known = compare(parts, measures, k).known()
+    sent = {
+        name: read_signal(signal, slice(None)).logprobs
+        for name, signal in zip(("student_logprobs", "teacher_logprobs"), signals, strict=True)
+        if name in measures and name not in known
+    }
+    return Comparison(**known, **sent)
 
 
 @torch.no_grad()

@@ -7,10 +7,9 @@ counted.
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from practicum.errors import TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
@@ -18,6 +17,9 @@ from practicum.http import JsonClient
 from practicum.statistics.signal import constant
 from practicum.teachers._dialects import Said
 from practicum.types import ScoreRequest, TeacherSignal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 HIGHEST = 1e-3
 """A log-probability above this, or a mass above 1 + this, is not rounding any more."""
@@ -113,7 +115,7 @@ def _row(row: list[tuple[Any, Any]], wanted: int, vocabulary: int | None, where:
     return list(zip(tokens, values, strict=True))
 
 
-def check_texts(texts: Mapping[int, str], tokenizer: PreTrainedTokenizerBase, client: JsonClient) -> None:
+def check_texts(texts: Mapping[int, str], tokenizer: "PreTrainedTokenizerBase", client: JsonClient) -> None:
     """VocabularyError where the server's texts of tokens are not the tokenizer's, but for spaces and broken characters."""
     compared = {
         token: (text, str(tokenizer.decode([token]))) for token, text in texts.items() if token < len(tokenizer)

@@ -2,13 +2,15 @@
 
 import re
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _NONCHARACTER = "\ufdd0"
 
 
-def control_pattern(tokenizer: PreTrainedTokenizerBase, template: str) -> re.Pattern[str] | None:
+def control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.Pattern[str] | None:
     """Matches the text of each control token: the special ones, and the added ones that the template writes.
 
     Other added tokens, such as the runs of spaces of some vocabularies, are ordinary text. A token of one character

@@ -1,9 +1,11 @@
 """A tokenizer made from an alphabet, for models made from scratch."""
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from practicum.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 CONTROL = ("<pad>", "<s>", "</s>", "<user>", "<assistant>", "<system>", "<unk>")
 
@@ -14,13 +16,16 @@ TEMPLATE = (
 )
 
 
-def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     """One token a character of the alphabet, after seven control tokens; `</s>` ends an answer.
 
     Example: with the alphabet "ab" the conversation `user: ab` is `<user>`, `a`, `b`, `<assistant>`.
     """
     if not alphabet:
         raise ModelError("a character tokenizer needs an alphabet of one character or more; the alphabet is empty")
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     vocabulary = {token: number for number, token in enumerate([*CONTROL, *dict.fromkeys(alphabet)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     # A dot does not match a line break, so the class of everything stands in its place.

@@ -3,12 +3,10 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from practicum.errors import DataError, ModelError
 from practicum.text.control import broken, control_pattern, free_mark
@@ -16,10 +14,10 @@ from practicum.text.safe import excerpt
 from practicum.text.templates import TooMuch, render_template
 from practicum.types import Message
 
-_ADVICE = "write one in the recipe as `template:`, for example \"{{ messages[-1]['content'] }}\" for a base model"
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
-"""How byte-level tokenizers write the bytes of a token."""
+_ADVICE = "write one in the recipe as `template:`, for example \"{{ messages[-1]['content'] }}\" for a base model"
 
 REPLIES = 2048
 """So many replies of an environment are remembered as tokens."""
@@ -34,7 +32,7 @@ class Renderer:
     template's `enable_thinking`.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     system: str | None = None
     template: str | None = None
     thinking: bool | None = None
@@ -110,7 +108,8 @@ class Renderer:
             return f"<{token}>"
         text = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
         if "\ufffd" in text:
-            return "".join(f"\\x{_BYTES[letter]:02x}" if letter in _BYTES else letter for letter in raw)
+            by_letter = _bytes_by_letter()
+            return "".join(f"\\x{by_letter[letter]:02x}" if letter in by_letter else letter for letter in raw)
         return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
 
     def is_control(self, token: int) -> bool:
@@ -255,7 +254,15 @@ class Renderer:
         return self.tokenizer.name_or_path or "the tokenizer"
 
 
-def stop_ids(tokenizer: PreTrainedTokenizerBase, generation_eos: int | list[int] | None) -> frozenset[int]:
+@cache
+def _bytes_by_letter() -> dict[str, int]:
+    """Return how byte-level tokenizers write the bytes of a token."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def stop_ids(tokenizer: "PreTrainedTokenizerBase", generation_eos: int | list[int] | None) -> frozenset[int]:
     """Every token that ends an answer: the tokenizer's and the generation settings'; ModelError where there is none.
 
     The padding token is a stop token where it is also an end token: masks come from lengths, never from token ids.

@@ -24,7 +24,6 @@ from jinja2.runtime import Context, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context, pass_eval_context
 from jinja2.visitor import NodeTransformer
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
 SECONDS = 10.0
 """The longest rendering; an ordinary one takes less than a thousandth of it."""
@@ -115,6 +114,8 @@ def _budget() -> Iterator[None]:
 def _compiled(template: str) -> jinja2.Template:
     if len(template) > LONGEST_TEMPLATE:
         raise TooMuch(f"it is longer than {LONGEST_TEMPLATE:,} characters")
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     return _Environment(_compile_jinja_template("").environment).from_string(template)
 
 

@@ -1,16 +1,18 @@
 """Whether two models speak the same tokens."""
 
 from collections.abc import Mapping
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from practicum.errors import VocabularyError
 from practicum.text.renderer import Renderer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _SHOWN = 3
 
 
-def check_same_vocabulary(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> int:
+def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase") -> int:
     """The number of tokens both share, compared as strings by id; VocabularyError with the first that differ.
 
     Rows of an embedding beyond the tokenizer are padding and do not count.

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from practicum.backends.local.graph import GraphPlan, recomputing
+from practicum.backends.local.graph import recomputing
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
+from practicum.costs import GraphPlan
 from practicum.costs.segments import how_many_fit
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks

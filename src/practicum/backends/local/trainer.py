@@ -30,7 +30,7 @@ from practicum.objective import (
     Objective,
     TermValues,
     TokenBatch,
-    is_written_down,
+    can_fuse,
     open_chunk,
     token_batch,
     token_side,
@@ -209,7 +209,7 @@ class LocalTrainer:
         records = Records(len(batch.tokens))
         passes = self._passes(data, batch, micro_batch_tokens)
         head = self.language_model.head()
-        if len(batch.tokens) >= FEWEST_ROWS and is_written_down(objective):
+        if len(batch.tokens) >= FEWEST_ROWS and can_fuse(objective):
             head = prepared_head(head)
         coefficients = self._whole_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
         self.start_learning()
@@ -250,6 +250,7 @@ class LocalTrainer:
                 compare(records, side, part, piece)
                 gradient[piece] += side.backward(shares)
                 measure(records, side.values, tokens, part.signal.name)
+                records.add("fused", torch.full_like(side.values[0].logprobs, side.fused))
                 records.place(part.index[piece], side.values[0], shares)
                 records.share(part.signal.name, side.values, shares)
         if hidden.requires_grad:

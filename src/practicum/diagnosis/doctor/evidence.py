@@ -17,7 +17,7 @@ from practicum.errors import TeacherError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.loop import StepPlan, assemble
-from practicum.objective import Full, Sampled, Signal, TopK, read_signal
+from practicum.objective import Full, Sampled, Signal, TopK, compare_signals, read_signal
 from practicum.objective.tokens import TeacherTokens
 from practicum.ports import SamplingClient, Teacher, TeacherRequest
 from practicum.randomness import seed_of
@@ -32,6 +32,9 @@ CANDIDATES = 16
 
 FEWEST_TOKENS = 4 * CANDIDATES
 """In a smaller vocabulary the k likeliest tokens are too much of it to say anything."""
+
+ALONE = ("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy")
+SHARED = ("overlap", "student_mass", "teacher_mass")
 
 RANK = 16
 CANARIES = 4
@@ -264,13 +267,10 @@ class _Measuring:
             assert mine.hidden is not None and mine.head is not None, "the student's own client gives its hidden states"
             student = mine.head.logprobs(mine.hidden[part])
             ids = self.rollout.tokens[part].to(student.device)
-            self._add(
-                logprobs=F.gather_logprobs(student, ids),
-                student_entropy=F.entropy(student),
-                student_stop=self._event(student),
-            )
-            if not theirs.silent:
-                self._compare(student, ids, read_signal(theirs, part), mine.hidden[part])
+            teacher = read_signal(theirs, part).to(student.device)
+            alone = compare([(student, teacher.full, ids)], ALONE).known()
+            self._add(logprobs=alone.pop("student_logprobs"), student_stop=self._event(student), **alone)
+            self._compare(student, ids, teacher, mine.hidden[part])
         columns = {name: torch.cat(values).cpu() for name, values in self._columns.items()}
         if not columns:  # an empty answer
             columns = {name: torch.zeros(0) for name in ("logprobs", "student_entropy", "student_stop")}
@@ -283,32 +283,23 @@ class _Measuring:
 
     def _compare(self, student: Tensor, ids: Tensor, said: TeacherTokens, hidden: Tensor) -> None:
         if said.full is not None:
-            self._whole(student, ids, said.full.to(student.device), hidden)
+            self._whole(student, ids, said.full, hidden)
         elif said.topk_ids is not None and said.topk_logprobs is not None:
             self._candidates(student, ids, said)
         elif said.logprobs is not None:
-            teacher = said.logprobs.to(student.device)
-            self._add(teacher_logprobs=teacher, divergence=F.k1(F.gather_logprobs(student, ids), teacher))
-            self._judge(F.gather_logprobs(student, ids), teacher)
+            logprobs = F.gather_logprobs(student, ids)
+            self._add(teacher_logprobs=said.logprobs, divergence=F.k1(logprobs, said.logprobs))
+            self._judge(logprobs, said.logprobs)
 
     def _whole(self, student: Tensor, ids: Tensor, teacher: Tensor, hidden: Tensor) -> None:
-        self._add(
-            teacher_logprobs=F.gather_logprobs(teacher, ids),
-            teacher_entropy=F.entropy(teacher),
-            teacher_stop=self._event(teacher),
-        )
-        one, other = self._merged(student), self._merged(teacher)
-        event = (
-            ids.masked_fill(torch.isin(ids, self._stops.to(ids.device)), int(self._stops[0]))
-            if self._one_event
-            else ids
-        )
-        self._judge(F.gather_logprobs(one, event), F.gather_logprobs(other, event))
-        divergence = F.reverse_kl(one, other)
-        self._add(divergence=divergence)
-        if student.shape[-1] >= FEWEST_TOKENS:
-            ratio, mass = F.overlap(one, other, CANDIDATES)
-            self._add(overlap=ratio, student_mass=mass, teacher_mass=F.overlap(other, one, CANDIDATES)[1])
+        stops = self._stops.to(ids.device)
+        event = torch.where(torch.isin(ids, stops), stops[0], ids) if self._one_event else ids
+        shared = SHARED if student.shape[-1] >= FEWEST_TOKENS else ()
+        measures = ("student_logprobs", "teacher_logprobs", "reverse_kl", *shared)
+        merged = compare([(self._merged(student), self._merged(teacher), event)], measures, CANDIDATES).known()
+        self._judge(merged.pop("student_logprobs"), merged.pop("teacher_logprobs"))
+        divergence = merged.pop("reverse_kl")
+        self._add(teacher_stop=self._event(teacher), divergence=divergence, **merged)
         if self._adapter is not None:
             self._pull("coherence", student, teacher)
             control = self._adapter.teacher(hidden, student, max(divergence.mean().item(), 1e-6))
@@ -316,25 +307,18 @@ class _Measuring:
 
     def _candidates(self, student: Tensor, ids: Tensor, said: TeacherTokens) -> None:
         assert said.topk_ids is not None and said.topk_logprobs is not None
-        theirs, logprobs = said.topk_ids.long().to(student.device), said.topk_logprobs.to(student.device)
+        theirs, logprobs = said.topk_ids.long(), said.topk_logprobs
         valid: Bool[Tensor, "T K"] = torch.ones_like(theirs, dtype=torch.bool)
         one = F.restrict(student, theirs, valid, "bucket")
         other = F.restrict_candidates(logprobs, valid, "bucket", student.shape[-1])
         self._add(divergence=F.reverse_kl(one, other))
-        teacher = (
-            _among(theirs, logprobs, ids, other[:, -1]) if said.logprobs is None else said.logprobs.to(student.device)
-        )
+        teacher = _among(theirs, logprobs, ids, other[:, -1]) if said.logprobs is None else said.logprobs
         self._add(teacher_logprobs=teacher)
         self._judge(F.gather_logprobs(student, ids), teacher)
         if student.shape[-1] >= FEWEST_TOKENS:
             mine = student.topk(theirs.shape[-1], dim=-1)
-            both = (mine.indices[:, :, None] == theirs[:, None, :]).any(-1)
-            back = (theirs[:, :, None] == mine.indices[:, None, :]).any(-1)
-            self._add(
-                overlap=both.float().mean(-1),
-                student_mass=torch.where(both, mine.values.exp(), 0.0).sum(-1),
-                teacher_mass=torch.where(back, logprobs.exp(), 0.0).sum(-1),
-            )
+            ratio, mass = overlap_of_top(*mine, theirs)
+            self._add(overlap=ratio, student_mass=mass, teacher_mass=overlap_of_top(logprobs, theirs, mine.indices)[1])
 
     def _judge(self, student: Tensor, teacher: Tensor) -> None:
         self._add(judged=teacher, advantage=teacher - student)
@@ -342,10 +326,7 @@ class _Measuring:
     def _pull(self, name: str, student: Tensor, teacher: Tensor) -> None:
         """Add up the gradients of KL(S || T) in the hidden states, and their norms."""
         assert self._adapter is not None
-        probs = student.exp()
-        ratio = torch.where(probs > 0, student - teacher.clamp_min(F.TEACHER_FLOOR), 0.0)
-        slope = probs * (ratio - (probs * ratio).sum(-1, keepdim=True))
-        gradients = slope @ self._adapter.weight
+        gradients = reverse_kl_gradient(student, teacher) @ self._adapter.weight
         self._sums[name] = self._sums.get(name, torch.zeros(())) + gradients.sum(0).cpu()
         self._norms[name] = self._norms.get(name, 1e-12) + gradients.norm(dim=-1).sum().item()
 
@@ -410,19 +391,16 @@ def _canaries(evidence: Evidence, own: Sequence[Rollout]) -> list[Canary]:
     """A few answers of the teacher scored by itself."""
     few = [answer for answer in own[:: max(len(own) // (2 * CANARIES), 1)] if len(answer.tokens)]
     signals = evidence.built.parts.teacher.score(few, Sampled())
-    said = [None if signal.silent else _sampled(signal, answer) for signal, answer in zip(signals, few, strict=True)]
-    return [
-        Canary(answer.prompt.id, answer.policy_logprobs, scored)
-        for answer, scored in zip(few, said, strict=True)
-        if scored is not None
+    size = evidence.recipe.train.chunk_tokens
+    scored = [
+        compare_signals((TeacherSignal(), signal), answer.tokens, size, ("teacher_logprobs",)).teacher_logprobs
+        for signal, answer in zip(signals, few, strict=True)
     ]
-
-
-def _sampled(signal: TeacherSignal, rollout: Rollout) -> Tensor | None:
-    read = read_signal(signal, slice(None))
-    return (
-        read.logprobs if read.full is None else F.gather_logprobs(read.full, rollout.tokens.to(read.full.device)).cpu()
-    )
+    return [
+        Canary(answer.prompt.id, answer.policy_logprobs, logprobs.cpu())
+        for answer, logprobs in zip(few, scored, strict=True)
+        if logprobs is not None
+    ]
 
 
 def _under_students_template(evidence: Evidence, rollouts: Sequence[Rollout]) -> list[Tensor] | None:

@@ -13,7 +13,6 @@ from practicum.costs.segments import how_many_fit, packed_tokens
 from practicum.diagnosis.plan.paper import PaperRun
 from practicum.errors import ResourceError
 from practicum.objective import Objective
-from practicum.objective.closed_form import has_closed_form
 from practicum.objective.passes import rows_of_passes, text_of
 from practicum.ports import PaperRecord
 from practicum.types import ScoreRequest
@@ -34,9 +33,9 @@ DRAWING_TILES = 4
 COMPARED, COMPARED_TILES = 256, 5
 """Tokens whose distributions an evaluation compares at once, and how many matrices that takes."""
 
-WRITTEN_DOWN_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12
-"""Matrices of [chunk_tokens, V] of the logit side: in closed form with a teacher's distribution, with its sampled tokens
-alone, and by autograd."""
+FUSED_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12
+"""Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, with its sampled tokens alone,
+and by autograd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +102,11 @@ def memory_of(run: PaperRun, process: int) -> Memory:
 
 def tiles(objective: Objective) -> int:
     """How many matrices of [chunk_tokens, V] the logit side of an objective holds."""
-    if not all(has_closed_form(term) for term in objective.losses):
+    if not can_fuse(objective):
         return AUTOGRAD_TILES
     slopes = max(len(objective.losses) - 1, 0)
     asks = objective.signal is not None and objective.signal.type == "full"
-    return (WRITTEN_DOWN_TILES + slopes) if asks else TOKEN_TILES
+    return (FUSED_TILES + slopes) if asks else TOKEN_TILES
 
 
 def gaps(run: PaperRun) -> int:

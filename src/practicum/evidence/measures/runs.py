@@ -12,7 +12,6 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
-from practicum import pipeline
 from practicum.assembly import build_task, make_scratch
 from practicum.diagnosis.compare import Failure, Outcome, Ran, Settings, run_arms
 from practicum.diagnosis.doctor import doctor
@@ -20,6 +19,8 @@ from practicum.errors import PracticumError
 from practicum.evidence.results import TEACHER, Moment, Results, before
 from practicum.evidence.study import ArmOf, Form, Loaded, Reproduction, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
+from practicum.pipeline import parse_pipeline
+from practicum.pipeline.running import run as run_pipeline
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
@@ -110,9 +111,9 @@ def models_of(study: Loaded, home: Path, console: Console) -> ModelOf:
     """Finds the models that the recipe's `stages` make, which are run once for all arms and seeds, and averages of them."""
     folders: dict[str, Path] = {}
     if "stages" in study.recipe:
-        found = pipeline.parse_pipeline({**study.recipe, "name": "stages"}, study.name)
+        found = parse_pipeline({**study.recipe, "name": "stages"}, study.name)
         begun = (home / "stages" / "pipeline.json").is_file()
-        pipeline.run(found, out=home, resume=begun, console=console)
+        run_pipeline(found, out=home, resume=begun, console=console)
         folders = {stage.name: home / "stages" / "stages" / stage.folder / "model" for stage in found.stages}
 
     def model_of(model: Mapping[str, Any]) -> str:

@@ -1,0 +1,103 @@
+"""Two distributions compared token by token: divergences, entropies, and what their likeliest tokens share.
+
+It is the one definition of these measures for evaluations, traces, the doctor and what an update reports.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from practicum.functional.distributions import entropy, overlap_of_top
+from practicum.functional.divergences import forward_kl, reverse_kl
+from practicum.functional.sequence import gather_logprobs
+
+TOP = 16
+"""So many of the likeliest tokens are compared, unless other is asked for (arXiv 2604.13016)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Student and teacher at each of T tokens, in nats; None where it was not asked for or a distribution is not known.
+
+    `*_logprobs` are those of the tokens themselves, `*_top_*` the K likeliest tokens, likeliest first. `overlap` is the share of
+    the student's K that are among the teacher's K, and `*_mass` the probability on those (arXiv 2604.13016).
+    """
+
+    student_logprobs: Float[Tensor, " T"] | None = None
+    teacher_logprobs: Float[Tensor, " T"] | None = None
+    student_entropy: Float[Tensor, " T"] | None = None
+    teacher_entropy: Float[Tensor, " T"] | None = None
+    student_top_ids: Int[Tensor, "T K"] | None = None
+    student_top_logprobs: Float[Tensor, "T K"] | None = None
+    teacher_top_ids: Int[Tensor, "T K"] | None = None
+    teacher_top_logprobs: Float[Tensor, "T K"] | None = None
+    reverse_kl: Float[Tensor, " T"] | None = None
+    forward_kl: Float[Tensor, " T"] | None = None
+    overlap: Float[Tensor, " T"] | None = None
+    student_mass: Float[Tensor, " T"] | None = None
+    teacher_mass: Float[Tensor, " T"] | None = None
+
+    def known(self) -> dict[str, Tensor]:
+        """Return the measures that are not None, by name."""
+        return {name: values for name in MEASURES if (values := getattr(self, name)) is not None}
+
+
+MEASURES = tuple(field.name for field in fields(Comparison))
+
+Part = tuple[Float[Tensor, "t V"] | None, Float[Tensor, "t V"] | None, Int[Tensor, " t"]]
+"""The log-probabilities of student and teacher at some consecutive tokens, None where not known, and those tokens."""
+
+
+def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> Comparison:
+    """Take the named measures, one part after the other: parts that are made when they are asked for never stand together.
+
+    `k` tokens are the likeliest ones, or the whole vocabulary where it is smaller.
+    """
+    if unknown := sorted(set(measures) - set(MEASURES)):
+        raise ValueError(f"no measure named {unknown[0]!r}; known: {', '.join(MEASURES)}")
+    values: dict[str, list[Tensor]] = {}
+    for student, teacher, tokens in parts:
+        sides = [None if logprobs is None else _Side(logprobs, tokens, k) for logprobs in (student, teacher)]
+        of_part: dict[str, Tensor] = {}
+        for whose, side in zip(("student", "teacher"), sides, strict=True):
+            if side is not None:
+                of_part |= {name: of(side) for what, of in _OF_ONE.items() if (name := f"{whose}_{what}") in measures}
+        if sides[0] is not None and sides[1] is not None:
+            of_part |= {name: of(sides[0], sides[1]) for name, of in _OF_BOTH.items() if name in measures}
+        for name, of_tokens in of_part.items():
+            values.setdefault(name, []).append(of_tokens)
+    return Comparison(**{name: torch.cat(of_parts) for name, of_parts in values.items()})
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the two distributions, with what several measures need of it."""
+
+    logprobs: Float[Tensor, "t V"]
+    tokens: Int[Tensor, " t"]
+    k: int
+
+    @cached_property
+    def top(self) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities of the likeliest tokens, and their ids."""
+        return self.logprobs.topk(min(self.k, self.logprobs.shape[-1]), dim=-1)
+
+
+_OF_ONE: dict[str, Callable[[_Side], Tensor]] = {
+    "logprobs": lambda side: gather_logprobs(side.logprobs, side.tokens.to(side.logprobs.device)),
+    "entropy": lambda side: entropy(side.logprobs),
+    "top_ids": lambda side: side.top[1],
+    "top_logprobs": lambda side: side.top[0],
+}
+
+_OF_BOTH: dict[str, Callable[[_Side, _Side], Tensor]] = {
+    "reverse_kl": lambda student, teacher: reverse_kl(student.logprobs, teacher.logprobs),
+    "forward_kl": lambda student, teacher: forward_kl(student.logprobs, teacher.logprobs),
+    "overlap": lambda student, teacher: overlap_of_top(*student.top, teacher.top[1])[0],
+    "student_mass": lambda student, teacher: overlap_of_top(*student.top, teacher.top[1])[1],
+    "teacher_mass": lambda student, teacher: overlap_of_top(*teacher.top, student.top[1])[1],
+}
