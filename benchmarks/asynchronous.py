@@ -21,7 +21,7 @@ from benchmarks.measuring import interleaved, parser, ratios, session, significa
 from benchmarks.toys import pair, play, recipe_data
 from practicum.assembly import assemble_run
 from practicum.asynchronous import stages
-from practicum.loop import Parts, train
+from practicum.loop import train
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
 from practicum.recipe import parse_recipe
@@ -124,9 +124,7 @@ def _run(folder: Path, options: argparse.Namespace, lag: int, seconds: float) ->
     recipe = parse_recipe(_recipe(options, lag), "asynchronous")
     built = assemble_run(recipe, folder, None, lambda text: None)
     whole = built.parts
-    parts = Parts(
-        whole.student, Distant(whole.teacher, seconds), whole.task, whole.renderer, whole.prompts, ledger=whole.ledger
-    )
+    parts = replace(whole, teacher=Distant(whole.teacher, seconds))
     start = time.monotonic()
     with stages(parts, built.settings, options.steps, lag) as how:
         tokens = sum(result.metrics["tokens"] for result in train(1, options.steps, parts, built.settings, how.step))

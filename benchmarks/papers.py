@@ -46,8 +46,8 @@ def main() -> None:
             print(f"{number} of {len(runs)}: {json.dumps(line)}", flush=True)
 
 
-LIMITS = ("micro_batch_tokens", "graph_mib", "chunk_tokens", "sampling_batch", "threads", "budget")
-"""Settings of a run that bound memory and time and change nothing else but rounding; no recipe of a paper has a budget."""
+LIMITS = ("threads", "budget")
+"""Settings of a run that bound time and change nothing else but rounding; no recipe of a paper has a budget."""
 
 ABOUT_IT = ("prices", "monitors", "tracking")
 """Sections that say what is done with a run's numbers; no recipe of a paper lets a monitor change anything."""
@@ -57,6 +57,9 @@ def fingerprint(recipe: Recipe) -> str:
     """Return what a line is of: the recipe without its words about itself and the settings that only bound memory and time."""
     data = {key: value for key, value in resolved(recipe).items() if key not in ("name", *WORDS, *ABOUT_IT)}
     del data["evaluation"]["every"]
+    assert data.pop("backend")["type"] == "local", (
+        "recipes of papers run here, and how much is held at once changes rounding alone"
+    )
     # Lines are older than these settings, which change nothing as they stand by default.
     if not data["rollout"]["max_staleness"]:
         del data["rollout"]["max_staleness"]

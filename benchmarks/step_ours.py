@@ -93,7 +93,7 @@ def main() -> None:
     phases = Phases()
     _watch(trainer, teacher, phases)
     prompts = [_prompt(number, prompt) for number, prompt in enumerate(job["prompts"])]
-    parts = Parts(trainer, teacher, Given(prompts), student.renderer, prompts)
+    parts = Parts(trainer, trainer.sampling_client(), teacher, Given(prompts), student.renderer, prompts)
     plan = StepPlan(
         objective=Objective(),
         n=1,

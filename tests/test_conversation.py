@@ -258,7 +258,7 @@ def test_a_teacher_that_answers_messages_alone_is_refused(built: Assembled):
 def test_evaluation_measures_what_the_student_said_and_nothing_else(built: Assembled):
     parts, settings = built.parts, built.evaluation
     assert settings is not None
-    client = parts.student.sampling_client()
+    client = parts.sampler
     found = evaluate(client, parts.renderer, parts.task, parts.teacher, settings)
     batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
     environment = environment_of(parts.task)
@@ -309,7 +309,7 @@ def test_sampling_counts_what_is_read_again_each_turn(built: Assembled):
     environment = environment_of(parts.task)
     (one,) = sample_rollouts(
         batch,
-        parts.student.sampling_client(),
+        parts.sampler,
         parts.renderer,
         replace(PARAMS, stop_ids=parts.renderer.stop_ids),
         environment,

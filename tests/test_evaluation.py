@@ -22,7 +22,7 @@ def built(models: Path, folder: Path, **changes: object) -> Assembled:
 
 def measured(parts: Assembled) -> Evaluation:
     assert parts.evaluation is not None
-    client, renderer = parts.parts.student.sampling_client(), parts.parts.renderer
+    client, renderer = parts.parts.sampler, parts.parts.renderer
     return evaluate(client, renderer, parts.parts.task, parts.parts.teacher, parts.evaluation)
 
 

@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "optimizer.schedule": "cosine",
         "optimizer.warmup_steps": 3,
         "optimizer.weight_decay": 0.1,
-        "train.micro_batch_tokens": 24,
+        "backend.micro_batch_tokens": 24,
     },
     "adapters": {"student.lora": {"rank": 4, "alpha": 8}, "optimizer.learning_rate": 0.02},
     "last layer only": {"student.trainable_layers": 1},
@@ -121,7 +121,7 @@ def test_another_seed_gives_other_rollouts(models: Path, finished: Path, tmp_pat
 
 
 def test_how_much_is_held_at_once_changes_rounding_only(models: Path, finished: Path, tmp_path: Path) -> None:
-    limits = {"train.micro_batch_tokens": 10, "train.chunk_tokens": 3, "train.sampling_batch": 3}
+    limits = {"backend.micro_batch_tokens": 10, "backend.chunk_tokens": 3, "backend.sampling_batch": 3}
     small = toy_run(models, tmp_path, {"evaluation.prompts": 8, **limits}).folder
     assert curve(small, "reverse_kl") == pytest.approx(curve(finished, "reverse_kl"), rel=1e-4)
 
@@ -171,14 +171,14 @@ def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
 
 def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
-    changes = {"optimizer.learning_rate": 0.5, "train.micro_batch_tokens": 40}
+    changes = {"optimizer.learning_rate": 0.5, "backend.micro_batch_tokens": 40}
     console = Said()
     allowed = ["optimizer.learning_rate", "train"]
     with_flags = toy_run(models, tmp_path, changes, resume=True, allow_changed=allowed, console=console).folder
     assert curve(with_flags, "learning_rate") == [0.003, 0.003, 0.5, 0.5]
     assert json.loads((with_flags / "recipe.json").read_text())["changes"] == [
         {"step": 3, "field": "optimizer.learning_rate", "before": 0.003, "after": 0.5},
-        {"step": 3, "field": "train.micro_batch_tokens", "before": None, "after": 40},
+        {"step": 3, "field": "backend.micro_batch_tokens", "before": None, "after": 40},
     ]
     assert "changed from step 3 on: optimizer.learning_rate: 0.003 in the run, 0.5 now" in console.events
     page = (with_flags / "report.html").read_text()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.forensics import Trace, read_trace, trace, traced
-from practicum.objective import Full, Sampled, read_signal
+from practicum.objective import Full, Sampled, compare_signals, read_signal
 from practicum.ports import SamplingClient, Task, Teacher
 from practicum.rollouts import Batch, environment_of, rewarded, sample_rollouts, taught_rollouts
 from practicum.statistics import Interval, agreement, bootstrap, calibration_error, difference, wilson

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.backends.local import packing
-from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX, Packing, hidden_states, ready_to_pack
-from practicum.costs.segments import how_many_fit, packed_tokens
+from practicum.backends.local.packing import Packing, hidden_states, ready_to_pack
+from practicum.costs.segments import SHORTEST_SHARED_PREFIX, how_many_fit, packed_tokens
 from practicum.types import ScoreRequest
 
 from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny

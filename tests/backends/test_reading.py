@@ -10,11 +10,11 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 
 from practicum.backends.local.drawing import BLOCK, draw, next_noise, race, random_stream
-from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX
 from practicum.backends.local.prepared import Prepared, _Product
 from practicum.backends.local.reading import LockstepReading, SlotReading
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
+from practicum.costs.segments import SHORTEST_SHARED_PREFIX
 from practicum.errors import NumericError
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from practicum.backends.local.drawing import next_noise, race, random_stream, sampling_logprobs
-from practicum.backends.local.packing import SHORTEST_SHARED_PREFIX
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
+from practicum.costs.segments import SHORTEST_SHARED_PREFIX
 from practicum.objective import Full, Sampled, TopK
 from practicum.ports import LockstepClient, MixedRequest, SelfRule
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from practicum.backends.local import Config, build
-from practicum.backends.local.trainer import TrainerLimits
 from practicum.model_config import StudentConfig
 from practicum.objective import Objective
 from practicum.ports import BackendContext, SampleRequest, SamplingParams
@@ -26,8 +25,13 @@ NOISY = {
 def learner(folder, **choices):
     """The student with the remarks of its making."""
     remarks: list[str] = []
-    student = StudentConfig(model=str(folder), **choices)
-    return build(Config(), BackendContext(student, 0, TrainerLimits(), say=remarks.append)), remarks
+    context = BackendContext(0, folder, nothing, nothing, say=remarks.append)
+    student = build(Config(), context).student(StudentConfig(model=str(folder), **choices))
+    return student, remarks[1:]  # the first says what is loaded
+
+
+def nothing():
+    raise AssertionError("a model folder needs no task and no other backend")
 
 
 def sampled(trainer, folder) -> list[Datum]:

@@ -13,7 +13,7 @@ from practicum.errors import CapabilityError
 from practicum.loop import assemble as paired
 from practicum.objective import Full, Objective, Sampled, Term, TopK
 from practicum.plugins import names
-from practicum.ports import AdamParams, SamplingClient, SelfRule, SelfTeacher, TrainingClient
+from practicum.ports import AdamParams, Backend, SamplingClient, SelfRule, SelfTeacher, TrainingClient
 from practicum.rollouts import Batch, sample_rollouts
 from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
 
@@ -64,23 +64,24 @@ def requests(built: Assembled, count: int = 5) -> list[SampleRequest]:
 
 
 def data(built: Assembled) -> list[Datum]:
-    client = built.trainer.sampling_client()
+    client = built.backend.sampler(built.learner)
     batch = Batch(built.parts.prompts[:5], 1, 0, 1)
     rollouts = sample_rollouts(batch, client, built.parts.renderer, built.settings.plan(1).sampling)
     return paired(rollouts, built.parts.teacher.score(rollouts, Full()))
 
 
 def test_it_speaks_the_protocols(build: Build) -> None:
-    trainer = build().trainer
-    assert isinstance(trainer, TrainingClient)
-    assert isinstance(trainer.sampling_client(), SamplingClient)
-    assert isinstance(trainer.snapshot(), SamplingClient)
-    assert isinstance(trainer.self_teacher(SelfRule("frozen")), SelfTeacher)
+    built = build()
+    assert isinstance(built.backend, Backend)
+    assert isinstance(built.trainer, TrainingClient)
+    assert isinstance(built.backend.sampler(built.learner), SamplingClient)
+    assert isinstance(built.trainer.snapshot(), SamplingClient)
+    assert isinstance(built.backend.self_teacher(built.learner, SelfRule("frozen"), "teacher"), SelfTeacher)
 
 
 def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build) -> None:
     built = build()
-    client, params = built.trainer.sampling_client(), built.settings.plan(1).sampling
+    client, params = built.backend.sampler(built.learner), built.settings.plan(1).sampling
     together = client.sample(requests(built), params)
     alone = [client.sample([request], params)[0] for request in requests(built)]
     for one, other in zip(together, alone, strict=True):
@@ -91,7 +92,7 @@ def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build)
 def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> None:
     built = build()
     params = built.settings.plan(1).sampling
-    for sample in built.trainer.sampling_client().sample(requests(built, 40), params):
+    for sample in built.backend.sampler(built.learner).sample(requests(built, 40), params):
         ended = sample.tokens[-1].item() in params.stop_ids
         assert ended == (sample.stop_reason == "stop")
         assert ended or len(sample.tokens) == params.max_new_tokens
@@ -101,7 +102,7 @@ def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> 
 def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build) -> None:
     built = build()
     asked, params = requests(built), built.settings.plan(1).sampling
-    live = built.trainer.sampling_client()
+    live = built.backend.sampler(built.learner)
     before, then = live.sample(asked, params), built.trainer.snapshot()
     step(built)
     later = built.trainer.snapshot()
@@ -114,7 +115,7 @@ def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build) -> None:
 
 def test_scores_of_own_samples_are_what_the_sampler_said(build: Build) -> None:
     built = build()
-    client = built.trainer.sampling_client()
+    client = built.backend.sampler(built.learner)
     asked = requests(built)
     samples = client.sample(asked, built.settings.plan(1).sampling)
     pairs = zip(asked, samples, strict=True)
@@ -131,7 +132,7 @@ def test_greedy_answers_do_not_depend_on_the_seed(build: Build) -> None:
     built = build()
     params = SamplingParams(4, temperature=0.0, stop_ids=built.settings.plan(1).sampling.stop_ids)
     asked = requests(built)
-    client = built.trainer.sampling_client()
+    client = built.backend.sampler(built.learner)
     again = [SampleRequest(request.prompt_tokens, request.seed + 100) for request in asked]
     for one, other in zip(client.sample(asked, params), client.sample(again, params), strict=True):
         assert one.tokens.equal(other.tokens)
@@ -182,13 +183,14 @@ def test_there_is_one_record_a_datum_and_one_number_a_token(build: Build) -> Non
         assert torch.isfinite(output.divergence).all() and (output.divergence >= -1e-6).all()
 
 
-def test_what_is_saved_and_loaded_goes_on_the_same(build: Build) -> None:
+def test_what_is_saved_and_loaded_goes_on_the_same(build: Build, tmp_path: Path) -> None:
     whole, resumed = build(), build()
     step(whole)
-    state = {
-        stem: {key: value.clone() for key, value in named.items()} for stem, named in whole.trainer.save_state().items()
-    }
-    resumed.trainer.load_state(state)
+    folder = tmp_path / "state"
+    folder.mkdir()
+    whole.backend.save(whole.learner, folder)
+    assert {path.name for path in folder.iterdir()} >= {"student.safetensors"}
+    resumed.backend.load(resumed.learner, folder)
     step(whole)
     step(resumed)
     assert same(snapshot(whole), snapshot(resumed))
@@ -201,9 +203,9 @@ def test_the_self_teacher_follows_its_rule(build: Build, rule: SelfRule) -> None
     built = build()
     if built.learner.shape is None and rule.weights in ("ema", "periodic"):
         with pytest.raises(CapabilityError, match="write weights: frozen or live"):
-            built.trainer.self_teacher(rule)
+            built.backend.self_teacher(built.learner, rule, "teacher")
         return
-    teacher = built.trainer.self_teacher(rule)
+    teacher = built.backend.self_teacher(built.learner, rule, "teacher")
     asked = [ScoreRequest((8, 4), (7, 8, 2))]
 
     def score() -> torch.Tensor:
@@ -224,7 +226,9 @@ def test_the_self_teacher_follows_its_rule(build: Build, rule: SelfRule) -> None
 
 def test_a_topk_answer_holds_k_candidates_or_richer(build: Build) -> None:
     built = build()
-    (answer,) = built.trainer.sampling_client().score([ScoreRequest((8, 4), (7, 8, 2))], TopK(k=3, support="teacher"))
+    (answer,) = built.backend.sampler(built.learner).score(
+        [ScoreRequest((8, 4), (7, 8, 2))], TopK(k=3, support="teacher")
+    )
     assert answer.head is not None or (answer.topk_ids is not None and answer.topk_ids.shape == (3, 3))
 
 
@@ -235,7 +239,7 @@ def step(built: Assembled) -> None:
 
 def snapshot(built: Assembled) -> dict[str, torch.Tensor]:
     """What the weights say of a text, wherever they are."""
-    (said,) = built.trainer.sampling_client().score([ScoreRequest((8, 4, 3), (7, 8, 2, 5))], Sampled())
+    (said,) = built.backend.sampler(built.learner).score([ScoreRequest((8, 4, 3), (7, 8, 2, 5))], Sampled())
     assert said.logprobs is not None
     return {"logprobs": said.logprobs.clone()}
 

@@ -20,11 +20,10 @@ from practicum.candidates import candidates_of
 from practicum.model_config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
 from practicum.plugins import module_of, names
-from practicum.ports import AdamParams, SamplingClient, Teacher, TeacherContext, TeacherRequest
+from practicum.ports import AdamParams, Model, Teacher, TeacherContext, TeacherRequest
 from practicum.tasks import Answered, TaskContext
 from practicum.tasks.reverse import Config as Reverse
 from practicum.tasks.reverse import build as reverse
-from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -198,16 +197,18 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
     def build(context: TeacherContext, inner: Any) -> Teacher:
         return module_of("teachers", inner.type).build(inner, context)
 
-    def load_model(inner: Any) -> tuple[SamplingClient, Renderer]:
+    def load_model(inner: Any) -> Model:
         loaded = load(inner)
-        return scorer(loaded, inner, 3, 4), loaded.renderer
+        return Model(scorer(loaded, inner, 3, 4), loaded.renderer, loaded.context_length, loaded.source)
 
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)
         trainer = LocalTrainer(student.language_model)
         drawn = reverse(Reverse(**TASK), TaskContext(seed=0, base_dir=models))
         task = Knowing(drawn.train_prompts(), drawn.heldout_prompts())
-        context = TeacherContext(trainer, student.renderer, load_model, build, load_renderer=load_renderer, task=task)
+        context = TeacherContext(
+            student.renderer, trainer.self_teacher, load_model, build, load_renderer=load_renderer, task=task
+        )
         return Built(trainer, build(context, config))
 
     return built

@@ -49,7 +49,7 @@ def test_a_step_on_paper_counts_what_a_real_one_counts(models: Path, tmp_path: P
     changes = json.loads(json.dumps(CASES[name]).replace('"MODEL"', json.dumps(member(models))))
     changes |= {"rollout.max_new_tokens": 1, "train.steps": 1}
     real = rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl")[0]
-    paper = plan(toy_recipe(models, changes)).run.step.metrics
+    paper = plan(toy_recipe(models, changes)).run.metrics
     counted = {key: value for key, value in real.items() if key.startswith("cost/")}
     assert counted == {key: value for key, value in paper.items() if key.startswith("cost/")}
     assert counted["cost/flops"] > 0
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_told_with_a_change_that_does(models: Path) -> None
     tight = plan(toy_recipe(models, long), limit=limit)
     assert not tight.fits and tight.change is not None
     assert tight.largest_micro_batch < whole.largest_micro_batch
-    assert tight.change == (f"train.micro_batch_tokens={tight.largest_micro_batch}",)
+    assert tight.change == (f"backend.micro_batch_tokens={tight.largest_micro_batch}",)
     assert plan(toy_recipe(models, long), limit=1).change is None
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from practicum.functional.comparison import MEASURES, compare
+from practicum.functional.head import Head
 from practicum.objective import compare_signals
-from practicum.types import Head, TeacherSignal
+from practicum.types import TeacherSignal
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 

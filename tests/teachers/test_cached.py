@@ -26,11 +26,12 @@ from practicum.functional.head import Head
 from practicum.model_config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Sampled, Signal, TopK
 from practicum.plugins import module_of
-from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.ports import Capabilities, Model, Teacher, TeacherContext
 from practicum.recipe import Recipe
 from practicum.teachers import privileged
 from practicum.teachers._scores import FULL, TEMPORARY, Scores
-from practicum.teachers.cached import Config, KeepingClient, Kept, build, fingerprint, scaled, unscaled
+from practicum.teachers.cached import Config, KeepingClient, Kept, build, scaled, unscaled
+from practicum.teachers.model import fingerprint
 from practicum.text import Renderer
 from practicum.types import Message, Prompt, ScoreRequest, TeacherSignal
 
@@ -585,7 +586,8 @@ def loading(trainer: tuple[LocalTrainer, Renderer], tmp_path: Path) -> Callable[
         return module_of("teachers", config.type).build(config, context)
 
     def context(bare: Speaker) -> TeacherContext:
-        return TeacherContext(trainer[0], trainer[1], lambda config: (bare, trainer[1]), build_inner, tmp_path)
+        model = Model(bare, trainer[1], 512, "speaker")
+        return TeacherContext(trainer[1], trainer[0].self_teacher, lambda config: model, build_inner, tmp_path)
 
     return context
 

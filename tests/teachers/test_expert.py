@@ -8,7 +8,7 @@ import torch
 
 from practicum.errors import CapabilityError, TeacherError
 from practicum.objective import Full, Sampled, read_signal
-from practicum.ports import SelfRule, TeacherContext, TeacherRequest
+from practicum.ports import TeacherContext, TeacherRequest
 from practicum.tasks.walker import Config as WalkerConfig
 from practicum.tasks.walker import Walker
 from practicum.teachers.expert import Config, ExpertTeacher, build
@@ -138,17 +138,7 @@ def test_its_voice_goes_on_from_any_tokens_whatever_it_read_before():
 
 
 def test_a_task_without_an_expert_is_refused():
-    class Nobody:
-        def forward_backward(self, *_: object) -> None: ...
-        def optim_step(self, *_: object) -> None: ...
-        def sampling_client(self) -> None: ...
-        def snapshot(self) -> None: ...
-        def self_teacher(self, rule: SelfRule) -> None: ...
-        def save_state(self) -> None: ...
-        def load_state(self, *_: object) -> None: ...
-        def refuses(self, *_: object) -> None: ...
-
-    context = TeacherContext(Nobody(), RENDERER, lambda _: None, lambda *_: None)  # type: ignore[arg-type]
+    context = TeacherContext(RENDERER, lambda _: None, lambda _: None, lambda *_: None)  # type: ignore[arg-type]
     with pytest.raises(CapabilityError, match=r"this task has no expert; write task: walker, .*\{type: model"):
         build(Config(), context)
 

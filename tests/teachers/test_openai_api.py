@@ -16,7 +16,6 @@ from toy import assert_same_run, curve, rows, toy_recipe, toy_run
 
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import CapabilityError, RecipeError, TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
 from practicum.http import JsonClient, Server
@@ -51,7 +50,6 @@ def server(models: Path) -> Iterator[Stub]:
 @pytest.fixture(scope="module")
 def make(models: Path) -> Callable[..., Teacher]:
     student = load_student(StudentConfig(model=str(models / "student")), seed=0)
-    trainer = LocalTrainer(student.language_model)
 
     def nothing(*_: Any) -> Any:
         raise AssertionError("a teacher behind a server loads and holds no other")
@@ -59,7 +57,7 @@ def make(models: Path) -> Callable[..., Teacher]:
     def made(stub: Stub, said: list[str] | None = None, **fields: Any) -> Teacher:
         config = Config(url=stub.url, **{"give_up_after": 5.0, **fields})
         say = print if said is None else said.append
-        context = TeacherContext(trainer, student.renderer, nothing, nothing, load_renderer=load_renderer, say=say)
+        context = TeacherContext(student.renderer, nothing, nothing, nothing, load_renderer=load_renderer, say=say)
         return build(config, context)
 
     return made

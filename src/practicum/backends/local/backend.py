@@ -76,8 +76,7 @@ class LocalBackend:
 
     def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> LocalSelfTeacher:
         """Score with the student's modules and weights that follow its own, starting from what they are now."""
-        model = _own(student).loaded.language_model
-        return LocalSelfTeacher(model, rule, self._limits.sampling_batch, self._limits.chunk_tokens)
+        return _own(student).trainer.self_teacher(rule)
 
     def save(self, student: Learner, folder: Path) -> None:
         """Write the weights that learn, and the moments of AdamW."""

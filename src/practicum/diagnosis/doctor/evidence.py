@@ -15,7 +15,10 @@ from practicum import functional as F
 from practicum.assembly import Assembled, Scorer
 from practicum.errors import TeacherError
 from practicum.functional.chunked import chunks
+from practicum.functional.comparison import compare
+from practicum.functional.distributions import overlap_of_top
 from practicum.functional.head import Head
+from practicum.functional.pools import reverse_kl_gradient
 from practicum.loop import StepPlan, assemble
 from practicum.objective import Full, Sampled, Signal, TopK, compare_signals, read_signal
 from practicum.objective.tokens import TeacherTokens
@@ -391,9 +394,8 @@ def _canaries(evidence: Evidence, own: Sequence[Rollout]) -> list[Canary]:
     """A few answers of the teacher scored by itself."""
     few = [answer for answer in own[:: max(len(own) // (2 * CANARIES), 1)] if len(answer.tokens)]
     signals = evidence.built.parts.teacher.score(few, Sampled())
-    size = evidence.recipe.train.chunk_tokens
     scored = [
-        compare_signals((TeacherSignal(), signal), answer.tokens, size, ("teacher_logprobs",)).teacher_logprobs
+        compare_signals((TeacherSignal(), signal), answer.tokens, CHUNK_TOKENS, ("teacher_logprobs",)).teacher_logprobs
         for signal, answer in zip(signals, few, strict=True)
     ]
     return [

@@ -12,7 +12,7 @@ import torch
 from practicum.costs.segments import how_many_fit, packed_tokens
 from practicum.diagnosis.plan.paper import PaperRun
 from practicum.errors import ResourceError
-from practicum.objective import Objective
+from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import rows_of_passes, text_of
 from practicum.ports import PaperRecord
 from practicum.types import ScoreRequest
