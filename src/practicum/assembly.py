@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 
 from practicum.backends.local import (
     LoadedModel,
@@ -32,14 +31,17 @@ from practicum.plugins import module_of
 from practicum.ports import (
     BackendContext,
     Environment,
+    HoldsTeachers,
     Learner,
     Lettered,
     SamplingClient,
     Task,
     Teacher,
+    TeacherConfig,
     TeacherContext,
     TrainerLimits,
     TrainingClient,
+    walk,
 )
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, capability_problems, clip_warning, staleness_warning
@@ -398,14 +400,13 @@ class _TeacherBuilder:
         return renderer
 
 
-def scorer_names(role: str, config: BaseModel) -> dict[int, str]:
+def scorer_names(role: str, config: TeacherConfig) -> dict[int, str]:
     """The names of the models that a teacher asks, by the identity of their settings: `teacher`, `teacher/math`, ..."""
-    fields = dict(config)
-    members, inner = fields.get("teachers"), fields.get("teacher")
-    if isinstance(members, Mapping):
-        names = [scorer_names(f"{role}/{member}", config) for member, config in members.items()]
-        return {key: name for of_member in names for key, name in of_member.items()}
-    return scorer_names(role, inner) if isinstance(inner, BaseModel) else {id(config): role}
+    return {
+        id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])
+        for keys, inside in walk(config)
+        if not isinstance(inside, HoldsTeachers)
+    }
 
 
 def _described(config: ModelConfig) -> str:
