@@ -19,6 +19,13 @@ from torch import Tensor
 from practicum.functional.precision import IMPOSSIBLE, finite, precise
 from practicum.functional.table import Table
 
+# fmt: off
+__all__ = [
+    "DIVERGENCES", "TEACHER_FLOOR", "Divergence", "Parameter", "adaptive_kl", "alpha", "ce", "density_power", "forward_kl", "jsd",
+    "jsd_normalized", "mixed_kl", "mse", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "todi", "tvd",
+]
+# fmt: on
+
 TEACHER_FLOOR = -50.0
 """Reverse KL takes teacher log-probabilities below this to be this, or the student's own where that is lower still.
 

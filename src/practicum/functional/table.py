@@ -50,7 +50,7 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
 
 
 @functools.cache
-def defaults_of(function: Callable[..., Any]) -> Mapping[str, Number]:
+def defaults_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """Return the parameters of a function that have a default, in order, each with its default."""
     parameters = inspect.signature(function).parameters.values()
     return {
