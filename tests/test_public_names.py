@@ -11,6 +11,7 @@ from practicum import functional
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "practicum"
 
+# Besides every divergence, which is public by being in the table.
 FUNCTIONAL = [
     "ADVANTAGES",
     "AGGREGATES",
@@ -31,23 +32,18 @@ FUNCTIONAL = [
     "SampleWeight",
     "TokenStatistics",
     "Weight",
-    "adaptive_kl",
     "add_reward",
-    "alpha",
     "arithmetic",
     "candidates",
-    "ce",
     "chunks",
     "cispo",
     "clip",
     "conflict_cosine",
     "contrast",
     "cross_entropy",
-    "density_power",
     "disagreement",
     "dro",
     "entropy",
-    "forward_kl",
     "gather_logprobs",
     "geometric",
     "greedy",
@@ -55,32 +51,23 @@ FUNCTIONAL = [
     "group_normalize",
     "gspo",
     "importance_sampling",
-    "jsd",
-    "jsd_normalized",
     "k1",
     "k2",
     "k3",
     "leave_one_out",
     "log_linear",
     "member_weights",
-    "mixed_kl",
     "mixture",
     "modulate",
-    "mse",
     "overlap",
     "ppo",
     "restrict",
     "restrict_candidates",
-    "reverse_kl",
     "reward_to_go",
     "score_function_returns",
-    "skew_forward_kl",
-    "skew_reverse_kl",
     "temper",
-    "todi",
     "token_coefficients",
     "top1_conflict",
-    "tvd",
 ]
 
 
@@ -103,7 +90,9 @@ def test_the_names_of_the_package_are_pinned():
 
 
 def test_the_names_of_functional_are_pinned():
-    assert functional.__all__ == FUNCTIONAL, "a public name came or went: decide, then change this list"
+    assert sorted(functional.__all__) == sorted([*FUNCTIONAL, *functional.DIVERGENCES]), (
+        "a public name came or went: decide, then change this list"
+    )
 
 
 def test_every_name_of_functional_is_there():

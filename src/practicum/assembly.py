@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 
 from practicum.costs import Ledger, Shape
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
@@ -24,6 +23,7 @@ from practicum.ports import (
     Backend,
     BackendContext,
     Environment,
+    HoldsTeachers,
     Learner,
     Model,
     PaperBackend,
@@ -31,8 +31,10 @@ from practicum.ports import (
     SelfTeacher,
     Task,
     Teacher,
+    TeacherConfig,
     TeacherContext,
     TrainingClient,
+    walk,
 )
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, capability_problems, clip_warning, staleness_warning
@@ -431,14 +433,13 @@ class _Assembly:
         return asks_teacher(self.recipe.rollout.source) or (evaluation.teacher and evaluation.prompts > 0)
 
 
-def scorer_names(role: str, config: BaseModel) -> dict[int, str]:
+def scorer_names(role: str, config: TeacherConfig) -> dict[int, str]:
     """The names of the models that a teacher asks, by the identity of their settings: `teacher`, `teacher/math`, ..."""
-    fields = dict(config)
-    members, inner = fields.get("teachers"), fields.get("teacher")
-    if isinstance(members, Mapping):
-        names = [scorer_names(f"{role}/{member}", config) for member, config in members.items()]
-        return {key: name for of_member in names for key, name in of_member.items()}
-    return scorer_names(role, inner) if isinstance(inner, BaseModel) else {id(config): role}
+    return {
+        id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])
+        for keys, inside in walk(config)
+        if not isinstance(inside, HoldsTeachers)
+    }
 
 
 def _content(prompt: Prompt) -> list[Any]:

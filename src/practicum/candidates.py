@@ -20,17 +20,18 @@ def with_candidates(
     client: SamplingClient, asked: Iterable[tuple[Teacher | None, Signal | None]], rollouts: Sequence[Rollout]
 ) -> list[Rollout]:
     """The rollouts with the client's likeliest tokens at each position, as many as any of the teachers has to be told."""
-    wanted = max((signal.k for teacher, signal in asked if _is_told(teacher, signal)), default=0)  # type: ignore[union-attr]
+    wanted = max((_told(teacher, signal) for teacher, signal in asked), default=0)
     if not wanted:
         return list(rollouts)
     found = candidates_of(client, rollouts, wanted)
     return [replace(rollout, candidates=ids) for rollout, ids in zip(rollouts, found, strict=True)]
 
 
-def _is_told(teacher: Teacher | None, signal: Signal | None) -> bool:
-    """Whether a signal is about the student's candidates, and the teacher has to be told them."""
-    about = isinstance(signal, TopK) and signal.support == "student"
-    return about and teacher is not None and teacher.capabilities.needs_candidates
+def _told(teacher: Teacher | None, signal: Signal | None) -> int:
+    """Return how many of the student's candidates a teacher has to be told."""
+    if signal is None or signal.chooser != "student" or teacher is None:
+        return 0
+    return signal.candidates if teacher.capabilities.needs_candidates else 0
 
 
 @torch.no_grad()

@@ -44,25 +44,26 @@ def _own_module(room: str, name: str) -> Any:
     return module
 
 
-def Plugin(room: str, default: str | None = None) -> Any:
-    """Return the type of a recipe field that holds a plug-in's settings: the `Config` of the module its `type` names.
+def read_plugin(room: str, value: Any, default: str | None = None) -> Any:
+    """Return a plug-in's settings, the `Config` of the module that their `type` names; ValueError where there is none.
 
     A mapping without a type is of the `default` type, where there is one.
     """
+    if isinstance(value, BaseModel):
+        return value
+    if isinstance(value, str):
+        value = {"type": value}
+    if isinstance(value, Mapping) and default is not None:
+        value = {"type": default, **value}
+    if not isinstance(value, Mapping) or "type" not in value:
+        raise ValueError(f"write a mapping with a `type`, one of: {', '.join(names(room))}")
+    config = module_of(room, str(value["type"])).Config
+    fields = dict(value)
+    if "." in str(value["type"]):
+        fields["type"] = config.model_fields["type"].default
+    return config.model_validate(fields)
 
-    def read(value: Any) -> Any:
-        if isinstance(value, BaseModel):
-            return value
-        if isinstance(value, str):
-            value = {"type": value}
-        if isinstance(value, Mapping) and default is not None:
-            value = {"type": default, **value}
-        if not isinstance(value, Mapping) or "type" not in value:
-            raise ValueError(f"write a mapping with a `type`, one of: {', '.join(names(room))}")
-        config = module_of(room, str(value["type"])).Config
-        fields = dict(value)
-        if "." in str(value["type"]):
-            fields["type"] = config.model_fields["type"].default
-        return config.model_validate(fields)
 
-    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(read)]
+def Plugin(room: str, default: str | None = None) -> Any:
+    """Return the type of a recipe field that holds a plug-in's settings, which are of the `default` type unless they say so."""
+    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(lambda value: read_plugin(room, value, default))]

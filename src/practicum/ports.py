@@ -4,7 +4,7 @@ A step is seven calls over these (see `practicum.loop.train_step`). The four ver
 `forward_backward` and `optim_step`, are those of the Tinker API, so the same loop drives a laptop and a service.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from practicum.costs import Footprint, GraphPlan, Learning, Meter, Shape
 from practicum.model_config import ScorerConfig, StudentConfig
-from practicum.objective import Objective, Signal
+from practicum.objective import Capabilities, Objective, Signal
 from practicum.text import Renderer
 from practicum.types import (
     Datum,
@@ -28,23 +28,6 @@ from practicum.types import (
     ScoreRequest,
     TeacherSignal,
 )
-
-SignalName = Literal["sampled", "topk", "full"]
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a scorer can answer: the signals, the supports of a top-k signal and the largest k (None: any).
-
-    `writes` is whether it can also write answers of its own, `needs_candidates` whether the student's candidates, for a top-k
-    signal on the student's support, must come with each request, because the student is not where it is.
-    """
-
-    signals: frozenset[SignalName]
-    supports: frozenset[str] = frozenset({"student", "teacher", "union", "intersection"})
-    largest_k: int | None = None
-    writes: bool = True
-    needs_candidates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +196,37 @@ class Teacher(Protocol):
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `save_state` gave."""
         ...
+
+
+@runtime_checkable
+class TeacherConfig(Protocol):
+    """What a recipe says of a teacher."""
+
+    @property
+    def type(self) -> str:
+        """The name of the teacher's module, which is the recipe's key."""
+        ...
+
+    def capabilities(self) -> Capabilities:
+        """What the teacher can answer, as far as its settings tell."""
+        ...
+
+
+@runtime_checkable
+class HoldsTeachers(Protocol):
+    """The settings of a teacher with others inside."""
+
+    def members(self) -> Mapping[str, TeacherConfig]:
+        """The settings of each teacher inside by where they are written: `teacher`, or `teachers.NAME` for one of several."""
+        ...
+
+
+def walk(config: TeacherConfig, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], TeacherConfig]]:
+    """Yield a teacher's settings and those of every teacher inside, each after the keys that lead to it."""
+    yield keys, config
+    if isinstance(config, HoldsTeachers):
+        for key, member in config.members().items():
+            yield from walk(member, (*keys, key))
 
 
 @dataclass(frozen=True, slots=True)

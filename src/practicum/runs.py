@@ -27,7 +27,7 @@ from practicum.loop import train
 from practicum.objective import Objective
 from practicum.outcome import Evaluations, show_outcome, summary_of
 from practicum.ports import Backend, Learner
-from practicum.recipe import Recipe, in_turn, load_recipe, override, parse_recipe, resolved
+from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
 from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, Journal, RunDir
@@ -376,7 +376,7 @@ class _Run:
         pace = Pace(overlapping=lag > 0)
         done = saved = learned = first - 1
         shared = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
-        here = [role for role, config in shared.items() if config is not None and in_turn(config)]
+        here = [role for role, config in shared.items() if config is not None and config.capabilities().follows_student]
         with (
             Records(self.home, built.parts.renderer, replayed=replays(self.recipe.rollout.source)) as records,
             stages(built.parts, built.settings, steps, lag, here, begun) as ahead,

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from practicum.errors import NumericError
-from practicum.objective.calls import bind, format_call, parse_call
-from practicum.objective.choices import Call
+from practicum.objective.calls import Call, bind, format_call, parse_call
 
 SCHEDULED = ("objective", "rollout", "optimizer")
 """The sections of a recipe whose numbers may change."""

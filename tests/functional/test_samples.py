@@ -18,6 +18,15 @@ def statistics(completions):
 
 
 @EVERY
+@pytest.mark.parametrize("of", ["student", "teacher"])
+def test_a_sample_weight_reads_nothing_but_what_it_needs(weight, of):
+    parameters = {**weight.defaults, **({"of": of} if "of" in weight.defaults else {})}
+    whole = statistics([(True, 1.0, "x", 0.5, 2.0), (False, None, "y", 1.0, 1.0), (True, 0.0, "x", 2.0, 0.1)])
+    needed = SampleStatistics(kept=whole.kept, **{name: getattr(whole, name) for name in weight.needed(parameters)})
+    assert weight.function(needed, **parameters) == weight.function(whole, **parameters)
+
+
+@EVERY
 @given(st.lists(COMPLETION, min_size=1, max_size=6), st.randoms())
 def test_one_weight_a_completion_between_0_and_1_whatever_the_order(weight, completions, random):
     values = weight.function(statistics(completions), **weight.defaults)

@@ -1,6 +1,7 @@
 """Laws of token weights, for every entry of the table."""
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from practicum import functional as F
-from practicum.functional.weights import soft_or_score
+from practicum.functional.weights import MEASURES, soft_or_score
 
 EVERY = pytest.mark.parametrize("weight", list(F.WEIGHTS.values()), ids=lambda entry: entry.name)
 
@@ -51,6 +52,41 @@ def test_laws(weight, seed, length, boolean):
     assert not values.requires_grad
     if weight.identity is not None:
         assert torch.equal(weight.function(given_statistics, **{**weight.defaults, **weight.identity}), mask)
+
+
+CALLS = [
+    *((name, dict(entry.defaults)) for name, entry in F.WEIGHTS.items()),
+    *((name, {**F.WEIGHTS[name].defaults, "of": "student"}) for name in ("entropy_top", "certain")),
+    ("entropy_top", {"fraction": 0.2, "of": "teacher"}),
+    *(("threshold", {**F.WEIGHTS["threshold"].defaults, "of": of}) for of in MEASURES),
+]
+CALL = pytest.mark.parametrize(("name", "parameters"), CALLS, ids=str)
+
+
+@CALL
+def test_a_weight_reads_exactly_what_it_needs(name, parameters):
+    weight, known = F.WEIGHTS[name], statistics()
+    needed = weight.needed(parameters)
+    others = {field.name: None for field in fields(F.TokenStatistics) if field.name not in {"loss_mask", *needed}}
+    values = weight.function(statistics(**others), **parameters)
+    assert torch.equal(values, weight.function(known, **parameters))
+    for need in needed:
+        with pytest.raises(ValueError, match=f"needs {need}, which the signal of this term does not give"):
+            weight.function(statistics(**{need: None}), **parameters)
+
+
+@CALL
+@given(st.integers(0, 10**6))
+def test_a_pointwise_weight_of_a_token_does_not_depend_on_others(name, parameters, seed):
+    weight, known = F.WEIGHTS[name], statistics(seed)
+    values = weight.function(known, **parameters)
+    tokens = [torch.tensor([place]) for place in range(len(values))]
+    alone = [
+        F.TokenStatistics(**{field.name: getattr(known, field.name)[token] for field in fields(F.TokenStatistics)})
+        for token in tokens
+    ]
+    if weight.pointwise:
+        assert torch.equal(torch.cat([weight.function(one, **parameters) for one in alone]), values)
 
 
 @pytest.mark.parametrize(

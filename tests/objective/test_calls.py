@@ -31,7 +31,7 @@ def test_calls_are_read_as_written(text, parsed):
     assert parse_call(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["", "(0.3)", "jsd(0.3", "jsd 0.3", "3", "jsd(0.3) x", "a.b(1)"])
+@pytest.mark.parametrize("text", ["", "(0.3)", "jsd(0.3", "jsd 0.3", "3", "jsd(0.3) x", "a-b(1)"])
 def test_what_is_no_call_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=r"is not a name with arguments; write for example 'jsd\(0\.3\)'"):
         parse_call(text)

@@ -130,6 +130,10 @@ WRONG = [
     ({"signal": "score", "weights": "trust"}, "weights 'trust' needs a teacher, whom signal 'score' does not ask"),
     ({"signal": "score", "weights": "entropy_top(of=teacher)"}, "weights 'entropy_top' needs a teacher"),
     (
+        {"signal": "score", "weights": "threshold"},
+        "weights 'threshold' needs a teacher, whom signal 'score' does not ask",
+    ),
+    (
         {"signal": "text", "divergence": "ce", "samples": "ppl_softmax(teacher)"},
         "samples 'ppl_softmax' needs a teacher",
     ),
@@ -208,6 +212,11 @@ def test_the_signal_is_the_richest_that_a_term_asks_for():
     assert Objective.model_validate({"losses": [{"signal": "topk(3)"}, {"signal": "topk(9)"}]}).signal == TopK(k=9)
 
 
+@pytest.mark.parametrize("weights", ["certain(of=student)", "threshold(1, logprobs)", "entropy_top", "prefix(3)"])
+def test_weights_of_the_student_need_no_teacher(weights):
+    assert not one(signal="score", weights=weights).weighs_by_teacher
+
+
 def test_only_terms_with_a_view_of_other_tokens_need_sequences():
     alone = [{}, {"weights": "prefix"}, {"weights": "threshold"}, {"signal": "sampled"}, {"correction": "ratio_clip"}]
     together = [
@@ -217,6 +226,7 @@ def test_only_terms_with_a_view_of_other_tokens_need_sequences():
         {"weights": "entropy_top"},
         {"weights": "divergence_top"},
         {"weights": "soft_or"},
+        {"samples": "ppl_softmax"},
     ]
     assert [one(**choice).needs_sequences for choice in alone] == [False] * len(alone)
     assert [one(**choice).needs_sequences for choice in together] == [True] * len(together)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from practicum.functional.precision import precise
 from practicum.functional.sequence import reward_to_go
+from practicum.functional.table import Number, Table, defaults_of
 
 
 def k1(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
@@ -37,16 +38,47 @@ def k3(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"
     return torch.expm1(-x) + x
 
 
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """One off-policy correction: `function(log_ratio, advantage, **parameters)` gives each token's detached factor.
+
+    - of: what the logarithm is of: the ratio learner / `sampler`, that ratio mixed with learner / teacher (`anchor`), or the
+      learner's own `probability`
+    - cumulative: a token's factor is the product of the ratios of its sequence up to it, the token included
+    - without_teacher: the parameters at which no teacher has a part in it
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    summary: str
+    paper: str = ""
+    of: Literal["sampler", "anchor", "probability"] = "sampler"
+    cumulative: bool = False
+    without_teacher: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def defaults(self) -> Mapping[str, Number]:
+        """The parameters with their defaults."""
+        return defaults_of(self.function)
+
+
+CORRECTIONS = Table(Correction)
+"""Every off-policy correction by name."""
+
+
+@CORRECTIONS.enter("every token counts as it is")
 def none(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """No correction: every factor is 1."""
     return torch.ones_like(_log_ratio(log_ratio, advantage))
 
 
+@CORRECTIONS.enter("learner / sampler probability of the token")
 def ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """The importance ratio learner / sampler of the token itself, which corrects the token but not its state."""
     return _log_ratio(log_ratio, advantage).exp()
 
 
+@CORRECTIONS.enter("PPO's one-sided clip", "1707.06347")
 def ratio_clip(
     log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], low: float = 0.2, high: float = 0.2
 ) -> Float[Tensor, " T"]:
@@ -59,6 +91,7 @@ def ratio_clip(
     return value.masked_fill(spent, 0.0)
 
 
+@CORRECTIONS.enter("ratio inside a band, else 0", "2510.18855")
 def ratio_mask(
     log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], low: float = 0.5, high: float = 2.0
 ) -> Float[Tensor, " T"]:
@@ -67,6 +100,7 @@ def ratio_mask(
     return value.masked_fill((value < low) | (value > high), 0.0)
 
 
+@CORRECTIONS.enter("ratio up to a maximum", "1802.01561")
 def ratio_truncate(
     log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], maximum: float = 2.0
 ) -> Float[Tensor, " T"]:
@@ -74,6 +108,7 @@ def ratio_truncate(
     return ratio(log_ratio, advantage).clamp(max=maximum)
 
 
+@CORRECTIONS.enter("product of the ratios so far, exact for a score function", cumulative=True)
 def prefix_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """The product of the ratios of one sequence up to and including each token: exact, with exploding variance.
 
@@ -82,6 +117,9 @@ def prefix_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"])
     return _log_ratio(log_ratio, advantage).cumsum(dim=-1).exp()
 
 
+@CORRECTIONS.enter(
+    "PPO's clip around a ratio that the teacher anchors", "2602.22495", "anchor", without_teacher={"alpha": 1.0}
+)
 def ratio_anchor(
     log_ratio: Float[Tensor, " T"],
     advantage: Float[Tensor, " T"],
@@ -96,6 +134,7 @@ def ratio_anchor(
     return ratio_clip(log_ratio, advantage, low, high)
 
 
+@CORRECTIONS.enter("for other's tokens: most where p = gamma", "2504.14945", "probability")
 def shaping(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], gamma: float = 0.1) -> Float[Tensor, " T"]:
     """`p gamma / (p + gamma)**2`, the gradient weight of f(p) = p / (p + gamma); log p is given (LUFFY, 2504.14945).
 
@@ -108,48 +147,6 @@ def shaping(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], gamm
 def _log_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """The detached, precise log-ratio; `advantage` is named so that both lengths are checked."""
     return precise(log_ratio.detach())
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """One off-policy correction: `function(log_ratio, advantage, **parameters)` gives each token's detached factor.
-
-    `of` says what the logarithm is of: the ratio learner / `sampler`, that ratio mixed with learner / teacher (`anchor`),
-    or the learner's own `probability`. `without_teacher` are the parameters at which no teacher has a part in it.
-    """
-
-    name: str
-    function: Callable[..., Tensor]
-    summary: str
-    defaults: Mapping[str, float] = field(default_factory=dict)
-    paper: str = ""
-    of: Literal["sampler", "anchor", "probability"] = "sampler"
-    without_teacher: Mapping[str, float] = field(default_factory=dict)
-
-
-CORRECTIONS: dict[str, Correction] = {
-    entry.name: entry
-    for entry in (
-        Correction("none", none, "every token counts as it is"),
-        Correction("ratio", ratio, "learner / sampler probability of the token"),
-        Correction("ratio_clip", ratio_clip, "PPO's one-sided clip", {"low": 0.2, "high": 0.2}, "1707.06347"),
-        Correction("ratio_mask", ratio_mask, "ratio inside a band, else 0", {"low": 0.5, "high": 2.0}, "2510.18855"),
-        Correction("ratio_truncate", ratio_truncate, "ratio up to a maximum", {"maximum": 2.0}, "1802.01561"),
-        Correction("prefix_ratio", prefix_ratio, "product of the ratios so far, exact for a score function"),
-        Correction(
-            "ratio_anchor",
-            ratio_anchor,
-            "PPO's clip around a ratio that the teacher anchors",
-            {"alpha": 0.5, "low": 0.2, "high": 0.2},
-            "2602.22495",
-            "anchor",
-            {"alpha": 1.0},
-        ),
-        Correction(
-            "shaping", shaping, "for other's tokens: most where p = gamma", {"gamma": 0.1}, "2504.14945", "probability"
-        ),
-    )
-}
 
 
 def score_function_returns(

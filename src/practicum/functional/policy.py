@@ -12,8 +12,39 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.functional.precision import precise
+from practicum.functional.table import Table, defaults_of
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """One loss of given tokens: `function(logprobs, *inputs, **parameters)`, the inputs by the names of the Tinker API.
+
+    An input that `filled` names may be left out; it then is that number at every token. `whole_text` says that the loss of a
+    token depends on all tokens of its text, so that a text cannot be cut.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    inputs: tuple[str, ...]
+    summary: str
+    paper: str = ""
+    filled: Mapping[str, float] = field(default_factory=dict)
+    whole_text: bool = False
+
+    @property
+    def defaults(self) -> Mapping[str, float]:
+        """The parameters with their defaults."""
+        return defaults_of(self.function)
+
+
+POLICY_LOSSES = Table(PolicyLoss)
+"""Every loss of given tokens by name."""
+
+_DRAWN = ("logprobs", "advantages")
+_ONE_RATIO = (*_DRAWN, "sequence_ratio_mask")
+
+
+@POLICY_LOSSES.enter(("weights",), "maximum likelihood, weighted", filled={"weights": 1.0})
 def cross_entropy(logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """`-w log S`: maximum likelihood; with K targets at each token and a teacher's probabilities as weights, forward KL.
 
@@ -22,6 +53,7 @@ def cross_entropy(logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]) -
     return -precise(logprobs) * weights
 
 
+@POLICY_LOSSES.enter(_DRAWN, "ratio times advantage")
 def importance_sampling(
     logprobs: Float[Tensor, "*s"], sampling_logprobs: Float[Tensor, "*s"], advantages: Float[Tensor, "*s"]
 ) -> Float[Tensor, "*s"]:
@@ -29,6 +61,7 @@ def importance_sampling(
     return -_ratio(logprobs, sampling_logprobs) * advantages
 
 
+@POLICY_LOSSES.enter(_DRAWN, "one-sided clip of the ratio", "1707.06347")
 def ppo(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -42,6 +75,7 @@ def ppo(
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
+@POLICY_LOSSES.enter(_DRAWN, "clipped ratio as a weight", "2506.13585")
 def cispo(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -54,6 +88,7 @@ def cispo(
     return -clipped * precise(logprobs) * advantages
 
 
+@POLICY_LOSSES.enter(_DRAWN, "advantage with a quadratic hold", "2405.19107")
 def dro(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -65,6 +100,7 @@ def dro(
     return -(learner * advantages - 0.5 * beta * (learner - precise(sampling_logprobs)).square())
 
 
+@POLICY_LOSSES.enter(_ONE_RATIO, "one clipped ratio a text", "2507.18071", whole_text=True)
 def gspo(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -88,48 +124,3 @@ def gspo(
 
 def _ratio(logprobs: Float[Tensor, "*s"], sampling_logprobs: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     return (precise(logprobs) - precise(sampling_logprobs)).exp()
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """One loss of given tokens: `function(logprobs, *inputs, **parameters)`, the inputs by the names of the Tinker API.
-
-    An input that `filled` names may be left out; it then is that number at every token. `whole_text` says that the loss of a
-    token depends on all tokens of its text, so that a text cannot be cut.
-    """
-
-    name: str
-    function: Callable[..., Tensor]
-    inputs: tuple[str, ...]
-    summary: str
-    defaults: Mapping[str, float] = field(default_factory=dict)
-    paper: str = ""
-    filled: Mapping[str, float] = field(default_factory=dict)
-    whole_text: bool = False
-
-
-_DRAWN = ("logprobs", "advantages")
-_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-
-POLICY_LOSSES: dict[str, PolicyLoss] = {
-    entry.name: entry
-    for entry in (
-        PolicyLoss(
-            "cross_entropy", cross_entropy, ("weights",), "maximum likelihood, weighted", filled={"weights": 1.0}
-        ),
-        PolicyLoss("importance_sampling", importance_sampling, _DRAWN, "ratio times advantage"),
-        PolicyLoss("ppo", ppo, _DRAWN, "one-sided clip of the ratio", _CLIP, "1707.06347"),
-        PolicyLoss("cispo", cispo, _DRAWN, "clipped ratio as a weight", _CLIP, "2506.13585"),
-        PolicyLoss("dro", dro, _DRAWN, "advantage with a quadratic hold", {"beta": 0.05}, "2405.19107"),
-        PolicyLoss(
-            "gspo",
-            gspo,
-            (*_DRAWN, "sequence_ratio_mask"),
-            "one clipped ratio a text",
-            {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
-            "2507.18071",
-            whole_text=True,
-        ),
-    )
-}
-"""Every loss of given tokens by name."""

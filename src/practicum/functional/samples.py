@@ -3,7 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from practicum.functional.table import Number, Table, defaults_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +22,46 @@ class SampleStatistics:
     teacher_nll: Sequence[float] = ()
 
 
+OF_TOKENS = frozenset({"student_nll", "teacher_nll"})
+"""The statistics that are known when all tokens of a completion are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWeight:
+    """One way to weight completions: `function(statistics, **parameters)`, and the facts that decide where it can be used.
+
+    - needs: the statistics that it reads besides `kept`; `{of}` in one stands for the value of the parameter `of`
+    - by_reward: the better ones of a prompt's completions count more
+    """
+
+    name: str
+    function: Callable[..., list[float]]
+    summary: str
+    paper: str = ""
+    needs: tuple[str, ...] = ()
+    by_reward: bool = False
+
+    @property
+    def defaults(self) -> Mapping[str, Number]:
+        """The parameters with their defaults."""
+        return defaults_of(self.function)
+
+    def needed(self, parameters: Mapping[str, Number]) -> frozenset[str]:
+        """Return the statistics that are read with these parameters."""
+        return frozenset(need.format(**parameters) for need in self.needs)
+
+
+SAMPLE_WEIGHTS = Table(SampleWeight)
+"""Every sample weight by name."""
+
+
+@SAMPLE_WEIGHTS.enter("every completion counts 1")
 def uniform(statistics: SampleStatistics) -> list[float]:
     """Every completion counts 1."""
     return [1.0] * len(statistics.kept)
 
 
+@SAMPLE_WEIGHTS.enter("prompts neither solved nor hopeless", "2603.11178", ("rewards",))
 def pass_rate(statistics: SampleStatistics, a: float = 1.0, b: float = 1.0) -> list[float]:
     """`p**a (1 - p)**b` for the share p of right completions: 0 where all are right or wrong (PACED, arXiv 2603.11178)."""
     known = [reward >= 1.0 for reward in statistics.rewards if reward is not None]
@@ -32,6 +69,7 @@ def pass_rate(statistics: SampleStatistics, a: float = 1.0, b: float = 1.0) -> l
     return [p**a * (1.0 - p) ** b] * len(statistics.kept)
 
 
+@SAMPLE_WEIGHTS.enter("by perplexity", "2604.10688", ("{of}_nll",))
 def ppl_softmax(statistics: SampleStatistics, of: str = "student", temperature: float = 1.0) -> list[float]:
     """Weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv 2604.10688).
 
@@ -52,6 +90,7 @@ def ppl_softmax(statistics: SampleStatistics, of: str = "student", temperature: 
     return [next(weights) if kept else 0.0 for kept in statistics.kept]
 
 
+@SAMPLE_WEIGHTS.enter("what earned more than the group's mean", "2606.04036", ("rewards",), by_reward=True)
 def above_mean(statistics: SampleStatistics) -> list[float]:
     """1 for the completions whose reward is above their group's mean, else 0: a positive advantage (SDPG, 2606.04036)."""
     known = [reward for reward in statistics.rewards if reward is not None]
@@ -59,38 +98,9 @@ def above_mean(statistics: SampleStatistics) -> list[float]:
     return [float(reward is not None and reward > mean) for reward in statistics.rewards]
 
 
+@SAMPLE_WEIGHTS.enter("what most of the group says", "2602.20574", ("texts",))
 def consensus(statistics: SampleStatistics, share: float = 0.5) -> list[float]:
     """1 for the completions that say what at least `share` of the group says, else 0 (GATES, arXiv 2602.20574)."""
     texts = [text.strip() for text in statistics.texts]
     counts = Counter(texts)
     return [float(counts[text] >= share * len(texts)) for text in texts]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleWeight:
-    """One way to weight completions: `function(statistics, **parameters)`.
-
-    `by_reward` is whether the better ones of a prompt's completions count more.
-    """
-
-    name: str
-    function: Callable[..., list[float]]
-    summary: str
-    defaults: Mapping[str, int | float | str] = field(default_factory=dict)
-    paper: str = ""
-    by_reward: bool = False
-
-
-SAMPLE_WEIGHTS: dict[str, SampleWeight] = {
-    entry.name: entry
-    for entry in (
-        SampleWeight("uniform", uniform, "every completion counts 1"),
-        SampleWeight("pass_rate", pass_rate, "prompts neither solved nor hopeless", {"a": 1.0, "b": 1.0}, "2603.11178"),
-        SampleWeight("ppl_softmax", ppl_softmax, "by perplexity", {"of": "student", "temperature": 1.0}, "2604.10688"),
-        SampleWeight(
-            "above_mean", above_mean, "what earned more than the group's mean", paper="2606.04036", by_reward=True
-        ),
-        SampleWeight("consensus", consensus, "what most of the group says", {"share": 0.5}, "2602.20574"),
-    )
-}
-"""Every sample weight by name."""

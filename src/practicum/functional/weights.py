@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum.functional.precision import precise
+from practicum.functional.table import Number, Table, defaults_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +33,51 @@ class TokenStatistics:
     special: Bool[Tensor, " T"] | None = None
 
 
+OF_TEACHER = frozenset({"teacher_entropy", "teacher_logprobs", "teacher_rank", "divergence"})
+"""The statistics that nobody knows without a teacher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One way to weight tokens: `function(statistics, **parameters)`, and the facts that decide where it can be used.
+
+    - needs: the statistics that it reads besides the mask; `{of}` in one stands for the value of the parameter `of`
+    - pointwise: a token's weight depends on that token only, so that it is known without the rest of the batch
+    - identity: the parameters at which all tokens weigh alike, where there are such
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    summary: str
+    paper: str = ""
+    needs: tuple[str, ...] = ()
+    pointwise: bool = False
+    identity: Mapping[str, Number] | None = None
+
+    @property
+    def defaults(self) -> Mapping[str, Number]:
+        """The parameters with their defaults."""
+        return defaults_of(self.function)
+
+    def needed(self, parameters: Mapping[str, Number]) -> frozenset[str]:
+        """Return the statistics that are read with these parameters."""
+        return frozenset(need.format(**parameters) for need in self.needs)
+
+
+WEIGHTS = Table(Weight)
+"""Every token weight by name."""
+
+_BOTH = ("logprobs", "teacher_logprobs")
+_EVERY = {"fraction": 1.0}
+
+
+@WEIGHTS.enter("every supervised token counts 1", pointwise=True, identity={})
 def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """Every supervised token counts 1."""
     return _mask(statistics)
 
 
+@WEIGHTS.enter("the least certain tokens", "2506.01939", ("{of}_entropy",), identity=_EVERY)
 def entropy_top(statistics: TokenStatistics, fraction: float = 0.2, of: str = "student") -> Float[Tensor, " T"]:
     """The `fraction` of tokens at which the student (or teacher) is least certain (arXiv 2506.01939)."""
     if of not in ("student", "teacher"):
@@ -44,11 +85,13 @@ def entropy_top(statistics: TokenStatistics, fraction: float = 0.2, of: str = "s
     return _top(_mask(statistics), _statistic("entropy_top", statistics, f"{of}_entropy"), fraction)
 
 
+@WEIGHTS.enter("the tokens of most disagreement", needs=("divergence",), identity=_EVERY)
 def divergence_top(statistics: TokenStatistics, fraction: float = 0.5) -> Float[Tensor, " T"]:
     """The `fraction` of tokens at which student and teacher disagree most."""
     return _top(_mask(statistics), _statistic("divergence_top", statistics, "divergence"), fraction)
 
 
+@WEIGHTS.enter("uncertain or confidently wrong", "2604.14084", ("student_entropy", "divergence"), identity=_EVERY)
 def soft_or(statistics: TokenStatistics, fraction: float = 0.5) -> Float[Tensor, " T"]:
     """The `fraction` of tokens of highest h + d - h d: uncertain, or confidently wrong (TIP, arXiv 2604.14084).
 
@@ -65,6 +108,7 @@ def soft_or_score(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     return h + d - h * d
 
 
+@WEIGHTS.enter("the first tokens of each completion", "", ("positions",), pointwise=True, identity={"length": 1 << 40})
 def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T"]:
     """The first `length` tokens of each completion."""
     if length < 0:
@@ -72,6 +116,13 @@ def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T
     return _mask(statistics) * (_statistic("prefix", statistics, "positions") < length)
 
 
+@WEIGHTS.enter(
+    "tokens at which a statistic exceeds a value",
+    "2603.07079",
+    ("{of}",),
+    pointwise=True,
+    identity={"above": -math.inf},
+)
 def threshold(
     statistics: TokenStatistics, above: float = 0.0, of: str = "teacher_entropy", below: float = math.inf
 ) -> Float[Tensor, " T"]:
@@ -80,6 +131,7 @@ def threshold(
     return _mask(statistics) * ((value > above) & (value <= below))
 
 
+@WEIGHTS.enter("min(T / S, maximum) of the token", needs=_BOTH, pointwise=True)
 def trust(statistics: TokenStatistics, maximum: float = 1.0) -> Float[Tensor, " T"]:
     """min(T / S, maximum) of the sampled token: 1 where the teacher would have said it at least as readily (TrOPD).
 
@@ -91,22 +143,28 @@ def trust(statistics: TokenStatistics, maximum: float = 1.0) -> Float[Tensor, " 
     return _mask(statistics) * precise(gap).clamp(max=math.log(maximum)).exp()
 
 
+@WEIGHTS.enter("1 - min(T / S, 1): how surely the teacher rejects it", "2310.07177", _BOTH, pointwise=True)
 def distrust(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """1 - min(T / S, 1): the probability that the teacher rejects the sampled token (OSD, arXiv 2310.07177)."""
     return _mask(statistics) - trust(statistics)
 
 
+@WEIGHTS.enter("tokens the teacher finds at least as likely", needs=_BOTH, pointwise=True)
 def positive_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """The tokens that the teacher finds at least as likely as the student does."""
     return _mask(statistics) - negative_advantage(statistics)
 
 
+@WEIGHTS.enter("tokens the teacher finds less likely", "2605.06387", _BOTH, pointwise=True)
 def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """The tokens that the teacher finds less likely than the student does (AOPD, arXiv 2605.06387)."""
     teacher = _statistic("negative_advantage", statistics, "teacher_logprobs")
     return _mask(statistics) * (teacher < _statistic("negative_advantage", statistics, "logprobs"))
 
 
+@WEIGHTS.enter(
+    "tokens among the teacher's k likeliest", "2510.24021", ("teacher_rank",), pointwise=True, identity={"k": 1 << 40}
+)
 def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     """The sampled tokens among the teacher's k likeliest (SelecTKD, arXiv 2510.24021)."""
     if k < 1:
@@ -114,16 +172,19 @@ def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     return _mask(statistics) * (_statistic("accepted", statistics, "teacher_rank") < k)
 
 
+@WEIGHTS.enter("tokens not among the teacher's k likeliest", needs=("teacher_rank",), pointwise=True)
 def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     """The sampled tokens that are not among the teacher's k likeliest."""
     return _mask(statistics) - accepted(statistics, k)
 
 
+@WEIGHTS.enter("tokens that texts are written with", "2603.25562", ("special",), pointwise=True)
 def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """The tokens of the text alone: where templates differ, special tokens say nothing (Revisiting OPD, arXiv 2603.25562)."""
     return _mask(statistics) * ~_statistic("not_special", statistics, "special")
 
 
+@WEIGHTS.enter("exp(-beta H)", "2604.02288", ("{of}_entropy",), pointwise=True, identity={"beta": 0.0})
 def certain(statistics: TokenStatistics, beta: float = 1.0, of: str = "teacher") -> Float[Tensor, " T"]:
     """exp(-beta H): a teacher (or student) that is unsure counts less (SRPO, arXiv 2604.02288)."""
     if of not in ("student", "teacher"):
@@ -133,6 +194,7 @@ def certain(statistics: TokenStatistics, beta: float = 1.0, of: str = "teacher")
     return _mask(statistics) * torch.exp(-beta * precise(_statistic("certain", statistics, f"{of}_entropy")))
 
 
+@WEIGHTS.enter("early tokens more, by share of disagreement", "2606.22600", ("rows", *_BOTH), identity={"gamma": 0.0})
 def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor, " T"]:
     """1 + gamma (1 - c), c the share of the completion's |log T - log S| that lies up to the token (arXiv 2606.22600)."""
     if gamma < 0:
@@ -178,58 +240,3 @@ def _top(mask: Tensor, score: Tensor, fraction: float) -> Tensor:
     count = math.ceil(fraction * int(mask.sum()) - 1e-9)
     order = torch.where(mask > 0, precise(score), -math.inf).argsort(descending=True, stable=True)
     return torch.zeros_like(mask).index_fill(0, order[:count], 1.0) * mask
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One way to weight tokens: `function(statistics, **parameters)`.
-
-    `identity` are the parameters at which all tokens weigh alike, where there are such.
-    """
-
-    name: str
-    function: Callable[..., Tensor]
-    summary: str
-    defaults: Mapping[str, int | float | str] = field(default_factory=dict)
-    identity: Mapping[str, int | float | str] | None = None
-    paper: str = ""
-
-
-_ALL_OF_THEM = {"fraction": 1.0}
-_LEAST_CERTAIN = {"fraction": 0.2, "of": "student"}
-
-WEIGHTS: dict[str, Weight] = {
-    entry.name: entry
-    for entry in (
-        Weight("all", all, "every supervised token counts 1", identity={}),
-        Weight("entropy_top", entropy_top, "the least certain tokens", _LEAST_CERTAIN, _ALL_OF_THEM, "2506.01939"),
-        Weight("divergence_top", divergence_top, "the tokens of most disagreement", {"fraction": 0.5}, _ALL_OF_THEM),
-        Weight("soft_or", soft_or, "uncertain or confidently wrong", {"fraction": 0.5}, _ALL_OF_THEM, "2604.14084"),
-        Weight("prefix", prefix, "the first tokens of each completion", {"length": 1024}, {"length": 1 << 40}),
-        Weight(
-            "threshold",
-            threshold,
-            "tokens at which a statistic exceeds a value",
-            {"above": 0.0, "of": "teacher_entropy", "below": math.inf},
-            {"above": -math.inf},
-            "2603.07079",
-        ),
-        Weight("trust", trust, "min(T / S, maximum) of the token", {"maximum": 1.0}),
-        Weight("distrust", distrust, "1 - min(T / S, 1): how surely the teacher rejects it", paper="2310.07177"),
-        Weight("positive_advantage", positive_advantage, "tokens the teacher finds at least as likely"),
-        Weight("negative_advantage", negative_advantage, "tokens the teacher finds less likely", paper="2605.06387"),
-        Weight("accepted", accepted, "tokens among the teacher's k likeliest", {"k": 5}, {"k": 1 << 40}, "2510.24021"),
-        Weight("rejected", rejected, "tokens not among the teacher's k likeliest", {"k": 5}),
-        Weight("not_special", not_special, "tokens that texts are written with", paper="2603.25562"),
-        Weight("certain", certain, "exp(-beta H)", {"beta": 1.0, "of": "teacher"}, {"beta": 0.0}, "2604.02288"),
-        Weight(
-            "importance",
-            importance,
-            "early tokens more, by share of disagreement",
-            {"gamma": 0.5},
-            {"gamma": 0.0},
-            "2606.22600",
-        ),
-    )
-}
-"""Every token weight by name."""

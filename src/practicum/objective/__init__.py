@@ -5,23 +5,16 @@ from practicum.objective.choices import (
     AddAdvantage,
     ClipEntries,
     Contrast,
-    Draws,
-    Full,
-    K2Surrogate,
     LogLinear,
     Mixture,
     Modulate,
-    Pathwise,
-    Sampled,
-    Score,
-    ScoreFunction,
     Signal,
     TeacherTarget,
-    Text,
-    TopK,
 )
 from practicum.objective.closed_form import Chunk, can_fuse, open_chunk
+from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.reading import compare_signals, read_signal
+from practicum.objective.signals import Capabilities, Draws, Full, Sampled, Score, SignalName, Text, TopK
 from practicum.objective.spec import Objective, Term
 from practicum.objective.token_axis import token_side
 from practicum.objective.tokens import TeacherTokens, TermValues, TokenBatch, token_batch
@@ -30,6 +23,7 @@ from practicum.objective.vocabulary_axis import logit_side
 __all__ = [
     "AXES",
     "AddAdvantage",
+    "Capabilities",
     "Chunk",
     "ClipEntries",
     "Contrast",
@@ -45,6 +39,7 @@ __all__ = [
     "Score",
     "ScoreFunction",
     "Signal",
+    "SignalName",
     "TeacherTarget",
     "TeacherTokens",
     "Term",

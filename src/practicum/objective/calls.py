@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_CALL = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
+from pydantic import BaseModel, ConfigDict, model_serializer
+
+_CALL = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_.]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -80,3 +82,14 @@ def _scalar(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+class Call(BaseModel):
+    """A choice that is written as a call; `type` is its name and the other fields its parameters, in order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_serializer(mode="plain")
+    def _as_text(self) -> str:
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return format_call(fields.pop("type"), {name: value for name, value in fields.items() if value is not None})

@@ -11,70 +11,11 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.calls import bind, did_you_mean, format_call, parse_call
+from practicum.objective.calls import Call, bind, did_you_mean, format_call, parse_call
+from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.signals import AdvantageName, Draws, Full, Sampled, Score, Text, TopK
 
 Arguments = dict[str, int | float | str]
-AdvantageName = Literal["group_normalized", "group_mean", "leave_one_out", "none"]
-
-
-class Call(BaseModel):
-    """A choice that is written as a call; `type` is its name and the other fields its parameters, in order."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_serializer(mode="plain")
-    def _as_text(self) -> str:
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        return format_call(fields.pop("type"), {name: value for name, value in fields.items() if value is not None})
-
-
-class Full(Call):
-    """Every log-probability of the teacher: exact, and no dearer than one token when both heads are local."""
-
-    type: Literal["full"] = "full"
-
-
-class Sampled(Call):
-    """One teacher log-probability a token, that of the token the student sampled."""
-
-    type: Literal["sampled"] = "sampled"
-
-
-class TopK(Call):
-    """K candidates a token, chosen by `support`; what becomes of the other mass is `tail`'s choice."""
-
-    type: Literal["topk"] = "topk"
-    k: int = Field(default=64, ge=1)
-    support: Literal["student", "teacher", "union", "intersection"] = "student"
-    tail: Literal["bucket", "renorm", "renorm_teacher", "drop", "sampled"] = "bucket"
-
-    @property
-    def tails(self) -> tuple[str, str]:
-        """Return what becomes of the student's mass outside the candidates, and of the teacher's."""
-        return ("drop", "renorm") if self.tail == "renorm_teacher" else (self.tail, self.tail)
-
-
-class Draws(Call):
-    """K extra tokens drawn from the student at each state, scored by the teacher (AsyncOPD 2606.24143)."""
-
-    type: Literal["mc"] = "mc"
-    k: int = Field(default=16, ge=1)
-
-
-class Text(Call):
-    """The rollout's own tokens are the label, whoever wrote them; no teacher is asked (SFT, SeqKD 1606.07947)."""
-
-    type: Literal["text"] = "text"
-
-
-class Score(Call):
-    """One reward a completion, from the verifier; no teacher is asked.
-
-    `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO and none REINFORCE.
-    """
-
-    type: Literal["score"] = "score"
-    advantage: AdvantageName = "group_normalized"
 
 
 class TeacherTarget(Call):
@@ -117,41 +58,6 @@ class Contrast(Call):
     type: Literal["contrast"] = "contrast"
     scale: float = Field(default=15.0, ge=0)
     floor: float = Field(default=0.001, gt=0)
-
-
-class Auto(Call):
-    """Pathwise wherever there are candidates to differentiate, score_function for sampled signals."""
-
-    type: Literal["auto"] = "auto"
-
-
-class Pathwise(Call):
-    """Differentiate the divergence itself at every visited state (GKD 2306.13649)."""
-
-    type: Literal["pathwise"] = "pathwise"
-
-
-class ScoreFunction(Call):
-    """Policy gradient with the advantage of the sampled token; `gamma` 1 is the sequence-level gradient.
-
-    `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean return of the other
-    completions of the prompt. `start` 1 lets the return begin at the next token, beside a pathwise term for this one,
-    and `length` mean divides it by the tokens that remain (MiniLLM 2306.08543). `over` candidates sums over the
-    candidates of a topk signal, each with its renormalised student probability (2604.13016).
-    """
-
-    type: Literal["score_function"] = "score_function"
-    gamma: float = Field(default=0.0, ge=0, le=1)
-    baseline: Literal["none", "kl", "group_mean"] = "none"
-    start: Literal[0, 1] = 0
-    length: Literal["sum", "mean"] = "sum"
-    over: Literal["sampled", "candidates"] = "sampled"
-
-
-class K2Surrogate(Call):
-    """Back-propagate half the squared log-ratio of the sampled token: exactly the reverse-KL gradient."""
-
-    type: Literal["k2_surrogate"] = "k2_surrogate"
 
 
 class NoReward(Call):
@@ -304,11 +210,13 @@ def _reader(kind: str) -> BeforeValidator:
     return reader(kind, AXES[f"{kind}s"])
 
 
-def _chooser(kind: str, table: Mapping[str, Arguments]) -> BeforeValidator:
+def _chooser(kind: str, table: Mapping[str, Any]) -> BeforeValidator:
+    """Reads a name, a call or a mapping as an entry of a table; ValueError with the nearest known name."""
+
     def read(value: Any) -> Any:
         if isinstance(value, str):
             name = parse_call(value)[0]
-            given = bind(kind, value, list(_known(kind, name, table)))
+            given = bind(kind, value, list(_known(kind, name, table).defaults))
         elif isinstance(value, Choice):
             name, given = value.name, value.arguments
         elif isinstance(value, Mapping) and "type" in value:
@@ -316,7 +224,7 @@ def _chooser(kind: str, table: Mapping[str, Arguments]) -> BeforeValidator:
             given = {key: argument for key, argument in value.items() if key != "type"}
         else:
             raise ValueError(f"a {kind} is written as a name or a call, not as {value!r}; known: {', '.join(table)}")
-        defaults = _known(kind, name, table)
+        defaults = _known(kind, name, table).defaults
         where = f"{kind} {name!r}"
         checked = {key: _argument(where, key, argument, defaults) for key, argument in given.items()}
         return {"name": name, "arguments": {**defaults, **checked}}
@@ -336,11 +244,11 @@ def _argument(where: str, key: str, argument: Any, defaults: Arguments) -> int |
 
 
 def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
-    if name not in table and name in REFUSED:
-        raise ValueError(REFUSED[name])
-    if name not in table:
-        raise ValueError(f"no {kind} named {name!r}; {did_you_mean(name, table)}")
-    return table[name]
+    """What a table has under a name, looked up there; ValueError with the nearest known name."""
+    try:
+        return table[name]
+    except KeyError:
+        raise ValueError(REFUSED.get(name, f"no {kind} named {name!r}; {did_you_mean(name, table)}")) from None
 
 
 def _in_range(choice: Choice) -> Choice:
@@ -375,14 +283,6 @@ def _usable_samples(choice: Choice) -> Choice:
     return choice
 
 
-_DIVERGENCES: dict[str, Arguments] = {
-    name: {} if entry.parameter is None else {entry.parameter.name: entry.parameter.default}
-    for name, entry in DIVERGENCES.items()
-}
-_CORRECTIONS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in CORRECTIONS.items()}
-_WEIGHTS: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in WEIGHTS.items()}
-_SAMPLES: dict[str, Arguments] = {name: dict(entry.defaults) for name, entry in SAMPLE_WEIGHTS.items()}
-
 Signal = Annotated[Full | Sampled | TopK | Draws | Text | Score, _reader("signal"), Field(discriminator="type")]
 Target = Annotated[
     TeacherTarget | LogLinear | Mixture | Contrast,
@@ -396,9 +296,9 @@ Estimator = Annotated[
     _reader("estimator"),
     Field(discriminator="type"),
 ]
-DivergenceChoice = Annotated[Choice, _chooser("divergence", _DIVERGENCES), AfterValidator(_in_range)]
-CorrectionChoice = Annotated[Choice, _chooser("correction", _CORRECTIONS)]
-WeightChoice = Annotated[Choice, _chooser("weight", _WEIGHTS), AfterValidator(_usable)]
-SampleWeightChoice = Annotated[Choice, _chooser("sample weight", _SAMPLES), AfterValidator(_usable_samples)]
+DivergenceChoice = Annotated[Choice, _chooser("divergence", DIVERGENCES), AfterValidator(_in_range)]
+CorrectionChoice = Annotated[Choice, _chooser("correction", CORRECTIONS)]
+WeightChoice = Annotated[Choice, _chooser("weight", WEIGHTS), AfterValidator(_usable)]
+SampleWeightChoice = Annotated[Choice, _chooser("sample weight", SAMPLE_WEIGHTS), AfterValidator(_usable_samples)]
 
 assert set(ADVANTAGES) == set(AdvantageName.__args__)  # type: ignore[attr-defined]

@@ -18,11 +18,12 @@ from practicum.functional.chunked import Tiles
 from practicum.functional.divergences import DIVERGENCES, Pair, floored
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
-from practicum.objective.choices import ClipEntries, ClipLoss, Full, Pathwise, Sampled, Text
+from practicum.objective.choices import ClipEntries, ClipLoss
+from practicum.objective.estimators import Pathwise
 from practicum.objective.reading import read_signal
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
-from practicum.objective.vocabulary_axis import logit_side, teacher_rank
+from practicum.objective.vocabulary_axis import logit_side, teacher_rank, value_of_token
 from practicum.types import HeadLike, TeacherSignal
 
 
@@ -165,7 +166,7 @@ class Fused:
         return head.logits(hidden, lambda: self._tile("logits"))
 
     def _value_and_slope(self, number: int, term: Term, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
-        if not isinstance(term.gradient, Pathwise) or isinstance(term.signal, Text):
+        if not (term.asks and isinstance(term.gradient, Pathwise)):
             return None, None
         entry = DIVERGENCES[term.divergence.name]
         assert entry.slope is not None, "only terms with a closed form come here"
@@ -183,9 +184,9 @@ class Fused:
         reverse_kl = self._yardstick(pair, divergences)
         values = []
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
-            sampled = term.on_sampled_token and isinstance(term.signal, Full)
+            sampled = term.on_sampled_token and term.signal.whole
             term_values = TermValues(
-                value=_value(term, logprobs) if divergence is None else divergence,
+                value=value_of_token(term, logprobs) if divergence is None else divergence,
                 answered=torch.ones_like(logprobs, dtype=torch.bool),
                 logprobs=logprobs,
                 teacher_logprobs=teacher_logprobs if term.asks else None,
@@ -205,7 +206,7 @@ class Fused:
         values = []
         for term in self._objective.losses:
             term_values = TermValues(
-                value=_value(term, logprobs),
+                value=value_of_token(term, logprobs),
                 answered=torch.full_like(logprobs, not term.asks or theirs is not None, dtype=torch.bool),
                 logprobs=logprobs,
                 teacher_logprobs=theirs if term.asks else None,
@@ -234,7 +235,7 @@ class Fused:
         sampled = torch.zeros_like(shares[0])
         for term, share, slope in zip(self._objective.losses, shares, self._slopes, strict=True):
             if slope is None:
-                sampled += -share if isinstance(term.signal, Text) else share
+                sampled += value_of_token(term, share)
             elif total is None:
                 total = slope.mul_(share[:, None])
             else:
@@ -268,11 +269,7 @@ def has_closed_form(term: Term, local: bool = True) -> bool:
     if term.against != "teacher" or not term.plain_target or isinstance(term.clip, ClipEntries):
         return False
     if term.on_sampled_token:
-        whole = local and isinstance(term.signal, Full) and term.divergence.name == "reverse_kl"
-        return (isinstance(term.signal, Sampled) or whole) and term.baseline != "kl"
+        whole = local and term.signal.whole and term.divergence.name == "reverse_kl"
+        return (term.signal.sampled or whole) and term.baseline != "kl"
     slope = DIVERGENCES[term.divergence.name].slope
-    return local and isinstance(term.signal, Full) and isinstance(term.gradient, Pathwise) and slope is not None
-
-
-def _value(term: Term, logprobs: Tensor) -> Tensor:
-    return -logprobs if isinstance(term.signal, Text) else logprobs
+    return local and term.signal.whole and isinstance(term.gradient, Pathwise) and slope is not None

@@ -7,8 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
-from practicum.functional.samples import SAMPLE_WEIGHTS
+from practicum.functional.samples import OF_TOKENS, SAMPLE_WEIGHTS
 from practicum.functional.sequence import AGGREGATES
+from practicum.functional.weights import OF_TEACHER, WEIGHTS
 from practicum.objective.choices import (
     Auto,
     Choice,
@@ -19,44 +20,19 @@ from practicum.objective.choices import (
     Contrast,
     CorrectionChoice,
     DivergenceChoice,
-    Draws,
     Estimator,
-    Full,
-    K2Surrogate,
     LogLinear,
     NoClip,
     NoReward,
-    Pathwise,
     Reward,
-    Sampled,
     SampleWeightChoice,
-    Score,
-    ScoreFunction,
     Signal,
     Target,
     TeacherTarget,
-    Text,
-    TopK,
     WeightChoice,
 )
-
-LOCAL_WEIGHTS = (
-    "all",
-    "prefix",
-    "threshold",
-    "trust",
-    "distrust",
-    "positive_advantage",
-    "negative_advantage",
-    "accepted",
-    "rejected",
-    "certain",
-    "not_special",
-)
-"""The token weights that look at one token at a time."""
-
-STUDENT_WEIGHTS = ("all", "prefix", "entropy_top", "not_special")
-"""The token weights that can do without a teacher."""
+from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
+from practicum.objective.signals import Full, Sampled, TopK
 
 OTHER_ANSWERS = {
     "correct": "incorrect",
@@ -99,8 +75,7 @@ class Term(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> "Term":
         checks = (
-            self._label,
-            self._score,
+            self._signal,
             self._one_token,
             self._candidates,
             self._target,
@@ -113,35 +88,11 @@ class Term(BaseModel):
                 raise ValueError(problem)
         return self
 
-    def _label(self) -> str | None:
-        if not isinstance(self.signal, Text):
-            return None
-        if self.divergence.name != "ce":
-            return "signal 'text' has one label a token, the token itself; write divergence: ce"
-        if not isinstance(self.gradient, Pathwise) or not self.plain_target:
-            return "signal 'text' is its own target and is differentiated itself; leave out target and estimator"
-        return None
-
-    def _score(self) -> str | None:
-        if not isinstance(self.signal, Score):
-            return None
-        if not isinstance(self.gradient, ScoreFunction):
-            return "signal 'score' is a reward, not a function of the logits; write estimator: score_function"
-        if self.divergence.name != "reverse_kl" or not self.plain_target or self.gradient != ScoreFunction():
-            return "signal 'score' asks no teacher; leave out target, divergence and the estimator's arguments"
-        if not isinstance(self.reward, NoReward):
-            return "signal 'score' is the reward itself; leave out reward, or use a teacher's signal with it"
-        return None
+    def _signal(self) -> str | None:
+        return self.signal.conflict(self.gradient, self.divergence.name, self.plain_target)
 
     def _one_token(self) -> str | None:
         entry = DIVERGENCES[self.divergence.name]
-        if isinstance(self.signal, Sampled) and isinstance(self.gradient, Pathwise):
-            return (
-                "estimator 'pathwise' needs more than one token's log-probability; with signal 'sampled' "
-                "write estimator: score_function"
-            )
-        if isinstance(self.signal, Draws) and not isinstance(self.gradient, ScoreFunction):
-            return "signal 'mc' has drawn tokens, which no divergence is a sum over; write estimator: score_function"
         if not entry.pointwise and not isinstance(self.gradient, Pathwise):
             return (
                 f"divergence {self.divergence.name!r} has no sampled-token form; use signal full with estimator "
@@ -149,29 +100,17 @@ class Term(BaseModel):
             )
         if isinstance(self.gradient, K2Surrogate) and self.divergence.name != "reverse_kl":
             return "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: reverse_kl"
-        if isinstance(self.signal, Sampled | Draws) and self.baseline == "kl":
+        if self.baseline == "kl" and not self.signal.measures:
             return f"baseline 'kl' needs signal full or topk, not {self.signal.type!r}"
         return None
 
     def _candidates(self) -> str | None:
         gradient = self.gradient
         if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
-            if not isinstance(self.signal, TopK):
+            if not self.signal.candidates:
                 return "over=candidates sums over the candidates of a topk signal; write signal: topk(16)"
             if gradient.gamma > 0 or gradient.baseline != "none":
                 return "over=candidates is about one state at a time; leave out gamma and baseline"
-        dropped = isinstance(self.signal, TopK) and self.signal.tail == "drop"
-        if dropped and isinstance(gradient, Pathwise) and self.divergence.name != "ce":
-            return (
-                "a partial sum over candidates (tail 'drop') is no divergence: it can be negative and its gradient ignores the "
-                "rest; write tail=bucket or tail=renorm, or divergence: ce"
-            )
-        truncated = isinstance(self.signal, TopK) and self.signal.tail == "renorm_teacher"
-        if truncated and not (isinstance(gradient, Pathwise) and self.divergence.name in ("ce", "forward_kl")):
-            return (
-                "tail 'renorm_teacher' sums over the tokens that the truncated teacher may say, which leaves nothing out of ce and "
-                "forward_kl alone; write divergence: forward_kl with estimator: pathwise, or tail=renorm"
-            )
         return None
 
     @property
@@ -181,17 +120,17 @@ class Term(BaseModel):
         return target == TeacherTarget() or (isinstance(target, LogLinear) and target.plain)
 
     def _target(self) -> str | None:
-        if self.plain_target or isinstance(self.signal, Full):
+        if self.plain_target or self.signal.whole:
             return None
-        if (
-            isinstance(self.signal, Sampled)
-            and self.divergence.name == "reverse_kl"
-            and isinstance(self.target, LogLinear)
-        ):
+        if self.signal.sampled and self.divergence.name == "reverse_kl" and isinstance(self.target, LogLinear):
             return None  # the normaliser is a constant of the state, so it drops out of the expected gradient
         return f"target {self.target.type!r} must be renormalised over the whole vocabulary; write signal: full"
 
     def _rewards(self) -> str | None:
+        if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
+            return (
+                f"signal {self.signal.type!r} is the reward itself; leave out reward, or use a teacher's signal with it"
+            )
         if not isinstance(self.reward, NoReward) and not self.on_sampled_token:
             return f"reward {self.reward.type!r} is added to an advantage; write estimator: score_function"
         if isinstance(self.clip, ClipLoss | ClipEntries) and not (self.asks and isinstance(self.gradient, Pathwise)):
@@ -204,7 +143,7 @@ class Term(BaseModel):
         return None
 
     def _weighs(self) -> str | None:
-        if self.weights.name in ("accepted", "rejected") and not isinstance(self.signal, Full):
+        if "teacher_rank" in self.weighs_by and not self.signal.whole:
             return f"weights {self.weights.name!r} ranks the whole vocabulary; write signal: full"
         if not self.asks and self.weighs_by_teacher:
             return f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.type!r} does not ask"
@@ -225,12 +164,12 @@ class Term(BaseModel):
     @property
     def usual_gradient(self) -> Pathwise | ScoreFunction:
         """What `auto` decides for the term's signal."""
-        return ScoreFunction() if isinstance(self.signal, Sampled | Draws | Score) else Pathwise()
+        return self.signal.usual
 
     @property
     def asks(self) -> bool:
         """Whether the term needs what a teacher (or the reference) says."""
-        return not isinstance(self.signal, Text | Score)
+        return self.signal.asks
 
     @property
     def asks_teacher(self) -> bool:
@@ -238,21 +177,35 @@ class Term(BaseModel):
         return self.asks and self.against == "teacher"
 
     @property
+    def weighs_by(self) -> frozenset[str]:
+        """Return the statistics that the token weights are made of."""
+        return WEIGHTS[self.weights.name].needed(self.weights.arguments)
+
+    @property
     def weighs_by_teacher(self) -> bool:
         """Whether the token weights need what a teacher says."""
-        return self.weights.name not in STUDENT_WEIGHTS or self.weights.arguments.get("of") == "teacher"
+        return not self.weighs_by.isdisjoint(OF_TEACHER)
+
+    @property
+    def samples_by(self) -> frozenset[str]:
+        """Return the statistics that the sample weights are made of."""
+        return SAMPLE_WEIGHTS[self.samples.name].needed(self.samples.arguments)
 
     @property
     def samples_by_teacher(self) -> bool:
         """Whether the sample weights need what a teacher says."""
-        return self.samples.arguments.get("of") == "teacher"
+        return "teacher_nll" in self.samples_by
+
+    @property
+    def has_rewarded_advantage(self) -> bool:
+        """Whether the verifier's reward is an advantage or a part of one."""
+        return self.signal.outcome is not None or not isinstance(self.reward, NoReward)
 
     @property
     def learns_from_reward(self) -> bool:
         """Whether the verifier's reward is learned from: as an advantage, or by whose likelihood it lets rise."""
-        advantage = isinstance(self.signal, Score) or not isinstance(self.reward, NoReward)
         chosen = self.filter in OTHER_ANSWERS or SAMPLE_WEIGHTS[self.samples.name].by_reward
-        return advantage or (isinstance(self.signal, Text) and chosen)
+        return self.has_rewarded_advantage or (self.signal.label and chosen)
 
     @property
     def asks_reference(self) -> bool:
@@ -266,7 +219,7 @@ class Term(BaseModel):
         """Whether the loss is a coefficient times the sampled token's log-probability."""
         gradient = self.gradient
         if isinstance(gradient, ScoreFunction):
-            return gradient.over == "sampled" and not isinstance(self.signal, Draws)
+            return gradient.over == "sampled" and not self.signal.drawn
         return isinstance(gradient, K2Surrogate)
 
     @property
@@ -281,9 +234,9 @@ class Term(BaseModel):
         sequence = isinstance(gradient, ScoreFunction) and (gradient.gamma > 0 or gradient.baseline == "group_mean")
         return (
             sequence
-            or self.correction.name == "prefix_ratio"
-            or self.weights.name not in LOCAL_WEIGHTS
-            or self.samples.name == "ppl_softmax"
+            or CORRECTIONS[self.correction.name].cumulative
+            or not WEIGHTS[self.weights.name].pointwise
+            or not self.samples_by.isdisjoint(OF_TOKENS)
         )
 
 
@@ -318,7 +271,7 @@ class Objective(BaseModel):
                 "leave it out or change the aggregate"
             )
         for term in self.losses:
-            if isinstance(self.signal, Sampled) and term.weights.arguments.get("of") in ("teacher", "teacher_entropy"):
+            if "teacher_entropy" in term.weighs_by and self.signal is not None and self.signal.sampled:
                 raise ValueError(
                     f"weights {term.weights.name!r} needs the teacher's entropy, which signal 'sampled' does not tell; "
                     "write signal: full, or weights of another statistic"
@@ -342,13 +295,9 @@ class Objective(BaseModel):
 
 
 def _richest(terms: list[Term]) -> Full | Sampled | TopK | None:
-    """What answers all of the terms; drawn tokens are scored from the whole distribution."""
-    signals = [Full() if isinstance(term.signal, Draws) else term.signal for term in terms]
-    asked = [signal for signal in signals if isinstance(signal, Full | Sampled | TopK)]
-    order = ("sampled", "topk", "full")
-    rank = [(order.index(signal.type), signal.k if isinstance(signal, TopK) else 0) for signal in asked]
-    return asked[rank.index(max(rank))] if asked else None
+    """What answers all of the terms."""
+    asked = [question for term in terms if (question := term.signal.question) is not None]
+    return max(asked, key=lambda question: (question.whole, question.candidates), default=None)
 
 
 assert set(AGGREGATES) == set(Objective.model_fields["aggregate"].annotation.__args__)  # type: ignore[union-attr]
-assert set(CORRECTIONS) >= {"none", "prefix_ratio"}

@@ -12,13 +12,8 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.choices import (
-    AddAdvantage,
-    ClipAdvantage,
-    Modulate,
-    Score,
-    ScoreFunction,
-)
+from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate
+from practicum.objective.estimators import ScoreFunction
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TermValues, TokenBatch
 
@@ -41,7 +36,7 @@ def token_side(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tenso
         coefficient = coefficient * _state_factor(term, log_ratio, batch)
     else:
         returns = _returns(term, values, batch, log_ratio)
-        factor = 1.0 if term.correction.name == "prefix_ratio" else _token_factor(term, log_ratio, returns)
+        factor = 1.0 if _is_cumulative(term) else _token_factor(term, log_ratio, returns)
         coefficient = -coefficient * factor * returns
     return torch.where(values.answered, coefficient, 0.0)
 
@@ -58,13 +53,11 @@ def _advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
 def _returns(term: Term, values: TermValues, batch: TokenBatch, log_ratio: Tensor) -> Tensor:
     """The return of each token: the teacher's, the verifier's, or both.
 
-    With `prefix_ratio` all that stands in it, baselines and rewards included, is weighted by the ratios that lead up to the token.
+    With a cumulative correction all of it, baselines and rewards included, is weighted by the ratios that lead up to the token.
     """
-    ratio = torch.ones_like(log_ratio)
-    if term.correction.name == "prefix_ratio":
-        ratio = _prefix_ratio(log_ratio, batch)
-    if isinstance(term.signal, Score):
-        return ratio * _rewards(term.signal.advantage, batch)
+    ratio = _prefix_ratio(term, log_ratio, batch) if _is_cumulative(term) else torch.ones_like(log_ratio)
+    if term.signal.outcome is not None:
+        return ratio * _rewards(term.signal.outcome, batch)
     if isinstance(term.reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs
@@ -145,14 +138,18 @@ def _token_factor(term: Term, log_ratio: Tensor, advantage: Tensor) -> Tensor:
 
 def _state_factor(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
     """The correction of a divergence at a state; how the state was reached does not depend on the token after it."""
-    if term.correction.name == "prefix_ratio":
-        return _prefix_ratio(log_ratio, batch) / log_ratio.exp()
+    if _is_cumulative(term):
+        return _prefix_ratio(term, log_ratio, batch) / log_ratio.exp()
     return _token_factor(term, log_ratio, -torch.ones_like(log_ratio))
 
 
-def _prefix_ratio(log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+def _is_cumulative(term: Term) -> bool:
+    return CORRECTIONS[term.correction.name].cumulative
+
+
+def _prefix_ratio(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
     """The product of the ratios of each sequence up to and including each token."""
-    return _by_row(batch, log_ratio, lambda row: CORRECTIONS["prefix_ratio"].function(row, torch.ones_like(row)))
+    return _by_row(batch, log_ratio, lambda row: _token_factor(term, row, torch.ones_like(row)))
 
 
 def _weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
@@ -197,20 +194,20 @@ def _own(rows: Sequence[int], batch: TokenBatch) -> Sequence[int]:
 def _by_sample(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]) -> Tensor:
     """What each token's completion counts: 0 where the term is not about it, else its sample weight."""
     by_row = [1.0] * len(kept)
-    if term.samples.name != "uniform":
-        answered = set(batch.rows[values.answered].tolist())
-        student, teacher = _mean_nll(values.logprobs, batch), _mean_nll(values.teacher_logprobs, batch)
-        for rows in batch.by_group():
-            statistics = SampleStatistics(
-                kept=[kept[row] and row in answered for row in rows],
-                rewards=[batch.rewards[row] for row in rows],
-                texts=[batch.texts[row] for row in rows],
-                student_nll=[student[row] for row in rows],
-                teacher_nll=[teacher[row] for row in rows],
-            )
-            weights = SAMPLE_WEIGHTS[term.samples.name].function(statistics, **term.samples.arguments)
-            for row, weight in zip(rows, weights, strict=True):
-                by_row[row] = weight
+    answered = set(batch.rows[values.answered].tolist())
+    student = _mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
+    teacher = _mean_nll(values.teacher_logprobs, batch) if "teacher_nll" in term.samples_by else ()
+    for rows in batch.by_group():
+        statistics = SampleStatistics(
+            kept=[kept[row] and row in answered for row in rows],
+            rewards=[batch.rewards[row] for row in rows],
+            texts=[batch.texts[row] for row in rows],
+            student_nll=[student[row] for row in rows if student],
+            teacher_nll=[teacher[row] for row in rows if teacher],
+        )
+        weights = SAMPLE_WEIGHTS[term.samples.name].function(statistics, **term.samples.arguments)
+        for row, weight in zip(rows, weights, strict=True):
+            by_row[row] = weight
     counted = [by_row[first] * row for first, row in zip(batch.first, kept, strict=True)]
     return torch.tensor(counted, dtype=torch.float32)[batch.rows]
 

@@ -9,9 +9,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from practicum.functional.sequence import token_coefficients
-from practicum.objective.choices import (
-    Draws,
-)
 from practicum.objective.spec import Objective
 from practicum.randomness import seed_of
 from practicum.types import Datum, Rollout, Source
@@ -143,7 +140,7 @@ def token_batch(
     masks = [datum.rollout.loss_mask for datum in data]
     lengths = [int(mask.sum()) for mask in masks]
     counts = torch.tensor(lengths, dtype=torch.long)
-    draws = max((term.signal.k for term in objective.losses if isinstance(term.signal, Draws)), default=0)
+    draws = max(term.signal.drawn for term in objective.losses)
     tokens = torch.cat([datum.rollout.tokens[mask] for datum, mask in zip(data, masks, strict=True)])
     return TokenBatch(
         tokens=tokens,

@@ -15,21 +15,8 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.divergences import DIVERGENCES
-from practicum.objective.choices import (
-    ClipEntries,
-    ClipLoss,
-    Contrast,
-    Draws,
-    Full,
-    LogLinear,
-    Mixture,
-    Pathwise,
-    Sampled,
-    Score,
-    TeacherTarget,
-    Text,
-    TopK,
-)
+from practicum.objective.choices import ClipEntries, ClipLoss, Contrast, LogLinear, Mixture, Signal, TeacherTarget
+from practicum.objective.estimators import Pathwise
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TeacherTokens, TermValues, TokenBatch
 
@@ -90,16 +77,19 @@ def _value(
     term: Term, student: Tensor, said: _Said, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
 ) -> Tensor:
     """The number at each token whose gradient, times the token side's coefficient, is the loss's."""
-    if isinstance(term.signal, Text):
-        return -logprobs
-    if term.on_sampled_token:
-        return logprobs
-    if isinstance(term.signal, Draws):
-        return _drawn(term, term.signal.k, student, said.of(term), batch)
+    if term.signal.label or term.on_sampled_token:
+        return value_of_token(term, logprobs)
+    if term.signal.drawn:
+        return _drawn(term, student, said.of(term), batch)
     if not isinstance(term.gradient, Pathwise):
         return _over_candidates(term, student, said.of(term))
     assert divergence is not None, "the capability check lets no pathwise term through without candidates"
     return _clipped_loss(term, divergence)
+
+
+def value_of_token(term: Term, logprobs: Tensor) -> Tensor:
+    """Return the value of a term that is about one token: its log-probability, or minus that where the token is a label."""
+    return -logprobs if term.signal.label else logprobs
 
 
 def _clipped_loss(term: Term, value: Tensor) -> Tensor:
@@ -108,12 +98,14 @@ def _clipped_loss(term: Term, value: Tensor) -> Tensor:
     return torch.where(value > term.clip.maximum, value.detach(), value)
 
 
-def _drawn(term: Term, k: int, student: Tensor, teacher: TeacherTokens, batch: TokenBatch) -> Tensor:
-    """The score function over k tokens drawn from the student at each state (AsyncOPD, arXiv 2606.24143)."""
+def _drawn(term: Term, student: Tensor, teacher: TeacherTokens, batch: TokenBatch) -> Tensor:
+    """The score function over tokens drawn from the student at each state (AsyncOPD, arXiv 2606.24143)."""
     assert teacher.full is not None, "drawn tokens are scored from the whole distribution"
     with torch.no_grad():
         cumulative = student.double().exp().cumsum(dim=-1)
-        ids = torch.searchsorted(cumulative, batch.draws[:, :k].to(cumulative) * cumulative[:, -1:], right=True)
+        ids = torch.searchsorted(
+            cumulative, batch.draws[:, : term.signal.drawn].to(cumulative) * cumulative[:, -1:], right=True
+        )
         ids = ids.clamp_max(student.shape[-1] - 1)
     drawn = student.gather(-1, ids)
     advantage = DIVERGENCES[term.divergence.name].advantage(
@@ -124,10 +116,7 @@ def _drawn(term: Term, k: int, student: Tensor, teacher: TeacherTokens, batch: T
 
 def _over_candidates(term: Term, student: Tensor, teacher: TeacherTokens) -> Tensor:
     """The score function over the candidates, each weighted by its renormalised student probability (2604.13016)."""
-    assert isinstance(term.signal, TopK)
-    _, valid, student_part, teacher_part = _candidates(
-        term.signal.model_copy(update={"tail": "drop"}), student, teacher
-    )
+    _, valid, student_part, teacher_part = _candidates(term.signal, student, teacher, ("drop", "drop"))
     share = torch.softmax(student_part.detach(), dim=-1)
     advantage = DIVERGENCES[term.divergence.name].advantage(student_part.detach(), teacher_part, term.parameter)
     inside = valid & torch.isfinite(student_part)
@@ -137,7 +126,7 @@ def _over_candidates(term: Term, student: Tensor, teacher: TeacherTokens) -> Ten
 @torch.no_grad()
 def teacher_rank(term: Term, teacher: Tensor | None, tokens: Tensor) -> Tensor | None:
     """How many tokens the teacher finds likelier than the sampled one, where the weights ask."""
-    if teacher is None or term.weights.name not in ("accepted", "rejected"):
+    if teacher is None or "teacher_rank" not in term.weighs_by:
         return None
     return (teacher > F.gather_logprobs(teacher, tokens)[:, None]).sum(dim=-1)
 
@@ -154,7 +143,7 @@ def _yardstick(
     if teacher.full is None:
         return None if teacher.logprobs is None else F.k1(logprobs, teacher.logprobs)
     for term, divergence in zip(objective.losses, divergences, strict=True):
-        plain = isinstance(term.signal, Full) and term.target == TeacherTarget() and term.against == "teacher"
+        plain = term.signal.whole and term.target == TeacherTarget() and term.against == "teacher"
         if plain and term.divergence.name == "reverse_kl" and divergence is not None:
             return divergence.detach()
     return F.reverse_kl(student, teacher.full)
@@ -185,7 +174,7 @@ def _teacher_logprobs(term: Term, student: Tensor, said: _Said, tokens: Tensor) 
     if not term.asks:
         return None
     teacher, target = said.of(term), term.target
-    if teacher.full is not None and not (isinstance(target, LogLinear) and isinstance(term.signal, Sampled)):
+    if teacher.full is not None and not (isinstance(target, LogLinear) and term.signal.sampled):
         return F.gather_logprobs(_target(term, student, said)[0], tokens)
     own = _token_logprobs(teacher, tokens)
     if own is None or not isinstance(target, LogLinear) or target.plain:
@@ -202,18 +191,17 @@ def _token_logprobs(teacher: TeacherTokens, tokens: Tensor) -> Tensor | None:
 def _divergence(term: Term, student: Tensor, said: _Said, tokens: Tensor) -> Tensor | None:
     """The divergence at each position, differentiable where it is the loss; None where the signal is no distribution."""
     teacher = said.of(term)
-    if isinstance(term.signal, Sampled | Draws | Text | Score) or not said.answer(term):
+    if not term.signal.measures or not said.answer(term):
         return None
     student = student if isinstance(term.gradient, Pathwise) else student.detach()
-    if isinstance(term.signal, Full) and teacher.full is not None:
+    if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _target(term, student, said)
         value = _summed(term, student, target)
         return value if size is None else value / size
-    assert isinstance(term.signal, TopK)
-    ids, valid, student_part, teacher_part = _candidates(term.signal, student, teacher)
+    ids, valid, student_part, teacher_part = _candidates(term.signal, student, teacher, term.signal.tails)
     value = _summed(term, student_part, teacher_part)
-    if term.signal.tail != "sampled":
+    if "sampled" not in term.signal.tails:
         return value
     return value + _sampled_tail(term, student, said, tokens, (ids == tokens[:, None]) & valid)
 
@@ -226,11 +214,13 @@ def _summed(term: Term, student: Tensor, target: Tensor) -> Tensor:
     return parts.sum(dim=-1)
 
 
-def _candidates(signal: TopK, student: Tensor, teacher: TeacherTokens) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_student, of_teacher = signal.tails
+def _candidates(
+    signal: Signal, student: Tensor, teacher: TeacherTokens, tails: tuple[str, str]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_student, of_teacher = tails
     if teacher.full is not None:
         with torch.no_grad():
-            ids, valid = F.candidates(student, teacher.full, signal.k, signal.support)
+            ids, valid = F.candidates(student, teacher.full, signal.candidates, signal.chooser)
         return ids, valid, F.restrict(student, ids, valid, of_student), F.restrict(teacher.full, ids, valid, of_teacher)
     assert teacher.topk_ids is not None and teacher.topk_logprobs is not None
     ids, logprobs = teacher.topk_ids, teacher.topk_logprobs

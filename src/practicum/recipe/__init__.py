@@ -8,7 +8,7 @@ from practicum.recipe.controls import SECTIONS, SWITCH, control_words, no_contro
 from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_recipe, read_yaml, recipe_names
 from practicum.recipe.mistakes import validated
 from practicum.recipe.overrides import is_named, override, whole_path
-from practicum.recipe.possible import capability_problems, clip_warning, in_turn, staleness_warning, truncation_problem
+from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning, truncation_problem
 from practicum.recipe.reading import load_recipe, parse_recipe
 from practicum.recipe.schema import WORDS, Recipe, resolved
 from practicum.recipe.sections import (
@@ -35,7 +35,6 @@ __all__ = [
     "clip_warning",
     "control_words",
     "find_recipe",
-    "in_turn",
     "is_named",
     "load_recipe",
     "merged",

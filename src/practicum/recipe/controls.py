@@ -85,7 +85,7 @@ def without_switch(overrides: Sequence[str]) -> tuple[list[str], bool]:
 
 def _imitates(term: Term, writer: str) -> bool:
     """Return whether a term is about answers that another wrote: those alone, or likelihood for its own sake."""
-    likelihood = term.signal.type == "text" and not term.learns_from_reward
+    likelihood = term.signal.label and not term.learns_from_reward
     return term.source == writer or (likelihood and term.source == "all")
 
 
@@ -108,7 +108,7 @@ def _alone(term: Term) -> Term | None:
 
 def _with_answers(term: Term, left_to_teacher: set[str]) -> Term:
     """Return a reward's term, about all answers where those that its filter leaves out were for a teacher to mend."""
-    if term.signal.type == "score" and OTHER_ANSWERS.get(term.filter) in left_to_teacher:
+    if term.signal.outcome is not None and OTHER_ANSWERS.get(term.filter) in left_to_teacher:
         return term.model_copy(update={"filter": "all"})
     return term
 

@@ -1,11 +1,9 @@
 """What in a recipe cannot go together, each problem with what to write instead."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from pydantic import BaseModel
-
-from practicum.objective import ClipEntries, Draws, Full, Objective, Sampled, Score, TopK
-from practicum.ports import Capabilities
+from practicum.objective import ClipEntries, Objective
+from practicum.ports import Capabilities, TeacherConfig
 from practicum.recipe.sections import RolloutConfig
 from practicum.rollouts import asks_teacher, replays
 
@@ -16,36 +14,25 @@ def capability_problems(
     objective: Objective, capabilities: Capabilities, teacher: str, against: str = "teacher"
 ) -> list[str]:
     """What the objective asks of a teacher that cannot give it, each with what it can."""
-    can = ", ".join(sorted(capabilities.signals))
     problems = []
     for number, term in enumerate(objective.losses):
         where = f"objective.losses[{number}].signal"
-        signal = Full() if isinstance(term.signal, Draws) else term.signal
         if not term.asks or term.against != against:
             continue
-        if not can:
+        if not capabilities.signals:
             problems.append(
                 f"{where}: {term.signal.type!r} asks a teacher and there is none; write teacher: ..., or a signal that asks "
                 "nobody: score for the verifier's reward, text for the rollout's own tokens"
             )
-        elif signal.type not in capabilities.signals:
-            problems.append(f"{where}: {against} {teacher!r} cannot give signal {signal.type!r}; it can give: {can}")
-        elif isinstance(signal, TopK) and signal.support not in capabilities.supports:
-            supports = ", ".join(sorted(capabilities.supports))
-            problems.append(f"{where}: teacher {teacher!r} cannot score support {signal.support!r}; it can: {supports}")
-        elif isinstance(signal, TopK) and capabilities.largest_k is not None and signal.k > capabilities.largest_k:
-            most = capabilities.largest_k
-            problems.append(
-                f"{where}: teacher {teacher!r} answers at most k={most}, not {signal.k}; write topk({most}, support=teacher), or "
-                "sampled"
-            )
+        elif problem := term.signal.refused_by(capabilities):
+            problems.append(f"{where}: {against} {teacher!r} {problem}")
     return problems
 
 
 def truncation_problem(objective: Objective, rollout: RolloutConfig) -> str | None:
     """Why a sampled token's loss and a truncated sampler do not go together, where a recipe has both."""
     truncated = rollout.top_p < 1.0 or rollout.top_k > 0
-    sampled = any(isinstance(term.signal, Sampled) and term.correction.name == "none" for term in objective.losses)
+    sampled = any(term.asks and term.signal.sampled and term.correction.name == "none" for term in objective.losses)
     if not (truncated and sampled):
         return None
     return (
@@ -54,19 +41,7 @@ def truncation_problem(objective: Objective, rollout: RolloutConfig) -> str | No
     )
 
 
-def in_turn(teacher: BaseModel) -> bool:
-    """Whether a teacher, or one inside it, may follow the student, so that it is asked at its step and never ahead of it.
-
-    That is so of `self`, and may be so of a teacher from another package, which is named by its module.
-    """
-    fields = dict(teacher)
-    inner = fields.get("teachers")
-    members = [fields.get("teacher"), *(inner.values() if isinstance(inner, Mapping) else ())]
-    kind = str(fields.get("type"))
-    return kind == "self" or "." in kind or any(isinstance(one, BaseModel) and in_turn(one) for one in members)
-
-
-def staleness_problems(rollout: RolloutConfig, teacher: BaseModel, adaptive: Iterable[str]) -> list[str]:
+def staleness_problems(rollout: RolloutConfig, teacher: TeacherConfig, adaptive: Iterable[str]) -> list[str]:
     """What cannot be done ahead of the updates; `adaptive` are the places of numbers that are only known step by step."""
     if not rollout.max_staleness:
         return []
@@ -76,11 +51,10 @@ def staleness_problems(rollout: RolloutConfig, teacher: BaseModel, adaptive: Ite
             f"{STALENESS} is {rollout.max_staleness}, and mix(other=replay) learns from completions of any age; write "
             "max_staleness: 0, or source: student"
         )
-    if asks_teacher(rollout.source) and in_turn(teacher):
-        kind = dict(teacher)["type"]
+    if asks_teacher(rollout.source) and teacher.capabilities().follows_student:
         problems.append(
-            f"{STALENESS} is {rollout.max_staleness}, and teacher {kind!r} may follow the student, so it cannot write ahead of it; "
-            "write max_staleness: 0, source: student, or a teacher with weights of its own, {type: model, model: ...}"
+            f"{STALENESS} is {rollout.max_staleness}, and teacher {teacher.type!r} may follow the student, so it cannot write "
+            "ahead of it; write max_staleness: 0, source: student, or a teacher with weights of its own, {type: model, model: ...}"
         )
     problems += [
         f"{path}: what teachers are asked is fixed ahead where {STALENESS} is above 0; write a number, or linear or cosine"
@@ -92,11 +66,7 @@ def staleness_problems(rollout: RolloutConfig, teacher: BaseModel, adaptive: Ite
 
 def staleness_warning(objective: Objective, rollout: RolloutConfig) -> str | None:
     """What to say where tokens of an older policy are learned from as if they were the learner's own."""
-    drawn = [
-        term.signal.type
-        for term in objective.losses
-        if isinstance(term.signal, Sampled | Score) and term.correction.name == "none"
-    ]
+    drawn = [term.signal.type for term in objective.losses if term.signal.sampled and term.correction.name == "none"]
     if not (rollout.max_staleness and drawn):
         return None
     return (

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from practicum.objective.choices import Call, by_name, reader
+from practicum.objective.calls import Call
+from practicum.objective.choices import by_name, reader
 from practicum.ports import Capabilities
 
 

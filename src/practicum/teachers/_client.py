@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from practicum.objective import Signal, TopK
+from practicum.objective import Signal
 from practicum.ports import Capabilities, SamplingClient, Stateful, TeacherRequest, Voice
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -33,12 +33,11 @@ class ClientTeacher:
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the very tokens of each rollout."""
-        told = signal.k if isinstance(signal, TopK) else 0
         requests = [
             ScoreRequest(
                 self._renderer.render(rollout.prompt.messages),
                 tuple(rollout.tokens.tolist()),
-                None if rollout.candidates is None else rollout.candidates[:, :told],
+                None if rollout.candidates is None else rollout.candidates[:, : signal.candidates],
             )
             for rollout in rollouts
         ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from practicum.errors import TeacherError
 from practicum.objective import Signal
 from practicum.plugins import Plugin
-from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext
 from practicum.types import Rollout, TeacherSignal
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -31,18 +31,25 @@ MemberConfigs = Annotated[dict[str, Plugin("teachers")], AfterValidator(_named)]
 """The type of a recipe field that holds several teachers' settings by name."""
 
 
+def by_place(teachers: Mapping[str, TeacherConfig]) -> dict[str, TeacherConfig]:
+    """Return the settings of several teachers by where a recipe has them."""
+    return {f"teachers.{name}": config for name, config in teachers.items()}
+
+
 def shared(members: Iterable[Capabilities]) -> Capabilities:
     """What every member that speaks can answer; one that is silent by nature narrows no signal, but writes nothing."""
     everyone = list(members)
+    follows = any(member.follows_student for member in everyone)
     speaking = [member for member in everyone if member.signals]
     if not speaking:
-        return Capabilities(signals=frozenset(), supports=frozenset(), writes=False)
+        return Capabilities(frozenset(), supports=frozenset(), writes=False, follows_student=follows)
     return Capabilities(
         signals=frozenset.intersection(*(member.signals for member in speaking)),
         supports=frozenset.intersection(*(member.supports for member in speaking)),
         largest_k=min((member.largest_k for member in speaking if member.largest_k is not None), default=None),
         writes=all(member.writes for member in everyone),
         needs_candidates=any(member.needs_candidates for member in speaking),
+        follows_student=follows,
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.http import JsonClient, Question
-from practicum.objective import Signal, TopK
+from practicum.objective import Signal
 from practicum.ports import Capabilities, TeacherRequest, Voice
 from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
@@ -156,7 +156,7 @@ class RemoteClient:
             return self._scored(requests, signal)
 
     def _scored(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        k = min(signal.k, self._vocabulary) if isinstance(signal, TopK) else 0
+        k = min(signal.candidates, self._vocabulary)
         asked = [(number, request) for number, request in enumerate(requests) if request.tokens]
         tokens = sum(len(request.prompt_tokens) + len(request.tokens) for _, request in asked)
         for _, request in asked:

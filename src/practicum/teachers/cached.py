@@ -18,7 +18,7 @@ from torch import Tensor
 
 from practicum.errors import RecipeError, TeacherError
 from practicum.model_config import ModelConfig, Scratch
-from practicum.objective import Full, Signal, TopK
+from practicum.objective import Full, Signal
 from practicum.plugins import Plugin
 from practicum.ports import (
     Capabilities,
@@ -27,11 +27,13 @@ from practicum.ports import (
     Reading,
     SamplingClient,
     Teacher,
+    TeacherConfig,
     TeacherContext,
     TeacherRequest,
     Voice,
+    walk,
 )
-from practicum.teachers import none, pool, privileged, route, scripted
+from practicum.teachers import none, pool, route, scripted
 from practicum.teachers._scores import Entry, Scores
 from practicum.teachers.self import Config as SelfConfig
 from practicum.types import (
@@ -65,29 +67,33 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _does_not_change(self) -> "Config":
-        inside = _innermost(self.teacher)
-        if isinstance(inside, SelfConfig):
-            raise ValueError(_about_self(inside))
-        if isinstance(inside, route.Config | pool.Config):
-            raise ValueError(f"a {inside.type} is several teachers; put `cached` inside each member that is a model")
-        if isinstance(inside, Config):
-            raise ValueError("the teacher inside is cached already; take one `cached` away")
-        if isinstance(inside, none.Config | scripted.Config):
-            raise ValueError(f"{inside.type!r} scores without a model, so there is nothing to keep; take `cached` away")
-        if isinstance(inside, ModelConfig) and isinstance(inside.model, Scratch) and self.folder is not None:
-            raise ValueError(
-                "folder: a model made from scratch is another one in every run; leave folder out, and its answers are kept "
-                "in the run's own"
-            )
+        for _, inside in walk(self.teacher):
+            if isinstance(inside, SelfConfig):
+                raise ValueError(_about_self(inside))
+            if isinstance(inside, route.Config | pool.Config):
+                raise ValueError(
+                    f"a {inside.type} is several teachers; put `cached` inside each member that is a model"
+                )
+            if isinstance(inside, Config):
+                raise ValueError("the teacher inside is cached already; take one `cached` away")
+            if isinstance(inside, none.Config | scripted.Config):
+                raise ValueError(
+                    f"{inside.type!r} scores without a model, so there is nothing to keep; take `cached` away"
+                )
+            if isinstance(inside, ModelConfig) and isinstance(inside.model, Scratch) and self.folder is not None:
+                raise ValueError(
+                    "folder: a model made from scratch is another one in every run; leave folder out, and its answers are "
+                    "kept in the run's own"
+                )
         return self
 
     def capabilities(self) -> Capabilities:
         """Those of the teacher inside."""
         return self.teacher.capabilities()
 
-
-def _innermost(config: BaseModel) -> BaseModel:
-    return _innermost(config.teacher) if isinstance(config, privileged.Config) else config
+    def members(self) -> dict[str, TeacherConfig]:
+        """The teacher inside."""
+        return {"teacher": self.teacher}
 
 
 def _about_self(config: SelfConfig) -> str:
@@ -361,7 +367,7 @@ def _finite(entry: Entry) -> bool:
 
 def _forms(signal: Signal) -> tuple[str, ...]:
     """The forms that answer a signal, best first; hidden states answer every signal that asks for candidates."""
-    return ("full", f"topk({signal.k}, {signal.support})") if isinstance(signal, TopK) else (signal.type,)
+    return ("full", f"topk({signal.candidates}, {signal.chooser})") if signal.candidates else (signal.type,)
 
 
 def build(config: Config, context: TeacherContext) -> CachedTeacher:

@@ -35,7 +35,7 @@ from practicum.ports import (
 from practicum.text import Renderer
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
-EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}))
+EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 """What whole distributions can answer."""
 
 ROUNDING = 1e-6
@@ -131,7 +131,7 @@ class ExpertTeacher:
         if not numbers:
             numbers[()] = 0
         head = Rows(torch.stack([self.row(step) for step in numbers]))
-        if signal.type != "sampled":
+        if not signal.sampled:
             return [TeacherSignal(hidden=states, head=head) for states in hidden]
         return [
             TeacherSignal(logprobs=gather_logprobs(head.logprobs(states), rollout.tokens))

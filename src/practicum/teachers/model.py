@@ -18,7 +18,7 @@ class Config(ScorerConfig):
 
     def capabilities(self) -> Capabilities:
         """A local model gives every signal."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
+        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

@@ -10,7 +10,7 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
 from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
-NOTHING = Capabilities(signals=frozenset(), supports=frozenset(), writes=False)
+NOTHING = Capabilities(signals=frozenset(), supports=frozenset(), writes=False, follows_student=False)
 """What silence can answer."""
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from practicum.errors import RecipeError, TeacherError
 from practicum.http import Address, JsonClient, Server
 from practicum.model_config import ModelConfig
+from practicum.objective import SignalName
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.randomness import seed_of
 from practicum.teachers._checks import check_texts
@@ -58,9 +59,9 @@ class Config(Address):
     def capabilities(self) -> Capabilities:
         """What such a server gives at best; the server itself is asked when the run starts."""
         if self.dialect == "chat":
-            return Capabilities(signals=frozenset(), supports=frozenset(), largest_k=0)
-        signals = {"sampled", "topk"} if self.largest_k else {"sampled"}
-        return Capabilities(frozenset(signals), frozenset({"teacher"}), largest_k=self.largest_k)  # type: ignore[arg-type]
+            return Capabilities(signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False)
+        signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
+        return Capabilities(signals, frozenset({"teacher"}), self.largest_k, follows_student=False)
 
 
 def client_of(config: Config, context: TeacherContext | None = None) -> JsonClient:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from practicum.objective import Full, Signal
 from practicum.objective.calls import did_you_mean
-from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
-from practicum.teachers._members import MemberConfigs, Members, shared
+from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice, walk
+from practicum.teachers._members import MemberConfigs, Members, by_place, shared
 from practicum.types import Pool, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
@@ -39,7 +39,7 @@ class Config(BaseModel):
         unweighted = [name for name in self.teachers if self.weights and name not in self.weights]
         if unweighted:
             raise ValueError(f"weights: {', '.join(unweighted)} has none; write one for every member or none at all")
-        if any(_holds_pool(member) for member in self.teachers.values()):
+        if any(isinstance(inside, Config) for member in self.teachers.values() for _, inside in walk(member)):
             raise ValueError("teachers: a pool within a pool is not combined; name its members in this one")
         if self.gate is not None and self.kind == "sum":
             raise ValueError(
@@ -52,6 +52,10 @@ class Config(BaseModel):
     def capabilities(self) -> Capabilities:
         """Every signal where all members give whole distributions, for theirs is combined; else sampled tokens alone."""
         return _combined(self._shared())
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """Every member."""
+        return by_place(self.teachers)
 
     def member_weights(self) -> list[float]:
         """The weights in the order of the members; those of an arithmetic pool are made to sum to 1."""
@@ -66,17 +70,10 @@ class Config(BaseModel):
 def _combined(members: Capabilities) -> Capabilities:
     """What a pool of members that can do so much can do."""
     if "full" not in members.signals:
-        return Capabilities(members.signals & {"sampled"}, supports=frozenset(), writes=False)
-    return Capabilities(members.signals, writes=False)
-
-
-def _holds_pool(config: object) -> bool:
-    """Whether the settings are those of a pool, or of a teacher around one."""
-    if isinstance(config, Mapping):
-        return any(map(_holds_pool, config.values()))
-    return isinstance(config, Config) or (
-        isinstance(config, BaseModel) and any(_holds_pool(value) for _, value in config)
-    )
+        return Capabilities(
+            members.signals & {"sampled"}, frozenset(), writes=False, follows_student=members.follows_student
+        )
+    return Capabilities(members.signals, writes=False, follows_student=members.follows_student)
 
 
 class PoolTeacher:
@@ -98,7 +95,7 @@ class PoolTeacher:
         They give whole distributions wherever sampled tokens do not suffice, for the best candidates of a pool are not
         those of its members.
         """
-        asked = signal if signal.type == "sampled" and self._config.gate is None else Full()
+        asked = signal if signal.sampled and self._config.gate is None else Full()
         answers = [self._members.score(name, rollouts, asked) for name in self._members.teachers]
         return [self._pooled(of_one) for of_one in zip(*answers, strict=True)]
 

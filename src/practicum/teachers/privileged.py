@@ -16,7 +16,7 @@ from torch import Tensor
 from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.plugins import Plugin
-from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
+from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
 from practicum.teachers._outcome import outcome
 from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -65,6 +65,10 @@ class Config(BaseModel):
         """Those of the teacher inside; before there is a completion it cannot write with a context that needs one."""
         inside: Capabilities = self.teacher.capabilities()
         return replace(inside, writes=inside.writes and not self.needs_rollout)
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """The teacher inside."""
+        return {"teacher": self.teacher}
 
     @property
     def fields(self) -> list[str]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.objective.calls import did_you_mean
-from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
-from practicum.teachers._members import MemberConfigs, Members, shared
+from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
+from practicum.teachers._members import MemberConfigs, Members, by_place, shared
 from practicum.teachers._outcome import Outcome, outcome
 from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -46,6 +46,10 @@ class Config(BaseModel):
     def capabilities(self) -> Capabilities:
         """What every member can answer; by outcome nothing can be written, for there is no outcome before."""
         return self.joined(member.capabilities() for member in self.teachers.values())
+
+    def members(self) -> dict[str, TeacherConfig]:
+        """Every member."""
+        return by_place(self.teachers)
 
     def joined(self, members: Iterable[Capabilities]) -> Capabilities:
         """What members that can do so much can do together."""

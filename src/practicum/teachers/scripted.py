@@ -19,7 +19,7 @@ from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSign
 
 Key = tuple[str, tuple[int, ...]]
 
-A_TAPE = Capabilities(signals=frozenset({"sampled"}), writes=False)
+A_TAPE = Capabilities(signals=frozenset({"sampled"}), writes=False, follows_student=False)
 """What a tape can answer: one log-probability a token."""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from practicum.costs import Meter, Phase
 from practicum.errors import TeacherError
 from practicum.functional import TEACHER_FLOOR
-from practicum.objective import Signal, TopK
+from practicum.objective import Signal
 from practicum.ports import Capabilities
 from practicum.statistics.signal import constant
 from practicum.tinker_api.connection import Connection, Gone
@@ -83,8 +83,8 @@ class ServiceSampler:
         """The log-probabilities of each request's tokens, and of candidates: its own likeliest, or those that the request names."""
         from tinker import types
 
-        k = min(signal.k, self._vocabulary) if isinstance(signal, TopK) and signal.support == "teacher" else 0
-        given = isinstance(signal, TopK) and signal.support == "student"
+        k = min(signal.candidates, self._vocabulary) if signal.chooser == "teacher" else 0
+        given = signal.chooser == "student"
         some = [(number, request) for number, request in enumerate(requests) if request.tokens]
 
         def asked(client: Any, request: ScoreRequest) -> Any:
@@ -209,6 +209,7 @@ def service_capabilities(largest_k: int | None) -> Capabilities:
         supports=frozenset({"student", "teacher"}),
         largest_k=largest_k,
         needs_candidates=True,
+        follows_student=False,
     )
 
 

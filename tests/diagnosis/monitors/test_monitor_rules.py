@@ -187,7 +187,7 @@ def test_m30_counts_evaluations_and_not_steps():
 
 
 def test_m27_looks_at_the_step_after_a_copy():
-    teacher = {"type": "privileged", "teacher": {"type": "self", "weights": "periodic", "period": 4}, "set": []}
+    teacher = {"type": "privileged", "teacher": {"type": "self", "weights": "periodic", "period": 4}, "system": "ab"}
     recipe = RECIPE | {"teacher": teacher}
     shocked = [row | {"reverse_kl": 0.1 if (row["step"] - 1) % 4 == 0 else 0.5} for row in rows((12, {}))]
     alarms = [alarm for alarm in watch(recipe).replay(shocked) if alarm.id == "M27"]

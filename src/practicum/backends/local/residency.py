@@ -95,7 +95,7 @@ class VisitingSampler:
     @property
     def capabilities(self) -> Capabilities:
         """Everything: the whole distribution is at hand."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
+        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """One completion a request, in order."""

@@ -49,7 +49,7 @@ class LocalSampler:
     @property
     def capabilities(self) -> Capabilities:
         """Everything: the whole distribution is at hand."""
-        return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
+        return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """One completion a request, in order."""
@@ -93,7 +93,7 @@ class LocalSampler:
                 whole = hidden_states(self.language_model, part)
                 each = whole.split([len(request.tokens) for request in part])
                 for request, hidden in zip(part, each, strict=True):
-                    if signal.type == "sampled":
+                    if signal.sampled:
                         signals.append(TeacherSignal(logprobs=self._logprobs(head, hidden, request.tokens)))
                     else:
                         signals.append(TeacherSignal(hidden=hidden, head=head))

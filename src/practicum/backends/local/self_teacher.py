@@ -4,6 +4,7 @@ Only the trainable weights are held twice, so a self-teacher of a LoRA student c
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ class LocalSelfTeacher:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything: the whole distribution is at hand."""
-        return self._sampler.capabilities
+        """Everything, at its own step: the modules are the student's."""
+        return replace(self._sampler.capabilities, follows_student=True)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample from the held weights."""

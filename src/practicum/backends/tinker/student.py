@@ -8,7 +8,7 @@ from pydantic import Field
 from practicum.backends.tinker.trainer import ServiceTrainer, StudentClient
 from practicum.errors import CapabilityError, CheckpointError, ModelError, RecipeError
 from practicum.model_config import ModelConfig, ScorerConfig, StudentConfig
-from practicum.objective import Draws, Full, Objective, Term, TopK
+from practicum.objective import Objective, Term
 from practicum.ports import Backend, BackendContext, Learner, Model, PaperBackend, SelfRule
 from practicum.tensor_files import read_tensors, write_tensors
 from practicum.text import Renderer
@@ -18,8 +18,8 @@ from practicum.tinker_api import Connection, ServiceConfig
 ALPHA = 32.0
 """The scale of a service's adapters is ALPHA / rank."""
 
-ENTROPIES = ("entropy_top", "soft_or", "certain")
-"""Weights that are made of entropies."""
+ENTROPIES = frozenset({"student_entropy", "teacher_entropy"})
+"""What a service does not tell of the distributions of its tokens."""
 
 UNKNOWN_CONTEXT = 1 << 20
 """The longest text where a service does not say."""
@@ -80,18 +80,18 @@ def refused(term: Term) -> str | None:
 
     It tells log-probabilities of tokens that are named, so whole distributions and what is made of them are out of reach.
     """
-    if isinstance(term.signal, Full | Draws):
+    if term.signal.question is not None and term.signal.question.whole:
         return (
             f"objective: signal {term.signal.type!r} needs the student's whole distribution, which backend 'tinker' does not see; "
             "write topk(20), topk(20, support=teacher), sampled, score or text"
         )
-    if isinstance(term.signal, TopK) and term.signal.support not in ("student", "teacher"):
+    k, support = term.signal.candidates, term.signal.chooser
+    if k and support not in ("student", "teacher"):
         return (
-            f"objective: backend 'tinker' has no support {term.signal.support!r}; write topk({term.signal.k}, support=student) or "
-            f"topk({term.signal.k}, support=teacher)"
+            f"objective: backend 'tinker' has no support {support!r}; write topk({k}, support=student) or "
+            f"topk({k}, support=teacher)"
         )
-    of = str(term.weights.arguments.get("of", ""))
-    if term.weights.name in ENTROPIES or of.endswith("entropy"):
+    if not term.weighs_by.isdisjoint(ENTROPIES):
         return (
             f"objective: weights {term.weights.name!r} are made of entropies, which backend 'tinker' does not see; write "
             "divergence_top, trust, or weights of log-probabilities"

@@ -23,7 +23,6 @@ from practicum.objective import (
     Term,
     TermValues,
     TokenBatch,
-    TopK,
     logit_side,
     token_batch,
     token_side,
@@ -213,9 +212,7 @@ class ServiceTrainer:
         signals = (objective.signal, objective.reference_signal)
         here = [datum for datum in data if datum.signal.hidden is not None or datum.reference.hidden is not None]
         here += [datum for datum in data if datum.signal.pool is not None]
-        wide = max(
-            (signal.k for signal in signals if isinstance(signal, TopK) and signal.support == "student"), default=0
-        )
+        wide = max((signal.candidates for signal in signals if signal and signal.chooser == "student"), default=0)
         own: dict[int, Tensor] = {}
         if wide and here:
             rollouts = list({id(datum.rollout): datum.rollout for datum in here}.values())
@@ -223,8 +220,8 @@ class ServiceTrainer:
             own = {id(rollout): ids for rollout, ids in zip(rollouts, found, strict=True)}
 
         def cut(datum: Datum, signal: TeacherSignal, asked: Signal | None) -> TeacherSignal:
-            k = asked.k if isinstance(asked, TopK) else 0
-            given = own.get(id(datum.rollout)) if isinstance(asked, TopK) and asked.support == "student" else None
+            k = asked.candidates if asked else 0
+            given = own.get(id(datum.rollout)) if asked and asked.chooser == "student" else None
             return told(signal, datum.rollout.tokens, None if given is None else given[:, :k], k)
 
         return [
@@ -307,8 +304,8 @@ class StudentClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the service."""
-        return service_capabilities(None)
+        """Those of the service, of weights that follow the student's."""
+        return replace(service_capabilities(None), follows_student=True)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample from the weights."""

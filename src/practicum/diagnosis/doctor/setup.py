@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from practicum.assembly import Scorer
 from practicum.diagnosis.doctor.evidence import Evidence, Trace
 from practicum.diagnosis.doctor.findings import Finding, Status, grade, of_terms, shown, skipped, worst
 from practicum.model_config import ModelConfig
+from practicum.ports import walk
 from practicum.recipe import Recipe
 from practicum.statistics import Interval, clustered
 from practicum.text import printable
@@ -135,17 +135,7 @@ def parity(evidence: Evidence) -> Finding:
 
 def model_places(recipe: Recipe) -> list[str]:
     """Where the recipe describes the models behind its teacher, as override keys, in the order in which they are loaded."""
-
-    def places(config: Any, key: str) -> list[str]:
-        if isinstance(config, ModelConfig):
-            return [key]
-        fields = type(config).model_fields
-        inside = [places(config.teacher, f"{key}.teacher")] if "teacher" in fields else []
-        several = config.teachers.items() if "teachers" in fields else ()
-        inside += [places(member, f"{key}.teachers.{name}") for name, member in several]
-        return [place for found in inside for place in found]
-
-    return places(recipe.teacher, "teacher")
+    return [".".join(("teacher", *keys)) for keys, inside in walk(recipe.teacher) if isinstance(inside, ModelConfig)]
 
 
 def _round_trips(evidence: Evidence) -> float | None:

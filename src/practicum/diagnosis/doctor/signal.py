@@ -9,7 +9,6 @@ from torch import Tensor
 from practicum.diagnosis.doctor.evidence import CANDIDATES, FEWEST_TOKENS, Evidence, Trace
 from practicum.diagnosis.doctor.findings import Finding, Status, digits, grade, of_terms, skipped, worst
 from practicum.diagnosis.doctor.setup import SUPERVISED
-from practicum.objective import Sampled
 from practicum.statistics import Interval, concentration, quantiles
 from practicum.types import Rollout
 
@@ -116,7 +115,8 @@ def noise(evidence: Evidence) -> Finding:
     settings = evidence.recipe.train
     tokens = settings.prompts_per_step * evidence.plan.n * length.mean / settings.updates_per_step
     value = Interval(*(tokens * max(kl, 0.0) / 2 for kl in (mean.mean, mean.low, mean.high)))
-    if not isinstance(evidence.recipe.objective.signal, Sampled):
+    asked = evidence.recipe.objective.signal
+    if asked is None or not asked.sampled:
         text = (
             f"each update sees about {tokens:.0f} tokens with more of the teacher than the sampled token: no such noise"
         )

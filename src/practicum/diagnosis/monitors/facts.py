@@ -1,8 +1,12 @@
 """What monitors know of the recipe, read from its resolved data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from practicum.objective import Objective
+from practicum.plugins import read_plugin
+from practicum.ports import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +27,22 @@ class Facts:
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "Facts":
         """Those of a resolved recipe's data."""
-        terms = recipe["objective"]["losses"]
-        signals = [name_of(term["signal"]) for term in terms]
+        terms = Objective.model_validate(recipe["objective"]).losses
+        periods = [teacher.period for teacher in selves(recipe).values() if teacher.weights == "periodic"]
         return cls(
             longest=recipe["rollout"]["max_new_tokens"],
             updates=recipe["train"]["updates_per_step"],
-            refresh=next((held["period"] for held in selves(recipe["teacher"]) if held["weights"] == "periodic"), None),
-            asks_teacher=not all(signal in ("text", "score") for signal in signals),
-            selects=any(name_of(term["weights"]) != "all" for term in terms),
-            rewarded="score" in signals or any(name_of(term["reward"]) != "none" for term in terms),
+            refresh=next(iter(periods), None),
+            asks_teacher=any(term.asks for term in terms),
+            selects=any(term.weights.name != "all" for term in terms),
+            rewarded=any(term.has_rewarded_advantage for term in terms),
         )
 
 
-def selves(teacher: Any) -> Iterator[Mapping[str, Any]]:
-    """The self-teachers within a teacher's data."""
-    if isinstance(teacher, Mapping):
-        if teacher.get("type") == "self":
-            yield teacher
-        for inner in teacher.values():
-            yield from selves(inner)
-    elif isinstance(teacher, list):
-        for inner in teacher:
-            yield from selves(inner)
+def selves(recipe: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """Return the settings of the self-teachers of a resolved recipe, by the keys that lead to them from `teacher` on."""
+    teacher = read_plugin("teachers", recipe["teacher"])
+    return {("teacher", *keys): inside for keys, inside in walk(teacher) if inside.type == "self"}
 
 
 def name_of(choice: Any) -> str:

@@ -111,19 +111,8 @@ def saved_often(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def averaged(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """A self-teacher that follows by an average instead of copies (2605.02943)."""
-    path = _path_to_self(recipe["teacher"], "teacher")
-    return None if path is None else {f"{path}.weights": "ema"}
-
-
-def _path_to_self(teacher: Any, path: str) -> str | None:
-    """Where the self-teacher stands, through teachers that hold one other."""
-    while isinstance(teacher, Mapping):
-        if teacher.get("type") == "self":
-            return path
-        if not any(True for _ in selves(teacher.get("teacher"))):
-            return None
-        teacher, path = teacher["teacher"], f"{path}.teacher"
-    return None
+    alone = [keys for keys in selves(recipe) if not any("." in key for key in keys)]
+    return {f"{'.'.join(keys)}.weights": "ema" for keys in alone} or None
 
 
 def _room(recipe: Mapping[str, Any]) -> bool:

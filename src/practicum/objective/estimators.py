@@ -1,0 +1,42 @@
+"""How disagreement becomes a gradient: the estimators of a term."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from practicum.objective.calls import Call
+
+
+class Auto(Call):
+    """Pathwise wherever there are candidates to differentiate, score_function for sampled signals."""
+
+    type: Literal["auto"] = "auto"
+
+
+class Pathwise(Call):
+    """Differentiate the divergence itself at every visited state (GKD 2306.13649)."""
+
+    type: Literal["pathwise"] = "pathwise"
+
+
+class ScoreFunction(Call):
+    """Policy gradient with the advantage of the sampled token; `gamma` 1 is the sequence-level gradient.
+
+    `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean return of the other
+    completions of the prompt. `start` 1 lets the return begin at the next token, beside a pathwise term for this one,
+    and `length` mean divides it by the tokens that remain (MiniLLM 2306.08543). `over` candidates sums over the
+    candidates of a topk signal, each with its renormalised student probability (2604.13016).
+    """
+
+    type: Literal["score_function"] = "score_function"
+    gamma: float = Field(default=0.0, ge=0, le=1)
+    baseline: Literal["none", "kl", "group_mean"] = "none"
+    start: Literal[0, 1] = 0
+    length: Literal["sum", "mean"] = "sum"
+    over: Literal["sampled", "candidates"] = "sampled"
+
+
+class K2Surrogate(Call):
+    """Back-propagate half the squared log-ratio of the sampled token: exactly the reverse-KL gradient."""
+
+    type: Literal["k2_surrogate"] = "k2_surrogate"

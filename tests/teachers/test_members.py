@@ -1,0 +1,57 @@
+"""What a teacher's settings say of the teachers inside: who they are, where they stand, and whether any follows the student."""
+
+from typing import Any
+
+import pytest
+
+from practicum.assembly import scorer_names
+from practicum.plugins import read_plugin
+from practicum.ports import Capabilities, walk
+
+MODEL = {"type": "model", "model": "somewhere"}
+SELF = {"type": "self", "weights": "frozen"}
+TEAM = {"a": {"type": "privileged", "system": "x", "teacher": MODEL}, "teacher": {"type": "cached", "teacher": MODEL}}
+
+
+def test_every_teacher_inside_is_passed_with_the_keys_that_lead_to_it() -> None:
+    config = read_plugin(
+        "teachers", {"type": "privileged", "system": "y", "teacher": {"type": "pool", "teachers": TEAM}}
+    )
+    passed = [(keys, inside.type) for keys, inside in walk(config)]
+    assert passed == [
+        ((), "privileged"),
+        (("teacher",), "pool"),
+        (("teacher", "teachers.a"), "privileged"),
+        (("teacher", "teachers.a", "teacher"), "model"),
+        (("teacher", "teachers.teacher"), "cached"),
+        (("teacher", "teachers.teacher", "teacher"), "model"),
+    ]
+    assert list(scorer_names("reference", config).values()) == ["reference/a", "reference/teacher"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "follows"),
+    [
+        (MODEL, False),
+        (SELF, True),
+        ({"type": "none"}, False),
+        ({"type": "expert"}, False),
+        ({"type": "scripted", "tape": "t"}, False),
+        ({"type": "openai_api", "url": "http://localhost:1"}, False),
+        ({"type": "openai_api", "url": "http://localhost:1", "dialect": "chat"}, False),
+        ({"type": "tinker", "url": "http://localhost:1", "model": "m"}, False),
+        ({"type": "cached", "teacher": MODEL}, False),
+        ({"type": "privileged", "system": "x", "teacher": SELF}, True),
+        ({"type": "pool", "teachers": TEAM}, False),
+        ({"type": "pool", "teachers": {**TEAM, "b": SELF}}, True),
+        ({"type": "route", "teachers": {**TEAM, "b": {"type": "none"}}}, False),
+        ({"type": "route", "teachers": {"a": {"type": "none"}, "b": SELF}}, True),
+    ],
+    ids=str,
+)
+def test_a_teacher_follows_the_student_where_one_inside_does(settings: dict[str, Any], follows: bool) -> None:
+    assert read_plugin("teachers", settings).capabilities().follows_student is follows
+
+
+def test_a_teacher_that_declares_nothing_is_taken_to_follow_the_student() -> None:
+    assert Capabilities(frozenset({"sampled"})).follows_student

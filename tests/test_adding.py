@@ -1,0 +1,96 @@
+"""What docs/adding.md says of another package's parts: each is one file, which a recipe names and nothing else has to know."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import rows, toy_recipe, toy_run
+
+from practicum.functional import DIVERGENCES, WEIGHTS
+from practicum.objective import Objective
+from practicum.recipe import parse_recipe, resolved
+from tests.functional.divergence_laws import LAWS, random_logits
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "adding.md"
+FILES = dict(
+    re.findall(r"^```python\n# file: (my_parts/\w+\.py)\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.M)
+)
+SAMPLED = {"objective.signal": "sampled"}
+ADDITIONS = {
+    "hellinger": {"objective.divergence": "my_parts.hellinger"},
+    "late": {"objective.weights": "my_parts.late(1)"},
+    "flat": SAMPLED | {"teacher": {"type": "my_parts.flat"}},
+    "double": {"task": {"type": "my_parts.double", "letters": "abcd"}},
+}
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Writes one file of the page where modules are looked for, and gives the folder."""
+    site = tmp_path / "site"
+    (site / "my_parts").mkdir(parents=True)
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "my_parts"]
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(site))
+
+    def added(name: str) -> Path:
+        (site / "my_parts" / f"{name}.py").write_text(FILES[f"my_parts/{name}.py"], encoding="utf-8")
+        return site
+
+    yield added
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_parts"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_a_part_of_another_package_is_one_file(name: str, add: Any, models: Path, tmp_path: Path) -> None:
+    site = add(name)
+    result = toy_run(models, tmp_path / "runs", {**ADDITIONS[name], "train.steps": 2})
+    assert [path.name for path in site.rglob("*.py")] == [f"{name}.py"]
+    assert len(rows(result.folder / "metrics.jsonl")) == 2 and (result.folder / "report.html").is_file()
+    recipe = toy_recipe(models, ADDITIONS[name])
+    assert f"my_parts.{name}" in str(resolved(recipe)) and parse_recipe(resolved(recipe), "toy") == recipe
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_the_laws_hold_for_the_divergence_of_the_page(law: Any, add: Any) -> None:
+    add("hellinger")
+    law(DIVERGENCES["my_parts.hellinger"], None, *random_logits(1))
+
+
+def test_the_facts_of_an_entry_decide_where_it_can_be_used(add: Any) -> None:
+    add("late")
+    (term,) = Objective.model_validate({"signal": "score", "weights": "my_parts.late(start=2)"}).losses
+    assert term.weights.arguments == {"start": 2}
+    assert not term.weighs_by_teacher and not term.needs_sequences
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "my_parts.late(end=1)",
+            "weight 'my_parts.late' has no parameter 'end'",
+        ),
+        ("my_parts.lat", r"no module 'my_parts.lat' to load a Weight from \(No module named 'my_parts.lat'\)"),
+        ("torch.nn", r"module 'torch.nn' has no Weight; write entry = practicum.functional.Weight\(\.\.\.\) in it"),
+        ("late", "no weight named 'late'; known: accepted, all"),
+        ("my..late", "no weight named 'my..late'; known: accepted, all"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused(text: str, message: str, add: Any) -> None:
+    add("late")
+    with pytest.raises(ValueError, match=message):
+        Objective.model_validate({"weights": text})
+
+
+def test_an_entry_is_looked_up_when_it_is_asked_for(add: Any) -> None:
+    add("late")
+    assert "my_parts.late" not in WEIGHTS and "my_parts" not in sys.modules
+    assert WEIGHTS["my_parts.late"].defaults == {"start": 0}
+    with pytest.raises(KeyError):
+        WEIGHTS["late"]
