@@ -12,6 +12,7 @@ import torch
 from toy import command, environment, forked, make_model, rows, write_recipe
 from transformers import AutoModelForCausalLM
 
+from practicum.backends.local.backend import LocalLearner
 from practicum.cli.app import app
 from practicum.errors import RecipeError
 from practicum.runs import open_student
@@ -201,11 +202,12 @@ def test_an_exported_student_is_a_plain_model_with_the_same_logits(finished: Pat
     target = tmp_path / "exported"
     status, text = said(tmp_path, "export", str(finished), str(target))
     assert status == 0 and str(target) in text
-    _, _, student = open_student(finished)
+    _, student = open_student(finished)
+    assert isinstance(student, LocalLearner)
     plain = AutoModelForCausalLM.from_pretrained(target).eval()
     ids = torch.tensor([[3, 7, 8, 4]])
     with torch.no_grad():
-        assert plain(ids).logits.equal(student.language_model.model.eval()(ids).logits)
+        assert plain(ids).logits.equal(student.loaded.language_model.model.eval()(ids).logits)
     status, text = said(tmp_path, "export", str(finished), str(target))
     assert status == 2 and "exists already" in text
     status, text = said(tmp_path, "chat", str(target))

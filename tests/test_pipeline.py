@@ -24,7 +24,7 @@ from practicum.pipeline import Pipeline, load, parse_pipeline
 from practicum.pipeline.running import run
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json
-from practicum.runs import RunResult, open_student
+from practicum.runs import RunResult, open_run, open_student
 
 pytestmark = pytest.mark.long
 
@@ -276,11 +276,11 @@ class TestRunning:
         }  # fmt: skip
         assert sorted(path.name for path in (finished / "stages").iterdir()) == ["01-sft", "02-expert", "03-merge"]
         for folder in (finished / "stages").iterdir():
-            _, recipe, student = open_student(folder)
-            assert recipe.name == folder.name and (folder / "report.html").is_file()
+            _, student = open_student(folder)
+            assert open_run(folder)[1].name == folder.name and (folder / "report.html").is_file()
             model = load_file(folder / "model" / "model.safetensors")
-            learned = student.language_model.trainable()
-            assert all(model[name].equal(value.data) for name, value in learned.items() if name in model)
+            assert student.weights is not None
+            assert all(model[name].equal(value.data) for name, value in student.weights.items() if name in model)
 
     def test_each_stage_starts_where_it_says(self, models: Path, finished: Path) -> None:
         sources = {
@@ -332,8 +332,8 @@ class TestRunning:
         folder = toy_run(toy(models, {"name": "a"}, {"name": "b"}, student=student), tmp_path).folder
         model = load_file(folder / "stages" / "01-a" / "model" / "model.safetensors")
         assert not [name for name in model if "lora" in name]
-        _, _, merged = open_student(folder / "stages" / "02-b")
-        assert any("lora" in name for name in merged.language_model.trainable())
+        _, merged = open_student(folder / "stages" / "02-b")
+        assert merged.weights is not None and any("lora" in name for name in merged.weights)
         after = read_json(folder / "stages" / "01-a" / "summary.json")["after"]
         before = read_json(folder / "stages" / "02-b" / "summary.json")["before"]
         assert after["student_entropy"] == pytest.approx(before["student_entropy"], rel=1e-4)

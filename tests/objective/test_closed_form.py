@@ -7,7 +7,7 @@ from practicum.backends.local.prepared import prepared_head
 from practicum.functional.chunked import Tiles
 from practicum.functional.head import Head
 from practicum.objective import Objective, open_chunk, token_batch, token_side
-from practicum.objective.closed_form import has_closed_form
+from practicum.objective.closed_form import Autograd, Fused, has_closed_form
 from practicum.types import Pool, TeacherSignal
 
 from .test_sides import ALL, VOCABULARY, batch, logits

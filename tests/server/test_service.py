@@ -276,7 +276,7 @@ def test_one_ratio_for_a_text_whatever_the_pieces_it_is_read_in(client, monkeypa
     norms, sums = [], []
     for chunk, number in ((2, 20), (100, 21)):
         model = client.model(number=number)
-        trainer = client.service._models[model].trainer
+        trainer = client.service._models[model].trainer.trainer
         monkeypatch.setattr(trainer, "limits", replace(trainer.limits, chunk_tokens=chunk))
         found = client.train(model, [datum, datum], "gspo", **bounds)
         sums.append(found.metrics["loss:sum"])

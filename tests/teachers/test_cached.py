@@ -645,13 +645,13 @@ def test_a_folder_starts_at_the_recipe_and_holds_one_folder_a_model(
     assert store.name == fingerprint(ScorerConfig(model=model_folder)) and not (tmp_path / "home").exists()
 
 
-def test_the_teachers_voice_is_the_models_own_client(
+def test_the_teachers_voice_draws_with_the_model(
     loading: Callable[[Speaker], TeacherContext], model_folder: str
 ) -> None:
     bare = Speaker()
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}})
     voice = build(config, loading(bare)).voice(Prompt("p", (Message("user", "ab"),)))
-    assert voice is not None and voice.client is bare
+    assert voice is not None and isinstance(voice.client, KeepingClient) and voice.client.bare is bare
 
 
 def test_a_teacher_without_a_model_is_named_when_it_is_built(

@@ -28,6 +28,10 @@ MAY_CHANGE: Mapping[str, str | None] = {
     "seed": "the order of the prompts and every random stream come from it; start a new run",
     "student": "the checkpoint holds the weights and moments of this student; start a new run",
     "backend": "the student's state is kept there; start a new run",
+    "backend.micro_batch_tokens": None,
+    "backend.graph_mib": None,
+    "backend.chunk_tokens": None,
+    "backend.sampling_batch": None,
     "teacher": "the checkpoint may hold its state, and the steps until now learned from it; let a stage of a pipeline go on with "
     "another one",
     "reference": "the checkpoint may hold its state, and the steps until now learned from it; let a stage of a pipeline go on with "
