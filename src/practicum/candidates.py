@@ -44,10 +44,9 @@ def candidates_of(client: SamplingClient, rollouts: Sequence[Rollout], k: int) -
 def _ids(said: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
     if said.topk_ids is not None:
         return said.topk_ids.cpu()
-    if said.hidden is None or said.head is None:
+    states = said.states
+    if states is None or said.head is None:
         return torch.zeros(0, k, dtype=torch.long)  # an empty completion
     head, width = said.head, min(k, said.head.vocab_size)
-    parts = [
-        head.logits(said.hidden[part]).topk(width, dim=-1).indices.cpu() for part in chunks(len(said.hidden), CHUNK)
-    ]
+    parts = [head.logits(states[part]).topk(width, dim=-1).indices.cpu() for part in chunks(len(states), CHUNK)]
     return torch.cat(parts) if parts else torch.zeros(0, width, dtype=torch.long)

@@ -31,6 +31,7 @@ from practicum.types import (
     Prompt,
     Rollout,
     SamplingParams,
+    StatesLike,
     TeacherSignal,
     TokenOutputs,
 )
@@ -254,7 +255,7 @@ def assemble(
     ]
 
 
-def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | None) -> None:
+def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | StatesLike | None) -> None:
     if values is None:
         return
     where = f"the teacher's {name} for completion {rollout.sample} of prompt {rollout.prompt.id!r}"
@@ -262,9 +263,9 @@ def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | None) -> N
         raise TeacherError(
             f"{where} cover {len(values)} tokens instead of {len(rollout.tokens)}; score exactly the given tokens"
         )
-    if torch.isnan(values).any():
+    if torch.isnan(values).any() if isinstance(values, torch.Tensor) else not values.finite:
         raise TeacherError(f"{where} hold NaN; the teacher's weights or its server are broken")
-    if name != "hidden" and (values > HIGHEST_LOGPROB).any():
+    if name != "hidden" and isinstance(values, torch.Tensor) and (values > HIGHEST_LOGPROB).any():
         raise TeacherError(f"{where} reach {values.max().item():.3g}, above 0, so they are not log-probabilities")
 
 

@@ -86,8 +86,17 @@ class MeteredLockstep(MeteredSampler):
         return samples
 
 
+def _without_meters(signal: TeacherSignal) -> TeacherSignal:
+    """Return the signal with heads that do not count, so that it can go to another process."""
+    head = signal.head.bare if isinstance(signal.head, CountedHead) else signal.head
+    pool = signal.pool
+    if pool is not None:
+        pool = replace(pool, members=tuple(_without_meters(member) for member in pool.members))
+    return replace(signal, head=head, pool=pool)
+
+
 class MeteredTrainer:
-    """Counts what the student draws and learns from; see `practicum.ports.TrainingClient`.
+    """Counts what the student learns from, and what its teachers' heads read for it; see `practicum.ports.TrainingClient`.
 
     Of a student whose shape is not known the tokens alone are counted.
     """
@@ -100,7 +109,16 @@ class MeteredTrainer:
 
     def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
         """The gradient of the objective."""
-        result = self._trainer.forward_backward(data, objective, seed)
+        bare = [
+            replace(datum, signal=_without_meters(datum.signal), reference=_without_meters(datum.reference))
+            for datum in data
+        ]
+        result = self._trainer.forward_backward(bare, objective, seed)
+        for datum in data:
+            tokens = int(datum.rollout.loss_mask.sum()) * (1 + objective.needs_sequences)
+            for head in (*datum.signal.heads, *datum.reference.heads):
+                if isinstance(head, CountedHead):
+                    head.count(tokens)
         self._meter.ledger.add("update", self._meter.name, self._work(data, objective, "recomputed" in result.metrics))
         return result
 

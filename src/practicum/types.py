@@ -144,6 +144,22 @@ class HeadLike(Protocol):
         ...
 
 
+@runtime_checkable
+class StatesLike(Protocol):
+    """Hidden states that are in another process until they are read.
+
+    `finite` is what was found where they were made: whether every entry is a number.
+    """
+
+    finite: bool
+
+    def __len__(self) -> int: ...
+
+    def fetch(self) -> Float[Tensor, "T D"]:
+        """Bring them here."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TeacherSignal:
     """What a teacher says about one rollout, at each of its T tokens.
@@ -157,10 +173,15 @@ class TeacherSignal:
     logprobs: Float[Tensor, " T"] | None = None
     topk_ids: Int[Tensor, "T K"] | None = None
     topk_logprobs: Float[Tensor, "T K"] | None = None
-    hidden: Float[Tensor, "T D"] | None = None
+    hidden: Float[Tensor, "T D"] | StatesLike | None = None
     head: HeadLike | None = None
     name: str = ""
     pool: "Pool | None" = None
+
+    @property
+    def states(self) -> Float[Tensor, "T D"] | None:
+        """The hidden states, brought here where they are elsewhere."""
+        return self.hidden if self.hidden is None or isinstance(self.hidden, Tensor) else self.hidden.fetch()
 
     @property
     def silent(self) -> bool:
@@ -175,7 +196,7 @@ class TeacherSignal:
                 ("logprobs", self.logprobs),
                 ("topk_ids", self.topk_ids),
                 ("topk_logprobs", self.topk_logprobs),
-                ("hidden", self.hidden),
+                ("hidden", self.states),
             )
         }
         pool = None if self.pool is None else replace(self.pool, members=tuple(m[part] for m in self.pool.members))

@@ -151,6 +151,15 @@ class CountedHead:
         self._meter = meter
 
     @property
+    def bare(self) -> HeadLike:
+        """The head itself, for whoever counts its products otherwise."""
+        return self._head
+
+    def count(self, tokens: int) -> None:
+        """Count that it was applied to so many tokens."""
+        self._meter.read_hidden(tokens)
+
+    @property
     def vocab_size(self) -> int:
         """How many tokens it tells apart."""
         return self._head.vocab_size

@@ -150,8 +150,9 @@ class Fused:
     def _pair(self, student: Tensor, teacher: TeacherSignal) -> Pair:
         logprobs = self._tile("teacher")
         if teacher.pool is None:
-            assert teacher.head is not None and teacher.hidden is not None
-            logits = self._logits(teacher.head, teacher.hidden)
+            states = teacher.states
+            assert teacher.head is not None and states is not None
+            logits = self._logits(teacher.head, states)
             torch.log_softmax(logits, dim=-1, out=logprobs)
         else:
             pooled = read_signal(teacher, slice(0, self._shape[0])).full
@@ -250,7 +251,8 @@ def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
     """Whether the whole distribution of a teacher, or of every member of a pool of them, can be had on the device."""
     members = (teacher,) if teacher.pool is None else teacher.pool.members
     return all(
-        member.hidden is not None and member.head is not None and member.hidden.device == device for member in members
+        member.head is not None and isinstance(member.hidden, Tensor) and member.hidden.device == device
+        for member in members
     )
 
 

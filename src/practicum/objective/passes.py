@@ -100,7 +100,7 @@ def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -
         logprobs=column([signal.logprobs for signal in signals]),
         topk_ids=column([signal.topk_ids for signal in signals]),
         topk_logprobs=column([signal.topk_logprobs for signal in signals]),
-        hidden=column([signal.hidden for signal in signals]),
+        hidden=column([signal.states for signal in signals]),
         head=signals[0].head,
         name=signals[0].name,
         pool=pool,

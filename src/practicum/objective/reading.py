@@ -1,6 +1,7 @@
 """From what a teacher sent to what it says about tokens: its hidden states read, several teachers pooled, two compared."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Int
@@ -18,9 +19,10 @@ def read_signal(signal: TeacherSignal, part: slice | Int[Tensor, " t"]) -> Teach
     if signal.pool is not None:
         return _pooled(signal.pool, [read_signal(member, part) for member in signal.pool.members])
     full = None
-    if signal.hidden is not None and signal.head is not None:
+    states = signal.states
+    if states is not None and signal.head is not None:
         with torch.no_grad():
-            full = signal.head.logprobs(signal.hidden[part])
+            full = signal.head.logprobs(states[part])
     rest = (signal.topk_ids, signal.topk_logprobs, signal.logprobs)
     return TeacherTokens(full, *(None if value is None else value[part] for value in rest))
 
@@ -37,7 +39,7 @@ def compare_signals(
 
     The log-probabilities of a model that gives no distribution are those that it sent.
     """
-    student, teacher = signals
+    student, teacher = (replace(signal, hidden=signal.states) for signal in signals)
     pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]  # of no tokens the measures are empty, not unknown
     parts = ((read_signal(student, piece).full, read_signal(teacher, piece).full, tokens[piece]) for piece in pieces)
     known = compare(parts, measures, k).known()

@@ -238,8 +238,9 @@ class KeepingClient:
         new = {name: _stored(answer) for name, answer in zip(missing, answers, strict=True)}
         for request, entry in zip(missing.values(), new.values(), strict=True):
             _check(request, entry, next(iter(new.values())))
-        if answers[0].head is not None and answers[0].hidden is not None and self._head is None:
-            self._head, self._device = answers[0].head, answers[0].hidden.device
+        states = answers[0].states
+        if answers[0].head is not None and states is not None and self._head is None:
+            self._head, self._device = answers[0].head, states.device
         scores = self.scores
         if scores is None or not all(map(_finite, new.values())):
             return new
@@ -257,8 +258,9 @@ class KeepingClient:
     def _take_head(self, request: ScoreRequest) -> None:
         """The head and its device, from an answer about one token; only where nothing was asked of the model before."""
         (answer,) = self.bare.score([ScoreRequest(request.prompt_tokens[-1:], request.tokens[:1])], Full())
-        if answer.hidden is not None:
-            self._head, self._device = answer.head, answer.hidden.device
+        states = answer.states
+        if states is not None:
+            self._head, self._device = answer.head, states.device
 
     def _signal(self, entry: Entry) -> TeacherSignal:
         """The answer that an entry stands for; hidden states where the model is, all else in CPU memory."""
@@ -338,10 +340,11 @@ def _stored(answer: TeacherSignal) -> Entry:
         entry["topk_logprobs"] = answer.topk_logprobs.float()
     if answer.logprobs is not None:
         entry["logprobs"] = answer.logprobs.float()
-    if answer.hidden is not None and answer.hidden.dtype in (torch.bfloat16, torch.float16):
-        entry["hidden"] = answer.hidden
-    elif answer.hidden is not None:
-        entry["hidden"], entry["exponents"] = scaled(answer.hidden)
+    states = answer.states
+    if states is not None and states.dtype in (torch.bfloat16, torch.float16):
+        entry["hidden"] = states
+    elif states is not None:
+        entry["hidden"], entry["exponents"] = scaled(states)
     return {name: tensor.cpu() for name, tensor in entry.items()}
 
 

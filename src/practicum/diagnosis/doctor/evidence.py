@@ -266,14 +266,15 @@ class _Measuring:
         self._norms: dict[str, float] = {}
 
     def trace(self, mine: TeacherSignal, theirs: TeacherSignal, chunk: int) -> Trace:
+        states = mine.states
         for part in chunks(len(self.rollout.tokens), chunk):
-            assert mine.hidden is not None and mine.head is not None, "the student's own client gives its hidden states"
-            student = mine.head.logprobs(mine.hidden[part])
+            assert states is not None and mine.head is not None, "the student's own client gives its hidden states"
+            student = mine.head.logprobs(states[part])
             ids = self.rollout.tokens[part].to(student.device)
             teacher = read_signal(theirs, part).to(student.device)
             alone = compare([(student, teacher.full, ids)], ALONE).known()
             self._add(logprobs=alone.pop("student_logprobs"), student_stop=self._event(student), **alone)
-            self._compare(student, ids, teacher, mine.hidden[part])
+            self._compare(student, ids, teacher, states[part])
         columns = {name: torch.cat(values).cpu() for name, values in self._columns.items()}
         if not columns:  # an empty answer
             columns = {name: torch.zeros(0) for name in ("logprobs", "student_entropy", "student_stop")}

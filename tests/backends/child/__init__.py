@@ -1,0 +1,29 @@
+"""A backend whose models live in a process of their own: what the port promises, with nothing of the local backend's code.
+
+The child opens the backend of this process by its name and does what it is asked over a pipe. Hidden states and heads stay
+there: what comes back are their names, and who reads them fetches them.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel
+
+from practicum.ports import Backend, BackendContext
+
+
+class Config(BaseModel):
+    """Nothing to set."""
+
+    checkpoints_here: ClassVar[bool] = True
+    type: Literal["backends.child"] = "backends.child"
+
+    def problems(self, student, objective, source, staleness) -> list[str]:  # type: ignore[no-untyped-def]
+        """Decoding in lockstep needs both models in one process."""
+        return ["rollout.source: 'token_mix' needs another backend"] if source == "token_mix" else []
+
+
+def build(config: Config, context: BackendContext) -> Backend:
+    """Start the process."""
+    from backends.child.parent import ChildBackend
+
+    return ChildBackend(context)

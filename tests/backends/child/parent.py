@@ -1,0 +1,143 @@
+"""The parent's side of the pipe: the port's verbs, each one question to the child."""
+
+import multiprocessing
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from backends.child.held import ASK
+from backends.child.process import answer
+from practicum.errors import ResourceError
+from practicum.objective import Objective, Signal
+from practicum.ports import (
+    AdamParams,
+    BackendContext,
+    Capabilities,
+    Learner,
+    Model,
+    SelfRule,
+)
+from practicum.types import (
+    Datum,
+    ForwardResult,
+    Metrics,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
+
+PATIENCE = 300.0
+"""Seconds that an answer is waited for."""
+
+
+class ChildBackend:
+    """See `practicum.ports.Backend`."""
+
+    def __init__(self, context: BackendContext) -> None:
+        self._say = context.say
+        self._lock = threading.Lock()
+        start = multiprocessing.get_context("spawn")
+        self._connection, theirs = start.Pipe()
+        self.process = start.Process(target=answer, args=(theirs, context.seed, context.models), daemon=True)
+        self.process.start()
+        theirs.close()
+        assert self.process.pid is not None
+        ASK[self.process.pid] = lambda name: self.ask("fetch", name)
+        context.at_end.append(self.close)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return the child's answer, or raise the error that it met; ResourceError where it is gone or silent."""
+        with self._lock:
+            try:
+                self._connection.send((method, arguments))
+                while True:
+                    if not self._connection.poll(PATIENCE):
+                        raise ResourceError(
+                            f"the child process did not answer {method} in {PATIENCE:g} s; resume the run"
+                        )
+                    kind, value = self._connection.recv()
+                    if kind == "result":
+                        return value
+                    if kind == "error":
+                        raise value
+                    self._say(value)
+            except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+                raise ResourceError(f"the child process was lost in {method}; go on with --resume") from error
+
+    def close(self) -> None:
+        """Let the child end."""
+        self._connection.close()
+        self.process.join(10)
+
+    def student(self, config: Any) -> Learner:
+        return Learner(trainer=ChildTrainer(self), **self.ask("load_student", config))
+
+    def scorer(self, config: Any, name: str) -> Model:
+        return Model(client=ChildClient(self, name), **self.ask("load_scorer", config, name))
+
+    def sampler(self, student: Learner) -> "ChildClient":
+        return ChildClient(self, "sampler")
+
+    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> "ChildClient":
+        self.ask("load_self", rule, name)
+        return ChildClient(self, name)
+
+    def save(self, student: Learner, folder: Path) -> None:
+        self.ask("save", folder)
+
+    def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
+        self.ask("load", folder, moments)
+
+    def export(self, student: Learner, folder: Path) -> None:
+        self.ask("export", folder)
+
+
+class ChildClient:
+    """See `practicum.ports.SelfTeacher`; a client that follows nothing is never asked for its state."""
+
+    def __init__(self, backend: ChildBackend, name: str) -> None:
+        self._backend = backend
+        self._name = name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._backend.ask("capabilities", self._name)
+
+    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
+        return self._backend.ask("sample", self._name, requests, params)
+
+    def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
+        return self._backend.ask("score", self._name, requests, signal)
+
+    def after_step(self, step: int) -> None:
+        self._backend.ask("of_client", self._name, "after_step", step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        return self._backend.ask("of_client", self._name, "save_state")
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self._backend.ask("of_client", self._name, "load_state", dict(tensors))
+
+
+class ChildTrainer:
+    """See `practicum.ports.TrainingClient`."""
+
+    def __init__(self, backend: ChildBackend) -> None:
+        self._backend = backend
+
+    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+        return self._backend.ask("forward_backward", data, objective, seed)
+
+    def optim_step(self, params: AdamParams) -> Metrics:
+        return self._backend.ask("optim_step", params)
+
+    def snapshot(self) -> ChildClient:
+        return ChildClient(self._backend, self._backend.ask("snapshot"))
+
+    def refuses(self, objective: Objective) -> str | None:
+        return self._backend.ask("refuses", objective)

@@ -1,0 +1,108 @@
+"""The child: it opens the backend of its process and answers what it is asked, until nobody asks any more."""
+
+import os
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.child.held import HELD, ChildHead, ChildStates
+from practicum.assembly import open_local
+from practicum.errors import PracticumError
+from practicum.ports import BackendContext
+from practicum.types import TeacherSignal
+
+LEARNER = ("renderer", "context_length", "source", "shape", "learning", "state_bytes")
+MODEL = ("renderer", "context_length", "source", "shape", "unsampled")
+
+
+def answer(connection: Connection, seed: int, models: Path) -> None:
+    """Answer one question after the other: `(method, arguments)` to `("result", value)` or `("error", error)`."""
+    torch.set_num_threads(1)
+    child = Child(seed, models, lambda text: connection.send(("say", text)))
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(("result", getattr(child, method)(*arguments)))
+        except PracticumError as error:
+            connection.send(("error", error))
+
+
+class Child:
+    """What can be asked; clients are known by their names."""
+
+    def __init__(self, seed: int, models: Path, say: Any) -> None:
+        def no_task() -> Any:
+            raise AssertionError("only models of folders are asked for")
+
+        self.backend = open_local(BackendContext(seed, models, no_task, no_task, say=say))
+        self.clients: dict[str, Any] = {}
+        self.student: Any = None
+
+    def load_student(self, config: Any) -> dict[str, Any]:
+        self.student = self.backend.student(config)
+        self.clients["sampler"] = self.backend.sampler(self.student)
+        return {name: getattr(self.student, name) for name in LEARNER}
+
+    def load_scorer(self, config: Any, name: str) -> dict[str, Any]:
+        model = self.backend.scorer(config, name)
+        self.clients[name] = model.client
+        return {field: getattr(model, field) for field in MODEL}
+
+    def load_self(self, rule: Any, name: str) -> None:
+        self.clients[name] = self.backend.self_teacher(self.student, rule, name)
+
+    def capabilities(self, name: str) -> Any:
+        return self.clients[name].capabilities
+
+    def sample(self, name: str, requests: Any, params: Any) -> Any:
+        return self.clients[name].sample(requests, params)
+
+    def score(self, name: str, requests: Any, signal: Any) -> list[TeacherSignal]:
+        return [self._named(answer) for answer in self.clients[name].score(requests, signal)]
+
+    def of_client(self, name: str, method: str, *arguments: Any) -> Any:
+        return getattr(self.clients[name], method)(*arguments)
+
+    def snapshot(self) -> str:
+        name = f"snapshot {len(self.clients)}"
+        self.clients[name] = self.student.trainer.snapshot()
+        return name
+
+    def forward_backward(self, *arguments: Any) -> Any:
+        return self.student.trainer.forward_backward(*arguments)
+
+    def optim_step(self, params: Any) -> Any:
+        HELD.clear()
+        return self.student.trainer.optim_step(params)
+
+    def refuses(self, objective: Any) -> str | None:
+        return self.student.trainer.refuses(objective)
+
+    def save(self, folder: Path) -> None:
+        self.backend.save(self.student, folder)
+
+    def load(self, folder: Path, moments: bool) -> None:
+        self.backend.load(self.student, folder, moments=moments)
+
+    def export(self, folder: Path) -> None:
+        self.backend.export(self.student, folder)
+
+    def fetch(self, name: str) -> Any:
+        return HELD[name]
+
+    def _named(self, answer: TeacherSignal) -> TeacherSignal:
+        """Return the answer with names for what stays here."""
+        if answer.states is None or answer.head is None:
+            return answer
+        states = ChildStates(
+            os.getpid(), f"states {len(HELD)}", len(answer.states), bool(torch.isfinite(answer.states).all())
+        )
+        number = hash(answer.head.key)
+        HELD[states.name], HELD[f"head {number}"] = answer.states, answer.head
+        return replace(answer, hidden=states, head=ChildHead(os.getpid(), number, answer.head.vocab_size))

@@ -1,0 +1,51 @@
+"""A run whose models live in another process is the run of one process, byte for byte."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import toy_run
+
+from practicum.errors import ResourceError
+
+pytestmark = pytest.mark.long
+CHILD = {"backend": {"type": "backends.child"}}
+RUNS: dict[str, dict[str, Any]] = {
+    "a teacher's whole distribution": {"evaluation.prompts": 8},
+    "a following teacher": {"teacher": {"type": "self", "weights": "ema"}},
+    "rollouts ahead": {"rollout.max_staleness": 1},
+    "candidates and a reference": {
+        "reference": {"type": "self"},
+        "objective": {"losses": [{"signal": "topk(4)"}, {"signal": "sampled", "against": "reference"}]},
+    },
+}
+
+
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS.keys())
+def test_a_toy_run_gives_the_same_bytes(models: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    here, there = (
+        toy_run(models, tmp_path / name, changes | more).folder for name, more in (("here", {}), ("there", CHILD))
+    )
+    for name in ("rollouts.jsonl", "metrics.jsonl", "checkpoints/step-4/student.safetensors"):
+        assert (here / name).read_bytes() == (there / name).read_bytes(), name
+
+
+def test_it_is_resumed_from_its_checkpoint(models: Path, tmp_path: Path) -> None:
+    whole = toy_run(models, tmp_path / "whole", CHILD).folder
+    toy_run(models, tmp_path / "cut", CHILD | {"train.steps": 2})
+    cut = toy_run(models, tmp_path / "cut", CHILD, resume=True, allow_changed=["train.steps"]).folder
+    assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_a_child_that_is_lost_ends_the_run_in_one_line(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends.child.parent import ChildTrainer
+
+    def die(self: ChildTrainer, params: object) -> None:
+        self._backend.process.kill()
+        self._backend.ask("optim_step", params)
+
+    monkeypatch.setattr(ChildTrainer, "optim_step", die)
+    with pytest.raises(ResourceError, match=r"^the child process was lost in optim_step; go on with --resume$"):
+        toy_run(models, tmp_path, CHILD)
