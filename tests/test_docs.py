@@ -472,6 +472,8 @@ def _type_name(annotation: Any) -> str:
 
 
 def _default(field: Any) -> str:
+    if field.default_factory is not None:
+        return f"`{{type: {field.default_factory().type}}}`"
     if field.default is PydanticUndefined:
         return "required"
     value = field.default
