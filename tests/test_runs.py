@@ -171,14 +171,14 @@ def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
 
 def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
-    changes = {"optimizer.learning_rate": 0.5, "backend.micro_batch_tokens": 40}
+    changes = {"optimizer.learning_rate": 0.5, "train.updates_per_step": 2}
     console = Said()
     allowed = ["optimizer.learning_rate", "train"]
     with_flags = toy_run(models, tmp_path, changes, resume=True, allow_changed=allowed, console=console).folder
     assert curve(with_flags, "learning_rate") == [0.003, 0.003, 0.5, 0.5]
     assert json.loads((with_flags / "recipe.json").read_text())["changes"] == [
         {"step": 3, "field": "optimizer.learning_rate", "before": 0.003, "after": 0.5},
-        {"step": 3, "field": "backend.micro_batch_tokens", "before": None, "after": 40},
+        {"step": 3, "field": "train.updates_per_step", "before": 1, "after": 2},
     ]
     assert "changed from step 3 on: optimizer.learning_rate: 0.003 in the run, 0.5 now" in console.events
     page = (with_flags / "report.html").read_text()

@@ -88,6 +88,8 @@ class MeteredLockstep(MeteredSampler):
 
 def _without_meters(signal: TeacherSignal) -> TeacherSignal:
     """Return the signal with heads that do not count, so that it can go to another process."""
+    if signal.head is None and signal.pool is None:
+        return signal
     head = signal.head.bare if isinstance(signal.head, CountedHead) else signal.head
     pool = signal.pool
     if pool is not None:
@@ -114,13 +116,20 @@ class MeteredTrainer:
             for datum in data
         ]
         result = self._trainer.forward_backward(bare, objective, seed)
-        for datum in data:
-            tokens = int(datum.rollout.loss_mask.sum()) * (1 + objective.needs_sequences)
-            for head in (*datum.signal.heads, *datum.reference.heads):
-                if isinstance(head, CountedHead):
-                    head.count(tokens)
+        self._count_heads(data, 1 + objective.needs_sequences)
         self._meter.ledger.add("update", self._meter.name, self._work(data, objective, "recomputed" in result.metrics))
         return result
+
+    def _count_heads(self, data: Sequence[Datum], passes: int) -> None:
+        """Count what the teachers' heads read: the learned tokens, in each pass over the data."""
+        tokens: dict[CountedHead, int] = {}
+        for datum in data:
+            learned = int(datum.rollout.loss_mask.sum())
+            for head in (*datum.signal.heads, *datum.reference.heads):
+                if isinstance(head, CountedHead):
+                    tokens[head] = tokens.get(head, 0) + learned * passes
+        for head, count in tokens.items():
+            head.count(count)
 
     def _work(self, data: Sequence[Datum], objective: Objective, recompute: bool) -> Work:
         """Each rollout once, its head once for each teacher that is read by itself."""
