@@ -1,5 +1,6 @@
 """Clients that count what is asked of them; see `practicum.costs`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -56,8 +57,9 @@ class MeteredSampler:
             return answers
         texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
         self._meter.scored(texts, heads=any(answer.hidden is None for answer in answers))
+        name, count = self._meter.name, self._meter.read_hidden
         heads = {
-            id(answer.head): CountedHead(answer.head, self._meter) for answer in answers if answer.head is not None
+            id(answer.head): CountedHead(answer.head, name, count) for answer in answers if answer.head is not None
         }
         return [answer if answer.head is None else replace(answer, head=heads[id(answer.head)]) for answer in answers]
 
@@ -86,19 +88,22 @@ class MeteredLockstep(MeteredSampler):
         return samples
 
 
-def _without_meters(signal: TeacherSignal) -> TeacherSignal:
-    """Return the signal with heads that do not count, so that it can go to another process."""
-    if signal.head is None and signal.pool is None:
-        return signal
-    head = signal.head.bare if isinstance(signal.head, CountedHead) else signal.head
-    pool = signal.pool
-    if pool is not None:
-        pool = replace(pool, members=tuple(_without_meters(member) for member in pool.members))
-    return replace(signal, head=head, pool=pool)
+def count_heads(data: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
+    """Return the data with heads that count into `reads`, for a trainer in a process that has no ledger."""
+
+    def counted(signal: TeacherSignal) -> TeacherSignal:
+        head, pool = signal.head, signal.pool
+        if isinstance(head, CountedHead):
+            head = CountedHead(head.bare, head.name, lambda tokens, name=head.name: reads.update({name: tokens}))
+        if pool is not None:
+            pool = replace(pool, members=tuple(counted(member) for member in pool.members))
+        return replace(signal, head=head, pool=pool)
+
+    return [replace(datum, signal=counted(datum.signal), reference=counted(datum.reference)) for datum in data]
 
 
 class MeteredTrainer:
-    """Counts what the student learns from, and what its teachers' heads read for it; see `practicum.ports.TrainingClient`.
+    """Counts what the student learns from; see `practicum.ports.TrainingClient`.
 
     Of a student whose shape is not known the tokens alone are counted.
     """
@@ -111,25 +116,11 @@ class MeteredTrainer:
 
     def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
         """The gradient of the objective."""
-        bare = [
-            replace(datum, signal=_without_meters(datum.signal), reference=_without_meters(datum.reference))
-            for datum in data
-        ]
-        result = self._trainer.forward_backward(bare, objective, seed)
-        self._count_heads(data, 1 + objective.needs_sequences)
+        result = self._trainer.forward_backward(data, objective, seed)
+        for name, tokens in result.head_reads.items():
+            self._meter.ledger.meter(name).read_hidden(tokens)
         self._meter.ledger.add("update", self._meter.name, self._work(data, objective, "recomputed" in result.metrics))
         return result
-
-    def _count_heads(self, data: Sequence[Datum], passes: int) -> None:
-        """Count what the teachers' heads read: the learned tokens, in each pass over the data."""
-        tokens: dict[CountedHead, int] = {}
-        for datum in data:
-            learned = int(datum.rollout.loss_mask.sum())
-            for head in (*datum.signal.heads, *datum.reference.heads):
-                if isinstance(head, CountedHead):
-                    tokens[head] = tokens.get(head, 0) + learned * passes
-        for head, count in tokens.items():
-            head.count(count)
 
     def _work(self, data: Sequence[Datum], objective: Objective, recompute: bool) -> Work:
         """Each rollout once, its head once for each teacher that is read by itself."""

@@ -260,9 +260,11 @@ class ForwardResult:
     """The outcome of `forward_backward`: means over all tokens, and one record a datum, in order.
 
     `supervised` counts the tokens of each datum that the loss gives a coefficient other than 0, after filters, weights and
-    advantages. An update in which all of them are 0 leaves weights and moments as they are.
+    advantages. An update in which all of them are 0 leaves weights and moments as they are. `head_reads` are the tokens that
+    teachers' heads were applied to in another process, by the teacher's name; in this one they are counted where they are read.
     """
 
     metrics: Metrics
     outputs: list[TokenOutputs]
     supervised: list[int]
+    head_reads: Mapping[str, int] = field(default_factory=dict)

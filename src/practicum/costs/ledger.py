@@ -143,45 +143,48 @@ class Meter:
         self.ledger.add(phase, self.name, Work(tokens, read.prompt_tokens, flops))
 
 
+def _ignore(tokens: int) -> None:
+    pass
+
+
 class CountedHead:
-    """A head whose products are counted where they take place; see `practicum.types.HeadLike`."""
+    """A head whose products are counted where they take place; see `practicum.types.HeadLike`.
 
-    def __init__(self, head: HeadLike, meter: Meter) -> None:
-        self._head = head
-        self._meter = meter
+    `name` is that of the model whose head it is.
+    """
 
-    @property
-    def bare(self) -> HeadLike:
-        """The head itself, for whoever counts its products otherwise."""
-        return self._head
+    def __init__(self, head: HeadLike, name: str, count: Callable[[int], None]) -> None:
+        self.bare = head
+        self.name = name
+        self._count = count
 
-    def count(self, tokens: int) -> None:
-        """Count that it was applied to so many tokens."""
-        self._meter.read_hidden(tokens)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process nobody counts, unless somebody there does: see `practicum.metering.count_heads`."""
+        return CountedHead, (self.bare, self.name, _ignore)
 
     @property
     def vocab_size(self) -> int:
         """How many tokens it tells apart."""
-        return self._head.vocab_size
+        return self.bare.vocab_size
 
     @property
     def key(self) -> tuple[int, ...]:
         """That of the head inside."""
-        return self._head.key
+        return self.bare.key
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
         """Log-probabilities of the tokens."""
-        self._meter.read_hidden(hidden[..., 0].numel())
-        return self._head.logprobs(hidden)
+        self._count(hidden[..., 0].numel())
+        return self.bare.logprobs(hidden)
 
     def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
         """Their logits."""
-        self._meter.read_hidden(hidden[..., 0].numel())
-        return self._head.logits(hidden, room)
+        self._count(hidden[..., 0].numel())
+        return self.bare.logits(hidden, room)
 
     def release(self) -> None:
         """Let the head inside go."""
-        self._head.release()
+        self.bare.release()
 
 
 def cost_metrics(work: Mapping[tuple[Phase, str], Work], scorers: Sequence[str]) -> Metrics:

@@ -1,6 +1,7 @@
 """The child: it opens the backend of its process and answers what it is asked, until nobody asks any more."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from backends.child.held import HELD, ChildHead, ChildStates
 from practicum.assembly import open_local
 from practicum.errors import PracticumError
+from practicum.metering import count_heads
 from practicum.ports import BackendContext
 from practicum.types import TeacherSignal
 
@@ -43,6 +45,7 @@ class Child:
         self.backend = open_local(BackendContext(seed, models, no_task, no_task, say=say))
         self.clients: dict[str, Any] = {}
         self.student: Any = None
+        self.made = 0
 
     def load_student(self, config: Any) -> dict[str, Any]:
         self.student = self.backend.student(config)
@@ -74,11 +77,16 @@ class Child:
         self.clients[name] = self.student.trainer.snapshot()
         return name
 
-    def forward_backward(self, *arguments: Any) -> Any:
-        return self.student.trainer.forward_backward(*arguments)
+    def forward_backward(self, data: Any, *arguments: Any) -> Any:
+        reads: Counter[str] = Counter()
+        result = self.student.trainer.forward_backward(count_heads(data, reads), *arguments)
+        for datum in data:  # a step's states are read once, and those of later steps wait for theirs
+            for signal in (datum.signal, datum.reference):
+                if isinstance(signal.hidden, ChildStates):
+                    HELD.pop(signal.hidden.name, None)
+        return replace(result, head_reads=dict(reads))
 
     def optim_step(self, params: Any) -> Any:
-        HELD.clear()
         return self.student.trainer.optim_step(params)
 
     def refuses(self, objective: Any) -> str | None:
@@ -101,8 +109,9 @@ class Child:
         if answer.states is None or answer.head is None:
             return answer
         states = ChildStates(
-            os.getpid(), f"states {len(HELD)}", len(answer.states), bool(torch.isfinite(answer.states).all())
+            os.getpid(), f"states {self.made}", len(answer.states), bool(torch.isfinite(answer.states).all())
         )
+        self.made += 1
         number = hash(answer.head.key)
         HELD[states.name], HELD[f"head {number}"] = answer.states, answer.head
         return replace(answer, hidden=states, head=ChildHead(os.getpid(), number, answer.head.vocab_size))

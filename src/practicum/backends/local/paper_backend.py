@@ -186,8 +186,12 @@ class PaperTrainer:
         self._snapshot = snapshot
 
     def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
-        """Keep the data."""
+        """Keep the data, and apply the teachers' heads as often as a trainer does."""
         self._record.data.extend(data)
+        for datum in data:
+            for head in (*datum.signal.heads, *datum.reference.heads):
+                for _ in range(1 + objective.needs_sequences):
+                    head.logprobs(torch.zeros(int(datum.rollout.loss_mask.sum()), 1))
         silent = [torch.zeros(len(datum.rollout.tokens)) for datum in data]
         again = {"recomputed": 1.0} if self._record.cut(data).recompute else {}
         supervised = [int(datum.rollout.loss_mask.sum()) for datum in data]
