@@ -41,7 +41,7 @@ from practicum.recipe import Recipe, capability_problems, clip_warning, stalenes
 from practicum.rollouts import Archive, Cache, asks_teacher, conversation_problems, read_tape, replays, source_problems
 from practicum.schedule import Courses
 from practicum.tasks import TaskContext
-from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
+from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
 from practicum.types import Prompt, Rollout
 
@@ -415,10 +415,7 @@ class _Assembly:
             self.ledger.shapes[name] = model.shape
         self.scorers.append(Scorer(name, model.renderer, model.shape))
         model.renderer.render(self.task.train_prompts()[0].messages)  # names a missing chat template before any step
-        check_same_vocabulary(self.student.renderer.tokenizer, model.renderer.tokenizer)
-        mismatch = stop_mismatch(self.student.renderer, model.renderer)
-        if mismatch:
-            self.say(f"warning: {mismatch}")
+        compare_renderers(self.student.renderer, model.renderer, self.say)
         return model
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:

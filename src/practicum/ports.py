@@ -144,19 +144,17 @@ class SelfRule:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What hears of the student's steps and has something to save."""
+    """What hears of the student's steps and may have something to save; whoever inherits from it has nothing until it says so."""
 
     def after_step(self, step: int) -> None:
         """Follow the student; called once after each optimizer step."""
-        ...
 
     def save_state(self) -> dict[str, Tensor]:
-        """The tensors a resume cannot recompute (empty for `live` and `frozen` weights)."""
-        ...
+        """Return the tensors that a resume cannot recompute."""
+        return {}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `save_state` gave."""
-        ...
 
 
 @runtime_checkable
@@ -165,8 +163,8 @@ class SelfTeacher(SamplingClient, Stateful, Protocol):
 
 
 @runtime_checkable
-class Teacher(Protocol):
-    """Scores rollouts, token for token."""
+class Teacher(Stateful, Protocol):
+    """Scores rollouts, token for token. Whoever inherits from it writes no answers and has no state until it says so."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -178,24 +176,12 @@ class Teacher(Protocol):
         ...
 
     def sample(self, requests: "Sequence[TeacherRequest]", params: SamplingParams) -> list[Sample] | None:
-        """The teacher's own answers in its own context, or None where it cannot generate."""
-        ...
+        """Return the teacher's own answers in its own context, or None where it cannot generate."""
+        return None
 
     def voice(self, prompt: Prompt) -> "Voice | None":
-        """Who would write this teacher's answer to a prompt, and the prompt as it reads it; None where nobody can."""
-        ...
-
-    def after_step(self, step: int) -> None:
-        """Called once after each optimizer step of the student."""
-        ...
-
-    def save_state(self) -> dict[str, Tensor]:
-        """The tensors a resume cannot recompute."""
-        ...
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `save_state` gave."""
-        ...
+        """Return who would write this teacher's answer to a prompt, and the prompt as it reads it; None where nobody can."""
+        return None
 
 
 @runtime_checkable

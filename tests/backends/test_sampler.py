@@ -397,7 +397,7 @@ def next_token(model, tokens):
 
 def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modules_with():
     model, params = tiny(), SamplingParams(10, stop_ids=STOPS)
-    student, teacher = LocalSampler(model), LocalSelfTeacher(model, SelfRule("frozen"), 64, 256)
+    student, teacher = LocalSampler(model), LocalSelfTeacher.of(model, SelfRule("frozen"), 64, 256)
     before = tiny()
     for value in model.trainable().values():
         value.data.mul_(1.1)
@@ -410,4 +410,4 @@ def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modul
 
 def test_local_clients_decode_in_lockstep():
     assert isinstance(LocalSampler(tiny()), LockstepClient)
-    assert isinstance(LocalSelfTeacher(tiny(), SelfRule("live"), 64, 256), LockstepClient)
+    assert isinstance(LocalSelfTeacher.of(tiny(), SelfRule("live"), 64, 256), LockstepClient)

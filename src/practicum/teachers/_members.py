@@ -54,7 +54,7 @@ def shared(members: Iterable[Capabilities]) -> Capabilities:
 
 
 class Members:
-    """Teachers by name, asked one at a time; their states are saved under `name/`."""
+    """Teachers by name, asked one at a time."""
 
     def __init__(self, teachers: Mapping[str, Teacher]) -> None:
         self.teachers = teachers
@@ -73,22 +73,29 @@ class Members:
             )
         return [replace(answer, name=f"{name}/{answer.name}" if answer.name else name) for answer in answers]
 
+
+class TeacherOfMembers(Teacher):
+    """A teacher that is several; their states are saved under `name/`."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
     def after_step(self, step: int) -> None:
         """Pass it on to each."""
-        for teacher in self.teachers.values():
+        for teacher in self._members.teachers.values():
             teacher.after_step(step)
 
     def save_state(self) -> dict[str, Tensor]:
         """The tensors of each, under its name."""
         return {
             f"{name}/{key}": tensor
-            for name, teacher in self.teachers.items()
+            for name, teacher in self._members.teachers.items()
             for key, tensor in teacher.save_state().items()
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Give each what it saved."""
-        for name, teacher in self.teachers.items():
+        for name, teacher in self._members.teachers.items():
             prefix = f"{name}/"
             teacher.load_state(
                 {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

@@ -282,7 +282,7 @@ class RemoteClient:
         self.spent = int(tensors["spent"])
 
 
-class TextTeacher:
+class TextTeacher(Teacher):
     """Writes answers to messages in the server's own template and scores nothing; see `practicum.ports.Teacher`."""
 
     def __init__(self, speaker: Speaker, capabilities: Capabilities, system: str | None) -> None:
@@ -315,16 +315,6 @@ class TextTeacher:
     def voice(self, prompt: Prompt) -> Voice:
         """The server, answering this very prompt."""
         return Voice(_Reply(self, prompt), self._speaker.renderer.render(prompt.messages), continues=False)
-
-    def after_step(self, step: int) -> None:
-        """Nothing changes."""
-
-    def save_state(self) -> dict[str, Tensor]:
-        """Nothing to save."""
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was saved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,14 @@ from practicum.ports import (
     Teacher,
     TeacherConfig,
     TeacherContext,
-    TeacherRequest,
-    Voice,
     walk,
 )
 from practicum.teachers import none, pool, route, scripted
 from practicum.teachers._scores import Entry, Scores
+from practicum.teachers._wrapping import WrappingTeacher
 from practicum.teachers.self import Config as SelfConfig
 from practicum.types import (
     HeadLike,
-    Prompt,
-    Rollout,
     Sample,
     SampleRequest,
     SamplingParams,
@@ -113,17 +110,12 @@ class Counts:
     left_out: int = 0
 
 
-class CachedTeacher:
+class CachedTeacher(WrappingTeacher):
     """The teacher inside, whose model answers from what is kept; see `practicum.ports.Teacher`."""
 
     def __init__(self, inner: Teacher, client: "KeepingClient") -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._client = client
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the teacher inside."""
-        return self._inner.capabilities
 
     @property
     def counts(self) -> Counts:
@@ -134,30 +126,6 @@ class CachedTeacher:
     def scores(self) -> Scores | None:
         """What is kept; None before the first question, and outside of a run."""
         return self._client.scores
-
-    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """What the teacher inside says; its model is asked only about completions that it did not read before."""
-        return self._inner.score(rollouts, signal)
-
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
-        """The answers of the teacher inside, which are not kept."""
-        return self._inner.sample(requests, params)
-
-    def voice(self, prompt: Prompt) -> Voice | None:
-        """That of the teacher inside."""
-        return self._inner.voice(prompt)
-
-    def after_step(self, step: int) -> None:
-        """Pass it on."""
-        self._inner.after_step(step)
-
-    def save_state(self) -> dict[str, Tensor]:
-        """That of the teacher inside; what is kept is on disk already."""
-        return self._inner.save_state()
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """That of the teacher inside."""
-        self._inner.load_state(tensors)
 
     def remark(self) -> str:
         """One line about how much was there and what a token takes."""

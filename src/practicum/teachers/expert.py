@@ -7,7 +7,7 @@ little of the uniform one, so that no log-probability is minus infinity.
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -89,7 +89,7 @@ class Rows:
         """Nothing: the rows are few."""
 
 
-class ExpertTeacher:
+class ExpertTeacher(Teacher):
     """Asks the task what should be said at each turn; see `practicum.ports.Teacher`.
 
     It reads what the student reads, `renderer`'s tokens. A turn that began as no candidate does should end at once.
@@ -180,16 +180,6 @@ class ExpertTeacher:
         """The expert in conversation about this prompt."""
         prompt_tokens = self.renderer.render(prompt.messages)
         return Voice(self._count(_Writer(self, prompt, prompt_tokens)), prompt_tokens)
-
-    def after_step(self, step: int) -> None:
-        """It does not change."""
-
-    def save_state(self) -> dict[str, Tensor]:
-        """Nothing to save."""
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was saved."""
 
 
 class _Walk:

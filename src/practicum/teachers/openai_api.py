@@ -12,7 +12,6 @@ from pydantic import Field
 
 from practicum.errors import RecipeError, TeacherError
 from practicum.http import Address, JsonClient, Server
-from practicum.model_config import ModelConfig
 from practicum.objective import SignalName
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.randomness import seed_of
@@ -20,27 +19,20 @@ from practicum.teachers._checks import check_texts
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._dialects import DialectName
 from practicum.teachers._probe import Probe, probe
+from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import Limits, RemoteClient, Speaker, TextTeacher
-from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
 
 PINNED = 0.5
 """Nats that the canary's sum may differ from what a recipe pins: 24 tokens of half-precision rounding."""
 
 
-class Config(Address):
+class Config(ReadingConfig, Address):
     """Where the server is, what it may be asked, and how its model reads prompts."""
 
     type: Literal["openai_api"] = "openai_api"
     model: str | None = Field(default=None, description="its name at the server; none: the only one there")
     dialect: DialectName = Field(default="auto", description="how scores are asked for; `chat`: it only writes")
     largest_k: int = Field(default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20")
-    tokenizer: str | None = Field(
-        default=None,
-        description="folder, hub name or packaged name, compared with the student's; none: the student's is taken",
-    )
-    template: str | None = Field(default=None, description="a chat template (Jinja) instead of the tokenizer's own")
-    system: str | None = Field(default=None, description="a system turn put before every prompt")
-    thinking: bool | None = Field(default=None, description="the template's thinking switch, where it has one")
     api_key_env: str | None = Field(default=None, description="the environment variable that holds the key")
     concurrency: int = Field(default=16, ge=1, le=1024, description="requests at once")
     timeout: float = Field(default=30.0, gt=0, description="seconds a request may take, besides those for its tokens")
@@ -87,7 +79,7 @@ def client_of(config: Config, context: TeacherContext | None = None) -> JsonClie
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Ask the server what it can do, compare vocabularies, and hold it against what the recipe pins."""
     http = client_of(config, context)
-    renderer = _renderer(config, context, http)
+    renderer = config.renderer(http.address, context)
     tokenizer = renderer.tokenizer
     vocabulary = renderer.vocab_size
     found = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
@@ -107,22 +99,6 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         speaker, found, found.dialect, replace(promised, signals=can, largest_k=found.largest_k), vocabulary
     )
     return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
-
-
-def _renderer(config: Config, context: TeacherContext, http: JsonClient) -> Renderer:
-    """How the server's model reads prompts: by its own tokenizer where the recipe names it, else by the student's."""
-    settings = {"template": config.template, "system": config.system, "thinking": config.thinking}
-    if config.tokenizer is None:
-        context.say(
-            f"{http.address}: its tokenizer and template are taken to be the student's; write tokenizer: ... to have them compared"
-        )
-        return replace(context.renderer, **{name: value for name, value in settings.items() if value is not None})
-    renderer = context.load_renderer(ModelConfig(model=config.tokenizer, **settings))  # type: ignore[arg-type]
-    check_same_vocabulary(context.renderer.tokenizer, renderer.tokenizer)
-    mismatch = stop_mismatch(context.renderer, renderer)
-    if mismatch:
-        context.say(f"warning: {mismatch}")
-    return renderer
 
 
 def _check_pin(config: Config, found: Probe, http: JsonClient) -> None:

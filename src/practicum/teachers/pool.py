@@ -4,17 +4,16 @@ The sum of reverse KLs to several experts merges them in DeepSeek-V4; it is the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
 from practicum.objective import Full, Signal
 from practicum.objective.calls import did_you_mean
-from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice, walk
-from practicum.teachers._members import MemberConfigs, Members, by_place, shared
-from practicum.types import Pool, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, walk
+from practicum.teachers._members import MemberConfigs, Members, TeacherOfMembers, by_place, shared
+from practicum.types import Pool, Rollout, TeacherSignal
 
 
 class Config(BaseModel):
@@ -76,11 +75,11 @@ def _combined(members: Capabilities) -> Capabilities:
     return Capabilities(members.signals, writes=False, follows_student=members.follows_student)
 
 
-class PoolTeacher:
+class PoolTeacher(TeacherOfMembers):
     """Asks every member about every rollout; see `practicum.ports.Teacher`."""
 
     def __init__(self, members: Members, config: Config) -> None:
-        self._members = members
+        super().__init__(members)
         self._config = config
         self._weights = config.member_weights()
 
@@ -98,26 +97,6 @@ class PoolTeacher:
         asked = signal if signal.sampled and self._config.gate is None else Full()
         answers = [self._members.score(name, rollouts, asked) for name in self._members.teachers]
         return [self._pooled(of_one) for of_one in zip(*answers, strict=True)]
-
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
-        """Several models do not write one answer."""
-        return None
-
-    def voice(self, prompt: Prompt) -> Voice | None:
-        """Several models do not write one answer."""
-        return None
-
-    def after_step(self, step: int) -> None:
-        """Pass it on to each member."""
-        self._members.after_step(step)
-
-    def save_state(self) -> dict[str, Tensor]:
-        """The tensors of each member, under its name."""
-        return self._members.save_state()
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give each member what it saved."""
-        self._members.load_state(tensors)
 
     def _pooled(self, answers: Sequence[TeacherSignal]) -> TeacherSignal:
         """The pool of the members that speak, which share out the weight of those that do not; silence if none does."""

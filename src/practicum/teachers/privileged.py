@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
 from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
 from practicum.teachers._outcome import outcome
+from practicum.teachers._wrapping import WrappingTeacher
 from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
@@ -81,11 +81,11 @@ class Config(BaseModel):
         return any(field in ROLLOUT_FIELDS for field in self.fields)
 
 
-class PrivilegedTeacher:
+class PrivilegedTeacher(WrappingTeacher):
     """Rewrites each prompt and hands it to the teacher inside; see `practicum.ports.Teacher`."""
 
     def __init__(self, inner: Teacher, config: Config) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._config = config
 
     @property
@@ -120,18 +120,6 @@ class PrivilegedTeacher:
         if self._config.needs_rollout or self._silent(prompt, {}):
             return None
         return self._inner.voice(with_context(prompt, self._config))
-
-    def after_step(self, step: int) -> None:
-        """Pass it on."""
-        self._inner.after_step(step)
-
-    def save_state(self) -> dict[str, Tensor]:
-        """That of the teacher inside."""
-        return self._inner.save_state()
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """That of the teacher inside."""
-        self._inner.load_state(tensors)
 
     def _silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
         """Whether a field is missing and that is no error: a sibling is a matter of luck, other fields of `missing`."""

@@ -4,18 +4,17 @@ Routing by domain is how several experts become one student in MiMo-V2-Flash (26
 """
 
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
 from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.objective.calls import did_you_mean
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
-from practicum.teachers._members import MemberConfigs, Members, by_place, shared
+from practicum.teachers._members import MemberConfigs, Members, TeacherOfMembers, by_place, shared
 from practicum.teachers._outcome import Outcome, outcome
 from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -57,11 +56,11 @@ class Config(BaseModel):
         return replace(answered, writes=answered.writes and self.by != "outcome")
 
 
-class RouteTeacher:
+class RouteTeacher(TeacherOfMembers):
     """Sorts rollouts by member and asks each member once; see `practicum.ports.Teacher`."""
 
     def __init__(self, members: Members, config: Config) -> None:
-        self._members = members
+        super().__init__(members)
         self._config = config
         self._by = config.by
         self._default = config.default
@@ -95,18 +94,6 @@ class RouteTeacher:
     def voice(self, prompt: Prompt) -> Voice | None:
         """That of the prompt's own member; None by outcome."""
         return None if self._by == "outcome" else self._members.teachers[self._of_prompt(prompt)].voice(prompt)
-
-    def after_step(self, step: int) -> None:
-        """Pass it on to each member."""
-        self._members.after_step(step)
-
-    def save_state(self) -> dict[str, Tensor]:
-        """The tensors of each member, under its name."""
-        return self._members.save_state()
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give each member what it saved."""
-        self._members.load_state(tensors)
 
     def _sorted(self, items: Iterable[Item], member: Callable[[Item], str]) -> dict[str, list[int]]:
         """The places of the items, by the member they go to."""

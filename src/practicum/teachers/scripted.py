@@ -10,12 +10,11 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from practicum.errors import DataError, TeacherError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
-from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.ports import Capabilities, Teacher, TeacherContext
+from practicum.types import Rollout, TeacherSignal
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -35,7 +34,7 @@ class Config(BaseModel):
         return A_TAPE
 
 
-class ScriptedTeacher:
+class ScriptedTeacher(Teacher):
     """Answers from the tape, and only from it; see `practicum.ports.Teacher`."""
 
     def __init__(self, scores: Mapping[Key, Sequence[float]], tape: Path) -> None:
@@ -52,24 +51,6 @@ class ScriptedTeacher:
         return [
             TeacherSignal(logprobs=torch.tensor(self._recorded(rollout), dtype=torch.float32)) for rollout in rollouts
         ]
-
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
-        """A tape cannot answer."""
-        return None
-
-    def voice(self, prompt: Prompt) -> Voice | None:
-        """A tape writes nothing."""
-        return None
-
-    def after_step(self, step: int) -> None:
-        """A tape does not change."""
-
-    def save_state(self) -> dict[str, Tensor]:
-        """Nothing to save."""
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was saved."""
 
     def _recorded(self, rollout: Rollout) -> Sequence[float]:
         key = (rollout.prompt.id, tuple(rollout.tokens.tolist()))

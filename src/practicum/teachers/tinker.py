@@ -5,21 +5,19 @@ the student's own token ids.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from practicum.errors import TeacherError
-from practicum.model_config import ModelConfig
 from practicum.objective import Sampled, Signal
 from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._probe import canary_of, difference
+from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import canary_folder
-from practicum.text import Renderer, check_same_vocabulary, stop_mismatch
 from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
 from practicum.tinker_api.sampling import service_capabilities
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -28,20 +26,13 @@ TOLERANCE = 0.05
 """Nats that a token of the canary may move: a service's rounding depends on what shares the batch."""
 
 
-class Config(ServiceConfig):
+class Config(ReadingConfig, ServiceConfig):
     """Which model of a service scores, and how it reads prompts."""
 
     type: Literal["tinker"] = "tinker"
     model: str | None = Field(default=None, description="a base model's name at the service")
     model_path: str | None = Field(default=None, description="saved weights instead: tinker://RUN/sampler_weights/NAME")
     largest_k: int = Field(default=100, ge=1, description="candidates that a signal may ask for")
-    tokenizer: str | None = Field(
-        default=None,
-        description="folder, hub name or packaged name, compared with the student's; none: the student's is taken",
-    )
-    template: str | None = Field(default=None, description="a chat template (Jinja) instead of the tokenizer's own")
-    system: str | None = Field(default=None, description="a system turn put before every prompt")
-    thinking: bool | None = Field(default=None, description="the template's thinking switch, where it has one")
 
     @model_validator(mode="after")
     def _one_model(self) -> "Config":
@@ -60,7 +51,7 @@ class Config(ServiceConfig):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Begin a session, compare vocabularies where the recipe names the tokenizer, and note what the model is known by."""
-    renderer = _renderer(config, context)
+    renderer = config.renderer(config.url, context)
     vocabulary = renderer.vocab_size
     connection = Connection(config, "teacher", context.say)
     context.at_end.append(connection.close)
@@ -74,26 +65,6 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     client = KnownModel(sampler, connection, config.model_path or config.model or "", vocabulary)
     context.say(f"{connection.address}: {config.model_path or config.model} scores and writes")
     return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
-
-
-def _renderer(config: Config, context: TeacherContext) -> Renderer:
-    """How the service's model reads prompts: by its own tokenizer where the recipe names it, else by the student's."""
-    settings: dict[str, Any] = {
-        "template": config.template,
-        "system": config.system,
-        "thinking": config.thinking,
-    }
-    if config.tokenizer is None:
-        context.say(
-            f"{config.url}: its tokenizer and template are taken to be the student's; write tokenizer: ... to have them compared"
-        )
-        return replace(context.renderer, **{name: value for name, value in settings.items() if value is not None})
-    renderer = context.load_renderer(ModelConfig(model=config.tokenizer, **settings))
-    check_same_vocabulary(context.renderer.tokenizer, renderer.tokenizer)
-    mismatch = stop_mismatch(context.renderer, renderer)
-    if mismatch:
-        context.say(f"warning: {mismatch}")
-    return renderer
 
 
 class KnownModel:

@@ -3,12 +3,13 @@
 from practicum.text.from_scratch import character_tokenizer
 from practicum.text.renderer import Renderer, stop_ids
 from practicum.text.safe import excerpt, printable
-from practicum.text.vocabulary import check_same_vocabulary, stop_mismatch
+from practicum.text.vocabulary import check_same_vocabulary, compare_renderers, stop_mismatch
 
 __all__ = [
     "Renderer",
     "character_tokenizer",
     "check_same_vocabulary",
+    "compare_renderers",
     "excerpt",
     "printable",
     "stop_ids",

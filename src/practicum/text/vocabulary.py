@@ -1,6 +1,6 @@
 """Whether two models speak the same tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from practicum.errors import VocabularyError
@@ -34,6 +34,14 @@ def stop_mismatch(student: Renderer, teacher: Renderer) -> str | None:
         f"the student stops at {_named(student)}, the teacher at {_named(teacher)}; the teacher may find the student's "
         "stop token improbable and teach it never to stop; set `stop` or `template` so that both end answers alike"
     )
+
+
+def compare_renderers(student: Renderer, teacher: Renderer, say: Callable[[str], None]) -> None:
+    """Raise VocabularyError where two models do not speak the same tokens, and say where they end answers differently."""
+    check_same_vocabulary(student.tokenizer, teacher.tokenizer)
+    mismatch = stop_mismatch(student, teacher)
+    if mismatch:
+        say(f"warning: {mismatch}")
 
 
 def _difference(mine: Mapping[str, int], theirs: Mapping[str, int]) -> str:

@@ -1,10 +1,9 @@
 """The local backend on paper: models that have sizes and no weights, so that a step can be gone through before it is paid for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from practicum.backends.local import Config
 from practicum.backends.local.graph import plan_graph
@@ -30,6 +29,7 @@ from practicum.ports import (
     PaperRecord,
     Reading,
     SelfRule,
+    SelfTeacher,
 )
 from practicum.types import (
     Datum,
@@ -129,7 +129,7 @@ class LocalPaper:
         return load_on_paper(config, scratch_folder(folder, untaught, self._context.task()))
 
 
-class PaperClient:
+class PaperClient(SelfTeacher):
     """Draws and scores without a model; see `practicum.ports.SamplingClient`."""
 
     def __init__(self, answer_tokens: int, drawn: list[SampleRequest], scored: list[ScoreRequest]) -> None:
@@ -166,16 +166,6 @@ class PaperClient:
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
         """Nothing is read on paper: both sides of a mixture are counted where it is drawn."""
         raise AssertionError("paper is not read token by token")
-
-    def after_step(self, step: int) -> None:
-        """Nothing follows."""
-
-    def save_state(self) -> dict[str, Tensor]:
-        """Nothing to save."""
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was saved."""
 
 
 class PaperTrainer:

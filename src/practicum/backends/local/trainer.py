@@ -96,7 +96,7 @@ class LocalTrainer:
 
     def self_teacher(self, rule: SelfRule) -> LocalSelfTeacher:
         """The student's own weights as a teacher, starting from what they are now."""
-        return LocalSelfTeacher(self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens)
+        return LocalSelfTeacher.of(self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
         """The gradient of the objective over all of `data`; a micro-batch that does not fit in memory is halved.

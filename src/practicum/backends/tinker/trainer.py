@@ -29,7 +29,7 @@ from practicum.objective import (
 )
 from practicum.objective.measures import Records, measure
 from practicum.objective.passes import Pass, one_teacher_each, rows_of_passes
-from practicum.ports import AdamParams, Capabilities, SamplingClient
+from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
 from practicum.tinker_api import Connection, Gone, ServiceSampler
 from practicum.tinker_api.sampling import HIGHEST, service_capabilities
 from practicum.types import (
@@ -293,7 +293,7 @@ class ServiceTrainer:
             self._meter.sent("update", sent + answered * sum(len(text.tokens) * text.ids.shape[1] for text in texts))
 
 
-class StudentClient:
+class StudentClient(SelfTeacher):
     """Samples and scores with the student's weights, as whoever is asked for a client at each call has them.
 
     See `practicum.ports.SelfTeacher`; it has no state of its own.
@@ -314,16 +314,6 @@ class StudentClient:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Score with the weights."""
         return self._current().score(requests, signal)
-
-    def after_step(self, step: int) -> None:
-        """Live weights follow by themselves, frozen ones not at all."""
-
-    def save_state(self) -> dict[str, Tensor]:
-        """Nothing to save."""
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing was saved."""
 
 
 def _parts(data: Sequence[Datum], batch: TokenBatch):  # type: ignore[no-untyped-def]

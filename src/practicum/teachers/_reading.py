@@ -1,0 +1,39 @@
+"""How a model behind a server reads prompts: by its own tokenizer where the recipe names it, else by the student's."""
+
+from dataclasses import replace
+
+from pydantic import BaseModel, Field
+
+from practicum.model_config import ModelConfig
+from practicum.ports import TeacherContext
+from practicum.text import Renderer, compare_renderers
+
+
+class ReadingConfig(BaseModel):
+    """What a server does not say about its model."""
+
+    tokenizer: str | None = Field(
+        default=None,
+        description="folder, hub name or packaged name, compared with the student's; none: the student's is taken",
+    )
+    template: str | None = Field(default=None, description="a chat template (Jinja) instead of the tokenizer's own")
+    system: str | None = Field(default=None, description="a system turn put before every prompt")
+    thinking: bool | None = Field(default=None, description="the template's thinking switch, where it has one")
+
+    def renderer(self, address: str, context: TeacherContext) -> Renderer:
+        """Return how the model at the address reads; ModelError where its vocabulary is not the student's."""
+        if self.tokenizer is not None:
+            settings = {"template": self.template, "system": self.system, "thinking": self.thinking}
+            renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))  # type: ignore[arg-type]
+            compare_renderers(context.renderer, renderer, context.say)
+            return renderer
+        context.say(
+            f"{address}: its tokenizer and template are taken to be the student's; write tokenizer: ... to have them compared"
+        )
+        own = context.renderer
+        return replace(
+            own,
+            template=own.template if self.template is None else self.template,
+            system=own.system if self.system is None else self.system,
+            thinking=own.thinking if self.thinking is None else self.thinking,
+        )

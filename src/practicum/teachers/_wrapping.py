@@ -1,0 +1,45 @@
+"""A teacher around another one."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from practicum.objective import Signal
+from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
+from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+
+
+class WrappingTeacher(Teacher):
+    """Does what the teacher inside does; whoever inherits from it changes what it has to."""
+
+    def __init__(self, inner: Teacher) -> None:
+        self._inner = inner
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the teacher inside."""
+        return self._inner.capabilities
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """What the teacher inside says."""
+        return self._inner.score(rollouts, signal)
+
+    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+        """What the teacher inside answers."""
+        return self._inner.sample(requests, params)
+
+    def voice(self, prompt: Prompt) -> Voice | None:
+        """That of the teacher inside."""
+        return self._inner.voice(prompt)
+
+    def after_step(self, step: int) -> None:
+        """Pass it on."""
+        self._inner.after_step(step)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """That of the teacher inside."""
+        return self._inner.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give it to the teacher inside."""
+        self._inner.load_state(tensors)
