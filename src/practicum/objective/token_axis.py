@@ -193,11 +193,12 @@ def _own(rows: Sequence[int], batch: TokenBatch) -> Sequence[int]:
 
 def _by_sample(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]) -> Tensor:
     """What each token's completion counts: 0 where the term is not about it, else its sample weight."""
+    entry = SAMPLE_WEIGHTS[term.samples.name]
     by_row = [1.0] * len(kept)
     answered = set(batch.rows[values.answered].tolist())
     student = _mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
     teacher = _mean_nll(values.teacher_logprobs, batch) if "teacher_nll" in term.samples_by else ()
-    for rows in batch.by_group():
+    for rows in batch.by_group() if entry.needs else ():  # a weight that looks at nothing is the same for all
         statistics = SampleStatistics(
             kept=[kept[row] and row in answered for row in rows],
             rewards=[batch.rewards[row] for row in rows],
@@ -205,7 +206,7 @@ def _by_sample(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence
             student_nll=[student[row] for row in rows if student],
             teacher_nll=[teacher[row] for row in rows if teacher],
         )
-        weights = SAMPLE_WEIGHTS[term.samples.name].function(statistics, **term.samples.arguments)
+        weights = entry.function(statistics, **term.samples.arguments)
         for row, weight in zip(rows, weights, strict=True):
             by_row[row] = weight
     counted = [by_row[first] * row for first, row in zip(batch.first, kept, strict=True)]

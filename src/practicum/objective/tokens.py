@@ -180,5 +180,7 @@ def _coefficients(data: Sequence[Datum], lengths: Sequence[int], objective: Obje
 
 def _draws(rollout: Rollout, k: int, seed: int) -> Float[Tensor, "T K"]:
     """The rollout's own random numbers, at its supervised tokens."""
+    if not k:
+        return torch.zeros(int(rollout.loss_mask.sum()), 0)
     generator = torch.Generator().manual_seed(seed_of(seed, "mc", rollout.prompt.id, rollout.sample))
     return torch.rand(len(rollout.tokens), k, generator=generator)[rollout.loss_mask]

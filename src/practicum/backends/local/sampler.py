@@ -138,6 +138,7 @@ class _Decoding:
         self.sampling_logprobs: list[list[float]] = [[] for _ in seeds]
         self.policy_logprobs: list[list[float]] = [[] for _ in seeds]
         self.waiting = iter(range(len(seeds)))
+        self.stopped: set[int] = set()
 
     def steps(self, rows: int) -> Steps:
         alive: list[int] = self._admitted(rows) if self.params.max_new_tokens else []
@@ -160,8 +161,11 @@ class _Decoding:
         return [next(self.waiting) for _ in range(counts.pop())]
 
     def _ended(self, text: int) -> bool:
-        tokens = self.tokens[text]
-        return len(tokens) == self.params.max_new_tokens or self.params.stops(tokens)
+        tokens, params = self.tokens[text], self.params
+        if tokens[-1] in params.stop_ids or (params.ends is not None and params.ends(tokens)):
+            self.stopped.add(text)
+            return True
+        return len(tokens) == params.max_new_tokens
 
     def _draw(self, alive: Sequence[int]) -> Tensor:
         """Draw one token for every row, and write down its log-probabilities."""
@@ -190,7 +194,7 @@ class _Decoding:
             tokens=torch.tensor(tokens, dtype=torch.long),
             sampling_logprobs=torch.tensor(self.sampling_logprobs[text], dtype=torch.float32),
             policy_logprobs=torch.tensor(self.policy_logprobs[text], dtype=torch.float32),
-            stop_reason="stop" if tokens and self.params.stops(tokens) else "length",
+            stop_reason="stop" if text in self.stopped else "length",
         )
 
 
