@@ -549,6 +549,16 @@ def test_by_default_nothing_drops_out():
     assert_same(gradients(trainable(tiny(dropout=0.5)), data, Objective())[0], expected, 0)
 
 
+def test_the_dropout_of_a_pass_does_not_depend_on_the_passes_before_it():
+    """So that it is the same whichever process a pass is dealt to."""
+    data, alone = data_for(tiny(seed=1)), TrainerLimits(micro_batch_tokens=1)
+    there, back = (
+        gradients(trainable(tiny(dropout=0.5)), order, Objective(), alone, dropout=True)[0]
+        for order in (data, data[::-1])
+    )
+    assert_same(there, back, 1e-6)
+
+
 def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     """The coefficients of score_function(1) come from the policy itself; only the pass that learns drops out."""
     student, data = trainable(tiny(dropout=0.5)), data_for(tiny(seed=1))

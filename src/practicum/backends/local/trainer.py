@@ -38,6 +38,7 @@ from practicum.objective import (
 from practicum.objective.measures import Records, compare, measure
 from practicum.objective.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes, text_of
 from practicum.ports import AdamParams, SelfRule
+from practicum.randomness import seed_of
 from practicum.types import Datum, ForwardResult, Metrics
 
 
@@ -188,7 +189,6 @@ class LocalTrainer:
         """The gradient of this call alone, begun anew with half as much held at once until it fits."""
         halvings = 0
         while True:
-            torch.manual_seed(seed)
             try:
                 with recomputing(self.language_model, plan.recompute):
                     result = self._forward_backward(data, objective, seed, plan.tokens)
@@ -214,6 +214,9 @@ class LocalTrainer:
         coefficients = self._whole_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
         self.start_learning()
         for one in passes:
+            # Masks of dropout belong to the pass, whatever was dealt before it and to whom.
+            first = one.rollouts[0]
+            torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
             self._learn_from(one, head, objective, coefficients, records)
         if records.broken or records.nothing_supervised:
             # A gradient of zeros would still move the weights, by AdamW's momentum and by weight decay.
