@@ -169,3 +169,11 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     assert "OPD, 1 answer" in text and "GRPO, 8 answers" in text and "Traceback" not in text
     assert forked(command("plan", recipe, "--memory", "much"), output=output) == 8
     assert output.read_text().startswith("error: --memory 'much'") and len(output.read_text().splitlines()) == 1
+
+
+def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path) -> None:
+    """On paper answers have no width, and a run that found them would learn from them."""
+    inner = {"type": "model", "model": str(models / "teacher")}
+    teacher = {"type": "cached", "folder": str(tmp_path / "kept"), "teacher": inner}
+    plan(toy_recipe(models, {"teacher": teacher}))
+    assert not list(tmp_path.rglob("*"))

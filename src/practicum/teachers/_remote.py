@@ -17,7 +17,7 @@ from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.http import JsonClient, Question
 from practicum.objective import Signal
-from practicum.ports import Capabilities, TeacherRequest, Voice
+from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
 from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
 from practicum.teachers._probe import Probe, difference, served
