@@ -21,6 +21,7 @@ NAMES = (
     "teachers",
     "scaling",
     "startup",
+    "journey",
     "endurance",
     "report",
     "demo",

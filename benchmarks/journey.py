@@ -1,0 +1,96 @@
+"""The way of a prompt through the code: files, functions and moves between files from a recipe to a step of smoke/toy.
+
+    python -m benchmarks journey [--moves 20]
+
+A move is a call from a function of one file to one of another; a step has 64 rollouts. What is done once, such as the trial of
+memory at the first update, is left out: the second step is followed.
+"""
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from benchmarks.measuring import parser, session, table
+
+T = TypeVar("T")
+RECIPE = "smoke/toy"
+OVERRIDES = ("student.model.pretrain.steps=5", "teacher.model.pretrain.steps=5")
+
+
+@dataclass
+class Journey:
+    """What was called: functions and files, how often from one file to another, and how deep."""
+
+    functions: set[tuple[str, str]] = field(default_factory=set)
+    moves: Counter[tuple[str, str]] = field(default_factory=Counter)
+    depth: int = 0
+
+    def row(self) -> list[int]:
+        """Return files, functions, moves and depth."""
+        files = {file for file, _ in self.functions}
+        return [len(files), len(self.functions), self.moves.total(), self.depth]
+
+
+def main() -> None:
+    """Report one line."""
+    made = parser(__doc__)
+    made.add_argument("--moves", type=int, default=0, help="also show so many of the most frequent moves")
+    options = made.parse_args()
+    now = session("journey", options)
+    legs = _legs()
+    rows = {name: leg.row() for name, leg in legs.items()}
+    print(table(["leg", "files", "functions", "moves", "depth"], [[name, *row] for name, row in rows.items()]))
+    for (start, end), count in legs["step"].moves.most_common(options.moves):
+        print(f"{count:5} {start} -> {end}")
+    now.report({}, **rows)
+
+
+def _legs() -> dict[str, Journey]:
+    from practicum.assembly import assemble_run
+    from practicum.loop import train_step
+    from practicum.recipe import load_recipe
+
+    recipe, loading = follow(lambda: load_recipe(RECIPE, OVERRIDES))
+    with tempfile.TemporaryDirectory() as folder:
+        built, assembling = follow(lambda: assemble_run(recipe, Path(folder), None, lambda text: None))
+        train_step(1, built.parts, built.settings)
+        _, stepping = follow(lambda: train_step(2, built.parts, built.settings))
+    return {"read": loading, "assemble": assembling, "step": stepping}
+
+
+def follow(work: Callable[[], T]) -> tuple[T, Journey]:
+    """Return what some work gives, and the journey through the package that it takes."""
+    import practicum
+
+    root = f"{Path(practicum.__file__).parent}/"
+    journey, stack = Journey(), []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(root):
+            return
+        if event == "return" and stack:
+            stack.pop()
+        elif event == "call":
+            file = code.co_filename.removeprefix(root)
+            if not code.co_name.startswith("<"):
+                journey.functions.add((file, code.co_qualname))
+            if stack and stack[-1] != file:
+                journey.moves[stack[-1], file] += 1
+            stack.append(file)
+            journey.depth = max(journey.depth, len(stack))
+
+    sys.setprofile(note)
+    try:
+        return work(), journey
+    finally:
+        sys.setprofile(None)
+
+
+if __name__ == "__main__":
+    main()
