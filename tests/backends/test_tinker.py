@@ -260,5 +260,5 @@ def test_a_local_checkpoint_is_not_resumed_at_a_service(models: Path, served: Se
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*; start the service with the folder"):
         built.trainer.load_state({"student": {gone: torch.tensor(1)}, "optimizer": {}})
     with pytest.raises(RecipeError, match="this looks into the student's weights, which are at a service"):
-        _ = built.student
+        _ = built.weights
     built.close()

@@ -91,11 +91,10 @@ def diagnosed(
 ) -> Diagnosis:
     """The diagnosis of a recipe whose teacher or sampler is wrapped in something faulty."""
     built = assemble_run(recipe, folder, None, lambda text: None)
-    if sampler is not None:
-        faulty = sampler(built.trainer.sampling_client())
-        built.trainer.sampling_client = lambda: faulty  # type: ignore[method-assign]
-    wrapped = built.parts.teacher if teacher is None else teacher(built.parts.teacher)
-    assembled: Assembled = replace(built, parts=replace(built.parts, teacher=wrapped))
+    parts = built.parts
+    wrapped = parts.teacher if teacher is None else teacher(parts.teacher)
+    drawing = parts.sampler if sampler is None else sampler(parts.sampler)
+    assembled: Assembled = replace(built, parts=replace(parts, teacher=wrapped, sampler=drawing))
     return examine(gather(recipe, assembled, prompts, SAMPLES, lambda text: None))
 
 
