@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import weakref
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -42,3 +43,26 @@ def test_requests_begin_while_others_finish_on_another_thread(hasty):
     futures.open("last", begin)
     assert futures.kept_bytes <= 3000
     assert sum(name in futures for name in map(str, range(count))) == 300
+
+
+def test_a_kept_answer_holds_on_to_nobody_who_waited_for_it() -> None:
+    """A future keeps the callbacks of all who waited; each retrieval adds some, with all that they hold."""
+
+    class Waiting:
+        def __call__(self, future: Future[Answer]) -> None:
+            """Nothing."""
+
+    futures, future, waiting = Futures(), Future[Answer](), Waiting()
+    futures.open("r", lambda: future)
+    futures.get("r").add_done_callback(waiting)
+    future.set_result(Answer(b"1", "text/plain"))
+    gone = weakref.ref(waiting)
+    del future, waiting
+    assert gone() is None and futures.get("r").result().body == b"1"
+
+
+def test_a_cancelled_request_stays_cancelled() -> None:
+    futures, future = Futures(), Future[Answer]()
+    futures.open("r", lambda: future)
+    futures.get("r").cancel()
+    assert futures.get("r").cancelled() and futures.unfinished == 0

@@ -27,7 +27,7 @@ class Futures:
     Requests begin on the event loop and finish on the worker's thread; a lock guards what both change.
     """
 
-    def __init__(self, most_open: int = 4096, kept_bytes: int = 2**28, most_kept: int = 2**16) -> None:
+    def __init__(self, most_open: int = 4096, kept_bytes: int = 2**28, most_kept: int = 2**14) -> None:
         self._entries: dict[str, Future[Answer]] = {}
         self._open: set[str] = set()
         self._done: deque[tuple[str, int]] = deque()
@@ -73,9 +73,19 @@ class Futures:
         return request_id in self._entries
 
     def _finished(self, request_id: str, future: "Future[Answer]") -> None:
-        """Note the size of an answer, on the thread that finished it."""
+        """Keep an answer and its size, on the thread that finished it.
+
+        It is kept in a future of its own: the first one holds on to the callbacks of all who waited for it.
+        """
+        kept: Future[Answer] = Future()
+        if future.cancelled():
+            kept.cancel()
+            kept.set_running_or_notify_cancel()
+        else:
+            kept.set_result(future.result())
         size = 0 if future.cancelled() else len(future.result().body)
         with self._lock:
+            self._entries[request_id] = kept
             self._done.append((request_id, size))
             self._held_bytes += size
             self._open.discard(request_id)
