@@ -379,6 +379,24 @@ def test_the_student_of_a_run_has_the_weights_of_its_last_checkpoint(finished: P
     assert all(student.weights[name].equal(value) for name, value in saved.items())
 
 
+def as_earlier(folder: Path) -> None:
+    """Write the run's recipe as versions did in which the local backend had no settings of its own."""
+    path = folder / "recipe.json"
+    saved = json.loads(path.read_text())
+    backend = saved["recipe"].pop("backend")
+    saved["recipe"]["train"] |= {key: value for key, value in backend.items() if key != "type"}
+    path.write_text(json.dumps(saved))
+
+
+def test_a_run_of_an_earlier_version_is_resumed(models: Path, tmp_path: Path) -> None:
+    whole = toy_run(models, tmp_path / "whole").folder
+    assert forked(lambda: toy_run(models, tmp_path / "cut"), {"PRACTICUM_FAULT": "update:3"}) == 137
+    as_earlier(tmp_path / "cut" / "toy")
+    assert open_student(tmp_path / "cut" / "toy")[1].context_length > 0
+    cut = toy_run(models, tmp_path / "cut", resume=True).folder
+    assert curve(cut, "loss") == curve(whole, "loss")
+
+
 def test_a_run_knows_its_own_recipe(models: Path, finished: Path) -> None:
     assert open_run(finished)[1] == toy_recipe(models, {"evaluation.prompts": 8})
 

@@ -27,7 +27,7 @@ from practicum.loop import train
 from practicum.objective import Objective
 from practicum.outcome import Evaluations, show_outcome, summary_of
 from practicum.ports import Backend, Learner
-from practicum.recipe import Recipe, load_recipe, override, parse_recipe, resolved
+from practicum.recipe import Recipe, bring_up, load_recipe, override, parse_recipe, resolved
 from practicum.records import Records, timings_jsonl
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, Journal, RunDir
@@ -125,7 +125,7 @@ def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
     home = RunDir.open(Path(path))
     saved = folders.read_json(home.recipe_json, folders.SAVED_RUN)
     try:
-        return home, parse_recipe(saved["recipe"], str(home.recipe_json))
+        return home, parse_recipe(bring_up(saved["recipe"]), str(home.recipe_json))
     except RecipeError as error:
         more = f" and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
         raise CheckpointError(f"{error.problems[0]}{more}; {folders.RESTORE}") from error

@@ -20,7 +20,7 @@ from practicum.methods import in_one_line
 from practicum.model_config import ModelConfig, Scratch
 from practicum.objective.calls import did_you_mean
 from practicum.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load, without
-from practicum.recipe import Recipe
+from practicum.recipe import Recipe, bring_up
 from practicum.run_dir import (
     FLAG,
     PIPELINE,
@@ -108,6 +108,7 @@ class _PipelineRun:
         if not self.home.pipeline_json.is_file():
             return False
         saved, now = read_json(self.home.pipeline_json, PIPELINE), self.pipeline.resolved()
+        saved = {**saved, "stages": [bring_up(stage) for stage in saved["stages"]]}
         refused, proposed, changed = [], [], []
         for place, before in enumerate(saved["stages"]):
             after = now["stages"][place] if place < len(now["stages"]) else {}

@@ -7,6 +7,7 @@
 from practicum.recipe.controls import SECTIONS, SWITCH, control_words, no_control, teacher_off, without_switch
 from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_recipe, read_yaml, recipe_names
 from practicum.recipe.mistakes import validated
+from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, whole_path
 from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning, truncation_problem
 from practicum.recipe.reading import load_recipe, parse_recipe
@@ -31,6 +32,7 @@ __all__ = [
     "Recipe",
     "RolloutConfig",
     "TrainConfig",
+    "bring_up",
     "capability_problems",
     "clip_warning",
     "control_words",

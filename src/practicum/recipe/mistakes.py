@@ -10,13 +10,9 @@ from pydantic import BaseModel, ValidationError
 from practicum.errors import CapabilityError, RecipeError
 from practicum.objective.calls import did_you_mean
 from practicum.plugins import module_of
+from practicum.recipe.older import MOVED
 
 Model = TypeVar("Model", bound=BaseModel)
-
-MOVED = {
-    f"train.{name}": f"backend.{name}" for name in ("micro_batch_tokens", "graph_mib", "chunk_tokens", "sampling_batch")
-}
-"""Keys of older recipes, and what they are called now."""
 
 
 def validated(model: type[Model], data: Mapping[str, Any], source: str) -> Model:
