@@ -112,6 +112,7 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
             sampling_logprobs=zeros,
             policy_logprobs=zeros,
             aggregate=torch.full((count,), 1 / count),
+            authors=torch.zeros(count, dtype=torch.uint8),
             draws=torch.zeros(count, 0),
             rewards=(None,),
             groups=("",),

@@ -69,6 +69,8 @@ def fingerprint(recipe: Recipe) -> str:
         del data["task"]["seed"]
     # Walls around a verifier change no score.
     data["task"].pop("sandbox", None)
+    if data["train"]["epochs"] == 1:
+        del data["train"]["epochs"]
     data["train"] = {key: value for key, value in data["train"].items() if key not in LIMITS}
     return hashlib.sha256(json.dumps({**data, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -40,7 +40,7 @@ class Given:
         """None."""
         return []
 
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
+    def reward(self, rollout: Rollout) -> float | None:
         """Nobody judges."""
         return None
 

@@ -13,15 +13,17 @@ import torch
 from pydantic import TypeAdapter
 from toy import curve, rows
 
+from practicum.abandon import Abandoned
 from practicum.assembly import Assembled, assemble_run
-from practicum.errors import CapabilityError
+from practicum.errors import CapabilityError, VerifierError
 from practicum.evaluation import evaluate, evaluate_teacher
 from practicum.objective import Full, Signal
-from practicum.ports import Capabilities, Voice
+from practicum.ports import Capabilities, Episode, Observation, Voice
 from practicum.recipe import parse_recipe
 from practicum.rollouts import Authors, Batch, SourceChoice, environment_of, sample_rollouts, write_rollouts
 from practicum.rollouts.conversation import Conversation, Opening, converse
 from practicum.runs import run
+from practicum.tasks import FunctionEpisode
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -44,11 +46,11 @@ class Echo:
     def heldout_prompts(self) -> list[Prompt]:
         return []
 
-    def reward(self, prompt: Prompt, completion: str) -> float:
-        return float(len(completion.split("\n")) == 3)
+    def reward(self, rollout: Rollout) -> float:
+        return float(len(rollout.replies) == 3)
 
-    def reply(self, prompt: Prompt, said: Sequence[str]) -> str | None:
-        return None if len(said) == 3 else 2 * (said[-1].strip() or "a")[-1]
+    def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
+        return FunctionEpisode(lambda said: None if len(said) == 3 else 2 * (said[-1].strip() or "a")[-1])
 
 
 class Parrot:
@@ -101,6 +103,10 @@ def pieces(conversation: Conversation) -> str:
     return "".join(TOKENIZER.convert_ids_to_tokens(conversation.sample.tokens.tolist()))
 
 
+def spoken_turns(conversation: Conversation) -> tuple[str, ...]:
+    return tuple(turn.text for turn in conversation.turns if turn.role == "assistant")
+
+
 def test_turn_by_turn_each_token_is_whose_it_is():
     (one,) = held(Parrot("ab", "c", ""))
     assert pieces(one) == "ab</s><user>bb<assistant>c</s><user>cc<assistant></s>"
@@ -109,7 +115,7 @@ def test_turn_by_turn_each_token_is_whose_it_is():
     assert one.sample.sampling_logprobs.tolist() == [-1, -1, -1, 0, 0, 0, 0, -2, -2, 0, 0, 0, 0, -3]
     policy = one.sample.policy_logprobs
     assert policy.isnan().tolist() == [not own for own in spoken] and policy[0] == -2
-    assert one.said == ("ab", "c", "") and one.text == "ab\nc\n" and one.sample.stop_reason == "stop"
+    assert spoken_turns(one) == ("ab", "c", "") and one.text == "ab\nc\n" and one.sample.stop_reason == "stop"
 
 
 def test_the_next_turn_is_asked_after_the_very_tokens_so_far():
@@ -123,7 +129,7 @@ def test_the_next_turn_is_asked_after_the_very_tokens_so_far():
 
 def test_a_line_break_within_a_turn_is_a_space_in_the_text():
     (one,) = held(Parrot("a\nb", "c", "a"))
-    assert one.said == ("a\nb", "c", "a") and one.text == "a b\nc\na"
+    assert spoken_turns(one) == ("a\nb", "c", "a") and one.text == "a b\nc\na"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +146,7 @@ def test_a_line_break_within_a_turn_is_a_space_in_the_text():
 )
 def test_what_does_not_fit_ends_the_conversation(limit, expected, said):
     (one,) = held(Parrot("ab", "c", ""), limit)
-    assert pieces(one) == expected and one.said == said and one.sample.stop_reason == "length"
+    assert pieces(one) == expected and spoken_turns(one) == said and one.sample.stop_reason == "length"
     assert len(one.spoken) == len(one.sample.tokens) <= limit
 
 
@@ -153,7 +159,7 @@ def test_a_turn_that_is_longer_than_a_draw_goes_on():
     client = Parrot("abcabcabcab", "c", "a")
     (one,) = held(client, 15)
     assert [len(request.prompt_tokens) - 3 for request in client.seen] == [0, 8], "8 tokens, then 4 of the 7 left"
-    assert one.said == ("abcabcabcab",) and pieces(one) == "abcabcabcab</s>"
+    assert spoken_turns(one) == ("abcabcabcab",) and pieces(one) == "abcabcabcab</s>"
     assert one.sample.stop_reason == "length", "no turn fits after it"
 
 
@@ -164,9 +170,130 @@ def test_what_is_said_in_one_does_not_depend_on_the_others(limit):
     for seed, (prompt, whole) in enumerate(zip(prompts, together, strict=True)):
         opening = Opening(prompt, Voice(Dice(), RENDERER.render(prompt.messages)), seed)
         (alone,) = converse([opening], Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
-        assert pieces(alone) == pieces(whole) and alone.said == whole.said
+        assert pieces(alone) == pieces(whole) and alone.turns == whole.turns
         assert alone.sample.sampling_logprobs.equal(whole.sample.sampling_logprobs)
     assert len({pieces(one) for one in together}) > 6
+
+
+class Listener:
+    """Answers with how often it was spoken to; what `faults` says of a turn is raised in it."""
+
+    def __init__(self, prompt: Prompt, seed: int, faults: dict[int, Exception], closed: list[str]) -> None:
+        self.prompt, self.seed, self.faults, self.closed, self.heard = prompt, seed, faults, closed, 0
+
+    def step(self, turn: str) -> Observation:
+        self.heard += 1
+        if self.heard in self.faults:
+            raise self.faults[self.heard]
+        if self.heard == 3:
+            return Observation(None, {"feedback": f"{turn} was last"})
+        return Observation(Message("user", "c" * self.heard), {"heard": str(self.heard)})
+
+    def close(self) -> None:
+        self.closed.append(self.prompt.id)
+        if 0 in self.faults:
+            raise self.faults[0]
+
+
+class Listeners(Echo):
+    """An environment whose conversations about some prompts fail."""
+
+    def __init__(self, **faults: dict[int, Exception]) -> None:
+        self.faults, self.closed, self.opened = faults, [], []
+
+    def open(self, prompt: Prompt, seed: int) -> Episode:
+        self.opened.append((prompt.id, seed))
+        return Listener(prompt, seed, self.faults.get(prompt.id, {}), self.closed)
+
+
+def listen(environment: Echo, client: Parrot | None = None, limit: int = 30) -> list[Conversation]:
+    openings = [
+        Opening(prompt, Voice(client or Parrot("ab", "c", "a"), RENDERER.render(prompt.messages)), seed)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    return converse(openings, environment, RENDERER, replace(PARAMS, max_new_tokens=limit))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("fault", "reason", "note"),
+    [
+        (ConnectionError("the line went dead"), "error", "ConnectionError: the line went dead"),
+        (TimeoutError("no answer in 5 s"), "timeout", "TimeoutError: no answer in 5 s"),
+        (ValueError("two\nlines"), "error", "ValueError: two lines"),
+    ],
+)
+def test_an_episode_that_fails_in_its_third_turn_ends_its_own_conversation(fault, reason, note):
+    environment = Listeners(b={3: fault})
+    whole, broken, other = listen(environment)
+    assert (broken.sample.stop_reason, broken.notes["error"]) == (reason, note)
+    assert broken.sample.tokens.equal(whole.sample.tokens), "all that was said stays"
+    assert whole.sample.stop_reason == other.sample.stop_reason == "stop" and "error" not in whole.notes
+    assert sorted(environment.closed) == ["a", "b", "c"]
+
+
+def test_an_episode_gives_notes_and_is_closed_once_when_it_is_over():
+    environment = Listeners()
+    for conversation in listen(environment):
+        assert conversation.notes == {"heard": "2", "feedback": "a was last"}
+        assert [(turn.role, turn.text) for turn in conversation.turns] == [
+            ("assistant", "ab"), ("user", "c"), ("assistant", "c"), ("user", "cc"), ("assistant", "a")
+        ]  # fmt: skip
+        assert sum(turn.tokens for turn in conversation.turns) == len(conversation.sample.tokens)
+    assert sorted(environment.closed) == ["a", "b", "c"]
+    again = Listeners()
+    listen(again)
+    assert environment.opened == again.opened and len({seed for _, seed in again.opened}) == 3
+
+
+def test_a_conversation_that_ends_in_its_first_turn_is_never_opened():
+    environment = Listeners()
+    assert {conversation.sample.stop_reason for conversation in listen(environment, limit=2)} == {"length"}
+    assert environment.opened == environment.closed == []
+
+
+def test_an_episode_that_cannot_be_closed_leaves_its_conversation_as_it_ended():
+    _, broken, _ = listen(Listeners(b={0: OSError("still busy")}))
+    assert broken.sample.stop_reason == "stop" and broken.notes["error"] == "OSError: still busy"
+
+
+def test_where_every_conversation_fails_the_environment_is_broken():
+    faults = {letter: {2: KeyError("door")} for letter in "abc"}
+    with pytest.raises(
+        VerifierError, match=r"failed in all of 3 conversations, in the first with KeyError: 'door'; mend it"
+    ):
+        listen(Listeners(**faults))
+
+
+@pytest.mark.parametrize("stops", [Abandoned(), KeyboardInterrupt()])
+def test_who_stops_the_work_stops_it_and_every_episode_is_closed(stops):
+    environment = Listeners(b={2: stops})
+    with pytest.raises(type(stops)):
+        listen(environment)
+    assert sorted(environment.closed) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("c", "TypeError: step() returned a str; return a practicum.ports.Observation"),
+        (None, "TypeError: step() returned a NoneType"),
+        (
+            Observation(Message("assistant", "c")),
+            "ValueError: step() spoke in the role assistant, which is the student's",
+        ),
+    ],
+)
+def test_what_is_no_observation_is_named(answer, said):
+    class Wrong(Listeners):
+        def open(self, prompt: Prompt, seed: int) -> Any:
+            episode = Listener(prompt, seed, {}, [])
+            episode.step = lambda turn: answer
+            return episode
+
+    with pytest.raises(VerifierError) as caught:
+        listen(Wrong())
+    assert said in str(caught.value)
 
 
 def test_no_conversations_are_none():
@@ -219,7 +346,7 @@ def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built
 @pytest.mark.parametrize("source", ["teacher", "mix(student=0.0, other=teacher)", "teacher(temperature=0)"])
 def test_the_expert_walks(built: Assembled, source: str):
     rollouts = written(built, source)
-    rewards = [built.parts.task.reward(rollout.prompt, rollout.text) for rollout in rollouts]
+    rewards = [built.parts.task.reward(rollout) for rollout in rollouts]
     assert sum(rewards) >= len(rewards) - 3 and all(len(rollout.text.split("\n")) == 3 for rollout in rollouts)
     assert {rollout.source for rollout in rollouts} == {"teacher"}
     assert all(rollout.policy_logprobs.isnan().all() for rollout in rollouts)
@@ -286,6 +413,9 @@ def test_a_run_converses_and_is_replayed_from_its_tape(tmp_path: Path):
     recorded = rows(home / "rollouts.jsonl")
     assert any(not all(row["loss_mask"]) for row in recorded)
     for row in recorded:
+        runs = row.get("authors", [{"author": row["source"], "tokens": len(row["tokens"])}])
+        assert [run["author"] != "environment" for run in runs for _ in range(run["tokens"])] == row["loss_mask"]
+        assert sum(turn["tokens"] for turn in row["turns"]) == len(row["tokens"])
         scored = [value is not None for value in row["teacher_logprobs"]]
         assert scored == row["loss_mask"]
     tape = home / "rollouts.jsonl"

@@ -1,5 +1,6 @@
 """Each objective on each signal teaches: the student comes nearer to its teacher on the states it visits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,15 @@ import pytest
 import torch
 from toy import make_model, rows, toy_recipe, toy_run
 
-from practicum.assembly import assemble_run
+from practicum.assembly import Assembled, assemble_run
+from practicum.asynchronous import stages
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import NumericError, TeacherError
-from practicum.loop import Parts, StepSettings, assemble, train
-from practicum.ports import AdamParams
+from practicum.loop import Parts, StepResult, StepSettings, assemble, train
+from practicum.objective import Objective, Signal
+from practicum.ports import AdamParams, Capabilities, Teacher
 from practicum.rollouts import prompts_of_step
-from practicum.types import Message, Metrics, Prompt, Rollout, TeacherSignal
+from practicum.types import Datum, ForwardResult, Message, Metrics, Prompt, Rollout, TeacherSignal
 
 LONG = {"train.steps": 24, "train.prompts_per_step": 16, "train.checkpoint_every": None}
 
@@ -123,6 +126,99 @@ def a_rollout() -> Rollout:
         stop_reason="stop",
         text="ab",
     )
+
+
+class RecordingTrainer(LocalTrainer):
+    """A trainer that remembers what it was given and what its weights were then."""
+
+    def __init__(self, trainer: LocalTrainer) -> None:
+        super().__init__(trainer.language_model, trainer.limits)
+        self.calls: list[tuple[list[Datum], int]] = []
+
+    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+        self.calls.append((list(data), seed))
+        return super().forward_backward(data, objective, seed)
+
+
+def one_step(models: Path, folder: Path, changes: dict[str, Any]) -> tuple[RecordingTrainer, Assembled, StepResult]:
+    recipe = toy_recipe(models, {"train.prompts_per_step": 4, "rollout.n": 2, **changes})
+    built = assemble_run(recipe, folder, None, lambda text: None)
+    trainer = RecordingTrainer(built.trainer)
+    (result,) = train(1, 1, replace(built.parts, student=trainer), built.settings)
+    return trainer, built, result
+
+
+def test_epochs_learn_from_the_same_data_again(models: Path, tmp_path: Path) -> None:
+    """Two epochs of two updates are four updates by hand, each with a seed of its own."""
+    trainer, built, result = one_step(models, tmp_path, {"train.updates_per_step": 2, "train.epochs": 2})
+    parts = [data for data, _ in trainer.calls]
+    assert len(parts) == 4 and parts[0] == parts[2] and parts[1] == parts[3]
+    assert len({seed for _, seed in trainer.calls}) == 4
+    again = assemble_run(toy_recipe(models), tmp_path, None, lambda text: None)
+    plan, metrics, outputs = built.settings.plan(1), [], []
+    for data, seed in trainer.calls:
+        done = again.trainer.forward_backward(data, plan.objective, seed)
+        metrics.append(done.metrics | again.trainer.optim_step(plan.adam))
+        outputs.append(done.outputs)
+    weights = built.learner.weights
+    assert weights is not None and again.learner.weights is not None
+    assert all(value.equal(again.learner.weights[name]) for name, value in weights.items())
+    assert result.metrics["reverse_kl"] == pytest.approx(sum(row["reverse_kl"] for row in metrics) / 4)
+    assert result.metrics["tokens"] == metrics[0]["tokens"] + metrics[1]["tokens"], "the data of one epoch"
+    for output, expected in zip(result.outputs, [*outputs[0], *outputs[1]], strict=True):
+        assert output.logprobs.equal(expected.logprobs), "of the states that the student visited"
+
+
+def test_one_epoch_is_the_default(models: Path, tmp_path: Path) -> None:
+    plain, _, result = one_step(models, tmp_path, {})
+    once, _, same = one_step(models, tmp_path, {"train.epochs": 1})
+    assert [seed for _, seed in plain.calls] == [seed for _, seed in once.calls]
+    assert result.metrics["loss"] == same.metrics["loss"]
+
+
+CLIPPED = {"signal": "sampled", "estimator": "score_function", "correction": "ratio_clip(0.0001, 0.0001)"}
+
+
+def test_a_clip_acts_from_the_second_epoch_on(models: Path, tmp_path: Path) -> None:
+    """In the first epoch every ratio is 1, so nothing is clipped; the second one leaves out what has moved."""
+    plain = {**CLIPPED, "correction": "ratio"}
+    weights = {}
+    for name, objective, epochs in (("one", CLIPPED, 1), ("plain", plain, 1), ("two", CLIPPED, 2), ("free", plain, 2)):
+        changes = {"objective": objective, "train.epochs": epochs, "optimizer.learning_rate": 0.01, "rollout.n": 4}
+        _, built, _ = one_step(models, tmp_path, changes)
+        assert built.learner.weights is not None
+        weights[name] = torch.cat([value.detach().flatten() for value in built.learner.weights.values()])
+    assert weights["one"].equal(weights["plain"])
+    assert not weights["two"].equal(weights["free"])
+
+
+class LearningTeacher(Teacher):
+    """Remembers what it is told."""
+
+    capabilities = Capabilities(signals=frozenset({"sampled"}))
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, list[Datum]]] = []
+
+    def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        return [TeacherSignal(logprobs=torch.full((len(rollout.tokens),), -1.0)) for rollout in rollouts]
+
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        self.told.append((step, list(data)))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_what_learns_beside_the_student_gets_the_data_of_the_step(models: Path, tmp_path: Path, lag: int) -> None:
+    recipe = toy_recipe(models, {"objective": {"signal": "sampled"}, "rollout.max_staleness": lag})
+    built = assemble_run(recipe, tmp_path, None, lambda text: None)
+    teacher = LearningTeacher()
+    parts = replace(built.parts, teacher=teacher)
+    with stages(parts, built.settings, 3, lag, ["teacher"]) as ahead:
+        results = list(train(1, 3, parts, built.settings, ahead.step))
+    assert [step for step, _ in teacher.told] == [1, 2, 3]
+    for result, (_, data) in zip(results, teacher.told, strict=True):
+        assert [datum.rollout for datum in data] == result.rollouts
+        assert all(datum.signal.logprobs is not None for datum in data)
 
 
 class SkippingTrainer(LocalTrainer):

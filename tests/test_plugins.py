@@ -44,7 +44,7 @@ class Even:
     def voice(self, prompt):
         return None
 
-    def after_step(self, step):
+    def after_step(self, step, data):
         pass
 
     def save_state(self):
@@ -84,8 +84,8 @@ class Again:
     def heldout_prompts(self):
         return []
 
-    def reward(self, prompt, completion):
-        return float(completion == prompt.answer)
+    def reward(self, rollout):
+        return float(rollout.text == rollout.prompt.answer)
 
 
 def build(config, context):

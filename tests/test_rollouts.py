@@ -13,7 +13,7 @@ from practicum.ports import Capabilities
 from practicum.randomness import seed_of
 from practicum.rollouts import Batch, prompts_of_step, rewarded, sample_rollouts
 from practicum.text import Renderer, character_tokenizer, stop_ids
-from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 PROMPTS = [Prompt(f"p{number}", (Message("user", letter),), answer=letter) for number, letter in enumerate("abcdefg")]
 PARTS = st.lists(st.integers() | st.text(max_size=4), min_size=1, max_size=4)
@@ -130,8 +130,8 @@ class Length:
     def heldout_prompts(self):
         return []
 
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        return None if prompt.answer is None else float(len(completion))
+    def reward(self, rollout: Rollout) -> float | None:
+        return None if rollout.prompt.answer is None else float(len(rollout.text))
 
 
 def test_rewards_are_the_tasks_own(renderer):

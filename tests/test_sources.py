@@ -23,7 +23,17 @@ from practicum.recipe import Recipe, parse_recipe, resolved
 from practicum.rollouts import SOURCES, Archive, Authors, Batch, SourceChoice, sample_rollouts, write_rollouts
 from practicum.schedule import Courses
 from practicum.teachers._client import ClientTeacher
-from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    AUTHORS,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 EXACT = {"rtol": 1e-5, "atol": 2e-5}
 LIMIT = 5
@@ -78,8 +88,20 @@ def assert_equal(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
     """The same rollouts, bit for bit."""
     assert len(one) == len(other)
     for mine, theirs in zip(one, other, strict=True):
-        for name in ("prompt", "prompt_tokens", "policy_version", "stop_reason", "text", "sample", "reward", "source"):
+        same = (
+            "prompt",
+            "prompt_tokens",
+            "policy_version",
+            "stop_reason",
+            "text",
+            "sample",
+            "reward",
+            "source",
+            "turns",
+        )
+        for name in (*same, "notes"):
             assert getattr(mine, name) == getattr(theirs, name), name
+        assert all(mine.written_by(author).equal(theirs.written_by(author)) for author in AUTHORS)
         for name in ("tokens", "loss_mask", "sampling_logprobs", "policy_logprobs"):
             torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=0, atol=0, equal_nan=True)
 

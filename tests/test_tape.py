@@ -18,7 +18,7 @@ from practicum.assembly import Assembled, assemble_run
 from practicum.errors import CheckpointError, DataError, RecipeError
 from practicum.rollouts import Archive, TapeRow, digits, read_tape
 from practicum.runs import run
-from practicum.types import Message, Prompt, Rollout
+from practicum.types import AUTHORS, Author, Message, Prompt, Rollout, Turn
 
 REPLAY = {
     "rollout.source": "mix(student=0.4, other=replay)",
@@ -63,6 +63,33 @@ def test_a_row_brings_its_rollout_back_bit_for_bit(numbers: list[float], source:
         tokens=tokens, loss_mask=mask, sampling_logprobs=logprobs, policy_logprobs=-logprobs, source=source
     )
     assert_equal([read_back(TapeRow.of(4, rollout)).rollout(PROMPT)], [replace(rollout, reward=None)])
+
+
+@given(st.lists(st.tuples(st.sampled_from(AUTHORS), st.integers(1, 4)), min_size=1, max_size=6), st.text(max_size=6))
+def test_a_row_brings_authors_turns_and_notes_back(runs: list[tuple[Author, int]], text: str) -> None:
+    authors = torch.tensor([AUTHORS.index(author) for author, count in runs for _ in range(count)], dtype=torch.uint8)
+    known = torch.zeros(len(authors))
+    turns = tuple(Turn("user" if author == "environment" else "assistant", count, text) for author, count in runs)
+    rollout = a_rollout(
+        tokens=torch.arange(len(authors)), loss_mask=known == 0, sampling_logprobs=known, policy_logprobs=known,
+        authors=authors, turns=turns, notes={"feedback": text},
+    )  # fmt: skip
+    row = TapeRow.model_validate(json.loads(json.dumps(TapeRow.of(4, rollout).to_json())))
+    assert_equal([row.rollout(PROMPT)], [replace(rollout, reward=None)])
+
+
+def test_a_row_of_one_author_says_nothing_about_turns() -> None:
+    assert not {"authors", "turns", "notes"} & TapeRow.of(4, a_rollout()).to_json().keys()
+
+
+def test_turns_and_authors_that_do_not_add_up_are_refused() -> None:
+    row = TapeRow.of(4, a_rollout()).to_json()
+    for more, text in (
+        ({"authors": [{"author": "student", "tokens": 2}]}, "authors are of 2 tokens, and there are 3"),
+        ({"turns": [{"role": "user", "tokens": 4, "text": ""}]}, "turns are of 4 tokens, and there are 3"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            TapeRow.model_validate_json(json.dumps(row | more))
 
 
 def test_digits_are_enough_and_no_more() -> None:

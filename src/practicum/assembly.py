@@ -326,6 +326,7 @@ class _Assembly:
             prompts_per_step=recipe.train.prompts_per_step,
             plan=lambda step: plan_of_step(recipe.at(courses.at(step)), student.renderer.stop_ids, step),
             updates=recipe.train.updates_per_step,
+            epochs=recipe.train.epochs,
         )
         parts = Parts(
             student=MeteredTrainer(student.trainer, student.shape, student.learning, meter),
@@ -400,7 +401,8 @@ class _Assembly:
         """Return the student's own weights as a scorer."""
         if "student" in self.ledger.shapes:
             self.ledger.shapes[name] = self.ledger.shapes["student"]
-        return self.backend.self_teacher(self.student, rule, name)
+        updates = self.recipe.train.updates_per_step * self.recipe.train.epochs
+        return self.backend.self_teacher(self.student, replace(rule, updates=updates), name)
 
     def load_model(self, config: ScorerConfig, name: str) -> Model:
         """Load another model; CapabilityError or ModelError where it does not go together with the student."""

@@ -55,7 +55,7 @@ class Written:
         """The same as JSON data, every number with all its digits."""
         rows = [
             {
-                **TapeRow.of(self.step, rollout).model_dump(),
+                **TapeRow.of(self.step, rollout).to_json(),
                 "reward": rollout.reward,
                 "candidates": None if rollout.candidates is None else rollout.candidates.tolist(),
             }
@@ -72,7 +72,7 @@ class Written:
         """What `row` gave, with the prompts by their ids."""
         rollouts = [
             replace(
-                TapeRow.model_validate({name: one[name] for name in TapeRow.model_fields}).rollout(
+                TapeRow.model_validate({name: one[name] for name in TapeRow.model_fields if name in one}).rollout(
                     prompts[one["prompt"]]
                 ),
                 reward=one["reward"],

@@ -1,6 +1,6 @@
 """One step, and the loop over it. Every method is a configuration of these seven calls."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -25,6 +25,7 @@ from practicum.rollouts import (
 )
 from practicum.text import Renderer
 from practicum.types import (
+    FAILURES,
     Datum,
     ForwardResult,
     Metrics,
@@ -42,8 +43,11 @@ HIGHEST_LOGPROB = 1e-3
 WRITERS = ("student", "teacher", "dataset")
 """Who can have written the tokens that are learned from."""
 
-COUNTS = frozenset({"tokens", "supervised", "nonfinite", "skipped", "empty_updates", "halvings"})
-"""The metrics of an update that are counts."""
+EVENTS = frozenset({"nonfinite", "skipped", "empty_updates", "halvings"})
+"""The metrics of an update that count what happened in it."""
+
+SIZES = frozenset({"tokens", "supervised"})
+"""The metrics of an update that count its data; the same in every epoch but for what the weights leave out."""
 
 SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
 """More than this many skipped updates within the window end the run."""
@@ -85,12 +89,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """The numbers of a step: how many prompts, in how many updates, and the plan of each step (counted from 1)."""
+    """The numbers of a step: how many prompts, and the plan of each step (counted from 1).
+
+    The data are split into so many `updates`, and learned from in so many `epochs`.
+    """
 
     seed: int
     prompts_per_step: int
     plan: Callable[[int], StepPlan]
     updates: int = 1
+    epochs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +168,9 @@ def finish_step(
     step: int, data: Sequence[Datum], now: StepPlan, parts: Parts, settings: StepSettings, clock: "Clock"
 ) -> StepResult:
     """Differentiate and update, and tell whoever follows the student; what the step did and cost."""
-    result = learned(parts.student, data, now, settings, step)
+    result = learn(parts.student, data, now, settings, step)
     for teacher in parts.teachers:
-        teacher.after_step(step)
+        teacher.after_step(step, data)
     clock.lap("update")
     fault("update")
     rollouts = [datum.rollout for datum in data]
@@ -202,19 +210,27 @@ def scored(teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal 
     return teacher.score(rollouts, signal)
 
 
-def learned(
+def learn(
     student: TrainingClient, data: Sequence[Datum], now: StepPlan, settings: StepSettings, step: int
 ) -> ForwardResult:
-    """Differentiate the objective and step the optimizer, once for each part that the data are split into."""
-    results = []
-    for number, part in enumerate(parts_of(data, settings.updates)):
-        result = student.forward_backward(part, now.objective, seed_of(settings.seed, "update", step, number))
-        results.append(replace(result, metrics=result.metrics | student.optim_step(now.adam)))
-    return merged(results)
+    """Differentiate the objective and step the optimizer for each part of the data, in each epoch.
+
+    Returns means over all updates; the outputs and the tokens that counted are those of the first epoch, whose states the
+    student visited.
+    """
+    parts = split_data(data, settings.updates)
+    epochs = []
+    for epoch in range(settings.epochs):
+        results = []
+        for number, part in enumerate(parts, start=epoch * len(parts)):
+            result = student.forward_backward(part, now.objective, seed_of(settings.seed, "update", step, number))
+            results.append(replace(result, metrics=result.metrics | student.optim_step(now.adam)))
+        epochs.append(merge_parts(results))
+    return replace(epochs[0], metrics=merge_metrics([epoch.metrics for epoch in epochs], EVENTS))
 
 
-def parts_of(data: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:
-    """The data in as many parts as there are updates, as equal as they get without splitting a prompt's completions."""
+def split_data(data: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:
+    """Split the data into as many parts as there are updates, as equal as they get without splitting a prompt's completions."""
     prompts = list(dict.fromkeys(datum.rollout.prompt.id for datum in data))
     part = {prompt: place * updates // len(prompts) for place, prompt in enumerate(prompts)}
     parts: list[list[Datum]] = [[] for _ in range(updates)]
@@ -223,18 +239,22 @@ def parts_of(data: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:
     return [part for part in parts if part]
 
 
-def merged(results: Sequence[ForwardResult]) -> ForwardResult:
-    """Several updates as one: counts are summed, other metrics averaged over the updates that know them."""
-    if len(results) == 1:
-        return results[0]
-    names = dict.fromkeys(name for result in results for name in result.metrics)
-    columns = {name: [result.metrics[name] for result in results if name in result.metrics] for name in names}
-    metrics = {name: sum(values) if name in COUNTS else sum(values) / len(values) for name, values in columns.items()}
+def merge_parts(results: Sequence[ForwardResult]) -> ForwardResult:
+    """Return the updates of an epoch as one, with their outputs in order."""
     return ForwardResult(
-        metrics,
+        merge_metrics([result.metrics for result in results], EVENTS | SIZES),
         outputs=[output for result in results for output in result.outputs],
         supervised=[count for result in results for count in result.supervised],
     )
+
+
+def merge_metrics(rows: Sequence[Metrics], totals: Collection[str]) -> Metrics:
+    """Sum the metrics that are totals, and average the others over the rows that have them."""
+    if len(rows) == 1:
+        return rows[0]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    return {name: sum(values) if name in totals else sum(values) / len(values) for name, values in columns.items()}
 
 
 def assemble(
@@ -285,6 +305,8 @@ def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step
         "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
         "empty": sum(not rollout.text.strip() for rollout in rollouts) / count,
     }
+    if any(rollout.turns for rollout in rollouts):
+        metrics["failed"] = sum(rollout.stop_reason in FAILURES for rollout in rollouts) / count
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 

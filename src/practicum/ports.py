@@ -5,7 +5,7 @@ A step is seven calls over these (see `practicum.loop.train_step`). The four ver
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from practicum.text import Renderer
 from practicum.types import (
     Datum,
     ForwardResult,
+    Message,
     Metrics,
     Prompt,
     Rollout,
@@ -134,20 +135,32 @@ class SelfRule:
     """How the weights of a self-teacher follow the student's.
 
     `live`: always the current ones. `frozen`: those of the start. `ema`: after each step
-    `teacher = (1 - rate) * teacher + rate * student`. `periodic`: copied every `period` steps.
+    `teacher = (1 - rate) * teacher + rate * student`. `periodic`: copied every `period` steps. A step has so many `updates`.
     """
 
     weights: Literal["live", "frozen", "ema", "periodic"]
     rate: float = 0.05
     period: int = 50
+    updates: int = 1
+
+    def hold_within_step(self) -> "SelfRule":
+        """Return the rule for a scorer whose head is read while the student is updated.
+
+        Live weights move between the updates of a step, and the hidden states that their head reads do not. So where a step has
+        several updates they are copied after each step.
+        """
+        return replace(self, weights="periodic", period=1) if self.weights == "live" and self.updates > 1 else self
 
 
 @runtime_checkable
 class Stateful(Protocol):
     """What hears of the student's steps and may have something to save; whoever inherits from it has nothing until it says so."""
 
-    def after_step(self, step: int) -> None:
-        """Follow the student; called once after each optimizer step."""
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        """Follow the student, or learn beside it; called once after each step with what the student learned from.
+
+        Whoever does either declares `Capabilities.follows_student`.
+        """
 
     def save_state(self) -> dict[str, Tensor]:
         """Return the tensors that a resume cannot recompute."""
@@ -418,8 +431,41 @@ class Task(Protocol):
         """The prompts to evaluate on; none of them is a training prompt."""
         ...
 
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """How right the completion is, 0 to 1, or None where the prompt has no answer."""
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return how right the rollout is, 0 to 1, or None where nobody can say.
+
+        `rollout.text` is what the student said; a conversation also has `rollout.turns`, and `rollout.stop_reason` says whether
+        the environment broke it off.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an episode answers to a turn.
+
+    `message` is the next turn, of the role `user` or another one that the chat template knows, such as `tool`; None: the
+    conversation is over. `notes` are texts about the rollout that the student does not read, by name.
+    """
+
+    message: Message | None
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Episode(Protocol):
+    """One conversation with an environment. It may hold a process, a browser or a game, and it may fail.
+
+    What a method raises ends this conversation alone: with the stop reason `timeout` for TimeoutError, else `error`. The
+    note `error` of the rollout then says what was raised.
+    """
+
+    def step(self, turn: str) -> Observation:
+        """Answer the student's turn."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the episode holds; called once, also after an error."""
         ...
 
 
@@ -427,20 +473,20 @@ class Task(Protocol):
 class Environment(Task, Protocol):
     """A task that answers back: a completion is a conversation with it, and its reward is for the whole of it."""
 
-    def reply(self, prompt: Prompt, said: Sequence[str]) -> str | None:
-        """What it says after the student's turns so far, of which there is at least one; None: the conversation is over.
+    def open(self, prompt: Prompt, seed: int) -> Episode:
+        """Begin a conversation about a prompt; whatever is random in it follows from `seed`.
 
-        The same prompt and turns always get the same reply.
+        A conversation that ends within its first turn is never opened.
         """
         ...
 
 
 @runtime_checkable
 class Expert(Task, Protocol):
-    """A task that knows what to say."""
+    """A task that knows what to say. Where it is an environment too, an episode's answers follow from prompt and turns alone."""
 
     def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
-        """The probabilities of the whole text of the next turn, after the turns so far; together they are 1."""
+        """Return the probabilities of the whole text of the next turn, after the turns so far; together they are 1."""
         ...
 
 

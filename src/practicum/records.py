@@ -97,7 +97,7 @@ def _never_the_same(name: str) -> bool:
 def _rollout_row(step: int, rollout: Rollout, output: TokenOutputs) -> dict[str, Any]:
     """One line of rollouts.jsonl; with its `teacher_logprobs` the file is a tape for the scripted teacher."""
     return {
-        **TapeRow.of(step, rollout).model_dump(),
+        **TapeRow.of(step, rollout).to_json(),
         "reward": rollout.reward,
         "teacher_logprobs": digits(output.teacher_logprobs),
         "divergence": digits(output.divergence),

@@ -5,13 +5,21 @@ Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidd
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-StopReason = Literal["stop", "length"]
+StopReason = Literal["stop", "length", "error", "timeout"]
+"""Why a completion ended: its stop token, the limit of its tokens, or an environment that failed or took too long."""
+
+FAILURES: tuple[StopReason, ...] = ("error", "timeout")
+"""The stop reasons of a conversation that its environment broke off."""
+
 Source = Literal["student", "dataset", "teacher"]
+Author = Literal["student", "dataset", "teacher", "environment"]
+AUTHORS: tuple[Author, ...] = get_args(Author)
 Metrics = dict[str, float]
 
 
@@ -92,6 +100,18 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation: the role that speaks, as in `Message`, the number of its tokens, and its text.
+
+    The tokens of an environment's turn include what the chat template writes around its text.
+    """
+
+    role: str
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One completion of one prompt, token for token as it was sampled; it is never tokenised again.
 
@@ -100,6 +120,10 @@ class Rollout:
     learned from; log-probabilities that nobody knows, such as the student's own of a dataset's tokens, are NaN in
     `policy_logprobs` and 0 in `sampling_logprobs` (a behaviour probability of 1). `candidates` are the student's likeliest
     tokens at each position, where a teacher has to be told which tokens to score.
+
+    `authors` gives the writer of each token as its place in `AUTHORS`; None: `source` wrote them all. `turns` are those of a
+    conversation with an environment, in order; a completion that is one answer has none. `notes` are texts about the rollout
+    that were made on the way, by name, such as an environment's feedback; a privileged teacher may show them.
     """
 
     prompt: Prompt
@@ -115,6 +139,31 @@ class Rollout:
     reward: float | None = None
     source: Source = "student"
     candidates: Int[Tensor, "T K"] | None = None
+    authors: UInt8[Tensor, " T"] | None = None
+    turns: tuple[Turn, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":
+        """Return a rollout of which only the student's texts are known, one a turn: what a task's reward reads.
+
+        Example: `task.reward(Rollout.from_text(prompt, "8 times 7 is 56"))`.
+        """
+        none = torch.zeros(0)
+        turns = tuple(Turn("assistant", 0, reply) for reply in replies) if len(replies) > 1 else ()
+        text = "\n".join(replies)
+        return cls(prompt, (), none.long(), none.bool(), none, none, 0, "stop", text, turns=turns)
+
+    @property
+    def replies(self) -> tuple[str, ...]:
+        """The text of each turn of the student's side; the whole text where there are no turns."""
+        return tuple(turn.text for turn in self.turns if turn.role == "assistant") if self.turns else (self.text,)
+
+    def written_by(self, author: Author) -> Bool[Tensor, " T"]:
+        """Return True at the tokens that `author` wrote."""
+        if self.authors is None:
+            return torch.full(self.loss_mask.shape, self.source == author)
+        return self.authors == AUTHORS.index(author)
 
 
 @runtime_checkable

@@ -27,7 +27,7 @@ def history(trainer: LocalTrainer, teachers, count: int):
     for number in range(1, count + 1):
         step(trainer)
         for teacher in teachers:
-            teacher.after_step(number)
+            teacher.after_step(number, ())
         seen.append(copies(trainer))
     return seen
 
@@ -61,6 +61,19 @@ def test_scores_are_those_of_the_weights_the_rule_names(rule, count):
     found, expected = (scorer.score([REQUEST], Sampled())[0].logprobs for scorer in (teacher, LocalSampler(other)))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(copies(trainer)["model.norm.weight"], seen[-1]["model.norm.weight"])
+
+
+def test_what_live_weights_said_does_not_move_between_the_updates_of_a_step():
+    """The head of an answer is read after the first update; with the weights of now it would fit its hidden states no more."""
+    trainer = LocalTrainer(tiny())
+    teacher = trainer.self_teacher(SelfRule("live", updates=2))
+    (signal,) = teacher.score([REQUEST], Full())
+    before = signal.head.logprobs(signal.states)
+    step(trainer)
+    assert signal.head.logprobs(signal.states).equal(before)
+    teacher.after_step(1, ())
+    live = trainer.self_teacher(SelfRule("live")).score([REQUEST], Sampled())[0]
+    assert teacher.score([REQUEST], Sampled())[0].logprobs.equal(live.logprobs)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)
@@ -122,7 +135,7 @@ def test_a_restored_self_teacher_goes_on_bit_for_bit(rule):
     for number in (4, 5):
         for one, two in ((trainer, teacher), (again, restored)):
             step(one)
-            two.after_step(number)
+            two.after_step(number, ())
     assert torch.equal(*(scorer.score([REQUEST], Sampled())[0].logprobs for scorer in (teacher, restored)))
 
 

@@ -215,10 +215,10 @@ def test_the_self_teacher_follows_its_rule(build: Build, rule: SelfRule) -> None
 
     start = score()
     step(built)
-    teacher.after_step(1)
+    teacher.after_step(1, ())
     moved_first = not score().equal(start)
     step(built)
-    teacher.after_step(2)
+    teacher.after_step(2, ())
     moved_second = not score().equal(start)
     expected = {"live": (True, True), "frozen": (False, False), "ema": (True, True), "periodic": (False, True)}
     assert (moved_first, moved_second) == expected[rule.weights]

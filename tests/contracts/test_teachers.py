@@ -97,7 +97,7 @@ class Built:
         """One step of the student, of which the teacher hears."""
         self.trainer.forward_backward(data, Objective(), seed=0)
         self.trainer.optim_step(AdamParams(learning_rate=0.01))
-        self.teacher.after_step(1)
+        self.teacher.after_step(1, ())
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from practicum.recipe import parse_recipe
 from practicum.run_dir import read_json
 from practicum.runs import run
 from practicum.tasks.walker import ACTIONS
+from practicum.types import Rollout
 
 WALKER = {
     "student": {"model": {"hidden_size": 16, "layers": 1, "heads": 2}},
@@ -40,8 +41,8 @@ def test_fewer_turns_are_the_beginning_of_more():
     ]
     prompt = short.heldout_prompts()[0]
     for action in ACTIONS:
-        said = "\n".join([action] * 4)
-        assert short.reward(prompt, said) == long.reward(prompt, said)
+        walk = Rollout.from_text(prompt, *[action] * 4)
+        assert short.reward(walk) == long.reward(walk)
 
 
 def test_every_turn_is_judged_as_if_it_were_the_last():

@@ -52,6 +52,7 @@ def expected_gradient(objective: Objective, answers: int = 1) -> torch.Tensor:
         sampling_logprobs=drawn,
         policy_logprobs=drawn,
         aggregate=chance.repeat_interleave(answers * T) / answers,
+        authors=torch.zeros(len(ids), dtype=torch.uint8),
         draws=torch.zeros(len(ids), 0),
         rewards=tuple(float(sequence[0] == V - 1) for sequence in sequences),
         groups=tuple(str(number) for number in range(len(prompts)) for _ in range(answers)),

@@ -7,7 +7,7 @@ import torch
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.objective import Objective, TeacherTokens, TermValues, logit_side, token_batch, token_side
-from practicum.types import Datum, Prompt, Rollout, TeacherSignal
+from practicum.types import AUTHORS, Datum, Prompt, Rollout, TeacherSignal
 
 from .slow_twin import slow_loss
 
@@ -306,6 +306,35 @@ def test_a_group_is_solved_by_the_students_own_completions():
         share = token_side(objective.losses[0], values.detached(), batch)
         counted[outcome] = [group for (group, *_), value in zip(rows, share.tolist(), strict=True) if value]
     assert counted == {"solved_group": ["right", "given"], "failed_group": ["wrong", "helped", "helped", "misled"]}
+
+
+@pytest.mark.parametrize("source", ["student", "teacher", "dataset"])
+@pytest.mark.parametrize("data", [{"divergence": "jsd(0.3)"}, {"signal": "sampled"}, {"signal": "score(group_mean)"}])
+def test_a_term_of_one_writer_learns_from_the_tokens_of_that_writer(source, data):
+    """Gradients are those of the plain term at the writer's tokens, and nothing at the others."""
+    mixed = [
+        replace(
+            datum,
+            rollout=replace(datum.rollout, authors=torch.arange(len(datum.rollout.tokens), dtype=torch.uint8) % 3),
+        )
+        for datum in batch()
+    ]
+    teacher, student = whole(logits(2)), logits(1)
+
+    def gradient(objective: Objective) -> torch.Tensor:
+        tokens = token_batch(mixed, objective)
+        learner = student.clone().requires_grad_()
+        (values,) = logit_side(torch.log_softmax(learner, dim=-1), teacher, tokens, objective)
+        share = token_side(objective.losses[0], values.detached(), tokens)
+        return torch.autograd.grad((share * values.value).sum(), learner)[0]
+
+    written = token_batch(mixed, Objective()).authors == AUTHORS.index(source)
+    plain, filtered = (
+        gradient(Objective.model_validate(data)),
+        gradient(Objective.model_validate(data | {"source": source})),
+    )
+    assert 0 < written.sum() < len(written)
+    assert filtered[written].equal(plain[written]) and not filtered[~written].any()
 
 
 def test_special_tokens_are_left_out_where_they_are_known():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
-from practicum.loop import parts_of
+from practicum.loop import split_data
 from practicum.objective import Objective
 from practicum.types import Datum, Pool, TeacherSignal
 
@@ -436,7 +436,7 @@ def test_updates_share_out_prompts_and_split_none(groups, updates):
         Datum(answer(ids, drawn, group=str(group), sample=number), TeacherSignal())
         for number, group in enumerate(groups)
     ]
-    parts = parts_of(data, updates)
+    parts = split_data(data, updates)
     assert sorted(datum.rollout.sample for part in parts for datum in part) == list(range(len(groups)))
     prompts = [{datum.rollout.prompt.id for datum in part} for part in parts]
     assert Counter(prompt for part in prompts for prompt in part).most_common(1)[0][1] == 1
@@ -448,7 +448,7 @@ def test_advantages_are_the_same_in_each_update_as_in_one():
     """A prompt's completions stay together, so the group of each is whole."""
     data = taught(group_of_items())
     choice = {"signal": "score(group_normalized)", "aggregate": "seq_mean_token_sum"}
-    parts = parts_of(data, 3)
+    parts = split_data(data, 3)
     assert [len(part) for part in parts] == [3, 2, 2]
     total = sum(trained(part, choice) * len(part) for part in parts)
     near(total, trained(data, choice) * len(data))

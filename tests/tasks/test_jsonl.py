@@ -16,7 +16,7 @@ from practicum.ports import Task
 from practicum.tasks import TaskContext, _rows
 from practicum.tasks._rows import Rejected, read_prompt
 from practicum.tasks.jsonl import Config, build
-from practicum.types import Message
+from practicum.types import Message, Rollout
 
 GOOD = b'{"prompt": "a", "answer": "b"}'
 
@@ -64,8 +64,8 @@ def test_every_field_arrives(folder: Folder) -> None:
     assert dict(first.privileged) == {"hint": "h"}
     assert first.response == "1 + 1.5 is 2.5" and second.response is None
     assert (second.id, second.answer, second.messages) == ("train-2", None, (Message("user", "p"),))
-    assert folder.task().reward(second, "anything") is None
-    assert folder.task().reward(first, "2.5") == 1.0
+    assert folder.task().reward(Rollout.from_text(second, "anything")) is None
+    assert folder.task().reward(Rollout.from_text(first, "2.5")) == 1.0
 
 
 def test_marks_line_ends_and_blank_lines_of_other_editors_are_fine(folder: Folder) -> None:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from practicum.tasks import TaskContext
 from practicum.tasks.lock import Config, build
+from practicum.types import Rollout
 
 
 def task(seed: int = 0, **settings: object):
@@ -31,8 +32,10 @@ def test_a_code_is_right_as_a_whole_or_not_at_all():
     made = task()
     prompt = made.train_prompts()[0]
     assert prompt.answer is not None
-    assert made.reward(prompt, prompt.answer) == 1.0
-    assert made.reward(prompt, prompt.answer[:-1]) == made.reward(prompt, "") == 0.0
+    assert made.reward(Rollout.from_text(prompt, prompt.answer)) == 1.0
+    assert (
+        made.reward(Rollout.from_text(prompt, prompt.answer[:-1])) == made.reward(Rollout.from_text(prompt, "")) == 0.0
+    )
 
 
 def test_the_codes_belong_to_the_seed():

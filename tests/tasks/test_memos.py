@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks.memos import DOCUMENTS, INSTRUCTIONS, TOPICS, Config, build
+from practicum.types import Rollout
 
 
 def task(seed: int = 0, /, **settings: object) -> Task:
@@ -51,12 +52,12 @@ def test_an_instruction_is_followed_to_the_letter_or_not_at_all(name: str) -> No
 def test_rewards_are_of_the_whole_reply_but_for_spaces_around_it() -> None:
     made = task()
     prompts = {prompt.id: prompt for prompt in [*made.train_prompts(), *made.heldout_prompts()]}
-    assert made.reward(prompts["repeat: lemon"], " The lemon is old.\n") == 1.0
-    assert made.reward(prompts["repeat: lemon"], "The whale is old.") == 0.0
+    assert made.reward(Rollout.from_text(prompts["repeat: lemon"], " The lemon is old.\n")) == 1.0
+    assert made.reward(Rollout.from_text(prompts["repeat: lemon"], "The whale is old.")) == 0.0
     memo = next(prompt for prompt in made.heldout_prompts() if prompt.domain == "memos")
-    assert memo.answer is not None and made.reward(memo, f"It holds {memo.answer}.") == 1.0
-    assert made.reward(memo, f"It holds 1{memo.answer}.") == 0.0
-    assert made.reward(memo, "It holds salt.") == 0.0
+    assert memo.answer is not None and made.reward(Rollout.from_text(memo, f"It holds {memo.answer}.")) == 1.0
+    assert made.reward(Rollout.from_text(memo, f"It holds 1{memo.answer}.")) == 0.0
+    assert made.reward(Rollout.from_text(memo, "It holds salt.")) == 0.0
 
 
 @settings(max_examples=20)
@@ -78,7 +79,10 @@ def test_a_held_out_memo_is_a_fact_that_was_trained_on_and_asked_for_in_other_wo
         documents = [prompt for prompt in trained if prompt.id.endswith(f": {place}")]
         assert len(documents) == 3
         for document in documents:
-            assert document.answer == memo.answer and made.reward(document, document.response or "") == 1.0
+            assert (
+                document.answer == memo.answer
+                and made.reward(Rollout.from_text(document, document.response or "")) == 1.0
+            )
             assert memo.answer is not None and memo.answer in (document.response or "")
             assert memo.answer not in document.messages[0].content
 

@@ -9,6 +9,7 @@ from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks.reasoning_gym import Config, build
+from practicum.types import Rollout
 
 pytestmark = [
     pytest.mark.long,
@@ -43,8 +44,8 @@ def test_a_generators_own_answers_are_right(generator: str) -> None:
     for prompt in prompts:
         assert prompt.domain == generator
         assert prompt.answer is not None
-        assert made.reward(prompt, f" {prompt.answer}\n") == 1.0
-        assert made.reward(prompt, "no idea") in (0.0, 0.01)
+        assert made.reward(Rollout.from_text(prompt, f" {prompt.answer}\n")) == 1.0
+        assert made.reward(Rollout.from_text(prompt, "no idea")) in (0.0, 0.01)
 
 
 @pytest.mark.parametrize("generator", ["countdown", "n_queens", "spiral_matrix"])
@@ -53,9 +54,9 @@ def test_a_reply_that_is_a_program_scores_nothing_and_does_nothing(generator: st
     [prompt] = made.train_prompts()
     file = tmp_path / "F"
     for reply in HOSTILE:
-        assert made.reward(prompt, reply.replace("FILE", str(file))) == 0.0
+        assert made.reward(Rollout.from_text(prompt, reply.replace("FILE", str(file)))) == 0.0
     assert not file.exists()
-    assert prompt.answer is not None and made.reward(prompt, prompt.answer) == 1.0
+    assert prompt.answer is not None and made.reward(Rollout.from_text(prompt, prompt.answer)) == 1.0
 
 
 def test_items_are_the_same_in_every_process_and_depend_on_the_seed() -> None:

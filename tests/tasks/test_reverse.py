@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config, build
+from practicum.types import Rollout
 
 
 def task(seed: int = 0, **settings: object) -> Task:
@@ -23,8 +24,8 @@ def test_strings_are_different_within_bounds_and_scored_by_their_reverse(seed: i
         word = prompt.messages[0].content
         assert shortest <= len(word) <= shortest + more
         assert set(word) <= set("abc")
-        assert made.reward(prompt, f" {word[::-1]}\n") == 1.0
-        assert made.reward(prompt, word[::-1] + "a") == 0.0
+        assert made.reward(Rollout.from_text(prompt, f" {word[::-1]}\n")) == 1.0
+        assert made.reward(Rollout.from_text(prompt, word[::-1] + "a")) == 0.0
 
 
 def test_the_same_seed_gives_the_same_strings() -> None:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from practicum.ports import Task
 from practicum.tasks import TaskContext
 from practicum.tasks.skills import SKILLS, Config, build
+from practicum.types import Rollout
 
 
 def task(seed: int = 0, **settings: object) -> Task:
@@ -44,8 +45,8 @@ def test_prompts_are_different_within_bounds_and_scored_exactly(seed: int, short
         found = re.fullmatch(r"(\w+): ([abc]+)", prompt.messages[0].content)
         assert found is not None and found[1] == prompt.domain and shortest <= len(found[2]) <= shortest + more
         assert prompt.answer == SKILLS[found[1]](found[2], "abc")
-        assert made.reward(prompt, f" {prompt.answer}\n") == 1.0
-        assert made.reward(prompt, prompt.answer + "a") == 0.0
+        assert made.reward(Rollout.from_text(prompt, f" {prompt.answer}\n")) == 1.0
+        assert made.reward(Rollout.from_text(prompt, prompt.answer + "a")) == 0.0
 
 
 def test_the_skills_held_out_stay_whatever_is_trained() -> None:

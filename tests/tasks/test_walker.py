@@ -8,6 +8,7 @@ import pytest
 from practicum.ports import Environment, Expert, Lettered
 from practicum.tasks import TaskContext
 from practicum.tasks.walker import ACTIONS, POSITIONS, Config, Turn, Walk, Walker, build
+from practicum.types import Rollout
 
 CONTEXT = TaskContext(seed=0, base_dir=Path())
 
@@ -41,20 +42,22 @@ def test_it_is_an_environment_with_an_expert():
     assert isinstance(task, Environment) and isinstance(task, Expert) and isinstance(task, Lettered)
     prompt = task.train_prompts()[0]
     said: list[str] = []
+    first, second = task.open(prompt, 0), task.open(prompt, 1)
     shown = [prompt.messages[-1].content]
     while True:
         best = max(task.expert(prompt, said).items(), key=lambda item: item[1])
         assert best[1] == 0.96
         said.append(best[0])
-        reply = task.reply(prompt, said)
+        reply = first.step(best[0]).message
+        assert reply == second.step(best[0]).message
         if reply is None:
             break
-        assert reply == task.reply(prompt, tuple(said)) and len(reply) == 3
-        shown.append(reply)
+        assert reply.role == "user" and len(reply.content) == 3
+        shown.append(reply.content)
     assert len(said) == len(shown) == 16
     assert set("".join([*shown, *said])) <= set(task.letters)
-    assert task.reward(prompt, "\n".join(said)) == 1.0
-    assert task.reward(prompt, "\n".join(said[:-1])) == 0.0, "a walk that was cut off"
+    assert task.reward(Rollout.from_text(prompt, *said)) == 1.0
+    assert task.reward(Rollout.from_text(prompt, *said[:-1])) == 0.0, "a walk that was cut off"
 
 
 def test_an_expert_that_slips_is_right_about_as_often_as_reported():
@@ -65,7 +68,7 @@ def test_an_expert_that_slips_is_right_about_as_often_as_reported():
         for _ in range(16):
             candidates = task.expert(prompt, said)
             said.append(draw.choices(list(candidates), list(candidates.values()))[0])
-        right += task.reward(prompt, "\n".join(said)) or 0.0
+        right += task.reward(Rollout.from_text(prompt, *said)) or 0.0
     assert abs(right / 1000 - 0.924) < 0.03
 
 

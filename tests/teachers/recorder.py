@@ -9,7 +9,7 @@ from torch import Tensor
 
 from practicum.objective import Signal
 from practicum.ports import Capabilities, TeacherRequest, Voice
-from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Recorder:
         self.prompts.append(prompt)
         return None
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         self.steps.append(step)
 
     def save_state(self) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from practicum.errors import CapabilityError, TeacherError
 from practicum.objective import Full, Sampled, read_signal
 from practicum.ports import TeacherContext, TeacherRequest
+from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import Config as WalkerConfig
 from practicum.tasks.walker import Walker
 from practicum.teachers.expert import Config, ExpertTeacher, build
@@ -35,14 +36,14 @@ class Asked:
     def heldout_prompts(self) -> list[Prompt]:
         return []
 
-    def reward(self, prompt: Prompt, completion: str) -> float:
+    def reward(self, rollout: Rollout) -> float:
         return 0.0
 
     def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
         return {"c": 1.0} if said else self.candidates
 
-    def reply(self, prompt: Prompt, said: Sequence[str]) -> str | None:
-        return "dd" if len(said) == 1 else None
+    def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
+        return FunctionEpisode(lambda said: "dd" if len(said) == 1 else None)
 
 
 def teacher(softness: float = SOFTNESS, **settings: Mapping[str, float]) -> ExpertTeacher:
@@ -83,7 +84,7 @@ def test_a_turn_that_nobody_would_begin_so_should_end():
 
 
 def test_after_the_environment_spoke_the_next_turn_begins():
-    heard = RENDERER.reply("dd")
+    heard = RENDERER.render_reply(Message("user", "dd"))
     found = probabilities([B, STOP, *heard, C, STOP])
     assert len(heard) == 4
     torch.testing.assert_close(found[2:6], torch.full((4, VOCABULARY), 1 / VOCABULARY))
@@ -95,7 +96,9 @@ def test_a_candidate_that_begins_another_may_end_or_go_on():
     torch.testing.assert_close(probabilities([A, B], candidates={"a": 0.25, "ab": 0.75})[1], row(stop=0.25, b=0.75))
 
 
-@pytest.mark.parametrize("tokens", [[A, B, STOP], [D, D, D], [B, STOP, *RENDERER.reply("dd"), C, A], []])
+@pytest.mark.parametrize(
+    "tokens", [[A, B, STOP], [D, D, D], [B, STOP, *RENDERER.render_reply(Message("user", "dd")), C, A], []]
+)
 def test_rows_sum_to_one_and_the_sampled_token_is_an_entry(tokens):
     one, other = rollout(tokens), rollout([B, STOP])
     full, sampled = teacher().score([one, other], Full()), teacher().score([one, other], Sampled())
@@ -131,7 +134,7 @@ def test_cold_it_says_the_likeliest_and_hot_anything():
 def test_its_voice_goes_on_from_any_tokens_whatever_it_read_before():
     voice, params = teacher(1e-9).voice(PROMPT), SamplingParams(9, temperature=0.0, stop_ids=RENDERER.stop_ids)
     prompt = voice.prompt_tokens
-    asked = [(), (A,), (B, STOP, *RENDERER.reply("dd")), (A, C), ()]
+    asked = [(), (A,), (B, STOP, *RENDERER.render_reply(Message("user", "dd"))), (A, C), ()]
     for tokens, expected in zip(asked, ["ab", "b", "c", "", "ab"], strict=True):
         (sample,) = voice.client.sample([SampleRequest((*prompt, *tokens), 0)], params)
         assert RENDERER.decode(sample.tokens.tolist()) == expected and sample.stop_reason == "stop"

@@ -101,7 +101,7 @@ def test_states_are_kept_apart_by_name_and_steps_passed_on() -> None:
     assert teacher.save_state().keys() == {"a/w"}
     teacher.load_state({"b/w": torch.zeros(1)})
     assert [list(member.state) for member in members.values()] == [[], ["w"]]
-    teacher.after_step(1)
+    teacher.after_step(1, ())
     assert [member.steps for member in members.values()] == [[1], [1]]
 
 

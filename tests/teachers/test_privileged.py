@@ -1,5 +1,7 @@
 """What a privileged teacher sees: the student's prompt, and more."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -146,6 +148,15 @@ def test_siblings_are_others_of_the_same_prompt_and_correct(batch: list[tuple[st
         assert text == (right[0].text if right else None)
 
 
+def test_a_note_of_the_rollout_stands_under_its_own_name() -> None:
+    asked = prompt("p", privileged={"feedback": "the prompt's"})
+    noted = [replace(rollout(asked), notes={"feedback": "warmer {answer}"})]
+    assert told(noted, question="It said {feedback}.") == ["It said warmer {answer}."]
+    assert told([rollout(prompt("p"))], question="{feedback}", missing="silent") == [None]
+    with pytest.raises(DataError, match="no field 'feedback'"):
+        told([rollout(prompt("p"))], question="{feedback}")
+
+
 def test_a_completion_is_shown_with_what_became_of_it() -> None:
     shown = told(GROUP[:2], reference="You wrote {attempt}, which is {outcome}.")
     assert shown == ["You wrote bad, which is incorrect.\n\np?", "You wrote alone, which is correct.\n\nq?"]
@@ -212,5 +223,5 @@ def test_the_rest_is_passed_on() -> None:
     teacher = PrivilegedTeacher(inner, config(system="s"))
     assert teacher.save_state() == inner.state
     teacher.load_state({})
-    teacher.after_step(4)
+    teacher.after_step(4, ())
     assert (inner.state, inner.steps) == ({}, [4])

@@ -104,7 +104,7 @@ def test_states_are_kept_apart_by_name_and_steps_passed_on() -> None:
         member.state = {}
     teacher.load_state(state)
     assert [len(member.state["w"]) for member in teachers.values()] == [1, 2]
-    teacher.after_step(3)
+    teacher.after_step(3, ())
     assert [member.steps for member in teachers.values()] == [[3], [3]]
 
 

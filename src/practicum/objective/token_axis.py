@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from practicum import functional as F
@@ -16,6 +16,7 @@ from practicum.objective.choices import AddAdvantage, ClipAdvantage, Modulate
 from practicum.objective.estimators import ScoreFunction
 from practicum.objective.spec import Term
 from practicum.objective.tokens import TermValues, TokenBatch
+from practicum.types import AUTHORS
 
 
 @torch.no_grad()
@@ -38,7 +39,7 @@ def token_side(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tenso
         returns = _returns(term, values, batch, log_ratio)
         factor = 1.0 if _is_cumulative(term) else _token_factor(term, log_ratio, returns)
         coefficient = -coefficient * factor * returns
-    return torch.where(values.answered, coefficient, 0.0)
+    return torch.where(values.answered & _written(term, batch), coefficient, 0.0)
 
 
 def _advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
@@ -183,7 +184,17 @@ def _kept(term: Term, batch: TokenBatch) -> list[bool]:
         "failed_group": lambda row: right[row] is not None and not solved[row],
         "solved_group": lambda row: solved[row],
     }[term.filter]
-    return [outcome(row) and term.source in ("all", batch.sources[row]) for row in range(len(batch.groups))]
+    wrote = {row for row, source in enumerate(batch.sources) if term.source in ("all", source)}
+    if term.source != "all":
+        wrote |= set(batch.rows[_written(term, batch)].tolist())
+    return [outcome(row) and row in wrote for row in range(len(batch.groups))]
+
+
+def _written(term: Term, batch: TokenBatch) -> Bool[Tensor, " T"]:
+    """Return True at the tokens of the term's writer."""
+    if term.source == "all":
+        return torch.ones_like(batch.authors, dtype=torch.bool)
+    return batch.authors == AUTHORS.index(term.source)
 
 
 def _own(rows: Sequence[int], batch: TokenBatch) -> Sequence[int]:

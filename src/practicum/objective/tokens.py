@@ -5,22 +5,22 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from practicum.functional.sequence import token_coefficients
 from practicum.objective.spec import Objective
 from practicum.randomness import seed_of
-from practicum.types import Datum, Rollout, Source
+from practicum.types import AUTHORS, Datum, Rollout, Source
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """Every supervised token of some rollouts, end to end; sequences that follow one another are told apart by `rows`.
 
-    `draws` are the random numbers of `mc` signals. The tuples are by row: rewards, prompts, texts, sources, and in `first` the
-    first row with the same rollout, which is another one where several teachers each have a row for it. `special` is true at
-    special tokens, and None where nobody said which they are.
+    `authors` are the writers of the tokens as places in `AUTHORS`, and `draws` the random numbers of `mc` signals. The tuples are
+    by row: rewards, prompts, texts, sources, and in `first` the first row with the same rollout, which is another one where several
+    teachers each have a row for it. `special` is true at special tokens, and None where nobody said which they are.
     """
 
     tokens: Int[Tensor, " T"]
@@ -29,6 +29,7 @@ class TokenBatch:
     sampling_logprobs: Float[Tensor, " T"]
     policy_logprobs: Float[Tensor, " T"]
     aggregate: Float[Tensor, " T"]
+    authors: UInt8[Tensor, " T"]
     draws: Float[Tensor, "T K"]
     rewards: tuple[float | None, ...]
     groups: tuple[str, ...]
@@ -153,6 +154,7 @@ def token_batch(
             [datum.rollout.policy_logprobs[mask] for datum, mask in zip(data, masks, strict=True)]
         ),
         aggregate=torch.repeat_interleave(torch.tensor(_coefficients(data, lengths, objective)), counts),
+        authors=torch.cat([_authors(datum.rollout) for datum in data]),
         draws=torch.cat([_draws(datum.rollout, draws, seed) for datum in data]),
         rewards=tuple(datum.rollout.reward for datum in data),
         groups=tuple(datum.rollout.prompt.id for datum in data),
@@ -161,6 +163,13 @@ def token_batch(
         first=_first_rows(data),
         special=None if special is None else torch.isin(tokens, torch.tensor(sorted(special), dtype=torch.long)),
     )
+
+
+def _authors(rollout: Rollout) -> UInt8[Tensor, " t"]:
+    """Return the writers of the rollout's supervised tokens."""
+    if rollout.authors is not None:
+        return rollout.authors[rollout.loss_mask]
+    return torch.full((int(rollout.loss_mask.sum()),), AUTHORS.index(rollout.source), dtype=torch.uint8)
 
 
 def _first_rows(data: Sequence[Datum]) -> tuple[int, ...]:

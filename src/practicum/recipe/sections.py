@@ -117,6 +117,7 @@ class TrainConfig(BaseModel):
     steps: int = Field(ge=1)
     prompts_per_step: int = Field(default=16, ge=1)
     updates_per_step: int = Field(default=1, ge=1, description="optimizer steps that a step's rollouts are split into")
+    epochs: int = Field(default=1, ge=1, description="how many times a step's rollouts are learned from")
     checkpoint_every: int | None = Field(default=None, ge=1, description="steps; the last step is always saved")
     keep_checkpoints: int = Field(default=2, ge=1)
     threads: int | None = Field(default=None, ge=1, description="torch threads; none: torch's own choice")

@@ -1,18 +1,39 @@
-"""Conversations with an environment: the student speaks, the task answers, turn by turn, for all of them at once.
+"""Conversations with an environment: the student speaks, an episode answers, turn by turn, for all of them at once.
 
 The tokens of a turn are appended exactly as they were sampled. What the environment says is not learned from.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from practicum.ports import Environment, Voice
+from practicum.abandon import Abandoned
+from practicum.errors import VerifierError
+from practicum.ports import Environment, Episode, Observation, Voice
 from practicum.randomness import seed_of
-from practicum.text import Renderer
-from practicum.types import Prompt, Sample, SampleRequest, SamplingParams, StopReason
+from practicum.text import Renderer, excerpt
+from practicum.types import (
+    AUTHORS,
+    FAILURES,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    Source,
+    StopReason,
+    Turn,
+)
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +47,40 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation that was held: its tokens as one sample, which of them were `spoken` by the voice, and its turns.
+    """A conversation that was held: its tokens as one sample, which of them the voice spoke, its turns and its notes.
 
     Of the environment's tokens the sampling log-probability is 0 and the policy's NaN.
     """
 
     sample: Sample
     spoken: Tensor
-    said: tuple[str, ...]
+    turns: tuple[Turn, ...]
+    notes: dict[str, str]
 
     @property
     def text(self) -> str:
-        """What was said, a line a turn; line breaks within a turn are spaces."""
-        return "\n".join(turn.replace("\n", " ") for turn in self.said)
+        """What the voice said, a line a turn; line breaks within a turn are spaces."""
+        return "\n".join(turn.text.replace("\n", " ") for turn in self.turns if turn.role == "assistant")
+
+    def authors(self, source: Source) -> Tensor | None:
+        """Return who wrote each token where `source` is the voice; None where it wrote all of them."""
+        if self.spoken.all():
+            return None
+        voice, environment = (
+            torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (source, "environment")
+        )
+        return torch.where(self.spoken, voice, environment)
+
+    def complete(self, rollout: Rollout) -> Rollout:
+        """Return the rollout of this conversation: learned from where its voice spoke, read as what that said."""
+        return replace(
+            rollout,
+            loss_mask=self.spoken,
+            text=self.text,
+            authors=self.authors(rollout.source),
+            turns=self.turns,
+            notes=self.notes,
+        )
 
 
 def converse(
@@ -46,24 +88,40 @@ def converse(
 ) -> list[Conversation]:
     """Hold all conversations, each to its end or until no turn fits `params.max_new_tokens`, the environment's included.
 
-    What is said in one depends on its own prompt, voice and seed alone.
+    What is said in one depends on its own prompt, voice and seed alone. An episode that fails ends its own conversation; where
+    all of them fail, the environment is broken, which is a VerifierError.
     """
-    held = [_Held(opening) for opening in openings]
-    while waiting := [one for one in held if one.stop_reason is None]:
-        for one, sample in zip(waiting, _drawn(waiting, params), strict=True):
-            one.say(sample)
-            if sample.stop_reason == "stop" or not one.room(params):
-                one.hear(environment, renderer, params)
-    return [one.conversation() for one in held]
+    conversations = [_Open(opening) for opening in openings]
+    with ExitStack() as episodes:
+        for conversation in conversations:
+            episodes.callback(conversation.close)
+        while waiting := [conversation for conversation in conversations if conversation.stop_reason is None]:
+            for conversation, sample in zip(waiting, _sample_turns(waiting, params), strict=True):
+                conversation.append_sample(sample)
+                if sample.stop_reason == "stop" or not conversation.count_room(params):
+                    conversation.end_turn(environment, renderer, params)
+                if conversation.stop_reason is not None:
+                    conversation.close()
+    failures = [conversation.notes["error"] for conversation in conversations if conversation.stop_reason in FAILURES]
+    if failures:
+        if len(failures) == len(conversations):
+            raise VerifierError(
+                f"the task's environment failed in all of {len(failures)} conversations, in the first with {failures[0]}; mend it, "
+                "then go on with --resume"
+            )
+        logger.warning(
+            "the environment broke off %d of %d conversations: %s", len(failures), len(conversations), failures[0]
+        )
+    return [conversation.finish() for conversation in conversations]
 
 
-def _drawn(waiting: "Sequence[_Held]", params: SamplingParams) -> list[Sample]:
-    """What each says next, one call for all that draw as many tokens from the same client."""
+def _sample_turns(waiting: "Sequence[_Open]", params: SamplingParams) -> list[Sample]:
+    """Draw what each says next, with one call for all that draw as many tokens from the same client."""
     samples: dict[int, Sample] = {}
-    calls = [(id(one.opening.voice.client), one.length(params)) for one in waiting]
+    calls = [(id(conversation.opening.voice.client), conversation.choose_length(params)) for conversation in waiting]
     for call in dict.fromkeys(calls):
         rows = [row for row, its in enumerate(calls) if its == call]
-        requests = [waiting[row].request() for row in rows]
+        requests = [waiting[row].make_request() for row in rows]
         voice = waiting[rows[0]].opening.voice
         drawn = voice.client.sample(requests, replace(params, max_new_tokens=call[1]))
         samples.update(zip(rows, drawn, strict=True))
@@ -71,8 +129,8 @@ def _drawn(waiting: "Sequence[_Held]", params: SamplingParams) -> list[Sample]:
 
 
 @dataclass(slots=True)
-class _Held:
-    """A conversation so far: its tokens end to end, where they were drawn, their log-probabilities, and its turns as text.
+class _Open:
+    """A conversation so far: its tokens end to end, where they were drawn, their log-probabilities, and its turns.
 
     `begins` is where the turn that is being said begins.
     """
@@ -82,48 +140,85 @@ class _Held:
     spoken: list[bool] = field(default_factory=list)
     sampling: list[Tensor] = field(default_factory=list)
     policy: list[Tensor] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
     begins: int = 0
     stop_reason: StopReason | None = None
+    episode: Episode | None = None
 
-    def room(self, params: SamplingParams) -> int:
-        """How many tokens may follow."""
+    def count_room(self, params: SamplingParams) -> int:
+        """Return how many tokens may follow."""
         return params.max_new_tokens - len(self.tokens)
 
-    def length(self, params: SamplingParams) -> int:
-        """How many of them are drawn in one go: the greatest power of two, so that many conversations draw as many.
+    def choose_length(self, params: SamplingParams) -> int:
+        """Return how many tokens to draw in one go: the greatest power of two that fits, so that many conversations draw as many.
 
         A turn that is longer goes on with the next draw.
         """
-        return 1 << (self.room(params).bit_length() - 1)
+        return 1 << (self.count_room(params).bit_length() - 1)
 
-    def request(self) -> SampleRequest:
-        """What to draw after."""
-        whole = (*self.opening.voice.prompt_tokens, *self.tokens)
-        return SampleRequest(whole, seed_of(self.opening.seed, "turn", len(self.tokens)))
+    def make_request(self) -> SampleRequest:
+        """Ask for the tokens after those so far."""
+        prompt_tokens = (*self.opening.voice.prompt_tokens, *self.tokens)
+        return SampleRequest(prompt_tokens, seed_of(self.opening.seed, "turn", len(self.tokens)))
 
-    def say(self, sample: Sample) -> None:
+    def append_sample(self, sample: Sample) -> None:
         """Go on with the turn."""
         self._append(sample.tokens.tolist(), sample.sampling_logprobs, sample.policy_logprobs, spoken=True)
 
-    def hear(self, environment: Environment, renderer: Renderer, params: SamplingParams) -> None:
-        """End the turn, and take the environment's reply; without room for another turn the conversation is over."""
-        turn = self.tokens[self.begins :]
-        self.said.append(renderer.decode(turn))
-        if not params.stops(turn):
+    def end_turn(self, environment: Environment, renderer: Renderer, params: SamplingParams) -> None:
+        """End the turn, and take the episode's answer; without room for another turn the conversation is over."""
+        tokens = self.tokens[self.begins :]
+        turn = Turn("assistant", len(tokens), renderer.decode(tokens))
+        self.turns.append(turn)
+        if not params.stops(tokens):
             self.stop_reason = "length"
             return
-        reply = environment.reply(self.opening.prompt, tuple(self.said))
-        if reply is None:
+        observation = self._guard(lambda: self._step(environment, turn.text))
+        if observation is None:
+            return
+        self.notes |= observation.notes
+        if observation.message is None:
             self.stop_reason = "stop"
-            return
-        tokens = renderer.reply(reply)
-        if len(tokens) >= self.room(params):
+        else:
+            self._append_reply(observation.message, renderer.render_reply(observation.message), params)
+
+    def _step(self, environment: Environment, turn: str) -> Observation:
+        if self.episode is None:
+            self.episode = environment.open(self.opening.prompt, seed_of(self.opening.seed, "episode"))
+        observation = self.episode.step(turn)
+        if not isinstance(observation, Observation):
+            raise TypeError(f"step() returned a {type(observation).__name__}; return a practicum.ports.Observation")
+        if observation.message is not None and observation.message.role == "assistant":
+            raise ValueError("step() spoke in the role assistant, which is the student's; write user or tool")
+        return observation
+
+    def _append_reply(self, message: Message, tokens: Sequence[int], params: SamplingParams) -> None:
+        count = len(tokens)
+        if count >= self.count_room(params):
             self.stop_reason = "length"
             return
-        count = len(tokens)
         self._append(list(tokens), torch.zeros(count), torch.full((count,), torch.nan), spoken=False)
+        self.turns.append(Turn(message.role, count, message.content))
         self.begins = len(self.tokens)
+
+    def close(self) -> None:
+        """Close the episode, if one is open; a conversation that is over stays as it ended."""
+        if self.episode is not None:
+            stop_reason, episode, self.episode = self.stop_reason, self.episode, None
+            self._guard(episode.close)
+            self.stop_reason = stop_reason
+
+    def _guard(self, call: Callable[[], T]) -> T | None:
+        """Return what the episode gives, or None where it fails, which is then why the conversation stopped."""
+        try:
+            return call()
+        except Abandoned:
+            raise
+        except Exception as error:  # an environment is somebody else's program and may fail in any way
+            self.stop_reason = "timeout" if isinstance(error, TimeoutError) else "error"
+            self.notes["error"] = excerpt(f"{type(error).__name__}: {error}")
+            return None
 
     def _append(self, tokens: list[int], sampling: Tensor, policy: Tensor, *, spoken: bool) -> None:
         self.tokens += tokens
@@ -131,9 +226,9 @@ class _Held:
         self.sampling.append(sampling)
         self.policy.append(policy)
 
-    def conversation(self) -> Conversation:
-        """The whole of it, when it is over."""
+    def finish(self) -> Conversation:
+        """Return the conversation, which is over."""
         assert self.stop_reason is not None, "it was held to its end"
         tokens = torch.tensor(self.tokens, dtype=torch.long)
         sample = Sample(tokens, torch.cat(self.sampling), torch.cat(self.policy), self.stop_reason)
-        return Conversation(sample, torch.tensor(self.spoken, dtype=torch.bool), tuple(self.said))
+        return Conversation(sample, torch.tensor(self.spoken, dtype=torch.bool), tuple(self.turns), self.notes)

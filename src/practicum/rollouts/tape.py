@@ -4,17 +4,18 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from practicum.errors import CheckpointError, DataError
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Source, StopReason
+from practicum.types import AUTHORS, Author, Prompt, Rollout, Source, StopReason, Turn
 
 DIGITS = 9
 """So many significant digits bring a float32 back exactly."""
@@ -23,8 +24,29 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Number = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
+class TurnRow(BaseModel):
+    """One turn of a conversation; see `practicum.types.Turn`."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    role: str
+    tokens: Annotated[int, Field(ge=0)]
+    text: str
+
+
+class AuthorRow(BaseModel):
+    """Who wrote some tokens one after another."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    author: Author
+    tokens: Annotated[int, Field(ge=1)]
+
+
 class TapeRow(BaseModel):
-    """One rollout as rollouts.jsonl holds it, beside what was found out about it later."""
+    """One rollout as rollouts.jsonl holds it, beside what was found out about it later.
+
+    `authors` are the writers of its tokens one after another, each with the number of its tokens; a rollout that `source` wrote
+    alone has none.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
     step: Number
@@ -39,12 +61,19 @@ class TapeRow(BaseModel):
     loss_mask: list[bool]
     sampling_logprobs: list[float | None]
     policy_logprobs: list[float | None]
+    authors: list[AuthorRow] = []
+    turns: list[TurnRow] = []
+    notes: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _of_one_length(self) -> "TapeRow":
         columns = (self.tokens, self.loss_mask, self.sampling_logprobs, self.policy_logprobs)
         if len(set(map(len, columns))) > 1:
             raise ValueError("tokens, loss_mask, sampling_logprobs and policy_logprobs differ in length")
+        for name, parts in (("authors", self.authors), ("turns", self.turns)):
+            count = sum(part.tokens for part in parts)
+            if parts and count != len(self.tokens):
+                raise ValueError(f"{name} are of {count} tokens, and there are {len(self.tokens)}")
         return self
 
     @classmethod
@@ -63,7 +92,14 @@ class TapeRow(BaseModel):
             loss_mask=rollout.loss_mask.tolist(),
             sampling_logprobs=digits(rollout.sampling_logprobs),
             policy_logprobs=digits(rollout.policy_logprobs),
+            authors=_encode_authors(rollout.authors),
+            turns=[TurnRow(role=turn.role, tokens=turn.tokens, text=turn.text) for turn in rollout.turns],
+            notes=dict(rollout.notes),
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as JSON data; authors, turns and notes where there are any."""
+        return self.model_dump(exclude_defaults=True)
 
     def rollout(self, prompt: Prompt) -> Rollout:
         """The rollout of the row, as it was before it had a reward."""
@@ -79,7 +115,20 @@ class TapeRow(BaseModel):
             text=self.text,
             sample=self.sample,
             source=self.source,
+            authors=_decode_authors(self.authors),
+            turns=tuple(Turn(turn.role, turn.tokens, turn.text) for turn in self.turns),
+            notes=self.notes,
         )
+
+
+def _encode_authors(authors: UInt8[Tensor, " T"] | None) -> list[AuthorRow]:
+    runs = [] if authors is None else groupby(authors.tolist())
+    return [AuthorRow(author=AUTHORS[place], tokens=len(list(run))) for place, run in runs]
+
+
+def _decode_authors(rows: Sequence[AuthorRow]) -> UInt8[Tensor, " T"] | None:
+    places = [AUTHORS.index(row.author) for row in rows for _ in range(row.tokens)]
+    return torch.tensor(places, dtype=torch.uint8) if rows else None
 
 
 def digits(values: Float[Tensor, " T"]) -> list[float | None]:

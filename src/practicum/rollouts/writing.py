@@ -24,7 +24,7 @@ from practicum.ports import (
 )
 from practicum.randomness import seed_of
 from practicum.rollouts.batch import Batch, Place, numbered, shuffled
-from practicum.rollouts.conversation import Conversation, Opening, converse
+from practicum.rollouts.conversation import Opening, converse
 from practicum.rollouts.sources import (
     Join,
     Mix,
@@ -37,7 +37,7 @@ from practicum.rollouts.sources import (
 )
 from practicum.rollouts.tape import Archive
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
+from practicum.types import AUTHORS, Prompt, Rollout, Sample, SampleRequest, SamplingParams
 from practicum.types import Source as Origin
 
 Author = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix", "cache"]
@@ -103,7 +103,7 @@ def environment_of(task: Task) -> Environment | None:
 
 def rewarded(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     """The same rollouts with the task's reward."""
-    return [replace(rollout, reward=task.reward(rollout.prompt, rollout.text)) for rollout in rollouts]
+    return [replace(rollout, reward=task.reward(rollout)) for rollout in rollouts]
 
 
 def _planned(batch: Batch, source: Source, archive: Archive) -> list[tuple[Place, Author]]:
@@ -223,11 +223,21 @@ class _Writing:
         rest = replace(self.params, max_new_tokens=self.params.max_new_tokens - length)
         goes_on = dict(zip(rows, self.authors.student.sample(requests, rest), strict=True))
         return [
-            self._rollout(place, _joined(begun[row], goes_on[row]), "student", begins=len(begun[row].tokens))
+            self._continued(place, begun[row], goes_on[row])
             if row in goes_on
             else self._rollout(place, begun[row], self.source.origin, begins=len(begun[row].tokens))
             for row, place in enumerate(places)
         ]
+
+    def _continued(self, place: Place, beginning: Sample, rest: Sample) -> Rollout:
+        """Return the student's continuation of what another began."""
+        assert isinstance(self.source, Prefix)
+        rollout = self._rollout(place, _joined(beginning, rest), "student", begins=len(beginning.tokens))
+        writers = ((self.source.origin, beginning), ("student", rest))
+        authors = [
+            torch.full((len(sample.tokens),), AUTHORS.index(author), dtype=torch.uint8) for author, sample in writers
+        ]
+        return replace(rollout, authors=torch.cat(authors))
 
     def _given(self, places: Sequence[Place], limit: int) -> list[Sample]:
         """At most `limit` tokens of the prompts' own responses, which nobody sampled."""
@@ -347,16 +357,11 @@ def _conversations(
 ) -> list[Rollout]:
     """Conversations in their places."""
     return [
-        _as_rollout(
-            _rollout(batch, place, renderer.render(place.prompt.messages), held.sample, renderer, source=source), held
+        conversation.complete(
+            _rollout(batch, place, renderer.render(place.prompt.messages), conversation.sample, renderer, source=source)
         )
-        for place, held in zip(places, converse(openings, environment, renderer, params), strict=True)
+        for place, conversation in zip(places, converse(openings, environment, renderer, params), strict=True)
     ]
-
-
-def _as_rollout(whole: Rollout, held: Conversation) -> Rollout:
-    """The rollout of a conversation: learned from where its voice spoke, read as what it said."""
-    return replace(whole, loss_mask=held.spoken, text=held.text)
 
 
 def _rollout(

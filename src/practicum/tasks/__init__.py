@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from practicum.tasks._answered import Answered
     from practicum.tasks._context import TaskContext
+    from practicum.tasks._episodes import FunctionEpisode
 
-__all__ = ["Answered", "TaskContext"]
+__all__ = ["Answered", "FunctionEpisode", "TaskContext"]
 
-_HOMES = {"Answered": "practicum.tasks._answered", "TaskContext": "practicum.tasks._context"}
+_HOMES = {
+    "Answered": "practicum.tasks._answered",
+    "FunctionEpisode": "practicum.tasks._episodes",
+    "TaskContext": "practicum.tasks._context",
+}
 
 
 def __getattr__(name: str) -> Any:

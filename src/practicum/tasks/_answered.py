@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from practicum.tasks._verifiers import exact
-from practicum.types import Prompt
+from practicum.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Answered:
         """The prompts held out."""
         return self.heldout
 
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """What the verifier says, or None where the prompt has no answer."""
-        return None if prompt.answer is None else self.verify(completion, prompt.answer)
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return what the verifier says of the text, or None where the prompt has no answer."""
+        answer = rollout.prompt.answer
+        return None if answer is None else self.verify(rollout.text, answer)

@@ -17,7 +17,7 @@ from practicum.ports import Task
 from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
 from practicum.tasks._verifiers import contains
-from practicum.types import Message, Prompt
+from practicum.types import Message, Prompt, Rollout
 
 Domain = Literal["memos", "instructions"]
 
@@ -149,12 +149,13 @@ class Memos:
         """A question for every memo, and instructions about other topics."""
         return self._heldout
 
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """1 where the stock stands in the reply, or where it is of the form that the instruction asks for, else 0."""
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return 1 where the stock stands in the reply, or where it is of the form that the instruction asks for, else 0."""
+        prompt = rollout.prompt
         if prompt.answer is not None:
-            return contains(completion, prompt.answer)
+            return contains(rollout.text, prompt.answer)
         instruction, topic = self._asked[prompt.id]
-        return float(instruction.followed(completion.strip(), topic))
+        return float(instruction.followed(rollout.text.strip(), topic))
 
 
 def _facts(count: int, seed: int) -> dict[str, str]:

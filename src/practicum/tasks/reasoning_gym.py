@@ -16,7 +16,7 @@ from practicum.ports import Task
 from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
 from practicum.tasks._deadline import Deadline, Failed, NoAnswer, Walls
-from practicum.types import Message, Prompt
+from practicum.types import Message, Prompt, Rollout
 
 ITEM_SECONDS = 60.0
 _OWN = {"seed": "the recipe's seed", "size": "task.train_size and task.heldout_size"}
@@ -67,9 +67,9 @@ class ReasoningGym:
         """Prompts from another seed."""
         return self._heldout
 
-    def reward(self, prompt: Prompt, completion: str) -> float:
-        """The generator's own score of the whole reply, but for spaces around it."""
-        return self._process.call(self._request(prompt, completion))
+    def reward(self, rollout: Rollout) -> float:
+        """Return the generator's own score of the whole reply, but for spaces around it."""
+        return self._process.call(self._request(rollout.prompt, rollout.text))
 
     def _request(self, prompt: Prompt, reply: str) -> dict[str, Any]:
         split, _, number = prompt.id.rpartition("-")

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from practicum.ports import Task
 from practicum.randomness import seed_of
-from practicum.tasks import TaskContext
-from practicum.types import Message, Prompt
+from practicum.tasks import FunctionEpisode, TaskContext
+from practicum.types import Message, Prompt, Rollout
 
 FARTHEST, STRONGEST = 6, 2
 """Positions are -6 to 6, actions -2 to 2."""
@@ -118,9 +118,10 @@ class Walker:
         """Other walks."""
         return self._heldout
 
-    def reply(self, prompt: Prompt, said: Sequence[str]) -> str | None:
-        """What the next turn shows; None after the last."""
-        return None if len(said) >= self._config.turns else self._walks[prompt.id].seen(said)
+    def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
+        """Begin a walk, whose noise is the prompt's own; each answer shows the next turn."""
+        walk = self._walks[prompt.id]
+        return FunctionEpisode(lambda said: None if len(said) >= self._config.turns else walk.seen(said))
 
     def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
         """The best action, by the digits as they act; each of the others where the expert slips."""
@@ -128,10 +129,10 @@ class Walker:
         slip = self._config.slip
         return {action: 1 - slip if action == best else slip / (len(ACTIONS) - 1) for action in ACTIONS}
 
-    def reward(self, prompt: Prompt, completion: str) -> float | None:
-        """1 where a whole walk, an action a line, ends at 0, else 0."""
-        said = completion.split("\n")
-        return float(len(said) == self._config.turns and self._walks[prompt.id].position(said) == 0)
+    def reward(self, rollout: Rollout) -> float | None:
+        """Return 1 where a whole walk, an action a turn, ends at 0, else 0."""
+        said = rollout.replies
+        return float(len(said) == self._config.turns and self._walks[rollout.prompt.id].position(said) == 0)
 
 
 def _walk(config: Config, seed: int) -> Walk:

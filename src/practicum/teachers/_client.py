@@ -7,7 +7,7 @@ from torch import Tensor
 from practicum.objective import Signal
 from practicum.ports import Capabilities, SamplingClient, Stateful, TeacherRequest, Voice
 from practicum.text import Renderer
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import Datum, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
 class ClientTeacher:
@@ -52,10 +52,10 @@ class ClientTeacher:
         """The client, and the prompt as it reads it."""
         return Voice(self._client, self._renderer.render(prompt.messages))
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Follow the student, where there is anything to follow."""
         if self._follows is not None:
-            self._follows.after_step(step)
+            self._follows.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
         """The weights that a resume cannot recompute."""

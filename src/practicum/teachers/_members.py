@@ -12,7 +12,7 @@ from practicum.errors import TeacherError
 from practicum.objective import Signal
 from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext
-from practicum.types import Rollout, TeacherSignal
+from practicum.types import Datum, Rollout, TeacherSignal
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -80,10 +80,10 @@ class TeacherOfMembers(Teacher):
     def __init__(self, members: Members) -> None:
         self._members = members
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Pass it on to each."""
         for teacher in self._members.teachers.values():
-            teacher.after_step(step)
+            teacher.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
         """The tensors of each, under its name."""

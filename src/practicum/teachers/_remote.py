@@ -22,7 +22,17 @@ from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
 from practicum.teachers._probe import Probe, difference, served
 from practicum.text import Renderer
-from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    Datum,
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 T = TypeVar("T")
 
@@ -266,7 +276,7 @@ class RemoteClient:
             )
         return samples
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Its weights are its own."""
 
     def save_state(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
-from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import Datum, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
 class WrappingTeacher(Teacher):
@@ -32,9 +32,9 @@ class WrappingTeacher(Teacher):
         """That of the teacher inside."""
         return self._inner.voice(prompt)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Pass it on."""
-        self._inner.after_step(step)
+        self._inner.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
         """That of the teacher inside."""

@@ -8,6 +8,7 @@ little of the uniform one, so that no log-probability is minus infinity.
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -150,11 +151,11 @@ class ExpertTeacher(Teacher):
 
     def _steps(self, prompt: Prompt, tokens: Sequence[int]) -> list[Next]:
         """What may come at each token of a completion; nothing in particular where the environment speaks."""
-        walk = _Walk(self, prompt)
         steps = []
-        for token in tokens:
-            steps.append(walk.ahead())
-            walk.read(token)
+        with closing(_Walk(self, prompt)) as walk:
+            for token in tokens:
+                steps.append(walk.ahead())
+                walk.read(token)
         return steps
 
     def spelt(self, prompt: Prompt, said: Sequence[str]) -> list[tuple[tuple[int, ...], float]]:
@@ -190,6 +191,7 @@ class _Walk:
         self._prompt = prompt
         self._said: tuple[str, ...] = ()
         self._turn: list[int] = []
+        self._episode = None if teacher.environment is None else teacher.environment.open(prompt, 0)
         self._candidates = teacher.spelt(prompt, ())
         self._to_skip: float = 0
 
@@ -207,6 +209,11 @@ class _Walk:
             return ((self._teacher.renderer.encode_answer("", 1)[0], 1.0),)
         return tuple((token, share / total) for token, share in following.items())
 
+    def close(self) -> None:
+        """Close the episode that was opened to read along."""
+        if self._episode is not None:
+            self._episode.close()
+
     def read(self, token: int) -> None:
         """Go on by a token."""
         if self._to_skip:
@@ -218,14 +225,15 @@ class _Walk:
 
     def _answer(self) -> None:
         """The turn is over: the environment speaks, or nobody does any more."""
-        renderer, environment = self._teacher.renderer, self._teacher.environment
-        self._said = (*self._said, renderer.decode(self._turn))
+        renderer = self._teacher.renderer
+        turn = renderer.decode(self._turn)
+        self._said = (*self._said, turn)
         self._turn = []
-        reply = None if environment is None else environment.reply(self._prompt, self._said)
+        reply = None if self._episode is None else self._episode.step(turn).message
         if reply is None:
             self._to_skip = math.inf
             return
-        self._to_skip = len(renderer.reply(reply))
+        self._to_skip = len(renderer.render_reply(reply))
         self._candidates = self._teacher.spelt(self._prompt, self._said)
 
 
@@ -263,6 +271,7 @@ class _Writer:
     def _walk_to(self, tokens: tuple[int, ...]) -> _Walk:
         """The walk when these tokens were read: the last one if they begin as it did, else a new one."""
         if tokens[: len(self._read)] != self._read:
+            self._walk.close()
             self._read, self._walk = (), _Walk(self.teacher, self.prompt)
         for token in tokens[len(self._read) :]:
             self._walk.read(token)

@@ -39,7 +39,8 @@ class Config(BaseModel):
 
     `reference` is put before the question and `question` takes its place. `{field}` in either stands for a privileged field
     of the prompt, `{answer}` for its answer, for example `"A correct solution: {solution}"`, and three stand for what the
-    student wrote: `{attempt}`, `{outcome}` and `{sibling}`.
+    student wrote: `{attempt}`, `{outcome}` and `{sibling}`. A note of the rollout stands under its own name, such as an
+    environment's `{feedback}`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -160,8 +161,8 @@ def _prompt_fields(prompt: Prompt) -> dict[str, str]:
 
 
 def _rollout_fields(rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]) -> dict[str, str]:
-    """What placeholders can stand for once there is a completion."""
-    fields = {"attempt": rollout.text}
+    """What placeholders can stand for once there is a completion: its notes, and the `ROLLOUT_FIELDS` that are known."""
+    fields = {**rollout.notes, "attempt": rollout.text}
     if outcome(rollout) != "unknown":
         fields["outcome"] = outcome(rollout)
     others = [other for other in successes.get(rollout.prompt.id, ()) if other is not rollout]

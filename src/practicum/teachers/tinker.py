@@ -20,7 +20,7 @@ from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import canary_folder
 from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
 from practicum.tinker_api.sampling import service_capabilities
-from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import Datum, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 TOLERANCE = 0.05
 """Nats that a token of the canary may move: a service's rounding depends on what shares the batch."""
@@ -102,7 +102,7 @@ class KnownModel:
         """The name of the folder of this model's answers."""
         return canary_folder(place, self._name, self._canary, self._is_same)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Its weights are its own."""
 
     def save_state(self) -> dict[str, Tensor]:

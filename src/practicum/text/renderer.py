@@ -54,23 +54,24 @@ class Renderer:
         # Each side of a mark is encoded alone, so no control token of a user's survives whole.
         return tuple(number for piece in text.split(mark) for number in self._ids(piece))
 
-    def reply(self, text: str) -> tuple[int, ...]:
-        """What stands between the student's stop token and its next turn when `text` is said in between.
+    def render_reply(self, message: Message) -> tuple[int, ...]:
+        """Return the tokens between the student's stop token and its next turn when `message` is said in between.
 
-        Control tokens in the text are read as text. Raises ModelError where the template shows no earlier turns.
+        Control tokens in its text are read as text. Raises ModelError where the template shows no earlier turns or refuses the
+        message's role.
         """
-        return self._replies(text)
+        return self._replies(message)
 
     @cached_property
-    def _replies(self) -> Callable[[str], tuple[int, ...]]:
+    def _replies(self) -> Callable[[Message], tuple[int, ...]]:
         """The newest replies: an environment says the same to many, and templates are slow."""
-        return lru_cache(maxsize=REPLIES)(self._reply)
+        return lru_cache(maxsize=REPLIES)(self._render_reply)
 
-    def _reply(self, text: str) -> tuple[int, ...]:
-        mark = free_mark(self._template, text)
-        whole = text if self._control is None else broken(text, self._control, mark)
+    def _render_reply(self, message: Message) -> tuple[int, ...]:
+        mark = free_mark(self._template, message.content)
+        whole = message.content if self._control is None else broken(message.content, self._control, mark)
         skipped, stop = self._answer_end
-        first, *others = self._after_answer(mark, whole)[len(skipped) :].split(mark)
+        first, *others = self._after_answer(mark, replace(message, content=whole))[len(skipped) :].split(mark)
         # What follows a stop token may be cut into tokens otherwise than what begins a text.
         after_stop = self._ids(stop + first)
         ids = after_stop[1:] if after_stop and after_stop[0] in self.stop_ids and stop else self._ids(first)
@@ -213,10 +214,10 @@ class Renderer:
         own = self.tokenizer.eos_token_id
         return next(iter(written), own if own in self.stop_ids else min(self.stop_ids))
 
-    def _after_answer(self, mark: str, said: str) -> str:
-        """What the template writes after an answer to which `said` is replied, up to where the next answer begins."""
+    def _after_answer(self, mark: str, reply: Message) -> str:
+        """Return what the template writes after an answer that gets this reply, up to where the next answer begins."""
         asked, answered = f"{mark}q{mark}", f"{mark}a{mark}"
-        turns = [Message("user", asked), Message("assistant", answered), Message("user", said)]
+        turns = [Message("user", asked), Message("assistant", answered), reply]
         before, found, after = self._templated(self._with_system(turns)).partition(answered)
         if not found or asked not in before:
             raise ModelError(
@@ -229,7 +230,7 @@ class Renderer:
     def _answer_end(self) -> tuple[str, str]:
         """What the template writes after an answer, up to its stop token, and that token; both empty where it writes none."""
         mark = free_mark(self._template)
-        between = self._after_answer(mark, f"{mark}r{mark}").partition(mark)[0]
+        between = self._after_answer(mark, Message("user", f"{mark}r{mark}")).partition(mark)[0]
         found = [(between.find(stop), stop) for stop in map(self.piece, sorted(self.stop_ids)) if stop in between]
         place, stop = min(found, default=(0, ""))
         return between[: place + len(stop)], stop

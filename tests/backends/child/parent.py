@@ -114,8 +114,8 @@ class ChildClient:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         return self._backend.ask("score", self._name, requests, signal)
 
-    def after_step(self, step: int) -> None:
-        self._backend.ask("of_client", self._name, "after_step", step)
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        self._backend.ask("of_client", self._name, "after_step", step, ())
 
     def save_state(self) -> dict[str, Tensor]:
         return self._backend.ask("of_client", self._name, "save_state")

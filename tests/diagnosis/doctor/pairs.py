@@ -16,7 +16,7 @@ from practicum.assembly import Assembled, assemble_run
 from practicum.diagnosis.doctor import Diagnosis, Finding, examine, gather
 from practicum.objective import Signal, read_signal
 from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherRequest, Voice
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import Datum, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
 
 ALPHABET = "abcd" + "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "abcd<>/_")
 """Letters enough that the 16 likeliest of them say something."""
@@ -142,8 +142,8 @@ class Changed:
     def voice(self, prompt: Prompt) -> Voice | None:
         return self.inner.voice(prompt)
 
-    def after_step(self, step: int) -> None:
-        self.inner.after_step(step)
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        self.inner.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
         return self.inner.save_state()

@@ -102,7 +102,7 @@ class LocalPaper:
     def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> "PaperClient":
         """Return the student's weights as a scorer; all but live ones are held a second time."""
         record = self.record
-        held = 0 if rule.weights == "live" else record.learning.parameters
+        held = 0 if rule.hold_within_step().weights == "live" else record.learning.parameters
         record.scorers[name] = PaperModel(None, record.shape, record.body(False), held)
         return self._client(name)
 

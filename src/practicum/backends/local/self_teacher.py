@@ -3,7 +3,7 @@
 Only the trainable weights are held twice, so a self-teacher of a LoRA student costs the adapters and nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
 from practicum.ports import Capabilities, SelfRule
+from practicum.types import Datum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class LocalSelfTeacher(LocalSampler):
         cls, language_model: LanguageModel, rule: SelfRule, batch_size: int, chunk_tokens: int
     ) -> "LocalSelfTeacher":
         """Begin with the student's weights of now."""
+        rule = rule.hold_within_step()
         learning = {} if rule.weights == "live" else language_model.trainable()
         held = {name: parameter.detach().clone() for name, parameter in learning.items()}
         return cls(language_model, held, batch_size, chunk_tokens, rule=rule, held=held)
@@ -37,7 +39,7 @@ class LocalSelfTeacher(LocalSampler):
         return replace(super(LocalSelfTeacher, self).capabilities, follows_student=True)
 
     @torch.no_grad()
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Follow the student: an average for `ema`, a copy every so many steps for `periodic`."""
         student, rule = self.language_model.trainable(), self.rule
         for name, held in self.held.items():

@@ -388,6 +388,9 @@ def _as_rollout(evidence: Evidence, twin: Rollout, sample: Sample) -> Rollout:
         text=evidence.built.parts.renderer.decode(sample.tokens.tolist()),
         reward=None,
         source="teacher",
+        authors=None,
+        turns=(),
+        notes={},
     )
 
 

@@ -24,6 +24,7 @@ from practicum.recipe import Recipe
 from practicum.run_dir import read_json
 from practicum.runs import open_run
 from practicum.tracking import Console
+from practicum.types import Rollout
 
 
 class Config(BaseModel):
@@ -63,8 +64,8 @@ def shares_wrong(tasks: Sequence[Task], answers: Sequence[Mapping[str, Any]]) ->
 def _rewards(task: Task, turns: int, answers: Sequence[Mapping[str, Any]]) -> list[float]:
     """What the first so many turns of each answer, a line each, would earn."""
     asked = {prompt.id: prompt for prompt in task.heldout_prompts()}
-    said = [(asked[answer["prompt"]], answer["text"].split("\n")[:turns]) for answer in answers]
-    return [task.reward(prompt, "\n".join(lines)) or 0.0 for prompt, lines in said]
+    replies = [(asked[answer["prompt"]], answer["text"].split("\n")[:turns]) for answer in answers]
+    return [task.reward(Rollout.from_text(prompt, *lines)) or 0.0 for prompt, lines in replies]
 
 
 def growth_of(shares: Sequence[float]) -> dict[str, float]:
