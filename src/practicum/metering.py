@@ -58,9 +58,8 @@ class MeteredSampler:
         texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
         self._meter.scored(texts, heads=any(answer.hidden is None for answer in answers))
         name, count = self._meter.name, self._meter.read_hidden
-        heads = {
-            id(answer.head): CountedHead(answer.head, name, count) for answer in answers if answer.head is not None
-        }
+        bare = {id(answer.head): answer.head for answer in answers if answer.head is not None}
+        heads = {number: CountedHead(head, name, count) for number, head in bare.items()}
         return [answer if answer.head is None else replace(answer, head=heads[id(answer.head)]) for answer in answers]
 
     def count(self, prompts: Sequence[tuple[int, ...]], samples: Sequence[Sample]) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 
 
 def seed_of(*parts: int | str) -> int:
@@ -11,3 +12,8 @@ def seed_of(*parts: int | str) -> int:
     """
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def seeds_of(names: Iterable[tuple[int | str, ...]]) -> list[int]:
+    """Return the seed of each name, as `seed_of` does."""
+    return [seed_of(*name) for name in names]

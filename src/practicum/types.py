@@ -259,6 +259,11 @@ class TeacherSignal:
         return own + tuple(head for member in members for head in member.heads)
 
 
+def fetch_states(signals: Sequence[TeacherSignal]) -> list[Float[Tensor, "T D"] | None]:
+    """Return the hidden states of each signal, brought here where they are elsewhere."""
+    return [signal.states for signal in signals]
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Several teachers on one rollout: their weighted geometric or arithmetic mean, or the sum of their own losses.

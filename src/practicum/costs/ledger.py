@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -167,9 +168,9 @@ class CountedHead:
         """How many tokens it tells apart."""
         return self.bare.vocab_size
 
-    @property
+    @cached_property
     def key(self) -> tuple[int, ...]:
-        """That of the head inside."""
+        """That of the head inside, which is asked for every rollout and never changes."""
         return self.bare.key
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from practicum.costs.segments import how_many_fit
 from practicum.objective.tokens import TokenBatch
-from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal
+from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -
         logprobs=column([signal.logprobs for signal in signals]),
         topk_ids=column([signal.topk_ids for signal in signals]),
         topk_logprobs=column([signal.topk_logprobs for signal in signals]),
-        hidden=column([signal.states for signal in signals]),
+        hidden=column(fetch_states(signals)),
         head=signals[0].head,
         name=signals[0].name,
         pool=pool,
@@ -121,9 +121,9 @@ def rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Itera
     for rows in by_rollout.values():
         kind = tuple((_kind(data[row].signal), _kind(data[row].reference)) for row in rows)
         alike.setdefault(kind, []).append(rows)
-    packs = max((length_of(datum) for datum in data), default=0) <= packs_up_to
+    packs = longest(data) <= packs_up_to
     for found in alike.values():
-        texts = {rows[0]: text_of(data[rows[0]].rollout) for rows in found}
+        texts = dict(zip([rows[0] for rows in found], texts_of([data[rows[0]].rollout for rows in found]), strict=True))
         waiting = found if packs else sorted(found, key=lambda rows: length_of(data[rows[0]]))
         while waiting:
             count = how_many_fit([texts[rows[0]] for rows in waiting], limit, packs_up_to)
@@ -131,9 +131,9 @@ def rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Itera
             waiting = waiting[count:]
 
 
-def text_of(rollout: Rollout) -> ScoreRequest:
-    """What of a rollout goes through a model."""
-    return ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist()))
+def texts_of(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:
+    """Return what of each rollout goes through a model."""
+    return [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
 
 
 def _kind(signal: TeacherSignal) -> tuple[object, ...]:
@@ -146,5 +146,15 @@ def _kind(signal: TeacherSignal) -> tuple[object, ...]:
 
 
 def length_of(datum: Datum) -> int:
-    """Tokens of prompt and completion."""
+    """Return the tokens of prompt and completion."""
     return len(datum.rollout.prompt_tokens) + len(datum.rollout.tokens)
+
+
+def count_tokens(data: Sequence[Datum]) -> int:
+    """Return the tokens of all texts, prompts and completions."""
+    return sum(map(length_of, data))
+
+
+def longest(data: Sequence[Datum]) -> int:
+    """Return the tokens of the longest text, prompt and completion; 0 without any."""
+    return max(map(length_of, data), default=0)

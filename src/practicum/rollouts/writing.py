@@ -22,9 +22,9 @@ from practicum.ports import (
     TeacherRequest,
     Voice,
 )
-from practicum.randomness import seed_of
+from practicum.randomness import seeds_of
 from practicum.rollouts.batch import Batch, Place, numbered, shuffled
-from practicum.rollouts.conversation import Opening, converse
+from practicum.rollouts.conversation import Conversation, Opening, converse
 from practicum.rollouts.sources import (
     Join,
     Mix,
@@ -154,8 +154,7 @@ class _Writing:
         return _sampled(self.batch, places, authors.student, authors.renderer, self.params, authors.environment)
 
     def dataset(self, places: Sequence[Place]) -> list[Rollout]:
-        samples = self._given(places, self.params.max_new_tokens)
-        return [self._rollout(place, sample, "dataset") for place, sample in zip(places, samples, strict=True)]
+        return self._rollouts(places, self._given(places, self.params.max_new_tokens), "dataset")
 
     def teacher(self, places: Sequence[Place]) -> list[Rollout]:
         own = self.source.temperature if isinstance(self.source, TeacherSource) else None
@@ -196,18 +195,17 @@ class _Writing:
         """Completions drawn from student and teacher at once, one call for each of the teacher's clients."""
         assert isinstance(self.source, TokenMix)
         student = _lockstep(self.authors.student, "the student's backend")
-        voices = [self._voice(place.prompt) for place in places]
+        voices, prompts = [self._voice(place.prompt) for place in places], self._prompts(places)
         samples: dict[int, Sample] = {}
         for number in dict.fromkeys(id(voice.client) for voice in voices):
             rows = [row for row, voice in enumerate(voices) if id(voice.client) == number]
             teacher = _lockstep(voices[rows[0]].client, "the teacher")
             requests = [
-                MixedRequest(self._prompt(places[row]), voices[row].prompt_tokens, self._student_seed(places[row]))
-                for row in rows
+                MixedRequest(prompts[row], voices[row].prompt_tokens, self._student_seed(places[row])) for row in rows
             ]
             mixed = student.sample_mixed(requests, teacher, self.source.teacher, self.params)
             samples.update(zip(rows, mixed, strict=True))
-        return [self._rollout(place, samples[row], "student") for row, place in enumerate(places)]
+        return self._rollouts(places, [samples[row] for row in range(len(places))], "student")
 
     def prefix(self, places: Sequence[Place]) -> list[Rollout]:
         """The student's continuations of the first tokens of others; an answer that ends within them has none."""
@@ -215,29 +213,26 @@ class _Writing:
         begin = self._begun if self.source.origin == "teacher" else self._given
         length = min(self.source.length, self.params.max_new_tokens)
         begun = begin(places, length)
-        rows = [row for row, beginning in enumerate(begun) if beginning.stop_reason == "length"]
+        rows, prompts = (
+            [row for row, sample in enumerate(begun) if sample.stop_reason == "length"],
+            self._prompts(places),
+        )
         requests = [
-            SampleRequest((*self._prompt(places[row]), *begun[row].tokens.tolist()), self._student_seed(places[row]))
-            for row in rows
+            SampleRequest((*prompts[row], *begun[row].tokens.tolist()), self._student_seed(places[row])) for row in rows
         ]
         rest = replace(self.params, max_new_tokens=self.params.max_new_tokens - length)
         goes_on = dict(zip(rows, self.authors.student.sample(requests, rest), strict=True))
-        return [
-            self._continued(place, begun[row], goes_on[row])
-            if row in goes_on
-            else self._rollout(place, begun[row], self.source.origin, begins=len(begun[row].tokens))
-            for row, place in enumerate(places)
-        ]
-
-    def _continued(self, place: Place, beginning: Sample, rest: Sample) -> Rollout:
-        """Return the student's continuation of what another began."""
-        assert isinstance(self.source, Prefix)
-        rollout = self._rollout(place, _joined(beginning, rest), "student", begins=len(beginning.tokens))
-        writers = ((self.source.origin, beginning), ("student", rest))
-        authors = [
-            torch.full((len(sample.tokens),), AUTHORS.index(author), dtype=torch.uint8) for author, sample in writers
-        ]
-        return replace(rollout, authors=torch.cat(authors))
+        whole = [_joined(sample, goes_on[row]) if row in goes_on else sample for row, sample in enumerate(begun)]
+        origin, student = (
+            torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (self.source.origin, "student")
+        )
+        rollouts = []
+        for row, rollout in enumerate(self._rollouts(places, whole, self.source.origin)):
+            own = torch.arange(len(rollout.tokens)) >= len(begun[row].tokens)
+            if row in goes_on:
+                rollout = replace(rollout, source="student", authors=torch.where(own, student, origin))
+            rollouts.append(replace(rollout, loss_mask=own))
+        return rollouts
 
     def _given(self, places: Sequence[Place], limit: int) -> list[Sample]:
         """At most `limit` tokens of the prompts' own responses, which nobody sampled."""
@@ -264,7 +259,7 @@ class _Writing:
 
     def _begun(self, places: Sequence[Place], limit: int) -> list[Sample]:
         """At most `limit` tokens of the teacher's own answers in its own context."""
-        requests = [TeacherRequest(place.prompt, _seed(self.batch, "teacher", place)) for place in places]
+        requests = _asked(self.batch, places)
         samples = self.authors.teacher.sample(requests, replace(self.params, max_new_tokens=limit))
         if samples is None:
             raise CapabilityError(writes_nothing(self.source, "this teacher"))
@@ -278,15 +273,14 @@ class _Writing:
             raise CapabilityError(writes_nothing(self.source, "this teacher"))
         return voice
 
-    def _prompt(self, place: Place) -> tuple[int, ...]:
-        return self.authors.renderer.render(place.prompt.messages)
+    def _prompts(self, places: Sequence[Place]) -> list[tuple[int, ...]]:
+        return _rendered(places, self.authors.renderer)
 
     def _student_seed(self, place: Place) -> int:
         return _seed(self.batch, self.batch.stream, place)
 
-    def _rollout(self, place: Place, sample: Sample, source: Origin, begins: int = 0) -> Rollout:
-        renderer = self.authors.renderer
-        return _rollout(self.batch, place, self._prompt(place), sample, renderer, source=source, begins=begins)
+    def _rollouts(self, places: Sequence[Place], samples: Sequence[Sample], source: Origin) -> list[Rollout]:
+        return _as_rollouts(self.batch, places, samples, self.authors.renderer, self._prompts(places), source)
 
 
 def _sampled(
@@ -298,20 +292,16 @@ def _sampled(
     environment: Environment | None,
 ) -> list[Rollout]:
     """The student's completions of some places."""
-    requests = [
-        SampleRequest(renderer.render(place.prompt.messages), _seed(batch, batch.stream, place)) for place in places
-    ]
+    prompts, seeds = _rendered(places, renderer), _seeds(batch, batch.stream, places)
+    requests = [SampleRequest(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     if environment is None:
-        samples = client.sample(requests, params)
-        return [
-            _rollout(batch, place, request.prompt_tokens, sample, renderer)
-            for place, request, sample in zip(places, requests, samples, strict=True)
-        ]
+        return _as_rollouts(batch, places, client.sample(requests, params), renderer, prompts, "student")
     openings = [
         Opening(place.prompt, Voice(client, request.prompt_tokens), request.seed)
         for place, request in zip(places, requests, strict=True)
     ]
-    return _conversations(batch, places, openings, renderer, params, environment, source="student")
+    conversations = converse(openings, environment, renderer, params)
+    return _complete(batch, places, conversations, renderer, prompts, "student")
 
 
 def _taught(
@@ -323,15 +313,11 @@ def _taught(
     environment: Environment | None,
 ) -> list[Rollout] | None:
     """The teacher's completions of some places, or None where it writes none."""
-    requests = [TeacherRequest(place.prompt, _seed(batch, "teacher", place)) for place in places]
+    requests = _asked(batch, places)
+    prompts = _rendered(places, renderer)
     if environment is None:
         samples = teacher.sample(requests, params)
-        if samples is None:
-            return None
-        return [
-            _rollout(batch, place, renderer.render(place.prompt.messages), sample, renderer, source="teacher")
-            for place, sample in zip(places, samples, strict=True)
-        ]
+        return None if samples is None else _as_rollouts(batch, places, samples, renderer, prompts, "teacher")
     voices = [teacher.voice(place.prompt) for place in places]
     heard = [voice for voice in voices if voice is not None]
     if len(heard) < len(voices):
@@ -342,52 +328,55 @@ def _taught(
             "write source: student and evaluation.teacher: false, or take a teacher that completes tokens"
         )
     openings = [Opening(request.prompt, voice, request.seed) for request, voice in zip(requests, heard, strict=True)]
-    return _conversations(batch, places, openings, renderer, params, environment, source="teacher")
+    conversations = converse(openings, environment, renderer, params)
+    return _complete(batch, places, conversations, renderer, prompts, "teacher")
 
 
-def _conversations(
+def _complete(
     batch: Batch,
     places: Sequence[Place],
-    openings: Sequence[Opening],
+    conversations: Sequence[Conversation],
     renderer: Renderer,
-    params: SamplingParams,
-    environment: Environment,
-    *,
+    prompts: Sequence[tuple[int, ...]],
     source: Origin,
 ) -> list[Rollout]:
-    """Conversations in their places."""
-    return [
-        conversation.complete(
-            _rollout(batch, place, renderer.render(place.prompt.messages), conversation.sample, renderer, source=source)
-        )
-        for place, conversation in zip(places, converse(openings, environment, renderer, params), strict=True)
-    ]
+    """Return conversations in their places."""
+    samples = [conversation.sample for conversation in conversations]
+    rollouts = _as_rollouts(batch, places, samples, renderer, prompts, source)
+    return [conversation.complete(rollout) for conversation, rollout in zip(conversations, rollouts, strict=True)]
 
 
-def _rollout(
+def _rendered(places: Sequence[Place], renderer: Renderer) -> list[tuple[int, ...]]:
+    return renderer.render_all([place.prompt.messages for place in places])
+
+
+def _as_rollouts(
     batch: Batch,
-    place: Place,
-    prompt_tokens: tuple[int, ...],
-    sample: Sample,
+    places: Sequence[Place],
+    samples: Sequence[Sample],
     renderer: Renderer,
-    *,
-    source: Origin = "student",
-    begins: int = 0,
-) -> Rollout:
-    """A sample in its place, learned from where the token `begins` and after it."""
-    return Rollout(
-        prompt=place.prompt,
-        prompt_tokens=prompt_tokens,
-        tokens=sample.tokens,
-        loss_mask=torch.arange(len(sample.tokens)) >= begins,
-        sampling_logprobs=sample.sampling_logprobs,
-        policy_logprobs=sample.policy_logprobs,
-        policy_version=batch.policy_version,
-        stop_reason=sample.stop_reason,
-        text=renderer.decode(sample.tokens.tolist()),
-        sample=place.number,
-        source=source,
-    )
+    prompts: Sequence[tuple[int, ...]],
+    source: Origin,
+) -> list[Rollout]:
+    """Return samples in their places, learned from at every token."""
+    version = batch.policy_version
+    texts = renderer.decode_all([sample.tokens.tolist() for sample in samples])
+    return [
+        Rollout(
+            prompt=place.prompt,
+            prompt_tokens=prompt_tokens,
+            tokens=sample.tokens,
+            loss_mask=torch.ones(len(sample.tokens), dtype=torch.bool),
+            sampling_logprobs=sample.sampling_logprobs,
+            policy_logprobs=sample.policy_logprobs,
+            policy_version=version,
+            stop_reason=sample.stop_reason,
+            text=text,
+            sample=place.number,
+            source=source,
+        )
+        for place, prompt_tokens, sample, text in zip(places, prompts, samples, texts, strict=True)
+    ]
 
 
 def _joined(beginning: Sample, rest: Sample) -> Sample:
@@ -399,9 +388,18 @@ def _joined(beginning: Sample, rest: Sample) -> Sample:
     )
 
 
+def _asked(batch: Batch, places: Sequence[Place]) -> list[TeacherRequest]:
+    seeds = _seeds(batch, "teacher", places)
+    return [TeacherRequest(place.prompt, seed) for place, seed in zip(places, seeds, strict=True)]
+
+
+def _seeds(batch: Batch, name: str, places: Sequence[Place]) -> list[int]:
+    """Return the random stream of a name at each place."""
+    return seeds_of([(batch.seed, name, batch.step, place.prompt.id, place.number) for place in places])
+
+
 def _seed(batch: Batch, name: str, place: Place) -> int:
-    """The random stream of a name at a place."""
-    return seed_of(batch.seed, name, batch.step, place.prompt.id, place.number)
+    return _seeds(batch, name, [place])[0]
 
 
 def _lockstep(client: SamplingClient, who: str) -> LockstepClient:

@@ -33,19 +33,21 @@ class ClientTeacher:
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """Score the very tokens of each rollout."""
+        prompts = self._renderer.render_all([rollout.prompt.messages for rollout in rollouts])
         requests = [
             ScoreRequest(
-                self._renderer.render(rollout.prompt.messages),
+                prompt_tokens,
                 tuple(rollout.tokens.tolist()),
                 None if rollout.candidates is None else rollout.candidates[:, : signal.candidates],
             )
-            for rollout in rollouts
+            for prompt_tokens, rollout in zip(prompts, rollouts, strict=True)
         ]
         return self._client.score(requests, signal)
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """The teacher's own answers."""
-        asked = [SampleRequest(self._renderer.render(request.prompt.messages), request.seed) for request in requests]
+        prompts = self._renderer.render_all([request.prompt.messages for request in requests])
+        asked = [SampleRequest(prompt, request.seed) for prompt, request in zip(prompts, requests, strict=True)]
         return self._client.sample(asked, params)
 
     def voice(self, prompt: Prompt) -> Voice:

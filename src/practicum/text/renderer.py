@@ -54,6 +54,11 @@ class Renderer:
         # Each side of a mark is encoded alone, so no control token of a user's survives whole.
         return tuple(number for piece in text.split(mark) for number in self._ids(piece))
 
+    def render_all(self, prompts: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        """Return the tokens of each prompt; equal ones, such as those of a group, are rendered once."""
+        rendered = {messages: self.render(messages) for messages in dict.fromkeys(map(tuple, prompts))}
+        return [rendered[tuple(messages)] for messages in prompts]
+
     def render_reply(self, message: Message) -> tuple[int, ...]:
         """Return the tokens between the student's stop token and its next turn when `message` is said in between.
 
@@ -98,6 +103,10 @@ class Renderer:
         while end and tokens[end - 1] in self._silent:
             end -= 1
         return str(self.tokenizer.decode(list(tokens[:end]), clean_up_tokenization_spaces=False))
+
+    def decode_all(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each answer, as `decode` does."""
+        return [self.decode(tokens) for tokens in answers]
 
     def piece(self, token: int) -> str:
         """One token as text: its leading space kept, and bytes that are no character by themselves as `\\xe2`.

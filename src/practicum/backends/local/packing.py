@@ -99,8 +99,11 @@ class Packing:
             for group in _groups(segments, order)
         ]
 
-    def places(self, text: int) -> list[int]:
-        """Where the tokens of a text stand in the row, in the order in which they are read."""
+    def places(self) -> list[list[int]]:
+        """Return where the tokens of each text stand in the row, in the order in which they are read."""
+        return [self._places(text) for text in range(len(self._of_text))]
+
+    def _places(self, text: int) -> list[int]:
         return self._chain(self._of_text[text])
 
     def attend(
@@ -126,7 +129,7 @@ class Packing:
     def _wanted(self, texts: Sequence[ScoreRequest]) -> Iterator[list[int]]:
         for number, text in enumerate(texts):
             if text.tokens:
-                yield self.places(number)[len(text.prompt_tokens) - 1 :]
+                yield self._places(number)[len(text.prompt_tokens) - 1 :]
 
 
 def _bucket_key(segments: Sequence[Segment], number: int) -> tuple[bool, int, int]:

@@ -17,7 +17,7 @@ from practicum.costs import GraphPlan
 from practicum.functional.head import Head
 from practicum.model_config import ModelConfig, Pretrain, ScorerConfig, Scratch, StudentConfig
 from practicum.objective import Objective, Signal
-from practicum.objective.passes import length_of
+from practicum.objective.passes import longest
 from practicum.ports import (
     AdamParams,
     BackendContext,
@@ -63,8 +63,7 @@ class LocalPaper:
         def cut(data: Sequence[Datum]) -> GraphPlan:
             if self._config.micro_batch_tokens is not None:
                 return GraphPlan(self._config.micro_batch_tokens, recompute=False)
-            longest = max((length_of(datum) for datum in data), default=1)
-            return plan_graph(model, max(kept.each, 1), longest, self._config.graph_mib * 2**20)
+            return plan_graph(model, max(kept.each, 1), longest(data), self._config.graph_mib * 2**20)
 
         kept = footprint_of(config, loaded.source, learning.layers).kept
         self.record = PaperRecord(

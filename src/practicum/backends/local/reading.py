@@ -188,9 +188,8 @@ class SlotReading:
         assert packing.kept is not None
         with self._work.weights() as model:
             hidden = model.packed(packing.ids, packing.positions, packing)[packing.wanted]
-        for number, prompt in enumerate(chosen):
-            places = torch.tensor(packing.places(number), device=hidden.device)
-            self._read[prompt] = _ReadPrompt(packing.kept, places, hidden[number])
+        for prompt, places, last in zip(chosen, packing.places(), hidden, strict=True):
+            self._read[prompt] = _ReadPrompt(packing.kept, torch.tensor(places, device=hidden.device), last)
 
     def _place(self, row: int, prompt: _ReadPrompt) -> None:
         """Copy what was kept of a prompt into a slot."""

@@ -36,7 +36,16 @@ from practicum.objective import (
     token_side,
 )
 from practicum.objective.measures import Records, compare, measure
-from practicum.objective.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes, text_of
+from practicum.objective.passes import (
+    Part,
+    Pass,
+    count_tokens,
+    heads_of,
+    longest,
+    one_teacher_each,
+    rows_of_passes,
+    texts_of,
+)
 from practicum.ports import AdamParams, SelfRule
 from practicum.randomness import seed_of
 from practicum.types import Datum, ForwardResult, Metrics
@@ -108,7 +117,7 @@ class LocalTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            plan = self.graph_plan(_longest(data))
+            plan = self.graph_plan(longest(data))
             result = self._within_memory(data, objective, seed, plan)
         for name, gradient in earlier.items():
             now = self._parameters[name].grad
@@ -198,7 +207,7 @@ class LocalTrainer:
                 if not _out_of_memory(error):
                     raise
                 self._halve(data, plan.tokens, error)
-                plan = self.graph_plan(_longest(data))
+                plan = self.graph_plan(longest(data))
                 halvings += 1
 
     def _forward_backward(
@@ -287,29 +296,25 @@ class LocalTrainer:
 
     def _hidden(self, one: Pass) -> Float[Tensor, "T D"]:
         """The student's hidden states that predict the supervised tokens of a pass, end to end."""
-        texts = [text_of(rollout) for rollout in one.rollouts]
+        texts = texts_of(one.rollouts)
         learned = torch.cat([rollout.loss_mask for rollout in one.rollouts])
         hidden = hidden_states(self.language_model, texts)
         return hidden if bool(learned.all()) else hidden[learned.to(hidden.device)]
 
     def _halve(self, data: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        longest = max(length_of(datum) for datum in data)
-        if micro_batch_tokens <= longest and self.limits.chunk_tokens <= 1:
+        most = longest(data)
+        if micro_batch_tokens <= most and self.limits.chunk_tokens <= 1:
             raise ResourceError(
-                f"one sequence of {longest} tokens does not fit in memory ({_first_line(error)}); shorten "
+                f"one sequence of {most} tokens does not fit in memory ({_first_line(error)}); shorten "
                 "rollout.max_new_tokens, train fewer layers or use lora"
             ) from error
-        whole = min(micro_batch_tokens, sum(length_of(datum) for datum in data))
+        whole = min(micro_batch_tokens, count_tokens(data))
         self.limits = replace(
             self.limits,
             micro_batch_tokens=max(whole // 2, 1),
             chunk_tokens=max(self.limits.chunk_tokens // 2, 1),
         )
-
-
-def _longest(data: Sequence[Datum]) -> int:
-    return max((length_of(datum) for datum in data), default=1)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -13,7 +13,7 @@ from practicum.costs.segments import how_many_fit, packed_tokens
 from practicum.diagnosis.plan.paper import PaperRun
 from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
-from practicum.objective.passes import rows_of_passes, text_of
+from practicum.objective.passes import rows_of_passes, texts_of
 from practicum.ports import PaperRecord
 from practicum.types import ScoreRequest
 
@@ -118,7 +118,7 @@ def update_tokens(run: PaperRun) -> int:
     """The most tokens that go through the student together in the update."""
     data = run.record.data
     passes = [rows[0] for rows in rows_of_passes(data, run.graph.tokens, run.record.packs_up_to)]
-    return max((packed_tokens([text_of(data[row].rollout) for row in rows]) for rows in passes), default=0)
+    return max((packed_tokens(texts_of([data[row].rollout for row in rows])) for rows in passes), default=0)
 
 
 def memory_limit(device: str) -> int:
