@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import toy_run
+from toy import toy_recipe, toy_run
 
+from practicum.assembly import assemble_run
 from practicum.errors import ResourceError
+from practicum.objective import Full
+from practicum.types import ScoreRequest
 
 pytestmark = pytest.mark.long
 CHILD = {"backend": {"type": "backends.child"}}
@@ -28,6 +31,24 @@ def test_a_toy_run_gives_the_same_bytes(models: Path, tmp_path: Path, changes: d
     )
     for name in ("rollouts.jsonl", "metrics.jsonl", "checkpoints/step-4/student.safetensors"):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
+
+
+def test_states_are_held_for_as_long_as_somebody_has_their_name(models: Path, tmp_path: Path) -> None:
+    built = assemble_run(toy_recipe(models, CHILD), tmp_path, None, lambda text: None)
+    client = built.backend.sampler(built.learner)
+
+    def names() -> list[str]:
+        return [name for name in built.backend.ask("names_held") if name.startswith("states")]  # type: ignore[attr-defined]
+
+    first, second = client.score([ScoreRequest((8, 4), (7, 8, 2)), ScoreRequest((8, 4), (7, 2))], Full())
+    assert len(names()) == 2
+    part = first[:2]
+    del first
+    assert names() == [second.hidden.name]  # type: ignore[union-attr]
+    assert part.states is not None and len(part.states) == 2
+    del second
+    assert not names()
+    built.close()
 
 
 def test_it_is_resumed_from_its_checkpoint(models: Path, tmp_path: Path) -> None:

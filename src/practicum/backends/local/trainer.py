@@ -39,6 +39,7 @@ from practicum.objective.measures import Records, compare, measure
 from practicum.objective.passes import Part, Pass, heads_of, length_of, one_teacher_each, rows_of_passes, text_of
 from practicum.ports import AdamParams, SelfRule
 from practicum.randomness import seed_of
+from practicum.tensor_files import HEADER_BYTES
 from practicum.types import Datum, ForwardResult, Metrics
 
 
@@ -137,8 +138,9 @@ class LocalTrainer:
 
     @property
     def state_bytes(self) -> int:
-        """The size of what `save_state` gives once there are moments, which are twice the weights."""
-        return 3 * sum(parameter.nbytes for parameter in self._parameters.values())
+        """The size of the files of what `save_state` gives once there are moments: two like the weight, and a step's number."""
+        step = 4
+        return sum(3 * parameter.nbytes + step + 4 * HEADER_BYTES for parameter in self._parameters.values())
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
         """The trainable weights under `student` and the moments of AdamW under `optimizer`: live views, not copies."""
