@@ -91,7 +91,9 @@ class Assembled:
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The student's own weights that learn, by name; RecipeError where they are not in this process."""
         if self.learner.weights is None:
-            raise RecipeError("this looks into the student's weights, which are at a service; leave backend out for it")
+            raise RecipeError(
+                "this looks into the student's weights, which are in another process or at a service; leave backend out for it"
+            )
         return self.learner.weights
 
     def teachers(self) -> dict[str, Teacher]:

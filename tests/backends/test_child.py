@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from toy import toy_recipe, toy_run
 
+from backends.child.held import ASK
 from practicum.assembly import assemble_run
-from practicum.errors import ResourceError
+from practicum.diagnosis.doctor import doctor
+from practicum.errors import RecipeError, ResourceError
 from practicum.objective import Full
 from practicum.types import ScoreRequest
 
@@ -49,6 +51,14 @@ def test_states_are_held_for_as_long_as_somebody_has_their_name(models: Path, tm
     del second
     assert not names()
     built.close()
+
+
+def test_what_looks_into_weights_is_refused_before_anything_is_drawn(models: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(RecipeError, match="the student's weights, which are in another process or at a service; leave"):
+        doctor(toy_recipe(models, CHILD), prompts=4, samples=1, say=told.append)
+    assert not any("the student answers" in line for line in told)
+    assert not ASK, "its child has ended"
 
 
 def test_it_is_resumed_from_its_checkpoint(models: Path, tmp_path: Path) -> None:
