@@ -270,7 +270,7 @@ class _Measuring:
         self._norms: dict[str, float] = {}
 
     def trace(self, mine: TeacherSignal, theirs: TeacherSignal, chunk: int) -> Trace:
-        states = mine.states
+        states, theirs = mine.states, theirs.fetch()
         for part in chunks(len(self.rollout.tokens), chunk):
             assert states is not None and mine.head is not None, "the student's own client gives its hidden states"
             student = mine.head.logprobs(states[part])
