@@ -162,7 +162,7 @@ class _Decoding:
 
     def _ended(self, text: int) -> bool:
         tokens, params = self.tokens[text], self.params
-        if tokens[-1] in params.stop_ids or (params.ends is not None and params.ends(tokens)):
+        if params.stops(tokens):
             self.stopped.add(text)
             return True
         return len(tokens) == params.max_new_tokens
