@@ -87,7 +87,7 @@ class LocalTrainer:
 
     def sampling_client(self) -> LocalSampler:
         """Samples from the live weights."""
-        return LocalSampler(self.language_model, None, self.limits.sampling_batch, self.limits.chunk_tokens)
+        return LocalSampler(self.language_model, {}, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def snapshot(self) -> LocalSampler:
         """Samples from a copy of the trainable weights, through modules of its own that share all others."""
