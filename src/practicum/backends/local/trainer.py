@@ -45,7 +45,7 @@ from practicum.types import Datum, ForwardResult, Metrics
 
 @dataclass(frozen=True, slots=True)
 class TrainerLimits:
-    """How much is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
+    """Bounds on what is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
 
     Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
     """
