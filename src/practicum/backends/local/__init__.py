@@ -17,6 +17,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     checkpoints_here: ClassVar[bool] = True
     """Checkpoints hold the student's weights."""
+    not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
+    """Settings that may be other ones in a resumed run, because they change no token and no more than rounding."""
     type: Literal["local"] = "local"
     micro_batch_tokens: int | None = Field(
         default=None, ge=1, description="tokens that go through the student together; none: as many as graph_mib holds"

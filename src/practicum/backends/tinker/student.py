@@ -30,6 +30,8 @@ class Config(ServiceConfig):
 
     checkpoints_here: ClassVar[bool] = False
     """Checkpoints hold the address of the student's weights alone."""
+    not_compared: ClassVar[frozenset[str]] = frozenset()
+    """Settings that may be other ones in a resumed run, because they change no token and no more than rounding."""
     type: Literal["tinker"] = "tinker"
     tokenizer: str | None = Field(
         default=None,
