@@ -22,6 +22,7 @@ NAMES = (
     "scaling",
     "startup",
     "journey",
+    "digests",
     "endurance",
     "report",
     "demo",

@@ -99,14 +99,14 @@ def main() -> None:
     rows = []
     for name, way in WAYS.items():
         if options.only is None or name in options.only:
-            found = broken(way)
-            rows.append([name, found["probe"], found["run"]])
-            now.report(way=name, probe=found["probe"], run=found["run"])
+            endings = broken(way)
+            rows.append([name, endings["probe"], endings["run"]])
+            now.report(way=name, probe=endings["probe"], run=endings["run"])
     print(table(["the server", "the probe", "the run"], rows))
 
 
 def broken(way: Way) -> dict[str, str]:
-    """What `practicum probe` says last and what a run says last, each with its exit code."""
+    """Return the last words of `practicum probe` and of a run, each with its exit code."""
     model = FolderModel(packaged_model(MODEL))
     with (
         Turning(model, name=MODEL, context=512, answers_as=MODEL, during=way.during) as server,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as dispatcher
-from benchmarks import ceilings, goals, gpu, measuring, models, page, papers, peers, rollout
+from benchmarks import ceilings, digests, goals, gpu, measuring, models, page, papers, peers, rollout
 from practicum.recipe import load_recipe, teacher_off
 
 READING = {"median": 1.2, "least": 1.1, "greatest": 1.3, "spread": 0.1, "count": 5}
@@ -145,6 +145,44 @@ def test_the_cheapest_one_runs():
     ended = _run("ceilings", "--quick")
     line = json.loads(ended.stdout.splitlines()[-1])
     assert line["benchmark"] == "ceilings" and line["gflops"]["1024x1024x1024"]["median"] > 0
+
+
+@pytest.mark.long
+def test_a_tiny_run_has_the_digests_that_it_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", ["digests", "--quick"])
+    digests.main()
+    line = json.loads(capsys.readouterr().out)
+    assert line["run"] == "plain" and all(len(line[name]) == 64 for name in line if name != "run")
+    path = tmp_path / "before.txt"
+    monkeypatch.setattr(sys, "argv", ["digests", "--quick", "--against", str(path)])
+    path.write_text(json.dumps(line) + "\n")
+    digests.main()
+    path.write_text(json.dumps(line | {"checkpoint": "0" * 64}) + "\n")
+    with pytest.raises(SystemExit) as ended:
+        digests.main()
+    assert ended.value.code == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split() == ["plain", "checkpoint", "0" * 12, line["checkpoint"][:12]]
+
+
+def test_what_was_not_there_before_differs():
+    now = {"run": "plain", "metrics.jsonl": "a", "checkpoint": "b"}
+    assert digests.differences([now], {"plain": now}) == []
+    assert digests.differences([now], {"plain": {"run": "plain", "checkpoint": "c"}}) == [
+        ["plain", "metrics.jsonl", "-", "a"],
+        ["plain", "checkpoint", "c", "b"],
+    ]
+    assert [row[2] for row in digests.differences([now], {})] == ["-", "-", "-"]
+
+
+def test_what_holds_no_digests_is_refused(tmp_path: Path):
+    path = tmp_path / "other.txt"
+    for text in ("no JSON", "[1]", '{"other": 1}', "3"):
+        path.write_text(text)
+        with pytest.raises(SystemExit, match=r"other.txt holds no digests .*; write the output of"):
+            digests.read(path)
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from toy import toy_recipe
 
+from practicum.backends import local
 from practicum.errors import CheckpointError, RecipeError, ResourceError
 from practicum.faults import fault
 from practicum.recipe import Recipe, resolved
@@ -771,6 +772,13 @@ def test_an_unknown_place_is_answered_with_the_nearest() -> None:
 
 def test_of_every_section_it_is_known_whether_it_may_change() -> None:
     assert Recipe.model_fields.keys() - {"schedules"} <= MAY_CHANGE.keys()
+
+
+def test_a_backend_says_which_of_its_settings_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, now = ({"backend": {"type": "local", "sampling_batch": n, "chunk_tokens": n}} for n in (1, 2))
+    assert changed_fields(saved, now) == ["backend.chunk_tokens: 1 in the run, 2 now"]
+    monkeypatch.setattr(local.Config, "not_compared", frozenset({"chunk_tokens"}))
+    assert changed_fields(saved, now) == ["backend.sampling_batch: 1 in the run, 2 now"]
 
 
 def test_parts_that_changed_appeared_or_went_are_named() -> None:

@@ -91,7 +91,9 @@ class Assembled:
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The student's own weights that learn, by name; RecipeError where they are not in this process."""
         if self.learner.weights is None:
-            raise RecipeError("this looks into the student's weights, which are at a service; leave backend out for it")
+            raise RecipeError(
+                "this looks into the student's weights, which are in another process or at a service; leave backend out for it"
+            )
         return self.learner.weights
 
     def teachers(self) -> dict[str, Teacher]:
@@ -103,11 +105,6 @@ class Assembled:
 def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
     """Open the backend that the recipe names."""
     return module_of("backends", recipe.backend.type).build(recipe.backend, context)
-
-
-def open_paper(recipe: Recipe, context: BackendContext, answer_tokens: int) -> PaperBackend:
-    """Open it over models that have sizes and no weights, and whose answers are all so long."""
-    return module_of("backends", recipe.backend.type).build_on_paper(recipe.backend, context, answer_tokens)
 
 
 def open_local(context: BackendContext) -> Backend:
@@ -151,15 +148,12 @@ def load_model(config: ScorerConfig) -> Model:
 
 def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
     """Load the student of a recipe alone, whose from-scratch model is in `models`."""
-
-    def ignore(text: str) -> None:
-        pass
-
-    def local() -> Backend:
-        return open_local(context)
-
-    seed = seed_of(recipe.seed, "student")
-    context = BackendContext(seed, models, lambda: build_task(recipe, None, ignore), local)
+    context = BackendContext(
+        seed=seed_of(recipe.seed, "student"),
+        models=models,
+        task=lambda: build_task(recipe, None, lambda text: None),
+        local=lambda: open_local(context),
+    )
     backend = open_backend(recipe, context)
     return backend, backend.student(recipe.student)
 
@@ -167,9 +161,10 @@ def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
 def assemble_on_paper(
     recipe: Recipe, models: Path, answer_tokens: int, say: Callable[[str], None]
 ) -> tuple[Assembled, PaperBackend]:
-    """Build all parts over models without weights, and the backend that keeps what they are asked."""
+    """Build all parts over models without weights whose answers are all so long, and the backend that keeps what they are asked."""
     assembly = _Assembly(recipe, models, None, say, None)
-    paper = open_paper(recipe, assembly.backend_context, answer_tokens)
+    module = module_of("backends", recipe.backend.type)
+    paper = module.build_on_paper(recipe.backend, assembly.backend_context, answer_tokens)
     return assembly.build(paper, on_paper=True), paper
 
 

@@ -1,4 +1,4 @@
-"""What a service asks of the models that it holds: draws, scores of prompts, and gradients of losses of given tokens."""
+"""The requests of a service to the models that it holds: draws, scores of prompts, and gradients of losses of given tokens."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class GivenResult:
 
 @dataclass(frozen=True, slots=True)
 class PromptQuestion:
-    """What is asked about N tokens; row r of an answer is about token `first + r`, for which `first` at least 1.
+    """Questions about N tokens; row r of an answer is about token `first + r`, for which `first` at least 1.
 
     `targets` are K token ids a row, -1 where nothing is asked. `draws` tokens are drawn a row at `temperature`, and
     `following` are how many first tokens after the text are drawn under `params`, one for each of its seeds.
@@ -65,7 +65,7 @@ class PromptQuestion:
 
     @property
     def rows(self) -> int:
-        """How many tokens are scored."""
+        """Count the tokens that are scored."""
         return len(self.tokens) - self.first
 
 
@@ -128,11 +128,11 @@ class Adapters(Protocol):
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """What has been accumulated, by the names of the weights."""
+        """Return the accumulated gradients, by the names of the weights."""
         ...
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let this be what has been accumulated, and nothing else."""
+        """Take these in place of the accumulated gradients."""
         ...
 
     def reader(self) -> Reader:

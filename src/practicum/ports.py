@@ -306,8 +306,8 @@ class Model:
 class Learner:
     """The student, as a backend gives it.
 
-    `weights` are the tensors that learn, by name, where they are in this process, and None elsewhere. `state_bytes` is the size of
-    a checkpoint's tensors once the optimizer has its moments.
+    `weights` are the tensors that learn, by name, where they are in this process, and None elsewhere. `state_bytes` is what the
+    files of `Backend.save` take at most, once the optimizer has its moments.
     """
 
     trainer: TrainingClient

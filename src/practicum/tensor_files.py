@@ -11,6 +11,9 @@ from torch import Tensor
 
 from practicum.errors import CheckpointError
 
+HEADER_BYTES = 512
+"""Bytes of a file's header that one tensor may take: its name, type, shape and place."""
+
 
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
     """Write one file; a full disk is an OSError here as everywhere else."""

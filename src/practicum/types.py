@@ -232,6 +232,11 @@ class TeacherSignal:
         """The hidden states, brought here where they are elsewhere."""
         return self.hidden if self.hidden is None or isinstance(self.hidden, Tensor) else self.hidden.fetch()
 
+    def fetch(self) -> "TeacherSignal":
+        """Return the signal with all hidden states brought here, those of a pool's members too."""
+        pool = None if self.pool is None else replace(self.pool, members=tuple(m.fetch() for m in self.pool.members))
+        return replace(self, hidden=self.states, pool=pool)
+
     @property
     def silent(self) -> bool:
         """Whether the teacher said nothing about this rollout."""

@@ -4,9 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import toy_run
+from toy import toy_recipe, toy_run
 
-from practicum.errors import ResourceError
+from backends.child.held import ASK
+from practicum.assembly import assemble_run
+from practicum.diagnosis.doctor import doctor
+from practicum.errors import RecipeError, ResourceError
+from practicum.objective import Full
+from practicum.types import ScoreRequest
 
 pytestmark = pytest.mark.long
 CHILD = {"backend": {"type": "backends.child"}}
@@ -28,6 +33,32 @@ def test_a_toy_run_gives_the_same_bytes(models: Path, tmp_path: Path, changes: d
     )
     for name in ("rollouts.jsonl", "metrics.jsonl", "checkpoints/step-4/student.safetensors"):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
+
+
+def test_states_are_held_for_as_long_as_somebody_has_their_name(models: Path, tmp_path: Path) -> None:
+    built = assemble_run(toy_recipe(models, CHILD), tmp_path, None, lambda text: None)
+    client = built.backend.sampler(built.learner)
+
+    def names() -> list[str]:
+        return [name for name in built.backend.ask("names_held") if name.startswith("states")]  # type: ignore[attr-defined]
+
+    first, second = client.score([ScoreRequest((8, 4), (7, 8, 2)), ScoreRequest((8, 4), (7, 2))], Full())
+    assert len(names()) == 2
+    part = first[:2]
+    del first
+    assert names() == [second.hidden.name]  # type: ignore[union-attr]
+    assert part.states is not None and len(part.states) == 2
+    del second
+    assert not names()
+    built.close()
+
+
+def test_what_looks_into_weights_is_refused_before_anything_is_drawn(models: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(RecipeError, match="the student's weights, which are in another process or at a service; leave"):
+        doctor(toy_recipe(models, CHILD), prompts=4, samples=1, say=told.append)
+    assert not any("the student answers" in line for line in told)
+    assert not ASK, "its child has ended"
 
 
 def test_it_is_resumed_from_its_checkpoint(models: Path, tmp_path: Path) -> None:

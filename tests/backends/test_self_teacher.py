@@ -115,10 +115,9 @@ def test_only_what_learns_is_held(rule):
     model.model.model.layers[1].mlp.requires_grad_(True)
     trainer = LocalTrainer(model)
     teacher = trainer.self_teacher(rule)
-    held = teacher.held
-    assert set(held) == (set() if rule.weights == "live" else set(model.trainable()))
-    assert all(".layers.1.mlp." in name for name in held)
-    assert set(teacher.save_state()) == (set(held) if rule.weights in ("ema", "periodic") else set())
+    assert set(teacher.overlay) == (set() if rule.weights == "live" else set(model.trainable()))
+    assert all(".layers.1.mlp." in name for name in teacher.overlay)
+    assert set(teacher.save_state()) == (set(teacher.overlay) if rule.weights in ("ema", "periodic") else set())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)

@@ -259,6 +259,6 @@ def test_a_local_checkpoint_is_not_resumed_at_a_service(models: Path, served: Se
     gone = "tinker://00000000-0000-0000-0000-000000000000:train:0/weights/step-1"
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*; start the service with the folder"):
         built.trainer.load_state({"student": {gone: torch.tensor(1)}, "optimizer": {}})
-    with pytest.raises(RecipeError, match="this looks into the student's weights, which are at a service"):
+    with pytest.raises(RecipeError, match="this looks into the student's weights, which are in another process"):
         _ = built.weights
     built.close()

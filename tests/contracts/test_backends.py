@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from toy import toy_recipe
 
 from practicum.assembly import Assembled, assemble_run
 from practicum.errors import CapabilityError
 from practicum.loop import assemble as paired
 from practicum.objective import Full, Objective, Sampled, Term, TopK
-from practicum.plugins import names
+from practicum.plugins import module_of, names
 from practicum.ports import AdamParams, Backend, SamplingClient, SelfRule, SelfTeacher, TrainingClient
 from practicum.rollouts import Batch, sample_rollouts
 from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
@@ -21,12 +22,22 @@ Build = Callable[[], Assembled]
 OBJECTIVE = Objective(losses=(Term(signal=TopK(k=4)),))
 """One that every backend can train."""
 
-BACKENDS = {"local": {}, "tinker": {"student.model": "student", "student.lora": {"rank": 4}}}
+BACKENDS = {
+    "local": {},
+    "tinker": {
+        "student.model": "student",
+        "student.lora": {"rank": 4},
+        "objective": OBJECTIVE.model_dump(),
+        "backend": {"type": "tinker"},
+    },
+    "backends.child": {"backend": {"type": "backends.child"}},
+}
+"""What each needs of a recipe; a name with dots is one of the tests' own."""
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see tests/service.py
 
 
 def test_every_backend_on_disk_is_under_contract() -> None:
-    assert names("backends") == sorted(BACKENDS)
+    assert names("backends") == sorted(name for name in BACKENDS if "." not in name) == ["local", "tinker"]
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +50,17 @@ def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 
 @pytest.fixture(params=[pytest.param(name, marks=() if name == "local" else pytest.mark.long) for name in BACKENDS])
-def build(request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Iterator[Build]:
+def backend(request: pytest.FixtureRequest) -> str:
+    """A backend's name, as a recipe has it."""
+    return request.param
+
+
+@pytest.fixture
+def build(backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Iterator[Build]:
     """Builds the same student and teacher anew each time."""
-    changes = dict(BACKENDS[request.param])
-    if request.param != "local":
-        changes |= {
-            "objective": OBJECTIVE.model_dump(),
-            "backend": {"type": "tinker", "url": request.getfixturevalue("url")},
-        }
+    changes = dict(BACKENDS[backend])
+    if backend == "tinker":
+        changes["backend"] = {"type": "tinker", "url": request.getfixturevalue("url")}
     made: list[Assembled] = []
 
     def built() -> Assembled:
@@ -194,6 +208,17 @@ def test_what_is_saved_and_loaded_goes_on_the_same(build: Build, tmp_path: Path)
     step(whole)
     step(resumed)
     assert same(snapshot(whole), snapshot(resumed))
+
+
+def test_a_checkpoint_takes_no_more_than_was_announced(backend: str, build: Build, tmp_path: Path) -> None:
+    if not module_of("backends", backend).Config.checkpoints_here:
+        pytest.skip("its checkpoints hold an address alone")
+    built = build()
+    step(built)
+    built.backend.save(built.learner, tmp_path)
+    files = list(tmp_path.glob("*.safetensors"))
+    tensors = sum(tensor.nbytes for path in files for tensor in load_file(path).values())
+    assert 0 < tensors <= sum(path.stat().st_size for path in files) <= built.learner.state_bytes
 
 
 @pytest.mark.parametrize(

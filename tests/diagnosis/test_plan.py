@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from toy import command, forked, make_model, rows, toy_recipe, toy_run, write_recipe
 
+from practicum.assembly import Assembled
 from practicum.costs import Learning, Shape, read_once
-from practicum.diagnosis.plan import plan, plan_data
+from practicum.diagnosis.plan import paper, plan, plan_data, planning
 from practicum.diagnosis.plan.memory import parse_bytes, tiles
 from practicum.diagnosis.plan.methods import break_even, methods, wire_bytes
 from practicum.diagnosis.plan.planning import Calibration
-from practicum.errors import ResourceError
+from practicum.errors import RecipeError, ResourceError, TeacherError
 from practicum.objective import Objective
 
 SHAPE = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -139,6 +140,32 @@ def test_calibrated_seconds_and_money(models: Path) -> None:
     assert data["run"]["money"]["machine"] == pytest.approx(data["run"]["seconds"])
     unknown = plan_data(plan(toy_recipe(models, {"prices": prices})))
     assert "machine" not in unknown["run"]["money"] and unknown["run"]["money"]["scored tokens"] > 0
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_a_student_at_a_service_is_refused_before_anything_is_asked_there(models: Path, calibrate: bool) -> None:
+    there = {
+        "student": {"model": "base", "lora": {"rank": 4}},
+        "backend": {"type": "tinker", "url": "http://127.0.0.1:9"},
+        "objective.signal": "sampled",
+    }
+    with pytest.raises(RecipeError, match="plan: the student is at a service"):
+        plan(toy_recipe(models, there), calibrate=calibrate)
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_what_was_opened_is_closed_where_a_step_fails(
+    models: Path, monkeypatch: pytest.MonkeyPatch, calibrate: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise TeacherError("the teacher is gone")
+
+    closed: list[Assembled] = []
+    monkeypatch.setattr(planning if calibrate else paper, "train_step", fail)
+    monkeypatch.setattr(Assembled, "close", lambda self: closed.append(self))
+    with pytest.raises(TeacherError, match="the teacher is gone"):
+        plan(toy_recipe(models), calibrate=calibrate)
+    assert len(closed) == (2 if calibrate else 1)
 
 
 def test_tiles_are_those_of_the_logit_side() -> None:

@@ -1,12 +1,15 @@
 """What two models sent about the same tokens, compared: read in pieces, as they were sent, or not at all."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from practicum.functional.comparison import MEASURES, compare
 from practicum.functional.head import Head
 from practicum.objective import compare_signals
-from practicum.types import TeacherSignal
+from practicum.types import Pool, TeacherSignal
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -36,6 +39,37 @@ def test_without_a_distribution_there_are_the_log_probabilities_that_were_sent()
     found = compare_signals((whole(1), sent), torch.arange(TOKENS), 3, measures).known()
     assert set(found) == {"student_logprobs", "student_entropy", "teacher_logprobs"}
     assert torch.equal(found["teacher_logprobs"], sent.logprobs)
+
+
+@dataclass
+class Elsewhere:
+    """Hidden states in another process; see `practicum.types.StatesLike`."""
+
+    tensor: Tensor
+    fetched: int = 0
+    finite: bool = True
+
+    def __len__(self):
+        return len(self.tensor)
+
+    def fetch(self):
+        self.fetched += 1
+        return self.tensor
+
+
+def test_hidden_states_of_another_process_are_fetched_once_whatever_the_pieces():
+    here = [whole(seed) for seed in (1, 2, 3)]
+    there = [replace(signal, hidden=Elsewhere(signal.hidden)) for signal in here]
+    expected, found = (
+        compare_signals((own, pooled(members)), torch.arange(TOKENS), 2, MEASURES, 3).known()
+        for own, *members in (here, there)
+    )
+    assert all(found[name].equal(values) for name, values in expected.items())
+    assert [signal.hidden.fetched for signal in there] == [1, 1, 1]
+
+
+def pooled(members):
+    return TeacherSignal(pool=Pool("geometric", (0.5, 0.5), tuple(members)))
 
 
 def test_of_silence_and_of_no_tokens_there_is_nothing():

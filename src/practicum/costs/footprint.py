@@ -1,4 +1,4 @@
-"""What a pass through a model takes in memory beside its weights, as lines over the tokens that go through together."""
+"""Memory of a pass through a model beside its weights, as lines over the tokens that go through together."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ class Line:
     each: int
 
     def at(self, tokens: int) -> int:
-        """The bytes for so many tokens."""
+        """Return the bytes for so many tokens."""
         return self.fixed + self.each * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a pass through the body takes beside its weights and their gradients.
+    """Memory of a pass through the body beside its weights and their gradients.
 
     `forward` is the peak without a gradient, `kept` what the graph holds after a forward pass, `update` the peak of forward and
     backward pass, all as lines over the tokens that go through together.
@@ -30,7 +30,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """How many tokens go through the body together, and whether its layers are computed again in the backward pass."""
+    """A cut of an update into passes: the tokens of one, and whether layers are computed again in the backward pass."""
 
     tokens: int
     recompute: bool

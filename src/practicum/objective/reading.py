@@ -1,7 +1,6 @@
 """From what a teacher sent to what it says about tokens: its hidden states read, several teachers pooled, two compared."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Int
@@ -39,13 +38,13 @@ def compare_signals(
 
     The log-probabilities of a model that gives no distribution are those that it sent.
     """
-    student, teacher = (replace(signal, hidden=signal.states) for signal in signals)
+    student, teacher = (signal.fetch() for signal in signals)
     pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]  # of no tokens the measures are empty, not unknown
     parts = ((read_signal(student, piece).full, read_signal(teacher, piece).full, tokens[piece]) for piece in pieces)
     known = compare(parts, measures, k).known()
     sent = {
         name: read_signal(signal, slice(None)).logprobs
-        for name, signal in zip(("student_logprobs", "teacher_logprobs"), signals, strict=True)
+        for name, signal in (("student_logprobs", student), ("teacher_logprobs", teacher))
         if name in measures and name not in known
     }
     return Comparison(**known, **sent)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from practicum.plugins import module_of
+
 OPERATIONAL = re.compile(
     r"(teacher|reference)\.(\S+\.)?"
     r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after|token_budget|canary_every)"
@@ -24,9 +26,8 @@ NOT_COMPARED = (
     "task.sandbox",
     "train.checkpoint_every",
     "train.keep_checkpoints",
-    "backend.sampling_batch",
 )
-"""Fields of a recipe that may change between a run and its resume without changing what is computed."""
+"""Fields of a recipe that may change between a run and its resume without changing what is computed; a backend names its own."""
 
 _ABSENT = object()
 
@@ -96,10 +97,11 @@ def recipe_differences(saved: Mapping[str, object], now: Mapping[str, object]) -
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return each field of a resolved recipe that changed and that the computation depends on."""
+    places = (*NOT_COMPARED, *_free_places(now))
     return [
         difference
         for difference in recipe_differences(_computed(saved), _computed(now))
-        if not any(covers(place, difference.field) for place in NOT_COMPARED)
+        if not any(covers(place, difference.field) for place in places)
         and OPERATIONAL.fullmatch(difference.field) is None
     ]
 
@@ -130,6 +132,14 @@ def _computed(recipe: Mapping[str, Any]) -> dict[str, Any]:
         return dict(recipe)
     sets = {name: {"set": settings["set"]} for name, settings in recipe["monitors"].items() if settings.get("set")}
     return {**recipe, "monitors": sets}
+
+
+def _free_places(recipe: Mapping[str, Any]) -> list[str]:
+    """Return the places of a recipe that its backend lets change: how many processes there are, how much one does at once."""
+    if "backend" not in recipe:
+        return []
+    config = module_of("backends", recipe["backend"]["type"]).Config
+    return [f"backend.{name}" for name in sorted(config.not_compared)]
 
 
 def _differences(field: str, saved: object, now: object) -> Iterator[tuple[str, object, object]]:

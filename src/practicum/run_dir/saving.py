@@ -20,15 +20,14 @@ from practicum.run_dir.checkpoints import FILE_NAME, MANIFEST, Damage, check_man
 from practicum.run_dir.differences import current_versions
 from practicum.run_dir.files import discard, encode_json, remove_debris, resource_error, sync, write_synced
 from practicum.run_dir.folder import RunDir
-from practicum.tensor_files import write_tensors
+from practicum.tensor_files import HEADER_BYTES, write_tensors
 
 TAG = "TAG"
 """The file that says why a checkpoint is kept."""
 
 _MIB = 2**20
-# What a manifest, a file system's blocks and the headers of tensors may take beyond the tensors themselves.
+# What a manifest and a file system's blocks may take beyond the tensors themselves.
 _SPARE = 64 * 2**10
-_SPARE_PER_TENSOR = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ def _is_whole(path: Path, step: int) -> bool:
 
 def _bytes_needed(tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> int:
     every = [tensor for named in tensors.values() for tensor in named.values()]
-    data = sum(tensor.numel() * tensor.element_size() + _SPARE_PER_TENSOR for tensor in every)
+    data = sum(tensor.numel() * tensor.element_size() + HEADER_BYTES for tensor in every)
     return data + sum(map(len, texts.values())) + _SPARE
 
 

@@ -1,4 +1,4 @@
-"""How a model behind a server reads prompts: by its own tokenizer where the recipe names it, else by the student's."""
+"""The renderer of a model behind a server: of its own tokenizer where the recipe names it, else the student's."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from practicum.text import Renderer, compare_renderers
 
 
 class ReadingConfig(BaseModel):
-    """What a server does not say about its model."""
+    """Facts about a model that its server does not tell."""
 
     tokenizer: str | None = Field(
         default=None,

@@ -17,19 +17,19 @@ class WrappingTeacher(Teacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the teacher inside."""
+        """Return those of the teacher inside."""
         return self._inner.capabilities
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """What the teacher inside says."""
+        """Return the signals of the teacher inside."""
         return self._inner.score(rollouts, signal)
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
-        """What the teacher inside answers."""
+        """Return the answers of the teacher inside."""
         return self._inner.sample(requests, params)
 
     def voice(self, prompt: Prompt) -> Voice | None:
-        """That of the teacher inside."""
+        """Return that of the teacher inside."""
         return self._inner.voice(prompt)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
@@ -37,7 +37,7 @@ class WrappingTeacher(Teacher):
         self._inner.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
-        """That of the teacher inside."""
+        """Return that of the teacher inside."""
         return self._inner.save_state()
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

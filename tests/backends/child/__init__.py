@@ -15,6 +15,7 @@ class Config(BaseModel):
     """Nothing to set."""
 
     checkpoints_here: ClassVar[bool] = True
+    not_compared: ClassVar[frozenset[str]] = frozenset()
     type: Literal["backends.child"] = "backends.child"
 
     def problems(self, student, objective, source, staleness) -> list[str]:  # type: ignore[no-untyped-def]

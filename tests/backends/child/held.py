@@ -1,13 +1,19 @@
-"""Hidden states and heads by their names: held in the child, fetched by whoever reads them."""
+"""Hidden states and heads by their names: held in the child, fetched by whoever reads them.
+
+The child holds states for as long as the parent does: where a name is collected there, the parent says so with its next
+question.
+"""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from practicum.types import HeadLike
+from practicum.costs import CountedHead
+from practicum.types import HeadLike, TeacherSignal
 
 HELD: dict[str, Any] = {}
 """In the child: what names stand for."""
@@ -15,15 +21,24 @@ HELD: dict[str, Any] = {}
 ASK: dict[int, Callable[[str], Any]] = {}
 """In the parent: how to fetch what a name stands for, by the child's process."""
 
+DROPPED: defaultdict[int, list[str]] = defaultdict(list)
+"""In the parent: the names of states that nobody there has any more, by the child's process."""
+
 
 def fetch(process: int, name: str) -> Any:
     """Return what a name stands for, wherever this is asked."""
     return HELD[name] if process == os.getpid() else ASK[process](name)
 
 
+def take_dropped(process: int) -> list[str]:
+    """Return the names that the child need not hold any more, each once; others may be dropped meanwhile."""
+    names = DROPPED[process]
+    return [names.pop() for _ in range(len(names))]
+
+
 @dataclass(frozen=True)
 class ChildStates:
-    """See `practicum.types.StatesLike`."""
+    """See `practicum.types.StatesLike`; one object a name in the parent, and in the child as many as there are messages."""
 
     process: int
     name: str
@@ -32,6 +47,10 @@ class ChildStates:
 
     def __len__(self) -> int:
         return self.length
+
+    def __del__(self) -> None:
+        if self.process in ASK:
+            DROPPED[self.process].append(self.name)
 
     def fetch(self) -> Tensor:
         return fetch(self.process, self.name)
@@ -50,13 +69,27 @@ class ChildHead:
         return self.process, self.number, self.vocab_size
 
     def logprobs(self, hidden: Tensor) -> Tensor:
-        return self._head().logprobs(hidden)
+        return self.fetch().logprobs(hidden)
 
     def logits(self, hidden: Tensor, room: Callable[[], Tensor] | None = None) -> Tensor:
-        return self._head().logits(hidden, room)
+        return self.fetch().logits(hidden, room)
 
     def release(self) -> None:
         """It is fetched each time."""
 
-    def _head(self) -> HeadLike:
+    def fetch(self) -> HeadLike:
         return fetch(self.process, f"head {self.number}")
+
+
+def bring(signal: TeacherSignal, process: int) -> TeacherSignal:
+    """Return the signal as the child `process` can read it: with the states and heads of other children fetched."""
+    states, head, pool = signal.hidden, signal.head, signal.pool
+    if isinstance(states, ChildStates) and states.process != process:
+        states = states.fetch()
+    bare = head.bare if isinstance(head, CountedHead) else head
+    if isinstance(bare, ChildHead) and bare.process != process:
+        bare = bare.fetch()
+        head = CountedHead(bare, head.name, lambda tokens: None) if isinstance(head, CountedHead) else bare
+    if pool is not None:
+        pool = replace(pool, members=tuple(bring(member, process) for member in pool.members))
+    return replace(signal, hidden=states, head=head, pool=pool)

@@ -3,12 +3,13 @@
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from backends.child.held import ASK
+from backends.child.held import ASK, bring, take_dropped
 from backends.child.process import answer
 from practicum.errors import ResourceError
 from practicum.objective import Objective, Signal
@@ -34,6 +35,9 @@ from practicum.types import (
 PATIENCE = 300.0
 """Seconds that an answer is waited for."""
 
+PRELOAD = ["practicum.assembly", "transformers.modeling_utils"]
+"""What takes seconds to import is imported once for all children."""
+
 
 class ChildBackend:
     """See `practicum.ports.Backend`."""
@@ -41,20 +45,22 @@ class ChildBackend:
     def __init__(self, context: BackendContext) -> None:
         self._say = context.say
         self._lock = threading.Lock()
-        start = multiprocessing.get_context("spawn")
+        start = multiprocessing.get_context("forkserver")
+        start.set_forkserver_preload(PRELOAD)
         self._connection, theirs = start.Pipe()
         self.process = start.Process(target=answer, args=(theirs, context.seed, context.models), daemon=True)
         self.process.start()
         theirs.close()
         assert self.process.pid is not None
-        ASK[self.process.pid] = lambda name: self.ask("fetch", name)
+        self.pid = self.process.pid
+        ASK[self.pid] = lambda name: self.ask("fetch", name)
         context.at_end.append(self.close)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return the child's answer, or raise the error that it met; ResourceError where it is gone or silent."""
         with self._lock:
             try:
-                self._connection.send((method, arguments))
+                self._connection.send((take_dropped(self.pid), method, arguments))
                 while True:
                     if not self._connection.poll(PATIENCE):
                         raise ResourceError(
@@ -70,7 +76,9 @@ class ChildBackend:
                 raise ResourceError(f"the child process was lost in {method}; go on with --resume") from error
 
     def close(self) -> None:
-        """Let the child end."""
+        """Let the child end; what it held cannot be fetched any more."""
+        ASK.pop(self.pid, None)
+        take_dropped(self.pid)
         self._connection.close()
         self.process.join(10)
 
@@ -131,6 +139,11 @@ class ChildTrainer:
         self._backend = backend
 
     def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+        process = self._backend.pid
+        data = [
+            replace(datum, signal=bring(datum.signal, process), reference=bring(datum.reference, process))
+            for datum in data
+        ]
         return self._backend.ask("forward_backward", data, objective, seed)
 
     def optim_step(self, params: AdamParams) -> Metrics:

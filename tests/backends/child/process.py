@@ -21,14 +21,19 @@ MODEL = ("renderer", "context_length", "source", "shape", "unsampled")
 
 
 def answer(connection: Connection, seed: int, models: Path) -> None:
-    """Answer one question after the other: `(method, arguments)` to `("result", value)` or `("error", error)`."""
+    """Answer one question after the other: `(dropped, method, arguments)` to `("result", value)` or `("error", error)`.
+
+    `dropped` are the names of states that are not held any more.
+    """
     torch.set_num_threads(1)
     child = Child(seed, models, lambda text: connection.send(("say", text)))
     while True:
         try:
-            method, arguments = connection.recv()
+            dropped, method, arguments = connection.recv()
         except EOFError:
             return
+        for name in dropped:
+            del HELD[name]
         try:
             connection.send(("result", getattr(child, method)(*arguments)))
         except PracticumError as error:
@@ -80,10 +85,6 @@ class Child:
     def forward_backward(self, data: Any, *arguments: Any) -> Any:
         reads: Counter[str] = Counter()
         result = self.student.trainer.forward_backward(count_heads(data, reads), *arguments)
-        for datum in data:  # a step's states are read once, and those of later steps wait for theirs
-            for signal in (datum.signal, datum.reference):
-                if isinstance(signal.hidden, ChildStates):
-                    HELD.pop(signal.hidden.name, None)
         return replace(result, head_reads=dict(reads))
 
     def optim_step(self, params: Any) -> Any:
@@ -103,6 +104,9 @@ class Child:
 
     def fetch(self, name: str) -> Any:
         return HELD[name]
+
+    def names_held(self) -> list[str]:
+        return list(HELD)
 
     def _named(self, answer: TeacherSignal) -> TeacherSignal:
         """Return the answer with names for what stays here."""

@@ -12,11 +12,13 @@ from practicum.ports import Backend, BackendContext, PaperBackend, Task
 
 
 class Config(BaseModel):
-    """How much is held at once; none of it changes what is computed, but for rounding."""
+    """Bounds on what is held at once; none of them changes what is computed, but for rounding."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     checkpoints_here: ClassVar[bool] = True
-    """Whether checkpoints hold the student's weights, and not their address alone."""
+    """Checkpoints hold the student's weights."""
+    not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
+    """Settings that may be other ones in a resumed run, because they change no token and no more than rounding."""
     type: Literal["local"] = "local"
     micro_batch_tokens: int | None = Field(
         default=None, ge=1, description="tokens that go through the student together; none: as many as graph_mib holds"

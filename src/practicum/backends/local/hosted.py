@@ -18,7 +18,7 @@ from practicum.types import Metrics, Sample, SampleRequest, SamplingParams
 
 MIB = 2**20
 KEYS_AND_VALUES_MIB = 1024
-"""What the keys and values of the answers being decoded may take; it decides how many are decoded at once."""
+"""Memory for the keys and values of the answers being decoded; it decides how many are decoded at once."""
 
 
 class LocalReader:
@@ -32,7 +32,7 @@ class LocalReader:
     ) -> Generator[None, None, list[Sample]]:
         """Draw one completion a request, as many at once as memory for their keys and values allows."""
         longest = max(len(request.prompt_tokens) for request in requests) + params.max_new_tokens
-        return LocalSampler(self._model, weights, _rows(self._model, longest)).steps(requests, params)
+        return LocalSampler(self._model, weights or {}, _rows(self._model, longest)).steps(requests, params)
 
     def score(self, questions: Sequence[PromptQuestion], weights: Weights) -> list[PromptScores]:
         """Answer questions about prompts."""
@@ -71,7 +71,7 @@ class LocalAdapters:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """What has been accumulated."""
+        """Return the accumulated gradients, by the names of the weights."""
         parameters = self.trainer.language_model.trainable()
         return {name: weight.grad for name, weight in parameters.items() if weight.grad is not None}
 

@@ -166,6 +166,6 @@ def _wants_cuda(config: ModelConfig) -> bool:
 
 
 def _generation_eos(source: str, model: PreTrainedModel) -> list[int]:
-    own = named_eos(source)
-    eos = own if own is not None else model.config.get_text_config().eos_token_id
+    named = named_eos(source)
+    eos = named if named is not None else model.config.get_text_config().eos_token_id
     return [eos] if isinstance(eos, int) else list(eos or [])

@@ -63,9 +63,9 @@ class LocalPaper:
         def cut(data: Sequence[Datum]) -> GraphPlan:
             if self._config.micro_batch_tokens is not None:
                 return GraphPlan(self._config.micro_batch_tokens, recompute=False)
-            return plan_graph(model, max(kept.each, 1), longest(data), self._config.graph_mib * 2**20)
+            return plan_graph(model, max(graph.each, 1), longest(data), self._config.graph_mib * 2**20)
 
-        kept = footprint_of(config, loaded.source, learning.layers).kept
+        graph = footprint_of(config, loaded.source, learning.layers).kept
         self.record = PaperRecord(
             shape=shape_of(model),
             learning=learning,
@@ -101,8 +101,8 @@ class LocalPaper:
     def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> "PaperClient":
         """Return the student's weights as a scorer; all but live ones are held a second time."""
         record = self.record
-        held = 0 if rule.hold_within_step().weights == "live" else record.learning.parameters
-        record.scorers[name] = PaperModel(None, record.shape, record.body(False), held)
+        copied = 0 if rule.hold_within_step().weights == "live" else record.learning.parameters
+        record.scorers[name] = PaperModel(None, record.shape, record.body(False), copied)
         return self._client(name)
 
     def save(self, student: Learner, folder: Path) -> None:

@@ -35,7 +35,7 @@ def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tok
     model, device = loaded.language_model, loaded.language_model.device
 
     def sampler(language_model: LanguageModel) -> LocalSampler:
-        return LocalSampler(language_model, None, batch_size, chunk_tokens)
+        return LocalSampler(language_model, {}, batch_size, chunk_tokens)
 
     if config.residency == "swap":
         kept = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ the rounding of the matrix products.
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -42,7 +42,7 @@ class LocalSampler:
     """
 
     language_model: LanguageModel
-    overlay: Mapping[str, Tensor] | None = None
+    overlay: Mapping[str, Tensor] = field(default_factory=dict)
     batch_size: int = 64
     chunk_tokens: int = 128
 
@@ -79,14 +79,14 @@ class LocalSampler:
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
         """Read the prompts, at most `rows` at a time and equal ones once, each with at most `new_tokens` after it."""
-        return open_reading(self.language_model, self.overlay or {}, prompts, rows, new_tokens)
+        return open_reading(self.language_model, self.overlay, prompts, rows, new_tokens)
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """The hidden states that predict each request's tokens with the head that reads them, or the tokens' log-probs."""
         self.language_model.model.eval()
         signals: list[TeacherSignal] = []
-        with self.language_model.weights(self.overlay or {}):
+        with self.language_model.weights(self.overlay):
             head = self.language_model.head().pinned()  # to the overlay's storage, so that it outlives the block
             for part in self._passes(requests):
                 abandon.check()
@@ -162,7 +162,7 @@ class _Decoding:
 
     def _ended(self, text: int) -> bool:
         tokens, params = self.tokens[text], self.params
-        if tokens[-1] in params.stop_ids or (params.ends is not None and params.ends(tokens)):
+        if params.stops(tokens):
             self.stopped.add(text)
             return True
         return len(tokens) == params.max_new_tokens

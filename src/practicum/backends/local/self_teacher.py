@@ -17,11 +17,12 @@ from practicum.types import Datum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSelfTeacher(LocalSampler):
-    """Scores with weights that follow the student's by a rule; see `practicum.ports.SelfTeacher`."""
+    """Scores with weights that follow the student's by a rule; see `practicum.ports.SelfTeacher`.
+
+    `overlay` are the weights that stand in for the student's; none where they are live.
+    """
 
     rule: SelfRule
-    held: Mapping[str, Tensor]
-    """The weights that stand in for the student's; none where they are live."""
 
     @classmethod
     def of(
@@ -30,8 +31,8 @@ class LocalSelfTeacher(LocalSampler):
         """Begin with the student's weights of now."""
         rule = rule.hold_within_step()
         learning = {} if rule.weights == "live" else language_model.trainable()
-        held = {name: parameter.detach().clone() for name, parameter in learning.items()}
-        return cls(language_model, held, batch_size, chunk_tokens, rule=rule, held=held)
+        overlay = {name: parameter.detach().clone() for name, parameter in learning.items()}
+        return cls(language_model, overlay, batch_size, chunk_tokens, rule=rule)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -42,7 +43,7 @@ class LocalSelfTeacher(LocalSampler):
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Follow the student: an average for `ema`, a copy every so many steps for `periodic`."""
         student, rule = self.language_model.trainable(), self.rule
-        for name, held in self.held.items():
+        for name, held in self.overlay.items():
             if rule.weights == "ema":
                 held.lerp_(student[name], rule.rate)
             elif rule.weights == "periodic" and step % rule.period == 0:
@@ -50,11 +51,11 @@ class LocalSelfTeacher(LocalSampler):
 
     def save_state(self) -> dict[str, Tensor]:
         """The held weights, where they moved since the start."""
-        return dict(self.held) if self.rule.weights in ("ema", "periodic") else {}
+        return dict(self.overlay) if self.rule.weights in ("ema", "periodic") else {}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the held weights."""
-        for name, held in self.held.items():
+        for name, held in self.overlay.items():
             if name in tensors:
                 held.copy_(tensors[name])

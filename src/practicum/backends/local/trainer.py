@@ -48,12 +48,13 @@ from practicum.objective.passes import (
 )
 from practicum.ports import AdamParams, SelfRule
 from practicum.randomness import seed_of
+from practicum.tensor_files import HEADER_BYTES
 from practicum.types import Datum, ForwardResult, Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerLimits:
-    """How much is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
+    """Bounds on what is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
 
     Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
     """
@@ -95,7 +96,7 @@ class LocalTrainer:
 
     def sampling_client(self) -> LocalSampler:
         """Samples from the live weights."""
-        return LocalSampler(self.language_model, None, self.limits.sampling_batch, self.limits.chunk_tokens)
+        return LocalSampler(self.language_model, {}, self.limits.sampling_batch, self.limits.chunk_tokens)
 
     def snapshot(self) -> LocalSampler:
         """Samples from a copy of the trainable weights, through modules of its own that share all others."""
@@ -146,8 +147,9 @@ class LocalTrainer:
 
     @property
     def state_bytes(self) -> int:
-        """The size of what `save_state` gives once there are moments, which are twice the weights."""
-        return 3 * sum(parameter.nbytes for parameter in self._parameters.values())
+        """The size of the files of what `save_state` gives once there are moments: two like the weight, and a step's number."""
+        step = 4
+        return sum(3 * parameter.nbytes + step + 4 * HEADER_BYTES for parameter in self._parameters.values())
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
         """The trainable weights under `student` and the moments of AdamW under `optimizer`: live views, not copies."""

@@ -19,7 +19,7 @@ ALPHA = 32.0
 """The scale of a service's adapters is ALPHA / rank."""
 
 ENTROPIES = frozenset({"student_entropy", "teacher_entropy"})
-"""What a service does not tell of the distributions of its tokens."""
+"""Facts of whole distributions, which a service does not tell."""
 
 UNKNOWN_CONTEXT = 1 << 20
 """The longest text where a service does not say."""
@@ -29,7 +29,9 @@ class Config(ServiceConfig):
     """A service and what of the student it does not say. The student's `model` is the name of a base model there."""
 
     checkpoints_here: ClassVar[bool] = False
-    """Whether checkpoints hold the student's weights, and not their address alone."""
+    """Checkpoints hold the address of the student's weights alone."""
+    not_compared: ClassVar[frozenset[str]] = frozenset()
+    """Settings that may be other ones in a resumed run, because they change no token and no more than rounding."""
     type: Literal["tinker"] = "tinker"
     tokenizer: str | None = Field(
         default=None,

@@ -221,8 +221,8 @@ class ServiceTrainer:
 
         def cut(datum: Datum, signal: TeacherSignal, asked: Signal | None) -> TeacherSignal:
             k = asked.candidates if asked else 0
-            given = own.get(id(datum.rollout)) if asked and asked.chooser == "student" else None
-            return told(signal, datum.rollout.tokens, None if given is None else given[:, :k], k)
+            candidates = own.get(id(datum.rollout)) if asked and asked.chooser == "student" else None
+            return told(signal, datum.rollout.tokens, None if candidates is None else candidates[:, :k], k)
 
         return [
             Datum(

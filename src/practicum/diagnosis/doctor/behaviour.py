@@ -116,8 +116,8 @@ def horizon(evidence: Evidence) -> Finding:
 def capacity_ratio(evidence: Evidence) -> float | None:
     """Weights of the largest model behind the teacher over the student's; None where the student teaches itself."""
     shapes = [scorer.shape.parameters for scorer in evidence.scorers if scorer.shape is not None]
-    own = evidence.built.learner.shape
-    return max(shapes) / own.parameters if shapes and own is not None else None
+    student = evidence.built.learner.shape
+    return max(shapes) / student.parameters if shapes and student is not None else None
 
 
 def looping(rollout: Rollout) -> bool:

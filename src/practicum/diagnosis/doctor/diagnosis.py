@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ def doctor(
         except VocabularyError as error:
             found = _refused(recipe, str(error), remarks)
         else:
-            found = examine(gather(recipe, built, prompts, samples, say), remarks)
+            with closing(built):
+                found = examine(gather(recipe, built, prompts, samples, say), remarks)
     if out is not None:
         found.write(Path(out))
     return found

@@ -176,7 +176,11 @@ class Evidence:
 
 
 def gather(recipe: Recipe, built: Assembled, count: int, samples: int, say: Callable[[str], None]) -> Evidence:
-    """Draw `samples` rollouts for each of `count` prompts at the settings of the recipe's first step, and score them."""
+    """Draw `samples` rollouts for each of `count` prompts at the settings of the recipe's first step, and score them.
+
+    Raises RecipeError, before anything is drawn, where the student's weights are not in this process.
+    """
+    _ = built.weights
     plan, parts = built.settings.plan(1), built.parts
     prompts = prompts_of_step(parts.prompts, recipe.seed, 1, min(count, len(parts.prompts)))
     client = parts.sampler
@@ -266,7 +270,7 @@ class _Measuring:
         self._norms: dict[str, float] = {}
 
     def trace(self, mine: TeacherSignal, theirs: TeacherSignal, chunk: int) -> Trace:
-        states = mine.states
+        states, theirs = mine.states, theirs.fetch()
         for part in chunks(len(self.rollout.tokens), chunk):
             assert states is not None and mine.head is not None, "the student's own client gives its hidden states"
             student = mine.head.logprobs(states[part])

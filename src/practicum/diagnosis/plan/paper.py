@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +35,8 @@ def paper_run(recipe: Recipe, answer_tokens: int | None, say: Callable[[str], No
     tokens = min(answer_tokens or recipe.rollout.max_new_tokens, recipe.rollout.max_new_tokens)
     with tempfile.TemporaryDirectory() as folder:
         built, paper = assemble_on_paper(recipe, Path(folder), tokens, say)
-        result = train_step(1, built.parts, built.settings)
-        built.close()
+        with closing(built):
+            result = train_step(1, built.parts, built.settings)
     record = paper.record
     graph = record.cut(record.data)
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))

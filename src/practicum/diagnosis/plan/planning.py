@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -85,15 +86,16 @@ def plan(
     `process` is what Python and its libraries take, in bytes (None: what this process takes now).
     """
     process = own_bytes() if process is None else process
-    found = calibrated(recipe, say) if calibrate else None
-    if found is not None and answer_tokens is None:
-        answer_tokens = max(round(found.answer_tokens), 1)
-    run = paper_run(recipe, answer_tokens, say)
+    run = paper_run(recipe, answer_tokens, say)  # refuses what cannot be planned, before any step is done
+    calibration = calibrated(recipe, say) if calibrate else None
+    if calibration is not None and answer_tokens is None:
+        answer_tokens = max(round(calibration.answer_tokens), 1)
+        run = paper_run(recipe, answer_tokens, lambda text: None)
     memory = memory_of(run, process)
     limit = memory_limit(run_device(recipe)) if limit is None else limit
     largest = _largest_micro_batch(run, memory, limit)
     change = None if memory.peak <= limit else _change(recipe, limit, process, answer_tokens, largest)
-    return Plan(run, memory, limit, largest, change, found)
+    return Plan(run, memory, limit, largest, change, calibration)
 
 
 def run_device(recipe: Recipe) -> str:
@@ -105,8 +107,10 @@ def run_device(recipe: Recipe) -> str:
 
 def calibrated(recipe: Recipe, say: Callable[[str], None]) -> Calibration:
     """Do two steps of a recipe in a folder that is thrown away, and time the second."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = assemble_run(recipe, Path(folder), None, say, Path(folder) / "scores")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(assemble_run(recipe, Path(folder), None, say, Path(folder) / "scores")) as built,
+    ):
         say("calibrating: two steps, the first to warm up")
         metrics = [train_step(step, built.parts, built.settings).metrics for step in (1, 2)][-1]
     return Calibration(

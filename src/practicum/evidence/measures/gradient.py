@@ -1,5 +1,6 @@
 """How much of a step's gradient is signal: its mean over many batches at the same student, against how much batches differ."""
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -95,10 +96,10 @@ def _of_seed(
 
 def gradients(recipe: Recipe, batches: int, home: Path) -> Moments:
     """The moments of the gradients of the first `batches` steps, none of which is taken."""
-    built = assemble_run(recipe, home / "models", None, lambda text: None)
     moments = Moments()
-    for step in range(1, batches + 1):
-        moments.add(_gradient(built, step))
+    with closing(assemble_run(recipe, home / "models", None, lambda text: None)) as built:
+        for step in range(1, batches + 1):
+            moments.add(_gradient(built, step))
     return moments
 
 

@@ -111,10 +111,10 @@ def models_of(study: Loaded, home: Path, console: Console) -> ModelOf:
     """Finds the models that the recipe's `stages` make, which are run once for all arms and seeds, and averages of them."""
     folders: dict[str, Path] = {}
     if "stages" in study.recipe:
-        found = parse_pipeline({**study.recipe, "name": "stages"}, study.name)
+        pipeline = parse_pipeline({**study.recipe, "name": "stages"}, study.name)
         begun = (home / "stages" / "pipeline.json").is_file()
-        run_pipeline(found, out=home, resume=begun, console=console)
-        folders = {stage.name: home / "stages" / "stages" / stage.folder / "model" for stage in found.stages}
+        run_pipeline(pipeline, out=home, resume=begun, console=console)
+        folders = {stage.name: home / "stages" / "stages" / stage.folder / "model" for stage in pipeline.stages}
 
     def model_of(model: Mapping[str, Any]) -> str:
         if "stage" in model:
