@@ -141,5 +141,5 @@ class SkippingTrainer(LocalTrainer):
 def skipping(models: Path, folder: Path, every: int) -> tuple[Parts, StepSettings]:
     """The parts of a loop with a trainer that skips updates."""
     recipe = toy_recipe(models, {"train.prompts_per_step": 1, "rollout.max_new_tokens": 2})
-    built = assemble_run(recipe, folder, None, lambda text: None)
+    built = assemble_run(recipe, folder)
     return replace(built.parts, student=SkippingTrainer(built.trainer, every)), built.settings

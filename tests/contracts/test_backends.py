@@ -50,7 +50,7 @@ def build(request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Itera
     made: list[Assembled] = []
 
     def built() -> Assembled:
-        made.append(assemble_run(toy_recipe(models, changes), tmp_path, None, lambda text: None))
+        made.append(assemble_run(toy_recipe(models, changes), tmp_path))
         return made[-1]
 
     yield built

@@ -1,5 +1,6 @@
 """The parent's side of the pipe: the port's verbs, each one question to the child."""
 
+import logging
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
@@ -34,12 +35,13 @@ from practicum.types import (
 PATIENCE = 300.0
 """Seconds that an answer is waited for."""
 
+log = logging.getLogger("practicum.backends.child")
+
 
 class ChildBackend:
     """See `practicum.ports.Backend`."""
 
     def __init__(self, context: BackendContext) -> None:
-        self._say = context.say
         self._lock = threading.Lock()
         start = multiprocessing.get_context("spawn")
         self._connection, theirs = start.Pipe()
@@ -48,7 +50,7 @@ class ChildBackend:
         theirs.close()
         assert self.process.pid is not None
         ASK[self.process.pid] = lambda name: self.ask("fetch", name)
-        context.at_end.append(self.close)
+        context.at_end.callback(self.close)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return the child's answer, or raise the error that it met; ResourceError where it is gone or silent."""
@@ -65,7 +67,7 @@ class ChildBackend:
                         return value
                     if kind == "error":
                         raise value
-                    self._say(value)
+                    log.info(value)
             except (EOFError, BrokenPipeError, ConnectionResetError) as error:
                 raise ResourceError(f"the child process was lost in {method}; go on with --resume") from error
 
