@@ -122,7 +122,7 @@ def _timed(folder: Path, options: argparse.Namespace, lag: int, seconds: float) 
 def _run(folder: Path, options: argparse.Namespace, lag: int, seconds: float) -> tuple[float, float]:
     """Tokens learned from a second, and steps a second, by the wall clock; models and threads are made before."""
     recipe = parse_recipe(_recipe(options, lag), "asynchronous")
-    built = assemble_run(recipe, folder, None, lambda text: None)
+    built = assemble_run(recipe, folder)
     whole = built.parts
     parts = replace(whole, teacher=Distant(whole.teacher, seconds))
     start = time.monotonic()

@@ -107,7 +107,7 @@ def _honesty(homes: list[Path]) -> dict:
     """What the untrained student could already do, and how the trained ones answer unrelated questions."""
     recipe = load_recipe(RECIPE)
     base = load(ModelConfig.model_validate(recipe.student.model_dump(include=set(ModelConfig.model_fields))))
-    heldout = build_task(recipe, None, print).heldout_prompts()
+    heldout = build_task(recipe).heldout_prompts()
     long = _answers(base, [prompt.messages[-1].content for prompt in heldout], 64)
     right = [prompt.answer in re.findall(r"[0-9]+", text) for prompt, (text, _) in zip(heldout, long, strict=True)]
     before = _answers(base, UNRELATED, 24)

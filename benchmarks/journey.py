@@ -57,7 +57,7 @@ def _legs() -> dict[str, Journey]:
 
     recipe, loading = follow(lambda: load_recipe(RECIPE, OVERRIDES))
     with tempfile.TemporaryDirectory() as folder:
-        built, assembling = follow(lambda: assemble_run(recipe, Path(folder), None, lambda text: None))
+        built, assembling = follow(lambda: assemble_run(recipe, Path(folder)))
         train_step(1, built.parts, built.settings)
         _, stepping = follow(lambda: train_step(2, built.parts, built.settings))
     return {"read": loading, "assemble": assembling, "step": stepping}

@@ -63,7 +63,7 @@ def _steps(case: str) -> dict[str, Any]:
     recipe, *overrides = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         clear_peak()
-        built = assemble_run(load_recipe(recipe, overrides), Path(folder), None, lambda line: None)
+        built = assemble_run(load_recipe(recipe, overrides), Path(folder))
         done = [train_step(step, built.parts, built.settings).metrics for step in range(1, STEPS + 1)]
     flops = [{phase: row[f"cost/flops_{phase}"] for phase in PHASES} for row in done]
     seconds = [{phase: row[f"seconds_{phase}"] for phase in PHASES} for row in done]

@@ -82,7 +82,7 @@ def main() -> None:
 
                 return timed
 
-            connection = Connection(ServiceConfig(url=str(http.base_url)), "benchmark", print)
+            connection = Connection(ServiceConfig(url=str(http.base_url)), "benchmark")
             teacher = ServiceSampler(
                 connection, lambda service: service.create_sampling_client(base_model="model"), shape.vocabulary
             )
@@ -91,7 +91,6 @@ def main() -> None:
                 "model",
                 lambda service: service.create_lora_training_client(base_model="model", rank=RANK, train_unembed=False),
                 lambda term: None,
-                lambda text: None,
             )
             here = LocalTrainer(adapted(local.language_model, Lora(rank=RANK), 0))
             data = _data(texts)

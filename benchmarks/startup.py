@@ -74,9 +74,7 @@ def _steps(recipe: str) -> list[float]:
     from practicum.recipe import load_recipe
 
     with tempfile.TemporaryDirectory() as folder:
-        built = assemble_run(
-            load_recipe(recipe, [f"train.steps={STEPS}"]), models=Path(folder), rejected=None, say=lambda line: None
-        )
+        built = assemble_run(load_recipe(recipe, [f"train.steps={STEPS}"]), models=Path(folder))
         seconds = []
         for step in range(1, STEPS + 1):
             start = time.monotonic()

@@ -1,5 +1,6 @@
 """Tests run on one thread and are the same every time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(folder / "student", seed=1)
     make_model(folder / "teacher", seed=2, pretrain=60)
     return folder
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """What the test's own context notes, as a console would show it."""
+    from practicum.notes import show_notes
+
+    texts: list[str] = []
+    with show_notes(texts.append):
+        yield texts
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ def test_a_step_learns_from_its_own_prompts_all_of_them(models: Path, tmp_path: 
     changes = ahead(2, **{"rollout.n": 2, "rollout.max_new_tokens": 12})
     folder = toy_run(models, tmp_path, changes).folder
     recipe = toy_recipe(models, changes)
-    prompts = assemble_run(recipe, tmp_path, None, lambda text: None).parts.prompts
+    prompts = assemble_run(recipe, tmp_path).parts.prompts
     written = rows(folder / "rollouts.jsonl")
     for step in range(1, 6):
         expected = [prompt.id for prompt in prompts_of_step(prompts, 0, step, 3) for _ in range(2)]
@@ -97,7 +97,7 @@ def test_a_step_learns_from_its_own_prompts_all_of_them(models: Path, tmp_path: 
 
 def results(models: Path, folder: Path, changes: dict[str, Any], *, threads: bool) -> tuple[list[StepResult], Any]:
     """What the steps of a recipe give, one after the other or through the threads, and the weights after them."""
-    built = assemble_run(toy_recipe(models, changes), folder, None, lambda text: None)
+    built = assemble_run(toy_recipe(models, changes), folder)
     if not threads:
         return list(train(1, 3, built.parts, built.settings)), built.trainer.save_state()["student"]
     with Ahead(built.parts, built.settings, last=3, lag=0) as stages:
@@ -348,11 +348,10 @@ def test_what_cannot_be_done_ahead_is_refused_with_the_alternative(models: Path,
     [({"signal": "sampled"}, True), ({"signal": "sampled", "correction": "ratio"}, False), ({"signal": "full"}, False)],
 )
 def test_tokens_of_an_older_policy_without_a_correction_are_named(
-    models: Path, tmp_path: Path, objective: dict[str, Any], warned: bool
+    models: Path, tmp_path: Path, notes: list[str], objective: dict[str, Any], warned: bool
 ) -> None:
-    said: list[str] = []
-    assemble_run(toy_recipe(models, ahead(2, objective=objective)), tmp_path, None, said.append)
-    lines = [line for line in said if line.startswith("warning: rollout.max_staleness is 2")]
+    assemble_run(toy_recipe(models, ahead(2, objective=objective)), tmp_path)
+    lines = [line for line in notes if line.startswith("warning: rollout.max_staleness is 2")]
     assert len(lines) == warned
     assert not warned or "correction: ratio_truncate(2)" in lines[0]
 

@@ -316,7 +316,7 @@ def recipe(folder: Path, **changes: Any) -> Any:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Assembled:
     folder = tmp_path_factory.mktemp("walk")
-    return assemble_run(recipe(folder), folder, None, lambda text: None)
+    return assemble_run(recipe(folder), folder)
 
 
 def written(built: Assembled, source: str, **changes: Any) -> list[Rollout]:
@@ -367,7 +367,7 @@ def test_a_source_that_cannot_converse_is_refused_in_one_line(built: Assembled, 
         written(built, source)
     changed = recipe(tmp_path, rollout={"max_new_tokens": 24, "source": source})
     with pytest.raises(CapabilityError, match=r"rollout.source: .* does not write turn by turn"):
-        assemble_run(changed, tmp_path, None, lambda text: None)
+        assemble_run(changed, tmp_path)
 
 
 class Deaf(ExpertTeacher):

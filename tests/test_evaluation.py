@@ -17,7 +17,7 @@ from practicum.statistics import bootstrap, wilson
 
 
 def built(models: Path, folder: Path, **changes: object) -> Assembled:
-    return assemble_run(toy_recipe(models, {"evaluation.prompts": 8, **changes}), folder, None, lambda text: None)
+    return assemble_run(toy_recipe(models, {"evaluation.prompts": 8, **changes}), folder)
 
 
 def measured(parts: Assembled) -> Evaluation:

@@ -16,6 +16,7 @@ from stub_server import Fault, Stub, drip, flood, hang_up, late, raw, status
 from practicum import http
 from practicum.errors import TeacherError
 from practicum.http import JsonClient, Question, Refused, Server, base_url, without_secrets
+from practicum.notes import show_notes
 
 pytestmark = pytest.mark.long
 
@@ -26,8 +27,8 @@ def stub() -> Iterator[Stub]:
         yield stub
 
 
-def client(stub: Stub, say: Any = lambda text: None, heartbeat: float = 30.0, **fields: Any) -> JsonClient:
-    return JsonClient(Server(stub.url, **{"give_up_after": 3.0, **fields}), say, heartbeat)
+def client(stub: Stub, heartbeat: float = 30.0, **fields: Any) -> JsonClient:
+    return JsonClient(Server(stub.url, **{"give_up_after": 3.0, **fields}), heartbeat)
 
 
 def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> Question:
@@ -58,12 +59,11 @@ def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> Q
     ],
     ids=["500", "502", "503", "429", "408", "closed", "empty", "html"],
 )
-def test_what_may_pass_is_asked_again_and_said_once(stub: Stub, fault: Fault) -> None:
+def test_what_may_pass_is_asked_again_and_said_once(stub: Stub, notes: list[str], fault: Fault) -> None:
     stub.script = [fault]
-    said: list[str] = []
-    assert "choices" in client(stub, said.append).ask(question())
+    assert "choices" in client(stub).ask(question())
     assert len(stub.asked) == 2
-    assert len(said) == 1 and said[0].startswith(stub.url) and said[0].endswith("completion 0 is asked again")
+    assert len(notes) == 1 and notes[0].startswith(stub.url) and notes[0].endswith("completion 0 is asked again")
 
 
 @pytest.mark.parametrize(
@@ -160,12 +160,11 @@ def test_answers_come_in_the_order_of_the_questions(stub: Stub) -> None:
     assert client(stub).ask_all([]) == []
 
 
-def test_a_long_wait_is_named_now_and_then(stub: Stub) -> None:
+def test_a_long_wait_is_named_now_and_then(stub: Stub, notes: list[str]) -> None:
     stub.script = [late(0.7)]
-    said: list[str] = []
-    client(stub, said.append, heartbeat=0.2).ask(question(3))
-    assert said and all(
-        line.startswith(f"waiting for {stub.url}: 1 of 1 requests are open, completion 3 for") for line in said
+    client(stub, heartbeat=0.2).ask(question(3))
+    assert notes and all(
+        line.startswith(f"waiting for {stub.url}: 1 of 1 requests are open, completion 3 for") for line in notes
     )
 
 
@@ -178,14 +177,15 @@ def test_a_server_that_comes_back_is_asked_on(stub: Stub) -> None:
         if "asked again" in text:
             stub.start()
 
-    asking = client(stub, come_back, give_up_after=20.0)
-    assert asking.ask(question()) == before and asking.failures >= 1
+    asking = client(stub, give_up_after=20.0)
+    with show_notes(come_back):
+        assert asking.ask(question()) == before and asking.failures >= 1
 
 
 # Secrets and addresses.
 
 
-def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub) -> None:
+def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, notes: list[str]) -> None:
     stub.key = "sk-secret"
     good = client(stub, key="sk-secret")
     assert "choices" in good.ask(question())
@@ -196,6 +196,9 @@ def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub) -> None:
     assert "sk-secret" not in str(caught.value) + caught.value.detail and "***" in str(caught.value)
     with pytest.raises(Refused, match="401"):
         client(stub, key="other").ask(question())
+    stub.script = [status(503, b"bad key sk-secret")]
+    good.ask(question())
+    assert len(notes) == 1 and "sk-secret" not in notes[0]
 
 
 def test_what_a_server_says_is_shown_harmlessly_and_shortened(stub: Stub) -> None:

@@ -142,7 +142,7 @@ class RecordingTrainer(LocalTrainer):
 
 def one_step(models: Path, folder: Path, changes: dict[str, Any]) -> tuple[RecordingTrainer, Assembled, StepResult]:
     recipe = toy_recipe(models, {"train.prompts_per_step": 4, "rollout.n": 2, **changes})
-    built = assemble_run(recipe, folder, None, lambda text: None)
+    built = assemble_run(recipe, folder)
     trainer = RecordingTrainer(built.trainer)
     (result,) = train(1, 1, replace(built.parts, student=trainer), built.settings)
     return trainer, built, result
@@ -154,7 +154,7 @@ def test_epochs_learn_from_the_same_data_again(models: Path, tmp_path: Path) -> 
     parts = [data for data, _ in trainer.calls]
     assert len(parts) == 4 and parts[0] == parts[2] and parts[1] == parts[3]
     assert len({seed for _, seed in trainer.calls}) == 4
-    again = assemble_run(toy_recipe(models), tmp_path, None, lambda text: None)
+    again = assemble_run(toy_recipe(models), tmp_path)
     plan, metrics, outputs = built.settings.plan(1), [], []
     for data, seed in trainer.calls:
         done = again.trainer.forward_backward(data, plan.objective, seed)
@@ -210,7 +210,7 @@ class LearningTeacher(Teacher):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_what_learns_beside_the_student_gets_the_data_of_the_step(models: Path, tmp_path: Path, lag: int) -> None:
     recipe = toy_recipe(models, {"objective": {"signal": "sampled"}, "rollout.max_staleness": lag})
-    built = assemble_run(recipe, tmp_path, None, lambda text: None)
+    built = assemble_run(recipe, tmp_path)
     teacher = LearningTeacher()
     parts = replace(built.parts, teacher=teacher)
     with stages(parts, built.settings, 3, lag, ["teacher"]) as ahead:
@@ -237,5 +237,5 @@ class SkippingTrainer(LocalTrainer):
 def skipping(models: Path, folder: Path, every: int) -> tuple[Parts, StepSettings]:
     """The parts of a loop with a trainer that skips updates."""
     recipe = toy_recipe(models, {"train.prompts_per_step": 1, "rollout.max_new_tokens": 2})
-    built = assemble_run(recipe, folder, None, lambda text: None)
+    built = assemble_run(recipe, folder)
     return replace(built.parts, student=SkippingTrainer(built.trainer, every)), built.settings

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from test_foreign_text import Client
 
 from practicum.errors import PracticumError
+from practicum.notes import show_notes
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Capabilities
 from practicum.rollouts.tape import Archive, TapeRow, read_tape
@@ -286,10 +287,9 @@ def test_task_rows_are_read_or_refused(content: bytes) -> None:
             for verifier in ("exact", "number"):
                 config = Config(path=Path("rows.jsonl"), max_rejected=allowed, verifier=verifier)  # type: ignore[arg-type]
                 said: list[str] = []
-                context = TaskContext(
-                    seed=0, base_dir=Path(place), rejected_path=Path(place) / "rejected.jsonl", say=said.append
-                )
-                reads(lambda config=config, context=context: build(config, context))
+                context = TaskContext(seed=0, base_dir=Path(place), rejected_path=Path(place) / "rejected.jsonl")
+                with show_notes(said.append):
+                    reads(lambda config=config, context=context: build(config, context))
                 assert not any("\n" in text for text in said)
 
 

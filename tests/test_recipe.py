@@ -13,6 +13,7 @@ from toy import toy_data, toy_recipe
 
 from practicum.assembly import assemble_run
 from practicum.errors import CapabilityError, RecipeError
+from practicum.notes import show_notes
 from practicum.recipe import (
     OptimizerConfig,
     find_recipe,
@@ -257,7 +258,8 @@ def test_a_clip_that_pushes_the_teachers_tokens_down_is_named(
     models: Path, tmp_path: Path, clip: str, warned: bool
 ) -> None:
     said: list[str] = []
-    assemble_run(toy_recipe(models, {"objective.clip": clip}), tmp_path, None, said.append)
+    with show_notes(said.append):
+        assemble_run(toy_recipe(models, {"objective.clip": clip}), tmp_path)
     lines = [line for line in said if line.startswith("warning: objective.losses[0].clip 'entries'")]
     assert len(lines) == warned
     assert not warned or "write clip: none" in lines[0]

@@ -313,7 +313,7 @@ def test_each_of_several_teachers_and_the_reference_has_its_files(models: Path, 
         "teacher": {"type": "pool", "teachers": pool},
         "reference": {"type": "model", "model": str(tmp_path / "first")},
     }
-    built = assemble_run(toy_recipe(models, changes), tmp_path, None, lambda text: None)
+    built = assemble_run(toy_recipe(models, changes), tmp_path)
     parts = {name.rpartition("/")[0] for name in built.identify()}
     assert parts == {"", "student", "teacher/math", "teacher/code", "reference"}
     assert {"teacher/math/config.json", "reference/model.safetensors", "prompts", "heldout"} <= built.identify().keys()

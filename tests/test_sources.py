@@ -52,7 +52,7 @@ WRITTEN = [
 
 @pytest.fixture(scope="module")
 def built(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Assembled:
-    return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"), None, lambda text: None)
+    return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"))
 
 
 Write = Callable[..., list[Rollout]]

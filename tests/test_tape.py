@@ -200,7 +200,7 @@ def test_every_recorded_completion_of_a_prompt_has_its_turn(models: Path, tmp_pa
 
 @pytest.fixture(scope="module")
 def built(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Assembled:
-    return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"), None, lambda text: None)
+    return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"))
 
 
 GOOD = TapeRow.of(1, a_rollout()).model_dump()

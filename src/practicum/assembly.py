@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,8 @@ from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
 from practicum.types import Prompt, Rollout
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
@@ -72,15 +76,14 @@ class Assembled:
     """The packages besides our own requirements whose versions decide prompts and rewards."""
     scorers: list[Scorer]
     """The models that score besides the student's own weights: `teacher`, `teacher/math`, `reference`."""
-    remarks: list[Callable[[], str]]
-    """What is to be said when the training is over."""
-    at_end: list[Callable[[], None]]
+    trained: ExitStack
+    """What is to be done when the training is over; to be closed then."""
+    at_end: ExitStack
     """What is to be done when nobody asks any more."""
 
     def close(self) -> None:
         """End the sessions at services."""
-        for end in self.at_end:
-            end()
+        self.at_end.close()
 
     @property
     def trainer(self) -> TrainingClient:
@@ -124,16 +127,21 @@ def make_scratch(folder: Path, config: Scratch, task: Task) -> Path:
 
 
 def assemble_run(
-    recipe: Recipe, models: Path, rejected: Path | None, say: Callable[[str], None], scores: Path | None = None
+    recipe: Recipe,
+    models: Path,
+    rejected: Path | None = None,
+    scores: Path | None = None,
+    at_end: ExitStack | None = None,
 ) -> Assembled:
     """Build all parts. `models` holds from-scratch models; `rejected` takes the rows that could not be used.
 
-    `scores` is where `cached` teachers keep their answers unless they name a folder; None: they keep none.
+    `scores` is where `cached` teachers keep their answers unless they name a folder; None: they keep none. What is to be
+    closed is left to `at_end`, also where the parts do not go together, or else to `Assembled.close`.
     """
     for warning in (staleness_warning(recipe.objective, recipe.rollout), clip_warning(recipe.objective)):
         if warning is not None:
-            say(warning)
-    return _Assembly(recipe, models, rejected, say, scores).build()
+            log.warning(warning)
+    return _Assembly(recipe, models, rejected, scores, at_end).build()
 
 
 def load_model(config: ScorerConfig) -> Model:
@@ -151,18 +159,16 @@ def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
     context = BackendContext(
         seed=seed_of(recipe.seed, "student"),
         models=models,
-        task=lambda: build_task(recipe, None, lambda text: None),
+        task=lambda: build_task(recipe),
         local=lambda: open_local(context),
     )
     backend = open_backend(recipe, context)
     return backend, backend.student(recipe.student)
 
 
-def assemble_on_paper(
-    recipe: Recipe, models: Path, answer_tokens: int, say: Callable[[str], None]
-) -> tuple[Assembled, PaperBackend]:
+def assemble_on_paper(recipe: Recipe, models: Path, answer_tokens: int) -> tuple[Assembled, PaperBackend]:
     """Build all parts over models without weights whose answers are all so long, and the backend that keeps what they are asked."""
-    assembly = _Assembly(recipe, models, None, say, None)
+    assembly = _Assembly(recipe, models)
     module = module_of("backends", recipe.backend.type)
     paper = module.build_on_paper(recipe.backend, assembly.backend_context, answer_tokens)
     return assembly.build(paper, on_paper=True), paper
@@ -191,23 +197,19 @@ def plan_of_step(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPla
     )
 
 
-def build_task(
-    recipe: Recipe, rejected: Path | None, say: Callable[[str], None], packages: list[str] | None = None
-) -> Task:
+def build_task(recipe: Recipe, rejected: Path | None = None, packages: list[str] | None = None) -> Task:
     """Build the task of a recipe, whose relative paths start at the recipe's folder; `packages` takes those that decide rewards."""
     used = [] if packages is None else packages
-    context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, say, used)
+    context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, used)
     return module_of("tasks", recipe.task.type).build(recipe.task, context)
 
 
-def evaluation_settings(
-    recipe: Recipe, task: Task, student: Learner | Model, say: Callable[[str], None]
-) -> EvaluationSettings | None:
+def evaluation_settings(recipe: Recipe, task: Task, student: Learner | Model) -> EvaluationSettings | None:
     """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
     wanted = recipe.evaluation
     prompts, too_long = fitting(task.heldout_prompts(), student, recipe)
     if too_long:
-        say(f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long")
+        log.info(f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long")
     if wanted.prompts == 0 or not prompts:
         return None
     new_tokens = wanted.max_new_tokens or recipe.rollout.max_new_tokens
@@ -260,20 +262,24 @@ class _Assembly:
     """The parts of a run while they are put together."""
 
     def __init__(
-        self, recipe: Recipe, models: Path, rejected: Path | None, say: Callable[[str], None], scores: Path | None
+        self,
+        recipe: Recipe,
+        models: Path,
+        rejected: Path | None = None,
+        scores: Path | None = None,
+        at_end: ExitStack | None = None,
     ) -> None:
         if recipe.train.threads is not None:
             torch.set_num_threads(recipe.train.threads)
         self.recipe = recipe
-        self.say = say
         self.scores = scores
         self.packages: list[str] = []
-        self.task = build_task(recipe, rejected, say, self.packages)
+        self.task = build_task(recipe, rejected, self.packages)
         if isinstance(self.task, Environment) and (problems := conversation_problems(recipe.rollout.source)):
             raise CapabilityError(problems)
         self.ledger = Ledger()
-        self.at_end: list[Callable[[], None]] = []
-        self.remarks: list[Callable[[], str]] = []
+        self.trained = ExitStack()
+        self.at_end = at_end or ExitStack()
         self.scorers: list[Scorer] = []
         self.identities: list[Callable[[], Mapping[str, str]]] = []
         self.backend_context = BackendContext(
@@ -281,7 +287,6 @@ class _Assembly:
             models=models,
             task=lambda: self.task,
             local=lambda: open_local(self.backend_context),
-            say=say,
             at_end=self.at_end,
             meter=self.ledger.meter("student"),
         )
@@ -307,7 +312,7 @@ class _Assembly:
             )
         archive, tape = archive_of(recipe, prompts, student.renderer)
         courses = Courses(recipe.schedules, recipe.train.steps)
-        evaluation = evaluation_settings(recipe, task, student, self.say)
+        evaluation = evaluation_settings(recipe, task, student)
         heldout = evaluation.prompts if evaluation else ()
         self.identities.append(
             lambda: {
@@ -345,15 +350,15 @@ class _Assembly:
             too_long=too_long,
             packages=self.packages,
             scorers=self.scorers,
-            remarks=self.remarks,
+            trained=self.trained,
             at_end=self.at_end,
         )
 
     def build_teacher(self, role: str, config: Any) -> Teacher:
         """Build the recipe's teacher or reference, and all teachers inside it."""
         if role == "teacher" and config.type == "self":
-            self.say(
-                "warning: the teacher is the student with the student's own prompt, so there is little to learn; "
+            log.warning(
+                "the teacher is the student with the student's own prompt, so there is little to learn; "
                 "write {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
         names = scorer_names(role, config)
@@ -371,8 +376,7 @@ class _Assembly:
             build=build,
             base_dir=Path(self.recipe.base_dir),
             scores=self.scores,
-            say=self.say,
-            remarks=self.remarks,
+            trained=self.trained,
             at_end=self.at_end,
             task=self.task,
             on_paper=self.on_paper,
@@ -412,7 +416,7 @@ class _Assembly:
             self.ledger.shapes[name] = model.shape
         self.scorers.append(Scorer(name, model.renderer, model.shape))
         model.renderer.render(self.task.train_prompts()[0].messages)  # names a missing chat template before any step
-        compare_renderers(self.student.renderer, model.renderer, self.say)
+        compare_renderers(self.student.renderer, model.renderer)
         return model
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:

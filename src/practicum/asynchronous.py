@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -221,7 +222,7 @@ class Ahead:
             with abandonable(self._told):
                 return work(*given)
 
-        return pool.submit(abandoned_if_told)
+        return pool.submit(copy_context().run, abandoned_if_told)
 
     def _write(self, step: int, now: StepPlan, client: SamplingClient) -> Written:
         """Sample and reward."""

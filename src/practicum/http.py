@@ -10,9 +10,11 @@ import asyncio
 import concurrent.futures
 import ipaddress
 import json
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -35,6 +37,8 @@ except ImportError as missing:
     raise RecipeError(
         "a teacher behind a server needs the package httpx2; install it with pip install 'practicum[remote]'"
     ) from missing
+
+log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 30.0
@@ -215,17 +219,14 @@ class JsonClient:
     """Asks a server questions, several at once, and gives the answers in the order of the questions.
 
     Raises TeacherError (`Refused` where the server said no) with one line that names the server, the request, the reason and
-    what to do. While it waits it says so through `say` every `heartbeat` seconds, and once at the first failure. `failures` counts
-    what had to be asked again, `wire_bytes` the bytes of all bodies that went out and came back.
+    what to do. While it waits it says so every `heartbeat` seconds, and once at the first failure. `failures` counts what had to
+    be asked again, `wire_bytes` the bytes of all bodies that went out and came back.
     """
 
-    def __init__(
-        self, server: Server, say: Callable[[str], None] = lambda text: None, heartbeat: float = HEARTBEAT_SECONDS
-    ) -> None:
+    def __init__(self, server: Server, heartbeat: float = HEARTBEAT_SECONDS) -> None:
         self.server = server
         self.failures = 0
         self.wire_bytes = 0
-        self._say = say
         self._heartbeat = heartbeat
         self._base = base_url(server.url, server.allow_http)
         self._tls = ssl.create_default_context() if self._base.startswith("https") else False
@@ -259,7 +260,7 @@ class JsonClient:
             return asyncio.run(self._all(questions, read))
         # A notebook runs a loop of its own in this thread, so ours runs in another.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            return pool.submit(asyncio.run, self._all(questions, read)).result()
+            return pool.submit(copy_context().run, asyncio.run, self._all(questions, read)).result()
 
     async def _all(self, questions: Sequence[Question], read: Callable[[int, Any], Any]) -> list[Any]:
         open_ones: dict[int, _Waiting] = {}
@@ -295,7 +296,7 @@ class JsonClient:
             if open_ones:
                 oldest = min(open_ones.values(), key=lambda waiting: waiting.since)
                 trouble = f", last trouble: {oldest.trouble}" if oldest.trouble else ""
-                self._say(
+                log.info(
                     f"waiting for {self._base}: {len(open_ones)} of {count} requests are open, {oldest.name} for "
                     f"{monotonic() - oldest.since:.0f} s{trouble}"
                 )
@@ -334,7 +335,7 @@ class JsonClient:
     def _note(self, failure: _Failure, waiting: _Waiting) -> None:
         self.failures += 1
         if not waiting.trouble:
-            self._say(f"{self._base}: {failure.why}; {waiting.name} is asked again")
+            log.info(f"{self._base}: {failure.why}; {waiting.name} is asked again")
         waiting.trouble = failure.why
 
     def _given_up(self, question: Question, failure: _Failure, tries: int, spent: float) -> TeacherError:

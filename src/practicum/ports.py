@@ -5,6 +5,7 @@ A step is seven calls over these (see `practicum.loop.train_step`). The four ver
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -230,15 +231,13 @@ def walk(config: TeacherConfig, keys: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A client and a prompt's tokens in its own context: what is needed to decode with a teacher, token by token.
-
-    `continues` is whether the client goes on from any tokens after the prompt's; one
-    that answers the prompt's messages alone can take no part in a conversation.
-    """
+    """Decode with a teacher, token by token: a client, and a prompt as the teacher reads it."""
 
     client: SamplingClient
     prompt_tokens: tuple[int, ...]
+    """The prompt's tokens in the teacher's own context."""
     continues: bool = True
+    """Whether the client goes on from any tokens after the prompt; one that only answers messages takes part in no conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,35 +254,38 @@ def _no_renderer(config: Any) -> Renderer:
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """What a teacher may be built from: how the student reads, loaders of models, and a builder of inner teachers.
-
-    `self_teacher` gives the student's own weights as a scorer, which follow it by a rule. `load_model`
-    loads another model by its settings, and `load_renderer` reads a tokenizer without the weights. `count` wraps a client, so
-    that what it is asked for is counted. `keep` is what a teacher around this one makes of a client, given what names
-    its answers in a folder.
-    `base_dir` is where the relative paths of a recipe start, `scores` where answers are kept that no recipe gives a place
-    (None: nowhere). `say` tells the user something, and what stands in `remarks` is said when the training is over; what stands
-    in `at_end` is done when nobody asks any more. `meter` counts bytes to and from other processes. `task` is what the prompts come
-    from, for a teacher that the task itself knows. `reads` hears of a file besides models that the answers depend on, so that a
-    resumed run is held against it. `on_paper` is whether models have sizes alone, so that what they answer is not kept.
-    """
+    """Build a teacher from these: how the student reads, models by their settings, and the teachers inside."""
 
     renderer: Renderer
+    """How the student reads."""
     self_teacher: Callable[[SelfRule], SelfTeacher]
+    """Return the student's own weights as a scorer, which follow it by a rule."""
     load_model: Callable[[Any], "Model"]
+    """Load another model by its settings."""
     build: Callable[["TeacherContext", Any], Teacher]
+    """Build a teacher inside."""
     base_dir: Path = Path()
+    """Where the relative paths of a recipe start."""
     scores: Path | None = None
-    say: Callable[[str], None] = lambda text: None
-    remarks: list[Callable[[], str]] = field(default_factory=list)
-    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Where answers are kept that no recipe gives a place; None: nowhere."""
+    trained: ExitStack = field(default_factory=ExitStack)
+    """What is to be done when the training is over, before the last evaluation; not where the training fails."""
+    at_end: ExitStack = field(default_factory=ExitStack)
+    """What is to be closed when nobody asks any more, however that comes about."""
     meter: Meter | None = None
+    """Count bytes to and from other processes."""
     load_renderer: Callable[[Any], Renderer] = _no_renderer
+    """Read a tokenizer without the weights."""
     count: Callable[[SamplingClient], SamplingClient] = lambda client: client
+    """Wrap a client, so that what it is asked for is counted."""
     keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
+    """Make of a client what a teacher around this one makes of it, given what names its answers in a folder."""
     task: "Task | None" = None
+    """What the prompts come from, for a teacher that the task itself knows."""
     reads: Callable[[Path], None] = lambda path: None
+    """Hear of a file besides models that the answers depend on, so that a resumed run is held against it."""
     on_paper: bool = False
+    """Whether models have sizes alone, so that what they answer is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,21 +404,20 @@ class PaperBackend(Backend, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """What a backend may use.
-
-    `seed` is that of new weights. `models` is where models from scratch are made, with the characters and answers of the task that
-    `task` gives.
-    `local` opens the backend of this process, for the models that a backend does not hold itself. `say` tells the user something;
-    what stands in `at_end` is done when nobody asks any more; `meter` counts bytes to and from other processes.
-    """
+    """Open a backend with these: a seed, a place for models from scratch, and what is counted and closed."""
 
     seed: int
+    """The seed of new weights."""
     models: Path
+    """Where models from scratch are made."""
     task: "Callable[[], Task]"
+    """Return the task, whose characters and answers models from scratch are made with."""
     local: Callable[[], Backend]
-    say: Callable[[str], None] = lambda text: None
-    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Open the backend of this process, for the models that a backend does not hold itself."""
+    at_end: ExitStack = field(default_factory=ExitStack)
+    """What is to be closed when nobody asks any more, however that comes about."""
     meter: Meter | None = None
+    """Count bytes to and from other processes."""
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """A run and the tracker that its recipe asks for: opened late, never in the way, continued by a resume."""
 
+import logging
 import math
 import re
 import uuid
@@ -13,6 +14,8 @@ from practicum.recipe import Recipe, resolved
 from practicum.run_dir import METRICS, TRACKING, RunDir, read_json, read_rows, write_json
 from practicum.trackers import Tracker, TrackerContext
 
+log = logging.getLogger(__name__)
+
 SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credentials?|auth)$", re.IGNORECASE)
 """Names of settings whose text is not sent; `prompt_tokens` and the like are numbers and are."""
 
@@ -23,21 +26,20 @@ KEPT_BACK = frozenset({"base_dir", "about", "claim", "differs", "reduced"})
 class Tracked:
     """The tracker of one run, or none. It begins at the first step, and one that fails is left out of the rest."""
 
-    def __init__(self, tracker: Tracker | None, say: Callable[[str], None], rows: Path) -> None:
+    def __init__(self, tracker: Tracker | None, rows: Path) -> None:
         self._tracker = tracker
-        self._say = say
         self._rows = rows
         self._begun = False
         self._there = 0
 
     @classmethod
-    def open(cls, recipe: Recipe, home: RunDir, say: Callable[[str], None]) -> "Tracked":
+    def open(cls, recipe: Recipe, home: RunDir) -> "Tracked":
         """The tracker that a recipe asks for; RecipeError where its package is missing."""
         if recipe.tracking is None:
-            return cls(None, say, home.metrics_jsonl)
+            return cls(None, home.metrics_jsonl)
         kind = str(recipe.tracking.type)
         context = TrackerContext(recipe.name, _id(home, kind), home.path, dict(flat(resolved(recipe))))
-        return cls(module_of("trackers", kind).build(recipe.tracking, context), say, home.metrics_jsonl)
+        return cls(module_of("trackers", kind).build(recipe.tracking, context), home.metrics_jsonl)
 
     def __enter__(self) -> "Tracked":
         return self
@@ -74,7 +76,7 @@ class Tracked:
         try:
             call()
         except ResourceError as error:
-            self._say(f"warning: {error}; the run goes on without tracking, and metrics.jsonl holds everything")
+            log.warning(f"{error}; the run goes on without tracking, and metrics.jsonl holds everything")
             self._tracker = None
 
 

@@ -36,7 +36,7 @@ def test_a_toy_run_gives_the_same_bytes(models: Path, tmp_path: Path, changes: d
 
 
 def test_states_are_held_for_as_long_as_somebody_has_their_name(models: Path, tmp_path: Path) -> None:
-    built = assemble_run(toy_recipe(models, CHILD), tmp_path, None, lambda text: None)
+    built = assemble_run(toy_recipe(models, CHILD), tmp_path)
     client = built.backend.sampler(built.learner)
 
     def names() -> list[str]:

@@ -5,6 +5,7 @@ import torch
 
 from practicum.backends.local import Config, build
 from practicum.model_config import StudentConfig
+from practicum.notes import show_notes
 from practicum.objective import Objective
 from practicum.ports import BackendContext, SampleRequest, SamplingParams
 from practicum.types import Datum, Prompt, Rollout
@@ -25,8 +26,9 @@ NOISY = {
 def learner(folder, **choices):
     """The student with the remarks of its making."""
     remarks: list[str] = []
-    context = BackendContext(0, folder, nothing, nothing, say=remarks.append)
-    student = build(Config(), context).student(StudentConfig(model=str(folder), **choices))
+    context = BackendContext(0, folder, nothing, nothing)
+    with show_notes(remarks.append):
+        student = build(Config(), context).student(StudentConfig(model=str(folder), **choices))
     return student, remarks[1:]  # the first says what is loaded
 
 

@@ -120,9 +120,9 @@ def test_a_teacher_is_refused_where_the_recipe_lets_it_write(rwkv, tmp_path, cha
     recipe = toy_recipe(tmp_path, {**RECIPE, **changes, "student.model": str(student), "teacher.model": str(rwkv)})
     if refused:
         with pytest.raises(ModelError, match=r"RwkvForCausalLM .* write evaluation\.teacher: false"):
-            assemble_run(recipe, tmp_path, None, lambda text: None)
+            assemble_run(recipe, tmp_path)
     else:
-        assemble_run(recipe, tmp_path, None, lambda text: None)
+        assemble_run(recipe, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def build(backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: 
     made: list[Assembled] = []
 
     def built() -> Assembled:
-        made.append(assemble_run(toy_recipe(models, changes), tmp_path, None, lambda text: None))
+        made.append(assemble_run(toy_recipe(models, changes), tmp_path))
         return made[-1]
 
     yield built

@@ -94,7 +94,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path):
         client("tests.contracts.recording").Config(path=str(tmp_path / "calls")),
         TrackerContext("toy", "id", tmp_path, {}),
     )
-    with Tracked(tracker, print, tmp_path / "metrics.jsonl") as tracked:
+    with Tracked(tracker, tmp_path / "metrics.jsonl") as tracked:
         tracked.log(1, {"a": float("nan"), "b": 1.0, "c": float("inf")})
     assert rows(tmp_path / "calls")[1]["metrics"] == {"b": 1.0}
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from practicum.errors import DataError
+from practicum.notes import show_notes
 from practicum.ports import Task
 from practicum.tasks import TaskContext, _rows
 from practicum.tasks._rows import Rejected, read_prompt
@@ -33,7 +34,8 @@ class Folder:
 
     def task(self, seed: int = 0, **settings: Any) -> Task:
         config = Config.model_validate({"path": "rows.jsonl", "heldout": 0, **settings})
-        return build(config, TaskContext(seed, self.path, self.path / "rejected.jsonl", self.said.append))
+        with show_notes(self.said.append):
+            return build(config, TaskContext(seed, self.path, self.path / "rejected.jsonl"))
 
     def rejected(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.path / "rejected.jsonl").read_text().splitlines()]

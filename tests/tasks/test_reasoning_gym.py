@@ -1,5 +1,4 @@
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ HOSTILE = [
 ]
 
 
-def task(generator: str, say: Callable[[str], None] = lambda text: None, seed: int = 0, **settings: Any) -> Task:
+def task(generator: str, seed: int = 0, **settings: Any) -> Task:
     sizes = {"train_size": 6, "heldout_size": 3, **settings}
-    return build(Config(generator=generator, **sizes), TaskContext(seed, Path(), say=say))
+    return build(Config(generator=generator, **sizes), TaskContext(seed, Path()))
 
 
 # ransom_note and word_ladder make other items in processes with another hash seed.
@@ -65,12 +64,11 @@ def test_items_are_the_same_in_every_process_and_depend_on_the_seed() -> None:
     assert first.train_prompts() != other.train_prompts()
 
 
-def test_a_small_world_leaves_out_what_repeats_or_is_held_out() -> None:
-    said: list[str] = []
+def test_a_small_world_leaves_out_what_repeats_or_is_held_out(notes: list[str]) -> None:
     config = {"min_digits": 1, "max_digits": 1, "min_terms": 1, "max_terms": 1}
-    made = task("products", said.append, train_size=40, heldout_size=4, config=config)
+    made = task("products", train_size=40, heldout_size=4, config=config)
     left_out = 40 - len(made.train_prompts())
-    assert said == [f"{left_out} of 40 generated training prompts left out: repeated or held out"]
+    assert notes == [f"{left_out} of 40 generated training prompts left out: repeated or held out"]
     with pytest.raises(DataError, match="all 2 training prompts of 'products' are also held out; lower"):
         task("products", train_size=2, heldout_size=200, config=config)
 

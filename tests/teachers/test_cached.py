@@ -70,12 +70,9 @@ class Speaker:
         raise AssertionError("nobody asked for that")
 
 
-def client(folder: Path | None, bare: Speaker, max_bytes: int = MIB, said: list[str] | None = None) -> KeepingClient:
+def client(folder: Path | None, bare: Speaker, max_bytes: int = MIB) -> KeepingClient:
     """A client as it is in a process that has just begun."""
-    said = [] if said is None else said
-    return KeepingClient(
-        bare, lambda: Kept("model", None if folder is None else Scores(folder, max_bytes)), said.append
-    )
+    return KeepingClient(bare, lambda: Kept("model", None if folder is None else Scores(folder, max_bytes)))
 
 
 def request(number: int, length: int = 4) -> ScoreRequest:
@@ -163,7 +160,7 @@ def test_no_requests_open_nothing() -> None:
     def never() -> Kept:
         raise AssertionError("nothing was asked")
 
-    assert KeepingClient(Speaker(), never, print).score([], Full()) == []
+    assert KeepingClient(Speaker(), never).score([], Full()) == []
 
 
 def test_hidden_states_answer_every_question_about_candidates_but_not_the_sampled_token(tmp_path: Path) -> None:
@@ -313,21 +310,20 @@ def test_a_run_that_goes_back_hears_what_it_heard_before(
             assert same(heard[number], mine.score(sized(calls[number]), Full()))
 
 
-def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    mine = client(tmp_path, Speaker(), 3000, said)
+def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(tmp_path: Path, notes: list[str]) -> None:
+    mine = client(tmp_path, Speaker(), 3000)
     small, large, later = [request(1)], [request(2, 200)], [request(3)]
     mine.score(small, Full())
     mine.score(large, Full())
     mine.score(later, Full())
     assert len(files(tmp_path)) == 1 and (tmp_path / FULL).is_file()
-    assert len(said) == 1 and "is full" in said[0] and str(tmp_path) in said[0]
+    assert len(notes) == 1 and notes[0].startswith(f"warning: {tmp_path}") and "is full" in notes[0]
     assert mine.counts.left_out == 2
     bare = Speaker()
-    again = client(tmp_path, bare, 3000, said)
+    again = client(tmp_path, bare, 3000)
     again.score(small, Full())
     again.score(later, Full())
-    assert again.counts.found == 1 and again.counts.left_out == 1 and len(said) == 2
+    assert again.counts.found == 1 and again.counts.left_out == 1 and len(notes) == 2
 
 
 def test_a_call_with_numbers_that_are_none_is_not_kept(tmp_path: Path) -> None:

@@ -54,10 +54,9 @@ def make(models: Path) -> Callable[..., Teacher]:
     def nothing(*_: Any) -> Any:
         raise AssertionError("a teacher behind a server loads and holds no other")
 
-    def made(stub: Stub, said: list[str] | None = None, **fields: Any) -> Teacher:
+    def made(stub: Stub, **fields: Any) -> Teacher:
         config = Config(url=stub.url, **{"give_up_after": 5.0, **fields})
-        say = print if said is None else said.append
-        context = TeacherContext(student.renderer, nothing, nothing, nothing, load_renderer=load_renderer, say=say)
+        context = TeacherContext(student.renderer, nothing, nothing, nothing, load_renderer=load_renderer)
         return build(config, context)
 
     return made
@@ -252,12 +251,13 @@ def test_nobody_there_at_the_start_is_one_line(stub: Stub, make: Callable[..., T
 # D9, D10: another model, another temperature.
 
 
-def test_the_probe_says_whether_scores_follow_the_temperature(stub: Stub, make: Callable[..., Teacher]) -> None:
-    lines: list[str] = []
-    make(stub, lines)
+def test_the_probe_says_whether_scores_follow_the_temperature(
+    stub: Stub, make: Callable[..., Teacher], notes: list[str]
+) -> None:
+    make(stub)
     stub.tempered = True
-    make(stub, lines)
-    told = [line for line in lines if "canary" in line]
+    make(stub)
+    told = [line for line in notes if "canary" in line]
     assert "scores: ignore the request's temperature" in told[0]
     assert "scores: follow the request's temperature, and are asked at 1" in told[1]
 
@@ -330,16 +330,15 @@ def test_scores_that_are_off_by_one_position_are_refused_at_the_start(
 
 
 def test_scores_of_another_distribution_than_it_writes_from_are_said_at_the_start(
-    models: Path, make: Callable[..., Teacher]
+    models: Path, make: Callable[..., Teacher], notes: list[str]
 ) -> None:
-    heard: list[str] = []
     with Stub(Written(models / "teacher")) as stub:
-        make(stub, heard)
-        assert "written: " not in " ".join(heard)
+        make(stub)
+        assert "written: " not in " ".join(notes)
         stub.bend = lambda rows: rows.flip(-1)
-        make(stub, heard)
+        make(stub)
     assert re.search(
-        "written: of the tokens that it writes as the likeliest .*% are those that it scores best", " ".join(heard)
+        "written: of the tokens that it writes as the likeliest .*% are those that it scores best", " ".join(notes)
     )
 
 
@@ -356,11 +355,12 @@ def test_one_log_probability_for_every_token_is_no_score(
         make(stub)
 
 
-def test_an_answer_by_a_model_of_another_name_is_refused_at_once(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_an_answer_by_a_model_of_another_name_is_refused_at_once(
+    stub: Stub, make: Callable[..., Teacher], notes: list[str]
+) -> None:
     stub.answers_as = "m-2026-01"
-    heard: list[str] = []
-    teacher = make(stub, heard)
-    assert "model: m (its answers say m-2026-01)" in " ".join(heard)
+    teacher = make(stub)
+    assert "model: m (its answers say m-2026-01)" in " ".join(notes)
     said(teacher, Sampled())
     stub.answers_as = "m-2026-02"
     with pytest.raises(

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from practicum.assembly import build_task, evaluation_settings, load_model
+from practicum.cli._remarks import remark
 from practicum.diagnosis.pipeline_report import write_pipeline_report
 from practicum.diagnosis.report import write_report
 from practicum.errors import DataError, RecipeError
 from practicum.evaluation import evaluate
 from practicum.model_config import ModelConfig, ScorerConfig
+from practicum.notes import show_notes
 from practicum.ports import Learner, Model, SamplingClient, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
@@ -30,8 +32,9 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     settings = load_recipe(recipe, overrides)
     fields = settings.student.model_dump(include=set(ModelConfig.model_fields))
     model = load_model(ScorerConfig.model_validate({**fields, "model": target}))
-    task = build_task(settings, None, _remark)
-    wanted = evaluation_settings(settings, task, model, _remark)
+    with show_notes(remark):
+        task = build_task(settings)
+        wanted = evaluation_settings(settings, task, model)
     if wanted is None:
         raise DataError(f"{recipe}: the task has no held-out prompts to evaluate on")
     return evaluate(model.client, model.renderer, task, None, wanted).summary()
@@ -132,8 +135,3 @@ def _question() -> str:
     if sys.stdin.isatty():
         print("> ", end="", flush=True)
     return sys.stdin.readline().strip()
-
-
-def _remark(text: str) -> None:
-    """Say something beside the result, which standard output is for."""
-    print(text, file=sys.stderr)

@@ -1,5 +1,6 @@
 """The commands. Each imports what it needs when it is called, so that help is instant."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -373,6 +374,9 @@ def _root(
 def main() -> None:
     """Run the command line; every error for a user is one line on stderr and its documented exit code."""
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
+    logging.getLogger(
+        "practicum"
+    ).propagate = False  # a console shows notes, and not what a tracking client makes of the root
     app()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from practicum.diagnosis.doctor import Diagnosis, Result, doctor
 from practicum.diagnosis.doctor.findings import shown
+from practicum.notes import show_notes
 from practicum.recipe import load_recipe
 from practicum.text import printable
 from practicum.tracking import Console, JsonConsole
@@ -23,7 +24,8 @@ def examine_recipe(
     """Examine a recipe, show and write what was found; returns the exit code of its verdict."""
     recipe = load_recipe(source, overrides)
     path = Path("runs") / f"{recipe.name}.doctor.json" if out is None else out
-    found = doctor(recipe, prompts=drawn[0], samples=drawn[1], say=lambda text: console.event(printable(text)))
+    with show_notes(lambda text: console.event(printable(text))):
+        found = doctor(recipe, prompts=drawn[0], samples=drawn[1])
     page = found.write(path)
     show(found, source, overrides, console)
     console.finish(

@@ -1,14 +1,15 @@
 """`practicum plan`: the plan of a recipe, for people and for programs."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from practicum.cli._remarks import remark
 from practicum.costs import PHASES
 from practicum.diagnosis.plan import plan, plan_data
 from practicum.diagnosis.plan.memory import parse_bytes
 from practicum.diagnosis.tables import shown_bytes
 from practicum.errors import RecipeError
+from practicum.notes import show_notes
 from practicum.pipeline import Pipeline, load
 from practicum.text import printable
 
@@ -23,8 +24,8 @@ def planned(
         raise RecipeError(
             f"{recipe}: a pipeline; plan the recipe of one stage, for a stage's teachers may not be there yet"
         )
-    made = plan(found, limit=limit, answer_tokens=answer_tokens, calibrate=calibrate, say=_remark)
-    return plan_data(made)
+    with show_notes(remark):
+        return plan_data(plan(found, limit=limit, answer_tokens=answer_tokens, calibrate=calibrate))
 
 
 def lines(data: Mapping[str, Any]) -> list[str]:
@@ -134,8 +135,3 @@ def _number(value: float | int) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g}"
-
-
-def _remark(text: str) -> None:
-    """Say something beside the plan, which standard output is for."""
-    print(text, file=sys.stderr)

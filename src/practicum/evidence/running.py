@@ -10,8 +10,7 @@ from practicum.evidence.plot import plot
 from practicum.evidence.results import Results, write_results
 from practicum.evidence.study import Loaded, load_reproduction
 from practicum.plugins import module_of
-from practicum.run_dir import current_versions, read_json, write_json, write_text
-from practicum.runs import near
+from practicum.run_dir import current_versions, near, read_json, write_json, write_text
 from practicum.tracking import Console, Quiet
 
 

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,6 +19,7 @@ from practicum.errors import Interrupted, RecipeError
 from practicum.faults import fault
 from practicum.methods import in_one_line
 from practicum.model_config import ModelConfig, Scratch
+from practicum.notes import show_notes
 from practicum.objective.calls import did_you_mean
 from practicum.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load, without
 from practicum.recipe import Recipe, bring_up
@@ -28,12 +30,13 @@ from practicum.run_dir import (
     SUMMARY,
     RunDir,
     changed_fields,
+    near,
     proposal,
     read_json,
     split_changes,
     write_json,
 )
-from practicum.runs import RunResult, near, open_student
+from practicum.runs import RunResult, open_student
 from practicum.stopping import Stop, stop_signals
 from practicum.tracking import Console, Quiet
 
@@ -60,7 +63,8 @@ def run(
     _check_stages(allow_changed, [stage.name for stage in found.stages])
     name = found.recipe.name
     home = RunDir.open_pipeline(Path(out) / name) if resume else RunDir.create_pipeline(Path(out), name)
-    with home.lock():
+    notes = show_notes(console.event) if console else nullcontext()
+    with notes, home.lock():
         return _PipelineRun(found, home, console or Quiet(), allow_changed).go()
 
 
@@ -177,7 +181,7 @@ class _PipelineRun:
             if recipe.train.threads is not None:
                 torch.set_num_threads(recipe.train.threads)
             self.console.event(f"making a model from scratch: {name}")
-            task = build_task(recipe, None, self.console.event)
+            task = build_task(recipe)
             make_scratch(folder, config.model, task)
         return str(folder)
 

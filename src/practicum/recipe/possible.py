@@ -70,7 +70,7 @@ def staleness_warning(objective: Objective, rollout: RolloutConfig) -> str | Non
     if not (rollout.max_staleness and drawn):
         return None
     return (
-        f"warning: {STALENESS} is {rollout.max_staleness}, and signal {drawn[0]!r} with correction none takes an older policy's "
+        f"{STALENESS} is {rollout.max_staleness}, and signal {drawn[0]!r} with correction none takes an older policy's "
         "tokens for the learner's own; write correction: ratio_truncate(2), or signal: full"
     )
 
@@ -81,6 +81,6 @@ def clip_warning(objective: Objective) -> str | None:
     if not places:
         return None
     return (
-        f"warning: objective.losses[{places[0]}].clip 'entries' takes away the pull towards a candidate and not what the others' "
+        f"objective.losses[{places[0]}].clip 'entries' takes away the pull towards a candidate and not what the others' "
         "pull does to it, so the candidates that the teacher wants most are pushed down; write clip: none, or clip: loss(1.0)"
     )

@@ -33,7 +33,7 @@ from practicum.types import (
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def converse(
                 f"the task's environment failed in all of {len(failures)} conversations, in the first with {failures[0]}; mend it, "
                 "then go on with --resume"
             )
-        logger.warning(
+        log.warning(
             "the environment broke off %d of %d conversations: %s", len(failures), len(conversations), failures[0]
         )
     return [conversation.finish() for conversation in conversations]

@@ -153,6 +153,12 @@ def discard(path: Path) -> None:
     remove(trash)
 
 
+def near(path: Path) -> str:
+    """Return the path as a person would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def remove(path: Path) -> None:
     """Remove a file, a folder or a link; a link's target is not touched."""
     if path.is_dir() and not path.is_symlink():

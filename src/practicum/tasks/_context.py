@@ -1,13 +1,12 @@
 """What a task may be built from."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """The run's seed, the folder that relative paths start from, and where rejected rows and remarks go.
+    """The run's seed, the folder that relative paths start from, and where rejected rows go.
 
     A task adds to `packages` those whose version decides what its prompts and rewards are.
     """
@@ -15,5 +14,4 @@ class TaskContext:
     seed: int
     base_dir: Path
     rejected_path: Path | None = None
-    say: Callable[[str], None] = lambda text: None
     packages: list[str] = field(default_factory=list)

@@ -1,12 +1,15 @@
 """Ways of checking an answer, by the name a recipe uses; each takes the reply and the expected answer."""
 
 import importlib.util
+import logging
 import re
 from collections.abc import Callable
 from decimal import Decimal
 
 from practicum.errors import DataError
 from practicum.tasks._deadline import Canary, Deadline, Walls
+
+log = logging.getLogger(__name__)
 
 # A sign counts where it does not follow a word or a number: "5-3" ends with 3 and "x = -3" with -3.
 _NUMBER = re.compile(
@@ -49,7 +52,7 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
 
 
-def prepare(verifier: str, sandbox: Walls, say: Callable[[str], None]) -> Callable[[str, str], float]:
+def prepare(verifier: str, sandbox: Walls) -> Callable[[str, str], float]:
     """Return a verifier by its name; raise DataError where its package is missing, SandboxError where its walls are."""
     check_installed(verifier)
     if verifier != "math":
@@ -57,7 +60,7 @@ def prepare(verifier: str, sandbox: Walls, say: Callable[[str], None]) -> Callab
     process = _MATH if sandbox == "require" else Deadline(_MATH_MODULE, canary=_MATH_CANARY, sandbox=sandbox)
     remark = process.check_walls()
     if remark is not None:
-        say(remark)
+        log.info(remark)
     return math if process is _MATH else lambda reply, answer: process.call({"reply": reply, "answer": answer})
 
 

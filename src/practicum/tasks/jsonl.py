@@ -6,6 +6,7 @@ and `privileged` (an object of texts that only a teacher sees). Rows that cannot
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +21,8 @@ from practicum.tasks._deadline import Walls
 from practicum.tasks._rows import HOPELESS_ROW, Rejected, numbered_lines, read_prompt
 from practicum.tasks._verifiers import PACKAGES, last_number, prepare
 from practicum.types import Prompt
+
+log = logging.getLogger(__name__)
 
 EXCERPT = 120
 SHOWN = 3
@@ -46,7 +49,7 @@ class Config(BaseModel):
 
 def build(config: Config, context: TaskContext) -> Task:
     """Read the files; DataError when they hold too many bad rows or no good one."""
-    verify = prepare(config.verifier, config.sandbox, context.say)
+    verify = prepare(config.verifier, config.sandbox)
     context.packages.extend(PACKAGES.get(config.verifier, ()))
     if context.rejected_path is not None:
         context.rejected_path.unlink(missing_ok=True)
@@ -63,7 +66,7 @@ def build(config: Config, context: TaskContext) -> Task:
     if not rest:
         raise DataError(f"{path}: every training row is also held out; hold out fewer, or give other rows")
     if len(rest) < len(train):
-        context.say(f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out")
+        log.info(f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out")
     return Answered(train=rest, heldout=held, verify=verify)
 
 
@@ -103,7 +106,7 @@ def _read(path: Path, split: str, config: Config, context: TaskContext) -> list[
             _write_down(context.rejected_path, path, number, str(reason), line)
     _check_counts(path, len(prompts), rejected, first, config.max_rejected)
     if rejected:
-        context.say(f"{path}: {rejected} of {rejected + len(prompts)} rows rejected ({'; '.join(first)})")
+        log.info(f"{path}: {rejected} of {rejected + len(prompts)} rows rejected ({'; '.join(first)})")
     return list(prompts.values())
 
 

@@ -5,6 +5,7 @@ Both run in a sandboxed process of their own with a deadline, because a verifier
 
 import importlib.util
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
 from practicum.tasks._deadline import Deadline, Failed, NoAnswer, Walls
 from practicum.types import Message, Prompt, Rollout
+
+log = logging.getLogger(__name__)
 
 ITEM_SECONDS = 60.0
 _OWN = {"seed": "the recipe's seed", "size": "task.train_size and task.heldout_size"}
@@ -48,7 +51,7 @@ class ReasoningGym:
         self._process = Deadline("practicum.tasks._reasoning_gym", _json(settings), sandbox=config.sandbox)
         remark = self._process.check_walls()
         if remark is not None:
-            context.say(remark)
+            log.info(remark)
         known = self._process.ask({}, ITEM_SECONDS)
         if config.generator not in known:
             raise DataError(
@@ -123,7 +126,7 @@ def build(config: Config, context: TaskContext) -> Task:
             "task.heldout_size, or widen task.config so that there are more questions"
         )
     if left_out:
-        context.say(f"{left_out} of {config.train_size} generated training prompts left out: repeated or held out")
+        log.info(f"{left_out} of {config.train_size} generated training prompts left out: repeated or held out")
     return task
 
 

@@ -1,5 +1,6 @@
 """The renderer of a model behind a server: of its own tokenizer where the recipe names it, else the student's."""
 
+import logging
 from dataclasses import replace
 
 from pydantic import BaseModel, Field
@@ -7,6 +8,8 @@ from pydantic import BaseModel, Field
 from practicum.model_config import ModelConfig
 from practicum.ports import TeacherContext
 from practicum.text import Renderer, compare_renderers
+
+log = logging.getLogger(__name__)
 
 
 class ReadingConfig(BaseModel):
@@ -25,9 +28,9 @@ class ReadingConfig(BaseModel):
         if self.tokenizer is not None:
             settings = {"template": self.template, "system": self.system, "thinking": self.thinking}
             renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))  # type: ignore[arg-type]
-            compare_renderers(context.renderer, renderer, context.say)
+            compare_renderers(context.renderer, renderer)
             return renderer
-        context.say(
+        log.info(
             f"{address}: its tokenizer and template are taken to be the student's; write tokenizer: ... to have them compared"
         )
         own = context.renderer

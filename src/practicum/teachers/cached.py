@@ -5,6 +5,7 @@ Of a model in this process hidden states are kept, from which the head rebuilds 
 """
 
 import hashlib
+import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ from practicum.types import (
     ScoreRequest,
     TeacherSignal,
 )
+
+log = logging.getLogger(__name__)
 
 _MIB = 2**20
 _HIGHEST = 15
@@ -146,11 +149,10 @@ class KeepingClient:
     the same batch as the first time.
     """
 
-    def __init__(self, bare: SamplingClient, fetch: "Callable[[], Kept]", say: Callable[[str], None]) -> None:
+    def __init__(self, bare: SamplingClient, fetch: "Callable[[], Kept]") -> None:
         self.bare = bare
         self.counts = Counts()
         self._fetch = fetch
-        self._say = say
         self._kept: Kept | None = None
         self._head: HeadLike | None = None
         self._device = torch.device("cpu")
@@ -217,8 +219,8 @@ class KeepingClient:
         self.counts.left_out += sum(key[name] not in scores for name in new)
         if scores.full and not self._said_full:
             self._said_full = True
-            self._say(
-                f"warning: {scores.folder} is full ({scores.size / _MIB:.1f} MiB kept), so no more of the teacher's answers are "
+            log.warning(
+                f"{scores.folder} is full ({scores.size / _MIB:.1f} MiB kept), so no more of the teacher's answers are "
                 "kept; what is there is used"
             )
         return {name: scores.read(key[name]) if key[name] in taken else entry for name, entry in new.items()}
@@ -355,7 +357,7 @@ def build(config: Config, context: TeacherContext) -> CachedTeacher:
             return Kept(mark, Scores(place / mark, int(config.max_mib * _MIB)))
 
         kind = KeepingLockstep if isinstance(client, LockstepClient) else KeepingClient
-        made.append(kind(client, fetch, context.say))
+        made.append(kind(client, fetch))
         return made[-1]
 
     inner = context.build(replace(context, keep=keep), config.teacher)
@@ -365,5 +367,5 @@ def build(config: Config, context: TeacherContext) -> CachedTeacher:
             "around each model by itself"
         )
     teacher = CachedTeacher(inner, made[0])
-    context.remarks.append(teacher.remark)
+    context.trained.callback(lambda: log.info(teacher.remark()))
     return teacher

@@ -4,6 +4,7 @@ What a server can give is found out when the run starts (see `practicum probe`) 
 happens. The tokens that are scored are the student's own; text is only sent where a server gives no scores.
 """
 
+import logging
 import os
 from dataclasses import replace
 from typing import Literal
@@ -21,6 +22,8 @@ from practicum.teachers._dialects import DialectName
 from practicum.teachers._probe import Probe, probe
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import Limits, RemoteClient, Speaker, TextTeacher
+
+log = logging.getLogger(__name__)
 
 PINNED = 0.5
 """Nats that the canary's sum may differ from what a recipe pins: 24 tokens of half-precision rounding."""
@@ -56,7 +59,7 @@ class Config(ReadingConfig, Address):
         return Capabilities(signals, frozenset({"teacher"}), self.largest_k, follows_student=False)
 
 
-def client_of(config: Config, context: TeacherContext | None = None) -> JsonClient:
+def client_of(config: Config) -> JsonClient:
     """The HTTP client of a server, with its key; RecipeError where the key's variable is empty."""
     key = None
     if config.api_key_env is not None:
@@ -73,17 +76,17 @@ def client_of(config: Config, context: TeacherContext | None = None) -> JsonClie
         give_up_after=config.give_up_after,
         seed=seed_of("http", config.url),
     )
-    return JsonClient(server) if context is None else JsonClient(server, context.say)
+    return JsonClient(server)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Ask the server what it can do, compare vocabularies, and hold it against what the recipe pins."""
-    http = client_of(config, context)
+    http = client_of(config)
     renderer = config.renderer(http.address, context)
     tokenizer = renderer.tokenizer
     vocabulary = renderer.vocab_size
     found = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
-    context.say(f"{http.address}: {'; '.join(found.lines())}")
+    log.info(f"{http.address}: {'; '.join(found.lines())}")
     _check_pin(config, found, http)
     limits = Limits(
         config.timeout, config.tokens_per_second, config.concurrency, config.token_budget, config.canary_every

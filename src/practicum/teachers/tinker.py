@@ -4,6 +4,7 @@ Besides the sampled token and its own candidates it scores the student's: the to
 the student's own token ids.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,8 @@ from practicum.teachers._remote import canary_folder
 from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
 from practicum.tinker_api.sampling import service_capabilities
 from practicum.types import Datum, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+
+log = logging.getLogger(__name__)
 
 TOLERANCE = 0.05
 """Nats that a token of the canary may move: a service's rounding depends on what shares the batch."""
@@ -53,8 +56,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     """Begin a session, compare vocabularies where the recipe names the tokenizer, and note what the model is known by."""
     renderer = config.renderer(config.url, context)
     vocabulary = renderer.vocab_size
-    connection = Connection(config, "teacher", context.say)
-    context.at_end.append(connection.close)
+    connection = Connection(config, "teacher")
+    context.at_end.callback(connection.close)
     sampler = ServiceSampler(
         connection,
         lambda service: service.create_sampling_client(model_path=config.model_path, base_model=config.model),
@@ -63,7 +66,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         meter=context.meter,
     )
     client = KnownModel(sampler, connection, config.model_path or config.model or "", vocabulary)
-    context.say(f"{connection.address}: {config.model_path or config.model} scores and writes")
+    log.info(f"{connection.address}: {config.model_path or config.model} scores and writes")
     return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
 
 

@@ -1,6 +1,7 @@
 """Whether two models speak the same tokens."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from practicum.errors import VocabularyError
@@ -8,6 +9,8 @@ from practicum.text.renderer import Renderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 _SHOWN = 3
 
@@ -36,12 +39,12 @@ def stop_mismatch(student: Renderer, teacher: Renderer) -> str | None:
     )
 
 
-def compare_renderers(student: Renderer, teacher: Renderer, say: Callable[[str], None]) -> None:
-    """Raise VocabularyError where two models do not speak the same tokens, and say where they end answers differently."""
+def compare_renderers(student: Renderer, teacher: Renderer) -> None:
+    """Raise VocabularyError where two models do not speak the same tokens, and warn where they end answers differently."""
     check_same_vocabulary(student.tokenizer, teacher.tokenizer)
     mismatch = stop_mismatch(student, teacher)
     if mismatch:
-        say(f"warning: {mismatch}")
+        log.warning(mismatch)
 
 
 def _difference(mine: Mapping[str, int], theirs: Mapping[str, int]) -> str:

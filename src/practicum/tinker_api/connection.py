@@ -23,6 +23,8 @@ from practicum.errors import RecipeError, TeacherError
 from practicum.http import Address, base_url
 from practicum.text import excerpt
 
+log = logging.getLogger(__name__)
+
 KNOCK_SECONDS, KNOCK_EVERY = 3.0, 2.0
 HEARTBEAT_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
@@ -52,11 +54,10 @@ class Connection:
     Errors are TeacherErrors, of which none holds the key. `reopened` counts how often a new session was begun.
     """
 
-    def __init__(self, config: ServiceConfig, where: str, say: Callable[[str], None]) -> None:
+    def __init__(self, config: ServiceConfig, where: str) -> None:
         self.address = base_url(config.url, config.allow_http)
         self.reopened = -1
         self._config = config
-        self._say = say
         self._key = _key(config, where)
         self._close: Callable[[], Any] = lambda: None
         _package()
@@ -103,7 +104,7 @@ class Connection:
                     self._knock_until_open(what)
                 if waiting and now - said > HEARTBEAT_SECONDS:
                     said = now
-                    self._say(
+                    log.info(
                         f"waiting for {self.address}: {what}, {len(waiting)} of {len(futures)} for {now - begun:.0f} s"
                     )
             except BaseException:
@@ -148,7 +149,7 @@ class Connection:
                     "and resume"
                 )
             if not told:
-                self._say(f"{self.address}: no connection ({trouble}); {what} waits for it")
+                log.info(f"{self.address}: no connection ({trouble}); {what} waits for it")
                 told = True
             sleep(min(KNOCK_EVERY, self._config.give_up_after))
 

@@ -1,5 +1,6 @@
 """The parent's side of the pipe: the port's verbs, each one question to the child."""
 
+import logging
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
@@ -38,12 +39,13 @@ PATIENCE = 300.0
 PRELOAD = ["practicum.assembly", "transformers.modeling_utils"]
 """What takes seconds to import is imported once for all children."""
 
+log = logging.getLogger("practicum.backends.child")
+
 
 class ChildBackend:
     """See `practicum.ports.Backend`."""
 
     def __init__(self, context: BackendContext) -> None:
-        self._say = context.say
         self._lock = threading.Lock()
         start = multiprocessing.get_context("forkserver")
         start.set_forkserver_preload(PRELOAD)
@@ -54,7 +56,7 @@ class ChildBackend:
         assert self.process.pid is not None
         self.pid = self.process.pid
         ASK[self.pid] = lambda name: self.ask("fetch", name)
-        context.at_end.append(self.close)
+        context.at_end.callback(self.close)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Return the child's answer, or raise the error that it met; ResourceError where it is gone or silent."""
@@ -71,7 +73,7 @@ class ChildBackend:
                         return value
                     if kind == "error":
                         raise value
-                    self._say(value)
+                    log.info(value)
             except (EOFError, BrokenPipeError, ConnectionResetError) as error:
                 raise ResourceError(f"the child process was lost in {method}; go on with --resume") from error
 

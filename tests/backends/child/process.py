@@ -13,6 +13,7 @@ from backends.child.held import HELD, ChildHead, ChildStates
 from practicum.assembly import open_local
 from practicum.errors import PracticumError
 from practicum.metering import count_heads
+from practicum.notes import show_notes
 from practicum.ports import BackendContext
 from practicum.types import TeacherSignal
 
@@ -26,28 +27,29 @@ def answer(connection: Connection, seed: int, models: Path) -> None:
     `dropped` are the names of states that are not held any more.
     """
     torch.set_num_threads(1)
-    child = Child(seed, models, lambda text: connection.send(("say", text)))
-    while True:
-        try:
-            dropped, method, arguments = connection.recv()
-        except EOFError:
-            return
-        for name in dropped:
-            del HELD[name]
-        try:
-            connection.send(("result", getattr(child, method)(*arguments)))
-        except PracticumError as error:
-            connection.send(("error", error))
+    child = Child(seed, models)
+    with show_notes(lambda text: connection.send(("note", text))):
+        while True:
+            try:
+                dropped, method, arguments = connection.recv()
+            except EOFError:
+                return
+            for name in dropped:
+                del HELD[name]
+            try:
+                connection.send(("result", getattr(child, method)(*arguments)))
+            except PracticumError as error:
+                connection.send(("error", error))
 
 
 class Child:
     """What can be asked; clients are known by their names."""
 
-    def __init__(self, seed: int, models: Path, say: Any) -> None:
+    def __init__(self, seed: int, models: Path) -> None:
         def no_task() -> Any:
             raise AssertionError("only models of folders are asked for")
 
-        self.backend = open_local(BackendContext(seed, models, no_task, no_task, say=say))
+        self.backend = open_local(BackendContext(seed, models, no_task, no_task))
         self.clients: dict[str, Any] = {}
         self.student: Any = None
         self.made = 0

@@ -90,12 +90,12 @@ def diagnosed(
     prompts: int = FEW,
 ) -> Diagnosis:
     """The diagnosis of a recipe whose teacher or sampler is wrapped in something faulty."""
-    built = assemble_run(recipe, folder, None, lambda text: None)
+    built = assemble_run(recipe, folder)
     parts = built.parts
     wrapped = parts.teacher if teacher is None else teacher(parts.teacher)
     drawing = parts.sampler if sampler is None else sampler(parts.sampler)
     assembled: Assembled = replace(built, parts=replace(parts, teacher=wrapped, sampler=drawing))
-    return examine(gather(recipe, assembled, prompts, SAMPLES, lambda text: None))
+    return examine(gather(recipe, assembled, prompts, SAMPLES))
 
 
 def finding(found: Diagnosis, check: str) -> Finding:

@@ -1,5 +1,6 @@
 """Models in this process: loaded, sampled from, trained and saved."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from practicum.model_config import ModelConfig, ScorerConfig, Scratch, StudentCo
 from practicum.model_sources import conversion_pending
 from practicum.ports import BackendContext, Learner, Model, SelfRule
 from practicum.tensor_files import read_tensors, write_tensors
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class LocalBackend:
         loaded = load_student(config, self._context.seed, folder)
         model = loaded.language_model
         if not config.dropout and _is_noisy_in_training(model):
-            self._context.say(
+            log.info(
                 f"student: the config of {loaded.source} asks for dropout or a router's noise in training, which is left off; "
                 "write student.dropout: true to learn with it"
             )
@@ -98,10 +101,10 @@ class LocalBackend:
         """Return the folder of a model from scratch, made the first time; say what is loaded."""
         context = self._context
         if isinstance(config.model, Scratch):
-            context.say(f"{name}: made from scratch")
+            log.info(f"{name}: made from scratch")
             return scratch_folder(context.models / name.replace("/", "-"), config.model, context.task())
         converting = " (converting it to safetensors, once: about 20 s)" if conversion_pending(config.model) else ""
-        context.say(f"{name}: {config.model}{converting}")
+        log.info(f"{name}: {config.model}{converting}")
         return None
 
 

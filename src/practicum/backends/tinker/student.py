@@ -1,5 +1,6 @@
 """What a recipe says of a student at a service, what cannot be asked of it, and how it is reached."""
 
+import logging
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -14,6 +15,8 @@ from practicum.tensor_files import read_tensors, write_tensors
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
 from practicum.tinker_api import Connection, ServiceConfig
+
+log = logging.getLogger(__name__)
 
 ALPHA = 32.0
 """The scale of a service's adapters is ALPHA / rank."""
@@ -125,16 +128,16 @@ class TinkerBackend:
         base, lora = config.model, config.lora
         assert isinstance(base, str) and lora is not None, "the recipe was held against what the backend refuses"
         context = self._context
-        context.say(f"student: {base}")
-        connection = Connection(self._config, "backend", context.say)
-        context.at_end.append(connection.close)
+        log.info(f"student: {base}")
+        connection = Connection(self._config, "backend")
+        context.at_end.callback(connection.close)
 
         def begin(service):  # type: ignore[no-untyped-def]
             return service.create_lora_training_client(
                 base_model=base, rank=lora.rank, seed=context.seed, train_unembed=False
             )
 
-        trainer = ServiceTrainer(connection, base, begin, refused, context.say, context.meter)
+        trainer = ServiceTrainer(connection, base, begin, refused, context.meter)
         renderer = _renderer(self._config.tokenizer or trainer.tokenizer(), config)
         trainer.vocabulary = renderer.vocab_size
         trainer.special_ids = renderer.special_ids

@@ -5,6 +5,7 @@ objective needs. The objective and its gradient in them are computed here, by th
 `cross_entropy` whose weights are minus that gradient; by the chain rule its gradient in the student's weights is the objective's.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,8 @@ from practicum.types import (
     TeacherSignal,
 )
 
+log = logging.getLogger(__name__)
+
 EVERYTHING = 1 << 40
 NUMBER_BYTES = 4
 SCHEME = "tinker://"
@@ -67,13 +70,11 @@ class ServiceTrainer:
         base: str,
         begin: Callable[[Any], Any],
         refused: Callable[[Term], str | None],
-        say: Callable[[str], None],
         meter: Meter | None = None,
     ) -> None:
         self._connection = connection
         self._base = base
         self._refused = refused
-        self._say = say
         self._meter = meter
         self._steps = 0
         self._sampler: ServiceSampler | None = None
@@ -185,7 +186,7 @@ class ServiceTrainer:
             raise TeacherError(
                 f"{self._connection.address}: saving: {path!r} is no address of a checkpoint; look at the service"
             )
-        self._say(f"saved {path}")
+        log.info(f"saved {path}")
         return {"student": {path: torch.tensor(self._steps)}, "optimizer": {}}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -193,7 +193,7 @@ def _refuse_different_ground(found: Design, may_differ: frozenset[str]) -> None:
 
 def _ground(recipe: Recipe, budget: Budget) -> dict[str, object]:
     """What arms have to share: the prompts, how answers are drawn from held-out ones, and the steps where they are the budget."""
-    task = build_task(recipe, None, lambda text: None)
+    task = build_task(recipe)
     evaluation = recipe.evaluation
     if evaluation.prompts == 0 or not task.heldout_prompts():
         raise RecipeError(

@@ -13,8 +13,7 @@ from practicum.diagnosis.compare.running import jobs_of, run_all
 from practicum.diagnosis.compare.tables import arm_table, pair_table
 from practicum.errors import PracticumError
 from practicum.methods import in_one_line
-from practicum.run_dir import RunDir, write_json
-from practicum.runs import near
+from practicum.run_dir import RunDir, near, write_json
 from practicum.stopping import stop_signals
 from practicum.tracking import Console, Quiet
 

@@ -27,8 +27,7 @@ from practicum.diagnosis.compare.arms import Design
 from practicum.errors import Interrupted, RecipeError
 from practicum.faults import fault
 from practicum.recipe import resolved
-from practicum.run_dir import ENDED, RESOLVED, changed_fields, read_json, write_json
-from practicum.runs import near
+from practicum.run_dir import ENDED, RESOLVED, changed_fields, near, read_json, write_json
 from practicum.stopping import Stop
 from practicum.text import printable
 from practicum.tracking import Console

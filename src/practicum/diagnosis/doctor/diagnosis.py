@@ -2,8 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from practicum.diagnosis.doctor.page import page
 from practicum.diagnosis.doctor.setup import refused_vocabulary
 from practicum.diagnosis.doctor.verdict import Result, Verdict, decide
 from practicum.errors import RecipeError, VocabularyError
+from practicum.notes import copy_notes
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import json_number, write_text
 
@@ -75,7 +76,6 @@ def doctor(
     prompts: int = PROMPTS,
     samples: int = SAMPLES,
     out: str | Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Examine a recipe on `prompts` times `samples` student rollouts before it is run; with `out`, write it down there.
 
@@ -85,19 +85,14 @@ def doctor(
         raise RecipeError(f"{prompts} prompts and {samples} samples draw nothing; write at least 1 of each")
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     remarks: list[str] = []
-
-    def note(text: str) -> None:
-        remarks.append(text)
-        say(text)
-
-    with tempfile.TemporaryDirectory(prefix="practicum-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix="practicum-doctor-") as folder, ExitStack() as at_end:
         try:
-            built = assemble_run(recipe, Path(folder), None, note)
+            with copy_notes(remarks.append):
+                built = assemble_run(recipe, Path(folder), at_end=at_end)
         except VocabularyError as error:
             found = _refused(recipe, str(error), remarks)
         else:
-            with closing(built):
-                found = examine(gather(recipe, built, prompts, samples, say), remarks)
+            found = examine(gather(recipe, built, prompts, samples), remarks)
     if out is not None:
         found.write(Path(out))
     return found

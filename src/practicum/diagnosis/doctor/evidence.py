@@ -4,6 +4,7 @@ Everything is drawn and scored once. The teacher answers with the same random st
 models give equal answers and a gap between others is seen with fewer of them.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,8 @@ from practicum.recipe import Recipe
 from practicum.rollouts import Batch, environment_of, prompts_of_step, rewarded, sample_rollouts
 from practicum.statistics import Interval, clustered, wilson
 from practicum.types import Prompt, Rollout, Sample, ScoreRequest, TeacherSignal
+
+log = logging.getLogger(__name__)
 
 STREAM = "doctor"
 CANDIDATES = 16
@@ -175,7 +178,7 @@ class Evidence:
         return rewards
 
 
-def gather(recipe: Recipe, built: Assembled, count: int, samples: int, say: Callable[[str], None]) -> Evidence:
+def gather(recipe: Recipe, built: Assembled, count: int, samples: int) -> Evidence:
     """Draw `samples` rollouts for each of `count` prompts at the settings of the recipe's first step, and score them.
 
     Raises RecipeError, before anything is drawn, where the student's weights are not in this process.
@@ -184,27 +187,27 @@ def gather(recipe: Recipe, built: Assembled, count: int, samples: int, say: Call
     plan, parts = built.settings.plan(1), built.parts
     prompts = prompts_of_step(parts.prompts, recipe.seed, 1, min(count, len(parts.prompts)))
     client = parts.sampler
-    say(f"the student answers {len(prompts)} prompts {samples} times")
+    log.info(f"the student answers {len(prompts)} prompts {samples} times")
     batch = Batch(prompts, samples, recipe.seed, step=1, stream=STREAM)
     environment = environment_of(parts.task)
     rollouts = rewarded(sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task)
-    signals, trouble = _signals(parts.teacher, rollouts, say)
+    signals, trouble = _signals(parts.teacher, rollouts)
     found = Evidence(recipe, built, plan, prompts, samples, [], trouble=trouble)
-    say("student and teacher are compared token by token")
+    log.info("student and teacher are compared token by token")
     traces = list(_traces(found, client, rollouts, signals))
     for head in {head.key: head for signal in signals for head in signal.heads}.values():
         head.release()
-    answers, canaries = (None, []) if trouble else _answers(found, rollouts, say)
+    answers, canaries = (None, []) if trouble else _answers(found, rollouts)
     other = None if trouble else _under_students_template(found, rollouts)
     return replace(found, traces=traces, answers=answers, canaries=canaries, other_template=other)
 
 
-def _signals(teacher: Teacher, rollouts: list[Rollout], say: Callable[[str], None]) -> tuple[list[TeacherSignal], str]:
+def _signals(teacher: Teacher, rollouts: list[Rollout]) -> tuple[list[TeacherSignal], str]:
     """The richest signal that the teacher gives, and why there is none where it fails."""
     asked = _richest(teacher)
     if asked is None:
         return [TeacherSignal() for _ in rollouts], ""
-    say(f"the teacher scores {len(rollouts)} rollouts")
+    log.info(f"the teacher scores {len(rollouts)} rollouts")
     try:
         signals = teacher.score(rollouts, asked)
         assemble(rollouts, signals)
@@ -357,9 +360,7 @@ def _among(candidates: Tensor, logprobs: Tensor, ids: Tensor, rest: Tensor) -> T
     return torch.where(at.any(-1), torch.where(at, logprobs, 0.0).sum(-1), rest)
 
 
-def _answers(
-    evidence: Evidence, rollouts: Sequence[Rollout], say: Callable[[str], None]
-) -> tuple[list[Rollout] | None, list[Canary]]:
+def _answers(evidence: Evidence, rollouts: Sequence[Rollout]) -> tuple[list[Rollout] | None, list[Canary]]:
     """The teacher's own answers, where there are rewards to compare, and its log-probabilities of its own tokens."""
     parts = evidence.built.parts
     has_rewards = any(rollout.reward is not None for rollout in rollouts)
@@ -372,7 +373,7 @@ def _answers(
     ]
     stops = evidence.plan.sampling.stop_ids | evidence.teacher_stops
     if parts.teacher.capabilities.writes:
-        say(f"the teacher answers {len(requests)} times")
+        log.info(f"the teacher answers {len(requests)} times")
     samples = parts.teacher.sample(requests, replace(evidence.plan.sampling, stop_ids=stops))
     if samples is None:
         return None, []

@@ -1,7 +1,6 @@
 """One step on paper: the real loop over the recipe's own prompts, with models that have sizes and no weights."""
 
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +29,11 @@ class PaperRun:
     answer_tokens: int
 
 
-def paper_run(recipe: Recipe, answer_tokens: int | None, say: Callable[[str], None]) -> PaperRun:
+def paper_run(recipe: Recipe, answer_tokens: int | None) -> PaperRun:
     """Go through the first step of a recipe; answers have `answer_tokens`, or as many as they may."""
     tokens = min(answer_tokens or recipe.rollout.max_new_tokens, recipe.rollout.max_new_tokens)
     with tempfile.TemporaryDirectory() as folder:
-        built, paper = assemble_on_paper(recipe, Path(folder), tokens, say)
+        built, paper = assemble_on_paper(recipe, Path(folder), tokens)
         with closing(built):
             result = train_step(1, built.parts, built.settings)
     record = paper.record

@@ -1,7 +1,8 @@
 """The plan of a recipe: operations, bytes, memory and what fits; seconds only after a step was really done."""
 
+import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -22,7 +23,10 @@ from practicum.diagnosis.plan.methods import break_even, methods, wire_bytes
 from practicum.diagnosis.plan.paper import PaperRun, paper_run
 from practicum.errors import PracticumError
 from practicum.loop import train_step
+from practicum.notes import hide_notes
 from practicum.recipe import Recipe, override, parse_recipe, resolved
+
+log = logging.getLogger(__name__)
 
 PATCHES: tuple[tuple[str, ...], ...] = (
     ("backend.micro_batch_tokens=FITS",),
@@ -79,18 +83,18 @@ def plan(
     answer_tokens: int | None = None,
     calibrate: bool = False,
     process: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Plan a recipe; `limit` is in bytes (None: what there is), `calibrate` does two steps of it, the first to warm up.
 
     `process` is what Python and its libraries take, in bytes (None: what this process takes now).
     """
     process = own_bytes() if process is None else process
-    run = paper_run(recipe, answer_tokens, say)  # refuses what cannot be planned, before any step is done
-    calibration = calibrated(recipe, say) if calibrate else None
+    run = paper_run(recipe, answer_tokens)  # refuses what cannot be planned, before any step is done
+    calibration = calibrated(recipe) if calibrate else None
     if calibration is not None and answer_tokens is None:
         answer_tokens = max(round(calibration.answer_tokens), 1)
-        run = paper_run(recipe, answer_tokens, lambda text: None)
+        with hide_notes():
+            run = paper_run(recipe, answer_tokens)
     memory = memory_of(run, process)
     limit = memory_limit(run_device(recipe)) if limit is None else limit
     largest = _largest_micro_batch(run, memory, limit)
@@ -105,13 +109,13 @@ def run_device(recipe: Recipe) -> str:
     return "cuda" if torch.cuda.is_available() and recipe.student.device != "cpu" else "cpu"
 
 
-def calibrated(recipe: Recipe, say: Callable[[str], None]) -> Calibration:
+def calibrated(recipe: Recipe) -> Calibration:
     """Do two steps of a recipe in a folder that is thrown away, and time the second."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(assemble_run(recipe, Path(folder), None, say, Path(folder) / "scores")) as built,
+        closing(assemble_run(recipe, Path(folder), scores=Path(folder) / "scores")) as built,
     ):
-        say("calibrating: two steps, the first to warm up")
+        log.info("calibrating: two steps, the first to warm up")
         metrics = [train_step(step, built.parts, built.settings).metrics for step in (1, 2)][-1]
     return Calibration(
         seconds={phase: metrics[f"seconds_{phase}"] for phase in PHASES},
@@ -208,7 +212,8 @@ def _change(
             continue
         texts, other = changed
         try:
-            run = paper_run(other, answer_tokens, lambda text: None)
+            with hide_notes():
+                run = paper_run(other, answer_tokens)
         except PracticumError:
             continue  # a change that this recipe cannot have
         if memory_of(run, process).peak <= limit:

@@ -14,6 +14,7 @@ from practicum.evidence.measures.runs import ModelOf, arm_file, models_of
 from practicum.evidence.results import Results
 from practicum.evidence.study import Form, Loaded
 from practicum.loop import ask_teachers, begin_step
+from practicum.notes import hide_notes
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.tracking import Console
@@ -97,7 +98,7 @@ def _of_seed(
 def gradients(recipe: Recipe, batches: int, home: Path) -> Moments:
     """The moments of the gradients of the first `batches` steps, none of which is taken."""
     moments = Moments()
-    with closing(assemble_run(recipe, home / "models", None, lambda text: None)) as built:
+    with hide_notes(), closing(assemble_run(recipe, home / "models")) as built:
         for step in range(1, batches + 1):
             moments.add(_gradient(built, step))
     return moments

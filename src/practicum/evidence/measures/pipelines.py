@@ -62,7 +62,7 @@ def _pipelines(study: Loaded, form: Form, seed: int, home: Path) -> dict[str, di
         data = {**study.pipeline_of(arm, form), "name": f"seed-{seed}", "seed": seed}
         source = f"{study.name}, arm {arm}"
         recipe = parse_pipeline(data, source).recipe
-        task = build_task(recipe, None, lambda text: None)
+        task = build_task(recipe)
         models = ("student", "teacher", "reference")
         data |= {role: with_scratch_models(data[role], recipe, task, home) for role in models if role in data}
         found[arm] = parse_pipeline(data, source).resolved()

@@ -19,6 +19,7 @@ from practicum.errors import PracticumError
 from practicum.evidence.results import TEACHER, Moment, Results, before
 from practicum.evidence.study import ArmOf, Form, Loaded, Reproduction, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
+from practicum.notes import hide_notes
 from practicum.pipeline import parse_pipeline
 from practicum.pipeline.running import run as run_pipeline
 from practicum.ports import Task
@@ -100,7 +101,8 @@ def _examined(study: Loaded, files: Mapping[str, Path], home: Path, console: Con
         known = home / "doctor" / f"{arm}.json"
         if not known.is_file():
             console.event(f"{arm}: the doctor looks at it")
-            verdict = doctor(load_recipe(files[arm]), say=lambda text: None).verdict
+            with hide_notes():
+                verdict = doctor(load_recipe(files[arm])).verdict
             known.parent.mkdir(exist_ok=True)
             write_json(known, {"verdict": verdict.word, "because": list(verdict.because)})
         found[arm] = read_json(known)
@@ -165,7 +167,7 @@ def arm_file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: 
     """An arm's recipe as a file, with its learning rate, and with a folder for every model."""
     data = placed(study.data_of(arm, form), model_of)
     recipe = parse_recipe(data, f"{study.name}, arm {arm}")
-    task = build_task(recipe, None, lambda text: None)
+    task = build_task(recipe)
     data |= {
         role: with_scratch_models(data[role], recipe, task, home)
         for role in ("student", "teacher", "reference")

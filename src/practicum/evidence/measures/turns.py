@@ -53,7 +53,7 @@ def tasks_by_turns(recipe: Recipe) -> list[Task]:
             "measure turns: conversations are halved; take a task with an even number of `turns`, as walker"
         )
     sizes = [recipe.task.model_copy(update={"turns": size}) for size in range(1, turns + 1)]
-    return [build_task(recipe.model_copy(update={"task": size}), None, lambda text: None) for size in sizes]
+    return [build_task(recipe.model_copy(update={"task": size})) for size in sizes]
 
 
 def shares_wrong(tasks: Sequence[Task], answers: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -1,0 +1,78 @@
+"""The steps of a run: measured, judged by the monitors, and given to every observer in turn."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from practicum.asynchronous import Stages
+from practicum.diagnosis.monitors import Watch
+from practicum.ending import Ending
+from practicum.errors import RecipeError, TeacherError
+from practicum.examining import Examination
+from practicum.loop import StepResult
+from practicum.observers import FinishedStep, Observer, SaveCheckpoints
+from practicum.recipe import Recipe, override, parse_recipe, resolved
+from practicum.run_dir import METRICS, RunDir, read_rows
+from practicum.schedule import Courses
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is done with each step that was learned from; `saving` is one of the observers."""
+
+    ahead: Stages
+    watch: Watch
+    examination: Examination
+    ending: Ending
+    saving: SaveCheckpoints
+    observers: Sequence[Observer]
+
+    def follow(self, results: Iterable[StepResult]) -> None:
+        """Observe step after step until the run ends; TeacherError, which says what is saved, where a teacher fails."""
+        done = learned = self.saving.saved
+        try:
+            for result in results:
+                learned = result.step
+                step = self._measure(result)
+                done = result.step
+                for observer in self.observers:
+                    observer.on_step(step)
+                if self.ending.comes_after(done):
+                    return
+        except TeacherError as error:
+            # A teacher that fails within a step fails before anything is learned from it; a step that was learned but
+            # could not be evaluated is begun anew from the newest checkpoint.
+            if self.saving.saved < done == learned and self.ahead.whole():
+                with suppress(TeacherError):  # a student at a service that failed cannot be saved there
+                    self.saving.save(done)
+            saved = self.saving.saved
+            kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
+            raise TeacherError(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
+
+    def _measure(self, result: StepResult) -> FinishedStep:
+        """Add the readings, and what an evaluation finds where one is due; judge them."""
+        if self.examination.is_due(result.step):
+            self.ahead.rest()
+        measured = self.watch.read(result, self.examination.within(result.step))
+        return FinishedStep(measured, self.watch.judge(measured.step, measured.metrics))
+
+
+def open_watch(home: RunDir, recipe: Recipe, courses: Courses, ending: Ending) -> Watch:
+    """Return the monitors where they stood after the newest checkpoint, what they had changed by then changed again."""
+    settings = resolved(recipe)
+
+    def accepts(overrides: Sequence[str]) -> bool:
+        """Return whether the recipe can be changed so."""
+        data = resolved(recipe)
+        try:
+            for text in overrides:
+                override(data, text)
+            return resolved(parse_recipe(data, "patch")) != settings
+        except RecipeError:
+            return False
+
+    watch = Watch(settings, recipe.monitors, accepts)
+    for alarm in watch.replay(read_rows(home.metrics_jsonl, METRICS)):
+        courses.change(alarm.set)
+        ending.finish_by(alarm)
+    return watch
