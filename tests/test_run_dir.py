@@ -922,6 +922,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_the_training(
         check_space(run_dir, 12 * 2**20)
 
 
+@pytest.mark.long
 def test_b3_a_full_disk_names_the_bytes_before_and_while_writing(tmp_path: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
@@ -968,6 +969,7 @@ def test_b3_a_full_disk_names_the_bytes_before_and_while_writing(tmp_path: Path)
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 def test_faults_are_silent_without_the_variable_and_loud_with_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PRACTICUM_FAULT", raising=False)
     fault("rollout")

@@ -343,11 +343,11 @@ class LargestTensor(TorchDispatchMode):
 def test_no_matrix_of_tokens_by_vocabulary_is_ever_whole(choice):
     """With chunks of 4 tokens nothing larger than the weights and the body's own activations is ever made."""
     student, teacher = trainable(tiny()), tiny(seed=1)
-    data = data_for(teacher, [rollout(2, 40, seed) for seed in range(12)])
+    data = data_for(teacher, [rollout(2, 40, seed) for seed in range(4)])
     trainer = LocalTrainer(student, TrainerLimits(micro_batch_tokens=10**6, chunk_tokens=4))
     with LargestTensor() as mode:
         trainer.forward_backward(data, Objective.model_validate(choice), 0)
-    tokens, padded, feed_forward = 12 * 40, 12 * 42, 48
+    tokens, padded, feed_forward = 4 * 40, 4 * 42, 48
     assert tokens * VOCABULARY > padded * feed_forward
     assert 0 < mode.largest <= padded * feed_forward
 

@@ -84,6 +84,7 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
     assert found.verdict[0].startswith("single seed: how much seeds differ is unknown")
 
 
+@pytest.mark.long
 def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
     found = design([f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"], 1, Budget())
     folders = [run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")]
