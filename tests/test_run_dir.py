@@ -908,6 +908,7 @@ def test_b3_a_file_size_limit_names_the_bytes_and_leaves_the_old_checkpoint(run_
     assert child(code, run_dir.path) == 0
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_does_not_fit_is_refused_before_the_training(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -491,6 +491,7 @@ def test_a_damaged_file_is_named_by_whatever_reads_it(finished: Path, tmp_path: 
         assert "\n" not in str(caught.value) and caught.value.exit_code == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["recipe.json", "before.json", "metrics.jsonl", "alarms.jsonl", "vocabulary.jsonl"])
 def test_a_run_with_a_damaged_file_is_not_resumed(models: Path, tmp_path: Path, name: str) -> None:
     changes = {"evaluation.prompts": 4}

@@ -387,6 +387,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", RUNS)
 def test_a_run_learns_from_every_source_and_says_who_wrote(models: Path, tmp_path: Path, source: str) -> None:
     folder = toy_run(models, tmp_path, {"rollout.source": source, "rollout.n": 2}).folder

@@ -85,6 +85,7 @@ def test_an_archive_is_restored_as_it_was() -> None:
         restored.restore([{**row, "prompt": "other"} for row in recorded], [PROMPT], 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["rollout:2", "update:4", "score:6", "save.before_rename:2"])
 def test_a_run_that_replays_is_resumed_as_if_it_had_not_stopped(models: Path, tmp_path: Path, fault: str) -> None:
     whole = toy_run(models, tmp_path / "whole", REPLAY).folder
@@ -103,6 +104,7 @@ SOURCES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_run_of_any_source_is_resumed_as_if_it_had_not_stopped(models: Path, tmp_path: Path, source: str) -> None:
     changes = {"rollout.source": source, "train.steps": 4, "train.prompts_per_step": 4}

@@ -286,6 +286,7 @@ def test_budgets_become_recipe_keys():
     assert Budget.parse("steps").overrides() == []
 
 
+@pytest.mark.long
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
     (job, _) = jobs_of(design(words, 1, Budget()), tmp_path, resume=False)
