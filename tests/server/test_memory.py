@@ -14,7 +14,8 @@ pytest.importorskip("uvicorn")
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
-        sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="reads glibc's own count of bytes"
+        sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"),
+        reason="reads glibc's own count of bytes",
     ),
 ]
 
