@@ -880,6 +880,7 @@ def test_a8_thirty_kills_at_random_moments_of_a_save_leave_a_checkpoint_each(run
     assert child(code, run_dir.path) == 0
 
 
+@pytest.mark.long
 def test_b3_a_file_size_limit_names_the_bytes_and_leaves_the_old_checkpoint(run_dir: RunDir, child: Child) -> None:
     save(run_dir, 10)
     code = """

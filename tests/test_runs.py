@@ -122,6 +122,7 @@ def test_another_seed_gives_other_rollouts(models: Path, finished: Path, tmp_pat
     assert (other / "rollouts.jsonl").read_bytes() != (finished / "rollouts.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_how_much_is_held_at_once_changes_rounding_only(models: Path, finished: Path, tmp_path: Path) -> None:
     limits = {"backend.micro_batch_tokens": 10, "backend.chunk_tokens": 3, "backend.sampling_batch": 3}
     small = toy_run(models, tmp_path, {"evaluation.prompts": 8, **limits}).folder

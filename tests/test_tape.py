@@ -142,6 +142,7 @@ def test_a_tape_stands_in_for_sampler_and_teacher(models: Path, finished: Path, 
     assert [row["teacher_logprobs"] for row in replayed] == [row["teacher_logprobs"] for row in recorded]
 
 
+@pytest.mark.long
 def test_a_cached_run_is_resumed_on_the_same_tape_only(models: Path, finished: Path, tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
     tape.write_bytes((finished / "rollouts.jsonl").read_bytes())

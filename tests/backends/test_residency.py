@@ -33,7 +33,7 @@ SHAPES = {
 REQUESTS = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((5,), (4,)), ScoreRequest((3, 4), (9, 10))]
 
 
-@pytest.fixture(params=in_check(SHAPES, "tied", "padded rows"))
+@pytest.fixture(params=in_check(SHAPES, "padded rows"))
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return model_folder(tmp_path / "model", **SHAPES[request.param])
 

@@ -45,6 +45,7 @@ def test_fewer_turns_are_the_beginning_of_more():
         assert short.reward(prompt, said) == long.reward(prompt, said)
 
 
+@pytest.mark.long
 def test_every_turn_is_judged_as_if_it_were_the_last():
     tasks = walks(6, slip=0.0)
     prompt = tasks[-1].heldout_prompts()[0]
