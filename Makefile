@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # A build of torch below 2.14 is taken first, so that no other package pulls a newer one with gigabytes of CUDA along.
 TORCH := torch>=2.6,<2.14
 
-.PHONY: demo test check gates slow bench clean
+.PHONY: demo test check short gates slow bench clean
 
 demo: $(VENV)/.ready-demo
 	@echo "== distilling SmolLM2-135M-Instruct on its own answers (about a minute on two cores) =="
@@ -23,9 +23,16 @@ test: gates
 	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves; services, processes, studies =="
 	@$(PYTEST) -n auto -m "not slow and not gpu"
 
-check: gates
+# The gates run beside the tests, and what they found is printed after them.
+check: $(VENV)/.ready-dev
+	@$(MAKE) --no-print-directory gates >$(VENV)/gates.log 2>&1 & gates=$$!; \
+	$(MAKE) --no-print-directory short; tests=$$?; \
+	wait $$gates; gates=$$?; cat $(VENV)/gates.log; exit $$((tests + gates))
+
+# Shapes are checked by `make test`: checking them takes as long as all else.
+short: $(VENV)/.ready-dev
 	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
-	@$(PYTEST) -n auto -m "not long and not slow and not gpu"
+	@JAXTYPING_DISABLE=1 $(PYTEST) -n auto -m "not long and not slow and not gpu"
 
 gates: $(VENV)/.ready-dev
 	@echo "== gates: lint, format, types, import floors =="

@@ -1,11 +1,12 @@
 """The generated parts of docs/methods.md: every paper's recipe with its axes, its claim, where its formula is
 from, and what was measured here."""
 
+from functools import cache
 from typing import Any
 
 from benchmarks.papers import fingerprint, lines
 from practicum.methods import axes
-from practicum.recipe import find_recipe, load_recipe, read_recipe, recipe_names, teacher_off
+from practicum.recipe import Recipe, find_recipe, load_recipe, read_recipe, recipe_names, teacher_off
 from practicum.statistics import overlaps_zero, t_interval
 
 PAPERS = [name for name in recipe_names() if name.startswith("papers/")]
@@ -21,6 +22,12 @@ FORMULA = {
 """Where a recipe's loss was read, in the words of the page."""
 
 
+@cache
+def _recipe(name: str) -> Recipe:
+    """Return a recipe of the package, read once for all lines of the page."""
+    return load_recipe(name)
+
+
 def rows() -> list[list[str]]:
     """One row a paper's recipe: its name, its paper, its axes, and what was measured."""
     return [
@@ -32,7 +39,7 @@ def rows() -> list[list[str]]:
             measured(name),
         ]
         for name in PAPERS
-        for recipe in [load_recipe(name)]
+        for recipe in [_recipe(name)]
     ]
 
 
@@ -80,7 +87,7 @@ def controls() -> list[list[str]]:
     """Return one row a recipe that joins a reward and a teacher: what its control learns from, both gains, and what differs."""
     found = []
     for name in PAPERS:
-        control = teacher_off(load_recipe(name))
+        control = teacher_off(_recipe(name))
         if control is None:
             continue
         line, off = _line(name), _control_line(name)
@@ -114,18 +121,18 @@ def adds(line: dict[str, Any], control: dict[str, Any]) -> str:
 def _line(name: str) -> dict[str, Any] | None:
     """Return the line of a recipe as it is, None where it was not measured since it changed."""
     line = lines().get((False, name))
-    return line if line and line["of"] == fingerprint(load_recipe(name)) else None
+    return line if line and line["of"] == fingerprint(_recipe(name)) else None
 
 
 def _control_line(name: str) -> dict[str, Any] | None:
     """Return the line of a recipe's control as it is, None where it has none or was not measured since it changed."""
-    control = teacher_off(load_recipe(name))
+    control = teacher_off(_recipe(name))
     by_fingerprint = {line["of"]: line for (is_control, _), line in lines().items() if is_control}
     return None if control is None else by_fingerprint.get(fingerprint(control))
 
 
 def _section(name: str) -> str:
-    recipe = load_recipe(name)
+    recipe = _recipe(name)
     about = f"{recipe.about[:1].upper()}{recipe.about[1:]} ({source(recipe.paper or '')})."
     parts = [f"### {short(name)}", about, f"`practicum run {name}`: {_axes(name)}."]
     parts += [f"Claim: {_plain(recipe.claim)}", f"Formula: {_plain(FORMULA[recipe.formula])}"]
@@ -137,7 +144,7 @@ def _section(name: str) -> str:
 
 
 def _axes(name: str) -> str:
-    return "; ".join(f"{axis} `{value}`" for axis, value in axes(load_recipe(name)).items())
+    return "; ".join(f"{axis} `{value}`" for axis, value in axes(_recipe(name)).items())
 
 
 def _plain(text: Any) -> str:

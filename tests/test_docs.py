@@ -625,6 +625,7 @@ def _merged(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

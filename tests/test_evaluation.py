@@ -63,6 +63,7 @@ def test_a_gain_is_paired_by_prompt(models: Path, tmp_path: Path) -> None:
     assert asdict(gain(before, before, 0)) == {"mean": 0.0, "low": 0.0, "high": 0.0}  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_teacher_that_knows_answers_itself(models: Path, tmp_path: Path) -> None:
     make_model(tmp_path / "expert", seed=2, hidden_size=64, layers=2, pretrain=120)
     parts = built(models, tmp_path, **{"teacher.model": str(tmp_path / "expert")})

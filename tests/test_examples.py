@@ -23,6 +23,7 @@ minimal = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(minimal)
 
 
+@pytest.mark.long
 def test_the_divergence_falls(capsys: pytest.CaptureFixture[str]) -> None:
     minimal.main()
     values = [float(value) for value in re.findall(r"KL ([0-9.]+)", capsys.readouterr().out)]

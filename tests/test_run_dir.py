@@ -888,6 +888,7 @@ def test_a8_thirty_kills_at_random_moments_of_a_save_leave_a_checkpoint_each(run
     assert child(code, run_dir.path) == 0
 
 
+@pytest.mark.long
 def test_b3_a_file_size_limit_names_the_bytes_and_leaves_the_old_checkpoint(run_dir: RunDir, child: Child) -> None:
     save(run_dir, 10)
     code = """
@@ -916,6 +917,7 @@ def test_b3_a_file_size_limit_names_the_bytes_and_leaves_the_old_checkpoint(run_
     assert child(code, run_dir.path) == 0
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_does_not_fit_is_refused_before_the_training(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -930,6 +932,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_the_training(
         check_space(run_dir, 12 * 2**20)
 
 
+@pytest.mark.long
 def test_b3_a_full_disk_names_the_bytes_before_and_while_writing(tmp_path: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
@@ -976,6 +979,7 @@ def test_b3_a_full_disk_names_the_bytes_before_and_while_writing(tmp_path: Path)
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 def test_faults_are_silent_without_the_variable_and_loud_with_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PRACTICUM_FAULT", raising=False)
     fault("rollout")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from toy import assert_same_run, curve, forked, make_model, rows, toy_recipe, toy_run
+from toy import assert_same_run, curve, forked, in_check, make_model, rows, toy_recipe, toy_run
 
 from practicum.assembly import assemble_run
 from practicum.diagnosis.compare.outcomes import read_outcome
@@ -66,7 +66,7 @@ def uninterrupted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return toy_run(models, tmp_path_factory.mktemp("whole"), STEPS | {"evaluation.prompts": 4}).folder
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", in_check(VARIANTS, "plain"))
 def test_stopped_and_resumed_twice_is_uninterrupted(models: Path, tmp_path: Path, name: str) -> None:
     changes = STEPS | VARIANTS[name]
     whole = toy_run(models, tmp_path / "whole", changes).folder
@@ -77,6 +77,7 @@ def test_stopped_and_resumed_twice_is_uninterrupted(models: Path, tmp_path: Path
     assert_same_run(whole, stopped)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [
@@ -99,6 +100,7 @@ def test_killed_at_any_point_the_resumed_run_is_the_same(
     assert debris == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
 def test_every_architecture_trains_and_resumes(models: Path, tmp_path: Path, architecture: str) -> None:
     changes = {
@@ -120,6 +122,7 @@ def test_another_seed_gives_other_rollouts(models: Path, finished: Path, tmp_pat
     assert (other / "rollouts.jsonl").read_bytes() != (finished / "rollouts.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_how_much_is_held_at_once_changes_rounding_only(models: Path, finished: Path, tmp_path: Path) -> None:
     limits = {"backend.micro_batch_tokens": 10, "backend.chunk_tokens": 3, "backend.sampling_batch": 3}
     small = toy_run(models, tmp_path, {"evaluation.prompts": 8, **limits}).folder
@@ -169,6 +172,7 @@ def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
     assert caught.value.problems[-1] == f"or let the run go on with the change: {flags}"
 
 
+@pytest.mark.long
 def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     changes = {"optimizer.learning_rate": 0.5, "train.updates_per_step": 2}
@@ -189,6 +193,7 @@ def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_pa
         toy_run(models, tmp_path, resume=True)
 
 
+@pytest.mark.long
 def test_a_change_counts_from_the_earliest_step_that_is_done_under_it(models: Path, tmp_path: Path) -> None:
     allowed, changes = ["optimizer.learning_rate"], {**STEPS, "optimizer.learning_rate": 0.5}
     assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:5"}) == 137
@@ -201,6 +206,7 @@ def test_a_change_counts_from_the_earliest_step_that_is_done_under_it(models: Pa
     assert curve(tmp_path / "toy", "learning_rate") == [0.003] * 2 + [0.5] * 4
 
 
+@pytest.mark.long
 def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_path: Path) -> None:
     linear = {"optimizer.schedule": "linear"}
     toy_run(models, tmp_path, linear)
@@ -223,6 +229,7 @@ def test_only_a_run_that_goes_on_can_have_changed(models: Path, tmp_path: Path) 
         toy_run(models, tmp_path, allow_changed=["train"])
 
 
+@pytest.mark.long
 def test_what_changes_nothing_may_change_on_resume(models: Path, tmp_path: Path) -> None:
     whole = toy_run(models, tmp_path / "whole").folder
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
@@ -290,6 +297,7 @@ def test_other_weights_under_the_same_name_are_not_resumed(cut_short: Path, role
         aside.rename(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["train", "heldout"])
 def test_other_rows_are_not_resumed(models: Path, tmp_path: Path, file: str) -> None:
     for name, texts in {"train": ("ab", "bc", "cd"), "heldout": ("ad", "da")}.items():
@@ -305,6 +313,7 @@ def test_other_rows_are_not_resumed(models: Path, tmp_path: Path, file: str) -> 
         toy_run(models, tmp_path, changes, resume=True)
 
 
+@pytest.mark.long
 def test_each_of_several_teachers_and_the_reference_has_its_files(models: Path, tmp_path: Path) -> None:
     for name in ("math", "code", "first"):
         shutil.copytree(models / "teacher", tmp_path / name)
@@ -319,6 +328,7 @@ def test_each_of_several_teachers_and_the_reference_has_its_files(models: Path, 
     assert {"teacher/math/config.json", "reference/model.safetensors", "prompts", "heldout"} <= built.identify().keys()
 
 
+@pytest.mark.long
 def test_a_run_of_an_older_version_says_what_is_not_compared_and_goes_on(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     path = tmp_path / "toy" / "recipe.json"
@@ -345,6 +355,7 @@ def test_a_name_that_is_taken_is_refused(models: Path, finished: Path) -> None:
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_resume_under_other_versions_warns_and_goes_on(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     forge_versions(tmp_path / "toy" / "checkpoints" / "step-2", {"torch": "2.0.0", "threads": 96})
@@ -354,6 +365,7 @@ def test_resume_under_other_versions_warns_and_goes_on(models: Path, tmp_path: P
     assert "torch was 2.0.0" in text and "threads was 96" in text and "not promised" in text
 
 
+@pytest.mark.long
 def test_weights_of_one_step_with_the_optimizer_of_another_are_not_used(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:5"}) == 137
     folder = tmp_path / "toy" / "checkpoints"
@@ -388,6 +400,7 @@ def as_earlier(folder: Path) -> None:
     path.write_text(json.dumps(saved))
 
 
+@pytest.mark.long
 def test_a_run_of_an_earlier_version_is_resumed(models: Path, tmp_path: Path) -> None:
     whole = toy_run(models, tmp_path / "whole").folder
     assert forked(lambda: toy_run(models, tmp_path / "cut"), {"PRACTICUM_FAULT": "update:3"}) == 137
@@ -443,6 +456,7 @@ def forge_versions(checkpoint: Path, changes: Mapping[str, Any]) -> None:
     manifest_path.write_text(json.dumps(manifest))
 
 
+@pytest.mark.long
 def test_a_lost_first_evaluation_is_not_measured_on_trained_weights(models: Path, tmp_path: Path) -> None:
     changes = {"evaluation.prompts": 4}
     assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "rollout:4"}) == 137
@@ -478,6 +492,7 @@ def test_a_damaged_file_is_named_by_whatever_reads_it(finished: Path, tmp_path: 
         assert "\n" not in str(caught.value) and caught.value.exit_code == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["recipe.json", "before.json", "metrics.jsonl", "alarms.jsonl", "vocabulary.jsonl"])
 def test_a_run_with_a_damaged_file_is_not_resumed(models: Path, tmp_path: Path, name: str) -> None:
     changes = {"evaluation.prompts": 4}
@@ -497,6 +512,7 @@ def test_a_recipe_that_stands_in_a_run_and_is_none_is_damage(finished: Path, tmp
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_evaluations_of_other_answers_are_not_compared(models: Path, tmp_path: Path) -> None:
     changes = {"evaluation.prompts": 4}
     assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137

@@ -105,6 +105,7 @@ def test_a_metric_that_nobody_measures_is_named() -> None:
     courses.after_step({"nonfinite": 1.0})
 
 
+@pytest.mark.long
 def test_a_run_with_schedules_resumes_where_its_numbers_were(models: Path, tmp_path: Path) -> None:
     changes = {
         "objective": {"target": "log_linear(teacher=1, student=adaptive(0.5, 0, rate=0.9))"},

@@ -366,6 +366,7 @@ def test_a_number_of_a_source_may_be_a_schedule() -> None:
     assert {source.other for source in sources} == {"teacher"}
 
 
+@pytest.mark.long
 def test_a_prefix_may_get_shorter(models: Path, tmp_path: Path) -> None:
     folder = toy_run(models, tmp_path, {"rollout.source": "prefix(length=linear(3, 0), origin=teacher)"}).folder
     recorded = rows(folder / "rollouts.jsonl")
@@ -409,6 +410,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", RUNS)
 def test_a_run_learns_from_every_source_and_says_who_wrote(models: Path, tmp_path: Path, source: str) -> None:
     folder = toy_run(models, tmp_path, {"rollout.source": source, "rollout.n": 2}).folder
@@ -426,6 +428,7 @@ def test_a_run_learns_from_every_source_and_says_who_wrote(models: Path, tmp_pat
     assert all(value is not None and value > 0 for value in curve(folder, "grad_norm"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["teacher", "token_mix(0.5)", "prefix(2)", "mix(other=teacher)"])
 def test_a_student_that_sees_more_writes_for_itself(models: Path, tmp_path: Path, source: str) -> None:
     """Context distillation (2209.15189): the teacher writes after its own prompt, and the student learns after the plain one."""

@@ -112,6 +112,7 @@ def test_an_archive_is_restored_as_it_was() -> None:
         restored.restore([{**row, "prompt": "other"} for row in recorded], [PROMPT], 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["rollout:2", "update:4", "score:6", "save.before_rename:2"])
 def test_a_run_that_replays_is_resumed_as_if_it_had_not_stopped(models: Path, tmp_path: Path, fault: str) -> None:
     whole = toy_run(models, tmp_path / "whole", REPLAY).folder
@@ -130,6 +131,7 @@ SOURCES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_run_of_any_source_is_resumed_as_if_it_had_not_stopped(models: Path, tmp_path: Path, source: str) -> None:
     changes = {"rollout.source": source, "train.steps": 4, "train.prompts_per_step": 4}
@@ -167,6 +169,7 @@ def test_a_tape_stands_in_for_sampler_and_teacher(models: Path, finished: Path, 
     assert [row["teacher_logprobs"] for row in replayed] == [row["teacher_logprobs"] for row in recorded]
 
 
+@pytest.mark.long
 def test_a_cached_run_is_resumed_on_the_same_tape_only(models: Path, finished: Path, tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
     tape.write_bytes((finished / "rollouts.jsonl").read_bytes())

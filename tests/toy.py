@@ -4,10 +4,11 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
 from practicum.backends.local.scratch import make_scratch_model
@@ -79,6 +80,11 @@ def write_recipe(models: Path, path: Path, changes: Mapping[str, Any] | None = N
     """The toy recipe as a file; JSON is YAML."""
     path.write_text(json.dumps(toy_data(models, changes)), encoding="utf-8")
     return path
+
+
+def in_check(names: Iterable[str], *short: str) -> list[Any]:
+    """Return the names as parameters of a test; those that are not among `short` are marked as long."""
+    return [pytest.param(name, marks=() if name in short else pytest.mark.long) for name in names]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

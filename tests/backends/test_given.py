@@ -173,6 +173,7 @@ def test_answers_do_not_depend_on_what_shares_the_batch(base):
         assert torch.allclose(alone.logprobs, answer.logprobs, atol=1e-5)
 
 
+@pytest.mark.long
 def test_draws_at_each_position_follow_the_tempered_distribution(base):
     answer = score_prompts(base, None, [PromptQuestion(TOKENS[:2], draws=4000, temperature=0.5, seed=7)])[0]
     expected = torch.softmax(plain_logprobs(base, TOKENS[:2])[0] / 0.5, dim=-1)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from toy import in_check
 from transformers import AutoModelForCausalLM
 
 from practicum.backends.local.loading import load, load_student
@@ -34,7 +35,7 @@ def student(folder, seed: int = 0, **choices):
     return load_student(StudentConfig(model=str(folder), **choices), seed)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", in_check(ARCHITECTURES, "llama"))
 def test_a_folder_loads_as_transformers_loads_it(tmp_path, architecture):
     folder = model_folder(tmp_path / "model", architecture=architecture, padded_vocabulary=24)
     loaded = load(ModelConfig(model=str(folder)))
@@ -263,7 +264,7 @@ def test_what_learns_is_float32_and_the_rest_as_asked(folder, choices):
     assert trainer.optim_step(AdamParams(0.01))["skipped"] == 0
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", in_check(ARCHITECTURES, "llama"))
 def test_a_fresh_lora_student_is_exactly_its_base(tmp_path, architecture):
     folder = model_folder(tmp_path / "model", architecture=architecture)
     ids = torch.tensor([[3, 8, 9, 10, 4]])

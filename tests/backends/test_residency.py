@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy import in_check
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
@@ -32,7 +33,7 @@ SHAPES = {
 REQUESTS = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((5,), (4,)), ScoreRequest((3, 4), (9, 10))]
 
 
-@pytest.fixture(params=SHAPES)
+@pytest.fixture(params=in_check(SHAPES, "padded rows"))
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return model_folder(tmp_path / "model", **SHAPES[request.param])
 

@@ -28,6 +28,7 @@ def test_of_a_mixture_of_experts_those_count_that_a_token_goes_to(tmp_path: Path
     assert learning.parameters == shape.adapters + 2 * around_expert  # all four learn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [None, Lora(rank=3)], ids=["all", "adapters"])
 def test_experts_are_gone_through_on_paper(tmp_path: Path, lora: Lora | None) -> None:
     folder = family_folder(tmp_path / "model", "mixtral")

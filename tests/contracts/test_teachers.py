@@ -180,9 +180,10 @@ def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
 
 
 def _marked(case: tuple[str, dict[str, Any]]) -> Any:
-    """A case that asks a server is a long one."""
+    """A case that asks a server is a long one, and so is any but the first of a teacher."""
+    name, settings = case
     asks = any(f"'{place}'" in str(case) for place in (*DIALECTS, "SERVICE"))
-    return pytest.param(case, marks=pytest.mark.long if asks else ())
+    return pytest.param(case, marks=pytest.mark.long if asks or settings is not SETTINGS[name][0] else ())
 
 
 @pytest.fixture(

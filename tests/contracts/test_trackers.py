@@ -34,12 +34,14 @@ def test_a_tracker_is_told_every_step_and_the_end(models, tmp_path):
     assert calls[5]["final/tokens"] == found.summary["tokens"]
 
 
+@pytest.mark.long
 def test_tracking_changes_no_byte_of_the_run(models, tmp_path, finished):
     found = toy_run(models, tmp_path, {**recorded(tmp_path / "calls"), "evaluation.prompts": 8})
     for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json"):
         assert (found.folder / name).read_bytes() == (finished / name).read_bytes()
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_as_the_same_tracked_run(models, tmp_path):
     changes = recorded(tmp_path / "calls")
     assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
@@ -70,6 +72,7 @@ def test_a_tracker_that_fails_does_not_stop_the_run(models, tmp_path, capsys):
     assert [call["call"] for call in rows(tmp_path / "calls")] == ["begin", "log"]
 
 
+@pytest.mark.long
 def test_another_tracker_may_take_over_after_a_resume(models, tmp_path):
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:4"}) == 137
     toy_run(models, tmp_path, recorded(tmp_path / "calls"), resume=True)

@@ -137,6 +137,7 @@ def test_routed_teachers_share_out_what_one_would_have_scored(models: Path, tmp_
     assert sum(row[f"cost/flops_score/{name}"] for name in ("correct", "incorrect")) == row["cost/flops_score"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("teacher", ["cached", "plain"])
 def test_resumed_and_cached_runs_count_the_same(models: Path, tmp_path: Path, teacher: str) -> None:
     member = {"type": "model", "model": str(models / "teacher")}
@@ -158,6 +159,7 @@ def test_a_budget_ends_the_run_before_the_step_that_would_exceed_it(models: Path
     assert exactly.summary["steps"] == 3
 
 
+@pytest.mark.long
 def test_a_budget_that_is_not_reached_changes_nothing(models: Path, tmp_path: Path) -> None:
     plain = toy_run(models, tmp_path / "plain", {"optimizer.schedule": "cosine"}).folder
     budget = toy_run(models, tmp_path / "budget", {"optimizer.schedule": "cosine", "train.budget.tokens": 10**9})
@@ -174,6 +176,7 @@ def test_a_learning_rate_follows_the_planned_steps_under_a_budget(models: Path, 
     assert curve(cut, "learning_rate") == curve(whole, "learning_rate")[:2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["update:2", "rollout:3", "save.after_rename:1"])
 def test_a_run_under_a_budget_ends_at_the_same_step_after_a_kill(models: Path, tmp_path: Path, fault: str) -> None:
     costs = curve(toy_run(models, tmp_path / "long", {"train.steps": 5}).folder, "cost/flops")
@@ -189,6 +192,7 @@ def test_a_run_under_a_budget_ends_at_the_same_step_after_a_kill(models: Path, t
     assert_same_run(whole.folder, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
+@pytest.mark.long
 def test_a_run_killed_after_its_budget_does_not_go_on_training(models: Path, tmp_path: Path) -> None:
     changes = {"train.budget.tokens": 1, "evaluation.prompts": 2}
     whole = toy_run(models, tmp_path / "whole", changes)
@@ -230,6 +234,7 @@ def test_money_is_what_the_prices_say_and_nothing_else() -> None:
     }
 
 
+@pytest.mark.long
 def test_prices_stay_out_of_what_a_resume_compares(models: Path, tmp_path: Path) -> None:
     whole = toy_run(models, tmp_path / "whole").folder
     assert forked(lambda: toy_run(models, tmp_path / "cut"), {"PRACTICUM_FAULT": "update:3"}) == 137

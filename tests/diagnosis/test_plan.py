@@ -44,6 +44,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_on_paper_counts_what_a_real_one_counts(models: Path, tmp_path: Path, name: str) -> None:
     """Where every answer is as long as it may be, to the last operation."""

@@ -61,6 +61,7 @@ def likelihood(texts, chances):
     return torch.special.gammaincc(torch.tensor(len(often) / 2), torch.tensor(squares / 2)).item()
 
 
+@pytest.mark.long
 def test_texts_are_distributed_as_the_targets_and_not_as_the_drafters(models):
     drafter, target = models
     params = SamplingParams(2, temperature=0.7, stop_ids=target.renderer.stop_ids)
@@ -106,6 +107,7 @@ def finished(models, out, teacher):
     return toy_run(models, out, changes).folder
 
 
+@pytest.mark.long
 def test_a_run_is_measured_once(tmp_path):
     folder = finished(tmp_path / "models", tmp_path / "out", TEACHER)
     found = drafting(folder, 2)
@@ -119,6 +121,7 @@ def test_a_run_is_measured_once(tmp_path):
     assert drafting(folder, 2) == found, "the same seed drafts the same"
 
 
+@pytest.mark.long
 def test_a_drafter_needs_one_model_to_draft_for(tmp_path):
     other = {**TEACHER, "model": {**TEACHER["model"], "seed": 3}}
     pool = {"type": "pool", "kind": "geometric", "teachers": {"one": TEACHER, "other": other}}

@@ -34,6 +34,7 @@ def test_growth_by_hand():
     assert growth_of([0.0, 0.0, 0.5, 0.5]) == {"wrong_turns": 1.0, "wrong_turns/half": 0.0}, "no growth from nothing"
 
 
+@pytest.mark.long
 def test_fewer_turns_are_the_beginning_of_more():
     short, long = walks(4)[-1], walks(8)[3]
     assert [prompt.messages for prompt in short.heldout_prompts()] == [
@@ -45,6 +46,7 @@ def test_fewer_turns_are_the_beginning_of_more():
         assert short.reward(walk) == long.reward(walk)
 
 
+@pytest.mark.long
 def test_every_turn_is_judged_as_if_it_were_the_last():
     tasks = walks(6, slip=0.0)
     prompt = tasks[-1].heldout_prompts()[0]
@@ -75,6 +77,7 @@ def test_a_task_without_turns_is_refused():
             tasks_by_turns(recipe)
 
 
+@pytest.mark.long
 def test_a_run_is_counted_by_its_last_evaluation(tmp_path: Path):
     recipe = parse_recipe(
         {

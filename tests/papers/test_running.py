@@ -52,6 +52,7 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
     assert parse_recipe(resolved(recipe), name) == recipe
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_recipe_takes_two_steps(name: str, tiny: Path, tmp_path: Path) -> None:
     data = with_models(read_recipe(find_recipe(name)), tiny)

@@ -45,6 +45,7 @@ def test_a_bootstrap_interval_holds_the_mean_about_as_often_as_it_says() -> None
     assert 0.91 <= held / 400 <= 0.98
 
 
+@pytest.mark.long
 def test_tokens_of_one_prompt_are_not_independent() -> None:
     """With all variance between prompts, an interval over tokens would hold the mean far too seldom; over prompts it does."""
     generator = torch.Generator().manual_seed(1)

@@ -87,6 +87,7 @@ EVALUATORS = {
 }
 
 
+@pytest.mark.long
 def test_the_packages_of_mathematics_evaluate_where_they_are_known_to() -> None:
     evaluating = {
         "eval",

@@ -289,6 +289,7 @@ def sized(numbers: Sequence[int]) -> list[ScoreRequest]:
     return [request(number, 50 if number > 4 else 2) for number in numbers]
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(CALLS, st.integers(800, 6000), st.data())
 def test_a_run_that_goes_back_hears_what_it_heard_before(
@@ -358,6 +359,7 @@ def stores(run: Path) -> list[Path]:
     return sorted((run / "scores").iterdir())
 
 
+@pytest.mark.long
 def test_epochs_over_a_dataset_are_scored_once(models: Path, whole: Path, tmp_path: Path) -> None:
     (store,) = stores(whole)
     assert len(files(store)) == 3, "the first epoch's three steps"
@@ -365,6 +367,7 @@ def test_epochs_over_a_dataset_are_scored_once(models: Path, whole: Path, tmp_pa
     assert curve(whole, "reverse_kl") == pytest.approx(curve(plain, "reverse_kl"), rel=1e-3)
 
 
+@pytest.mark.long
 def test_it_says_at_the_end_how_much_was_there(models: Path, tmp_path: Path) -> None:
     console = Said()
     toy_run(models, tmp_path, cached(models), console=console)
@@ -402,6 +405,7 @@ def test_full_in_the_middle_the_resumed_run_is_the_same(
     assert_same_run(one, toy_run(models, out, changes, resume=True).folder)
 
 
+@pytest.mark.long
 def test_teacher_and_reference_share_a_folder_and_resume(models: Path, tmp_path: Path) -> None:
     teacher = cached(models)["teacher"]
     changes = {
@@ -420,6 +424,7 @@ def test_teacher_and_reference_share_a_folder_and_resume(models: Path, tmp_path:
     assert_same_run(one, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
+@pytest.mark.long
 def test_an_evaluation_after_the_run_leaves_what_is_kept_as_it_is(models: Path, tmp_path: Path) -> None:
     changes = {**cached(models), "train.steps": 3, "evaluation.prompts": 4}
     run = toy_run(models, tmp_path, changes).folder

@@ -10,6 +10,7 @@ from toy import assert_same_run, curve, forked, rows, toy_run
 from practicum.backends.local.residency import StoredHead
 from practicum.functional.head import Head
 
+pytestmark = pytest.mark.long
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 
 

@@ -184,6 +184,7 @@ WAYS = {
 """Those that fail by themselves."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_template_that_would_not_end_is_refused_in_one_line(
     tokenizer: PreTrainedTokenizerBase, name: str, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,9 @@ PREFIX = "tml-"
 
 GIB = 2**30
 PRODUCTS_KEPT, HEAPS = 64, 2
+CACHES_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""The variables with which oneDNN bounds its compiled products, and torch's layer over it, ideep, their descriptions."""
+
 M_ARENA_MAX = -8
 """The name of that option in glibc's malloc.h."""
 
@@ -107,7 +110,8 @@ def bound_memory() -> None:
 
     To be called before the first product. Neither bound changes a number; on a system without glibc the second is left out.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS_KEPT))
+    for variable in CACHES_OF_PRODUCTS:
+        os.environ.setdefault(variable, str(PRODUCTS_KEPT))
     if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
         # AttributeError where the C library is another than glibc.
         with contextlib.suppress(AttributeError, OSError):

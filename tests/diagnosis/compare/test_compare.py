@@ -84,6 +84,7 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
     assert found.verdict[0].startswith("single seed: how much seeds differ is unknown")
 
 
+@pytest.mark.long
 def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
     found = design([f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"], 1, Budget())
     folders = [run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")]
@@ -285,6 +286,7 @@ def test_budgets_become_recipe_keys():
     assert Budget.parse("steps").overrides() == []
 
 
+@pytest.mark.long
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
     (job, _) = jobs_of(design(words, 1, Budget()), tmp_path, resume=False)

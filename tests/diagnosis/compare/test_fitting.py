@@ -40,6 +40,7 @@ def test_a_law_without_noise_is_found_again():
     assert found.predict({"N_student": 3e7, "D": 3e7}) == pytest.approx(error_of(3e7, 3e7), rel=0.1)
 
 
+@pytest.mark.long
 def test_the_intervals_hold_the_law_under_noise():
     found = fit(law(noise=0.05, repeats=2))
     for exponent, (_, value) in zip(found.exponents, (STUDENT, DATA), strict=True):
@@ -55,6 +56,7 @@ def test_what_does_not_vary_has_no_exponent_and_says_why():
     assert left_out["T"] == "has 1 value, and 3 are needed"
 
 
+@pytest.mark.long
 def test_an_exponent_of_nothing_but_noise_is_not_resolved():
     draw = random.Random(1)
     runs = [

@@ -7,6 +7,7 @@ from benchmarks.failures import FAILURES, Failure, provoke
 FAST = ("no numbers",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "failure",
     [
