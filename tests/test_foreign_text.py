@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from practicum import http
 from practicum.errors import PracticumError, VocabularyError
 from practicum.http import JsonClient, Question, Server
+from practicum.notes import show_notes
 from practicum.teachers._checks import check_texts
 from practicum.teachers._probe import probe
 from practicum.text import character_tokenizer
@@ -25,7 +26,7 @@ class Client(JsonClient):
 
     def __init__(self, *answers: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.heard: list[str] = []
-        super().__init__(Server("http://localhost:1", key=KEY, give_up_after=0.0), self.heard.append)
+        super().__init__(Server("http://localhost:1", key=KEY, give_up_after=0.0))
         self._answers = list(answers)
         self._status = status
         self._headers = http.httpx2.Headers({} if headers is None else headers)
@@ -40,7 +41,8 @@ class Client(JsonClient):
 def messages(client: Client, work: Any) -> str:
     """All that is said and raised."""
     try:
-        work()
+        with show_notes(client.heard.append):
+            work()
     except PracticumError as error:
         client.heard.append(str(error))
     assert not any("\n" in text for text in client.heard)
