@@ -29,10 +29,10 @@ check: $(VENV)/.ready-dev
 	$(MAKE) --no-print-directory short; tests=$$?; \
 	wait $$gates; gates=$$?; cat $(VENV)/gates.log; exit $$((tests + gates))
 
-# Shapes are checked by `make test`: checking them takes as long as all else.
+# Shapes are checked by `make test`: checking them takes as long as all else. So are all cases of a test that has many.
 short: $(VENV)/.ready-dev
 	@echo "== tests: laws, units, contracts, toy runs, recipes, golden curves =="
-	@JAXTYPING_DISABLE=1 $(PYTEST) -n auto -m "not long and not slow and not gpu"
+	@JAXTYPING_DISABLE=1 $(PYTEST) -n auto --every 3 -m "not long and not slow and not gpu"
 
 gates: $(VENV)/.ready-dev
 	@echo "== gates: lint, format, types, import floors =="

@@ -3,7 +3,8 @@
     python -m benchmarks journey [--moves 20]
 
 A move is a call from a function of one file to one of another; a step has 64 rollouts. What is done once, such as the trial of
-memory at the first update, is left out: the second step is followed.
+memory at the first update, is left out: the second step is followed. Its shapes are the dataclasses of which one is made for every
+rollout.
 """
 
 import sys
@@ -19,16 +20,18 @@ from benchmarks.measuring import parser, session, table
 
 T = TypeVar("T")
 RECIPE = "smoke/toy"
+ROLLOUTS = 64
 OVERRIDES = ("student.model.pretrain.steps=5", "teacher.model.pretrain.steps=5")
 
 
 @dataclass
 class Journey:
-    """What was called: functions and files, how often from one file to another, and how deep."""
+    """The functions that were called and the dataclasses that were made, how often from one file to another, and how deep."""
 
     functions: set[tuple[str, str]] = field(default_factory=set)
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)
     depth: int = 0
+    made: Counter[str] = field(default_factory=Counter)
 
     def row(self) -> list[int]:
         """Return files, functions, moves and depth."""
@@ -45,9 +48,11 @@ def main() -> None:
     legs = _legs()
     rows = {name: leg.row() for name, leg in legs.items()}
     print(table(["leg", "files", "functions", "moves", "depth"], [[name, *row] for name, row in rows.items()]))
+    shapes = sorted(name for name, count in legs["step"].made.items() if count >= ROLLOUTS)
+    print(f"{len(shapes)} shapes of a rollout in a step: {', '.join(shapes)}")
     for (start, end), count in legs["step"].moves.most_common(options.moves):
         print(f"{count:5} {start} -> {end}")
-    now.report({}, **rows)
+    now.report({}, **rows, shapes=shapes)
 
 
 def _legs() -> dict[str, Journey]:
@@ -72,6 +77,10 @@ def follow(work: Callable[[], T]) -> tuple[T, Journey]:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
+        if code.co_filename == "<string>" and code.co_name == "__init__" and event == "call":
+            made = type(frame.f_locals["self"])
+            if made.__module__.startswith("practicum."):
+                journey.made[made.__name__] += 1
         if not code.co_filename.startswith(root):
             return
         if event == "return" and stack:

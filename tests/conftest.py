@@ -14,6 +14,29 @@ settings.register_profile("practicum", derandomize=True, deadline=None, max_exam
 settings.load_profile("practicum")
 
 
+FEW = 4
+"""A test of so many cases runs all of them, whatever `--every` says."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a short run leave out most cases of tests that have many."""
+    parser.addoption("--every", type=int, default=1, help=f"of a test with more than {FEW} cases, run every so many")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take every so many cases of a test, beginning with its first."""
+    every = config.getoption("every")
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = [item for same in cases.values() if len(same) > FEW for place, item in enumerate(same) if place % every]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = {item.nodeid for item in left_out}
+        items[:] = [item for item in items if item.nodeid not in gone]
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `student`, which knows nothing, and `teacher`, which has begun to learn to reverse strings."""

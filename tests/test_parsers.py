@@ -31,6 +31,8 @@ from practicum.teachers._scores import Scores
 from practicum.text import Renderer, character_tokenizer
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams, ScoreRequest
 
+pytestmark = pytest.mark.long
+
 ODD = st.sampled_from(
     [
         10**400,

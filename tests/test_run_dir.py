@@ -849,6 +849,7 @@ def test_a_crash_between_the_two_renames_of_a_replacement_loses_nothing(
     assert names(run_dir.checkpoints) == ["step-20"]
 
 
+@pytest.mark.long
 def test_a8_thirty_kills_at_random_moments_of_a_save_leave_a_checkpoint_each(run_dir: RunDir, child: Child) -> None:
     code = """
         import os, random, signal, sys, time

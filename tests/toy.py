@@ -82,7 +82,7 @@ def write_recipe(models: Path, path: Path, changes: Mapping[str, Any] | None = N
     return path
 
 
-def in_check(names: Iterable[str], *short: str) -> list[Any]:
+def in_check(names: Iterable[Any], *short: Any) -> list[Any]:
     """Return the names as parameters of a test; those that are not among `short` are marked as long."""
     return [pytest.param(name, marks=() if name in short else pytest.mark.long) for name in names]
 

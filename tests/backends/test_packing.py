@@ -50,6 +50,7 @@ def test_packed_texts_give_the_states_and_the_gradient_of_texts_read_alone(archi
         assert (one - other).norm() <= 2e-6 * other.norm()  # the norms of transformers are taken in float32
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_tree_of_texts_is_read_as_its_texts(data):

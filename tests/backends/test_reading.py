@@ -53,14 +53,14 @@ def token_by_token(model, request, params):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", in_check([1.0, 0.7], 0.7))
 def test_slots_sample_what_is_sampled_token_by_token_without_a_cache(model, temperature):
     params = SamplingParams(24, temperature, stop_ids=STOPS)
     for request, sample in zip(requests(), LocalSampler(model, batch_size=4).sample(requests(), params), strict=True):
         assert sample.tokens.tolist() == token_by_token(model, request, params)
 
 
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", in_check([1, 4], 4))
 def test_any_number_of_slots_samples_the_same_tokens(model, group):
     asked = requests(group=group)
     expected = LocalSampler(model, batch_size=1).sample(asked, PARAMS)

@@ -13,6 +13,8 @@ pytest.importorskip("google.protobuf")
 
 from practicum.server.wire import messages, read_train_request
 
+pytestmark = pytest.mark.long
+
 KINDS = [
     asked.CreateSession,
     asked.CreateModel,

@@ -87,6 +87,7 @@ def test_walks_start_at_zero_unless_they_are_spread():
     assert {prompt.messages[0].content[0] for prompt in walker(spread=2).train_prompts()} == set("EFGHI")
 
 
+@pytest.mark.long
 def test_the_walks_depend_on_their_seed_alone():
     ids = [prompt.messages for prompt in walker().heldout_prompts()]
     assert ids == [prompt.messages for prompt in walker(train_size=1).heldout_prompts()]

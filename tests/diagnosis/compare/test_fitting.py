@@ -49,6 +49,7 @@ def test_the_intervals_hold_the_law_under_noise():
     assert found.floor_interval.low < FLOOR < found.floor_interval.high
 
 
+@pytest.mark.long
 def test_what_does_not_vary_has_no_exponent_and_says_why():
     left_out = fit(law()).left_out
     assert left_out["N_teacher"] == "has 1 value, and 3 are needed"

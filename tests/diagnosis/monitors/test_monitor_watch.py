@@ -176,6 +176,7 @@ def test_a_scheduled_number_is_changed_by_one_of_the_two():
         parse_recipe(data, "mine.yaml")
 
 
+@pytest.mark.long
 def test_every_recipe_is_watched(tmp_path: Path):
     for name in recipe_names():
         found = pipeline.load(name)
