@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from practicum.errors import DataError, PracticumError
 from practicum.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
@@ -105,20 +104,6 @@ class _Plan:
     seeds: tuple[int, ...]
     question: PromptQuestion | None
     named: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class StopTexts:
-    """Whether a completion has come to one of some texts; they may begin and end within a token."""
-
-    tokenizer: PreTrainedTokenizerBase
-    texts: tuple[str, ...]
-
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        """Only the newest tokens are looked at: an earlier occurrence would have ended it."""
-        window = max(map(len, self.texts)) + 4
-        newest = str(self.tokenizer.decode(list(tokens[-window:]), skip_special_tokens=False))
-        return any(text in newest for text in self.texts)
 
 
 class Running:
@@ -347,7 +332,7 @@ def _params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
     if "" in texts:
         raise DataError("stop holds an empty text, which every answer begins with; leave it out")
     ids = frozenset(stop for stop in stops if isinstance(stop, int))
-    return replace(params, stop_ids=ids, ends=StopTexts(loaded.renderer.tokenizer, texts) if texts else None)
+    return replace(params, stop_ids=ids, stop_texts=texts)
 
 
 def _named(given: TensorData, count: int, vocabulary: int) -> Tensor:
