@@ -5,7 +5,7 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from toy import rows
 
 from practicum.model_config import ModelConfig
+from practicum.notes import show_notes
 
 pytest.importorskip("tinker")
 pytest.importorskip("starlette")
@@ -38,32 +39,38 @@ class Served:
 
     def start(self, **names: Path) -> None:
         """Listen; `names` serve other folders under a name."""
+        folders = {"student": self.models / "student", "teacher": self.models / "teacher", **names}
+        served = {name: ModelConfig(model=str(folder), device="cpu") for name, folder in folders.items()}
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        self._server = None
+        self._thread = threading.Thread(target=self._run, args=(served,), daemon=True)
+        self._thread.start()
+        while self._server is None or not self._server.started:
+            assert self._thread.is_alive()
+            time.sleep(0.01)
+
+    def _run(self, served: Mapping[str, ModelConfig]) -> None:
+        """Serve until told to stop; in a thread of its own nobody's notes but the service's are heard."""
         from practicum.server.app import make_app
         from practicum.server.service import Service
         from practicum.server.shelf import Shelf
         from practicum.server.store import Store
 
-        folders = {"student": self.models / "student", "teacher": self.models / "teacher", **names}
-        served = {name: ModelConfig(model=str(folder), device="cpu") for name, folder in folders.items()}
-        shelf, store = Shelf(served, None, self.said.append), Store(self.out)
-        self.service = Service(shelf, store, frozenset(served), self.said.append)
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        self.port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            make_app(self.service, token=self.token),
-            log_config=None,
-            log_level="error",
-            timeout_graceful_shutdown=1,
-            lifespan="on",
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
-        self._listener = listener
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
+        with show_notes(self.said.append):
+            self.service = Service(Shelf(served, None), Store(self.out), frozenset(served))
+            config = uvicorn.Config(
+                make_app(self.service, token=self.token),
+                log_config=None,
+                log_level="error",
+                timeout_graceful_shutdown=1,
+                lifespan="on",
+            )
+            self._server = uvicorn.Server(config)
+            self._server.run(sockets=[self._listener])
 
     def stop(self) -> None:
         """Stop listening; what was learned is saved, as `practicum serve` does it when it is told to stop."""

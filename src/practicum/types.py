@@ -53,7 +53,8 @@ class Prompt:
 class SamplingParams:
     """How to sample: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token.
 
-    A completion stops at one of the `stop_ids`, and where `ends` says so of its tokens so far.
+    A completion stops at one of the `stop_ids`, and where it has come to one of the `stop_texts`, which may begin and end within
+    a token; `practicum.text.stop_check` looks for both.
     """
 
     max_new_tokens: int
@@ -61,11 +62,11 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop_ids: frozenset[int] = frozenset()
-    ends: Callable[[Sequence[int]], bool] | None = None
+    stop_texts: tuple[str, ...] = ()
 
     def stops(self, tokens: Sequence[int]) -> bool:
-        """Whether a completion stops after these tokens, however many it may have."""
-        return tokens[-1] in self.stop_ids or (self.ends is not None and self.ends(tokens))
+        """Return whether a completion stops at the last of its tokens, however many it may have."""
+        return tokens[-1] in self.stop_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Losses of given tokens over a local model, and what a model says about a prompt: held to plain autograd and softmax."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toy import make_model
@@ -194,10 +196,13 @@ def test_the_first_token_after_a_scored_prompt_is_the_one_that_sampling_draws(ba
         assert torch.allclose(one.sampling_logprobs, two.sampling_logprobs, atol=1e-5)
 
 
-def test_a_completion_ends_where_it_is_told_to(base):
-    params = SamplingParams(max_new_tokens=20, ends=lambda tokens: len(tokens) == 3)
-    sample = LocalSampler(base).sample([SampleRequest(TOKENS, 3)], params)[0]
-    assert len(sample.tokens) == 3 and sample.stop_reason == "stop"
+def test_the_first_token_after_a_scored_prompt_may_be_a_stop_text(base):
+    params = SamplingParams(max_new_tokens=1)
+    for stops, reason in ((("nowhere",), "length"), (tuple("abcdefghijklmnopqrstuvwxyz0123456789 ?"), "stop")):
+        question = PromptQuestion(TOKENS, following=(3,), params=replace(params, stop_texts=stops))
+        (found,) = score_prompts(base, None, [question])[0].following
+        (sampled,) = LocalSampler(base).sample([SampleRequest(TOKENS, 3)], replace(params, stop_texts=stops))
+        assert found.stop_reason == sampled.stop_reason == reason
 
 
 def test_a_loss_that_no_target_moves_leaves_what_was_accumulated(base):

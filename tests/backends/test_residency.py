@@ -67,6 +67,15 @@ def test_it_writes_what_the_resident_model_writes(folder: Path, residency: str) 
 
 
 @pytest.mark.parametrize("residency", ["resident", "swap", "disk"])
+def test_it_stops_at_a_text(folder: Path, residency: str) -> None:
+    visiting, asked = client(folder, residency), [SampleRequest((3, 4, 5), 1)]
+    (free,) = visiting.sample(asked, SamplingParams(6))
+    text = load(ModelConfig(model=str(folder), device="cpu")).renderer.tokenizer.decode(free.tokens[:1])
+    (sample,) = visiting.sample(asked, SamplingParams(6, stop_texts=(text,)))
+    assert sample.tokens.equal(free.tokens[:1]) and sample.stop_reason == "stop"
+
+
+@pytest.mark.parametrize("residency", ["resident", "swap", "disk"])
 def test_it_decodes_together_with_another_model(folder: Path, residency: str) -> None:
     visiting, student = client(folder, residency), client(folder, "resident")
     assert isinstance(visiting, LockstepClient) and isinstance(student, LockstepClient)

@@ -113,6 +113,25 @@ def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> 
         assert not any(token in params.stop_ids for token in sample.tokens[:-1].tolist())
 
 
+def test_stop_texts_end_an_answer_or_are_refused(backend: str, build: Build) -> None:
+    built = build()
+    client, decode = built.backend.sampler(built.learner), built.parts.renderer.decode
+    free = SamplingParams(8)
+    answers = [sample.tokens.tolist() for sample in client.sample(requests(built), free)]
+    text = decode(answers[0][2:4])
+    params = replace(free, stop_texts=(text, "nowhere to be found"))
+    if backend == "tinker":
+        with pytest.raises(
+            CapabilityError, match=r"^stop_texts .* ends an answer at stop tokens alone; write stop_ids$"
+        ):
+            client.sample(requests(built), params)
+        return
+    for sample, tokens in zip(client.sample(requests(built), params), answers, strict=True):
+        ends = [count for count in range(1, 9) if text in decode(tokens[:count])]
+        assert sample.tokens.tolist() == tokens[: min(ends, default=8)]
+        assert sample.stop_reason == ("stop" if ends else "length")
+
+
 def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build) -> None:
     built = build()
     asked, params = requests(built), built.settings.plan(1).sampling

@@ -17,6 +17,7 @@ pytest.importorskip("google.protobuf")
 from starlette.testclient import TestClient
 
 from practicum.model_config import ModelConfig
+from practicum.notes import show_notes
 from practicum.server.app import make_app
 from practicum.server.futures import Answer, Futures
 from practicum.server.limits import Limits
@@ -181,15 +182,15 @@ def serving(
     names = ("student", "teacher")
     said: list[str] = []
     served = {name: ModelConfig(model=str(models / name), device="cpu") for name in names}
-    service = Service(
-        Shelf(served, memory, said.append),
-        Store(out),
-        frozenset(students),
-        said.append,
-        Futures(most_open),
-        limits or Limits(body_bytes=2**20, poll_seconds=5.0),
-    )
-    app = make_app(service, **gate)
     token = gate.get("token")
-    with TestClient(app, base_url="http://localhost", headers={"x-api-key": token} if token else {}) as http:
-        yield Client(http, service, said)
+    with show_notes(said.append):
+        service = Service(
+            Shelf(served, memory),
+            Store(out),
+            frozenset(students),
+            Futures(most_open),
+            limits or Limits(body_bytes=2**20, poll_seconds=5.0),
+        )
+        app = make_app(service, **gate)
+        with TestClient(app, base_url="http://localhost", headers={"x-api-key": token} if token else {}) as http:
+            yield Client(http, service, said)

@@ -210,7 +210,7 @@ def test_off_this_machine_a_token_is_needed(models, tmp_path, monkeypatch):
     with pytest.raises(
         RecipeError, match=r"--host 0.0.0.0 can be reached from other machines, so a token is needed: set PRACT"
     ):
-        serve(Options([str(models / "teacher")], host="0.0.0.0", port=0, out=tmp_path), print)
+        serve(Options([str(models / "teacher")], host="0.0.0.0", port=0, out=tmp_path))
 
 
 def test_small_answers_are_sent_at_once():
@@ -231,7 +231,7 @@ def test_a_taken_port_is_named(models, tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ResourceError, match=rf"127.0.0.1:{port} cannot be served on \(Address already in use\)"):
-            serve(Options([str(models / "teacher")], port=port, out=tmp_path), print)
+            serve(Options([str(models / "teacher")], port=port, out=tmp_path))
 
 
 def test_tokens_are_long_private_and_of_the_kind_that_clients_send(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from contextvars import Context
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from practicum.errors import ResourceError
 from practicum.model_config import ModelConfig
 from practicum.server.futures import Answer, Futures
 from practicum.server.refusals import Refused
+from practicum.server.requests import CreateSession
+from practicum.server.service import IDLE_SECONDS
 from practicum.server.shelf import Shelf
 from practicum.server.worker import Job, Worker
 
@@ -269,3 +272,12 @@ def test_a_snapshot_that_still_waits_when_its_model_is_unloaded_goes_with_it(mod
         asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
         error = client.post("asample", 410, sampling_session_id=f"{client.session}:sample:7", **asked)
         assert "there is no sampling session" in error["error"]
+
+
+def test_a_session_that_was_silent_for_an_hour_is_ended_and_the_console_hears_of_it(models, tmp_path):
+    with serving(models, tmp_path) as client:
+        client.service._sessions[client.session].heard -= IDLE_SECONDS + 1
+        body = CreateSession(tags=[], user_metadata=None, sdk_version="0")
+        Context().run(client.service.create_session, body)  # as an HTTP server may do it
+        assert client.said == [f"session {client.session} was silent for an hour and is ended"]
+        client.post("session_heartbeat", 410, session_id=client.session)

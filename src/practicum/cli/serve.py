@@ -3,13 +3,15 @@
 import sys
 import time
 
+from practicum.notes import show_notes
 from practicum.server.serving import Options, serve
 from practicum.text import printable
 
 
 def serve_models(options: Options) -> None:
     """Serve until interrupted."""
-    serve(options, _say)
+    with show_notes(_say):
+        serve(options)
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,7 @@ from practicum.abandon import Abandoned
 from practicum.errors import VerifierError
 from practicum.ports import Environment, Episode, Observation, Voice
 from practicum.randomness import seed_of
-from practicum.text import Renderer, excerpt
+from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
     AUTHORS,
     FAILURES,
@@ -91,6 +91,7 @@ def converse(
     What is said in one depends on its own prompt, voice and seed alone. An episode that fails ends its own conversation; where
     all of them fail, the environment is broken, which is a VerifierError.
     """
+    refuse_stop_texts(params, "a conversation")
     conversations = [_Open(opening) for opening in openings]
     with ExitStack() as episodes:
         for conversation in conversations:

@@ -1,17 +1,17 @@
 """What sampling and scoring requests come to, on the thread that holds the models."""
 
 import json
+import logging
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from practicum.errors import DataError, PracticumError
 from practicum.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
@@ -40,6 +40,8 @@ LANES = (2**8, 2**12, 2**16)
 
 OVERLAYS_KEPT = 8
 """So many sets of saved adapters stay in memory after they were sampled from."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -107,27 +109,12 @@ class _Plan:
     named: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class StopTexts:
-    """Whether a completion has come to one of some texts; they may begin and end within a token."""
-
-    tokenizer: PreTrainedTokenizerBase
-    texts: tuple[str, ...]
-
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        """Only the newest tokens are looked at: an earlier occurrence would have ended it."""
-        window = max(map(len, self.texts)) + 4
-        newest = str(self.tokenizer.decode(list(tokens[-window:]), skip_special_tokens=False))
-        return any(text in newest for text in self.texts)
-
-
 class Running:
     """Carries out batches of sampling requests; used on the worker's thread alone."""
 
-    def __init__(self, shelf: Shelf, store: Store, say: Callable[[str], None], most_tokens: int) -> None:
+    def __init__(self, shelf: Shelf, store: Store, most_tokens: int) -> None:
         self._shelf = shelf
         self._store = store
-        self._say = say
         self._most_tokens = most_tokens
         self._trees: dict[tuple[str, int, tuple[str, ...]], Reader] = {}
         self._overlays: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
@@ -170,7 +157,7 @@ class Running:
         read = sum(plan.question.rows for plan in plans.values() if plan.question is not None)
         written = sum(len(one.tokens) for n in plans if not items[n].one_pass for one in drawn[n])
         parts = [f"scored {read:,} tokens"] * bool(read) + [f"wrote {written:,} tokens"] * bool(written)
-        self._say(f"{name}: {len(plans)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s")
+        log.info(f"{name}: {len(plans)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s")
 
     def _scored(self, model: Reader, overlay: Weights, plans: Mapping[int, _Plan]) -> Pausing[dict[int, PromptScores]]:
         asked = {number: plan.question for number, plan in plans.items() if plan.question is not None}
@@ -347,7 +334,7 @@ def _params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
     if "" in texts:
         raise DataError("stop holds an empty text, which every answer begins with; leave it out")
     ids = frozenset(stop for stop in stops if isinstance(stop, int))
-    return replace(params, stop_ids=ids, ends=StopTexts(loaded.renderer.tokenizer, texts) if texts else None)
+    return replace(params, stop_ids=ids, stop_texts=texts)
 
 
 def _named(given: TensorData, count: int, vocabulary: int) -> Tensor:

@@ -9,12 +9,14 @@ Jobs run on the worker's thread, one after another. They alone touch `_snapshots
 `_models`. All else in the tables is changed on the event loop. Each change is one operation on a dict, which cannot be torn apart.
 """
 
+import logging
 import time
 import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,8 @@ IDLE_SECONDS = 3600.0
 
 Reply = dict[str, Any]
 
+log = logging.getLogger(__name__)
+
 
 class Service:
     """All that is served; `students` are the names of the models that may be trained."""
@@ -57,7 +61,6 @@ class Service:
         shelf: Shelf,
         store: Store,
         students: frozenset[str],
-        say: Callable[[str], None],
         futures: Futures | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -65,8 +68,9 @@ class Service:
         self.limits = limits or Limits()
         self._shelf = shelf
         self._store = store
-        self._say = say
-        self._running = Running(shelf, store, say, self.limits.sampled_tokens)
+        self._running = Running(shelf, store, self.limits.sampled_tokens)
+        # A request may be answered in an empty context (`reset_contextvars` of uvicorn), where nobody would hear its notes.
+        self._context = copy_context()
         self._worker = Worker(self._failed, shelf.fits)
         self._sessions: dict[str, Session] = {}
         self._models: dict[str, TrainingModel] = {}
@@ -83,7 +87,7 @@ class Service:
         """A new session; silent ones are ended first."""
         now = time.monotonic()
         for name in [name for name, session in self._sessions.items() if now - session.heard > IDLE_SECONDS]:
-            self._say(f"session {name} was silent for an hour and is ended")
+            self._context.run(log.info, f"session {name} was silent for an hour and is ended")
             self.finish(name)
         if len(self._sessions) >= MOST_SESSIONS:
             raise Refused(429, f"{MOST_SESSIONS} sessions are open; close some", retry_after=30)
@@ -151,7 +155,7 @@ class Service:
 
         def work() -> Answer:
             model.over(self._shelf.get(spec.base))
-            self._say(f"{spec.base}: a new model to train, rank {spec.rank}")
+            log.info(f"{spec.base}: a new model to train, rank {spec.rank}")
             return json_answer({"type": "create_model", "model_id": model.id})
 
         return self._later(f"{model.id}:create", work, spec.base, model)
@@ -209,7 +213,7 @@ class Service:
             found = forward_backward(model, self._shelf.get(model.spec.base), request)
             tokens = sum(len(datum.tokens) for datum in request.data)
             verb = "forward" if request.forward_only else "forward_backward"
-            self._say(
+            log.info(
                 f"{model.spec.base}: {verb} {request.loss} on {len(request.data)} texts of {tokens:,} tokens, "
                 f"loss {sum(found.losses):.4g}, {time.monotonic() - start:.2f} s"
             )
@@ -232,9 +236,9 @@ class Service:
         def work() -> Answer:
             metrics = dict(optim_step(model, self._shelf.get(model.spec.base), params))
             if metrics.get("empty_updates"):
-                self._say(f"{model.spec.base}: step {model.steps} moved nothing, for nothing was supervised")
+                log.info(f"{model.spec.base}: step {model.steps} moved nothing, for nothing was supervised")
             if metrics["skipped"]:
-                self._say(f"{model.spec.base}: step {model.steps} skipped, its gradient is not finite")
+                log.info(f"{model.spec.base}: step {model.steps} skipped, its gradient is not finite")
                 metrics["grad_norm"] = 0.0
             return json_answer({"metrics": metrics})
 
@@ -338,7 +342,7 @@ class Service:
     def close(self, timeout: float = 60.0) -> None:
         """Stop the worker and save every model that has learned since it was saved."""
         if not self._worker.close(timeout):
-            self._say("the models are still at work; what was learned since the last save is lost")
+            log.info("the models are still at work; what was learned since the last save is lost")
             return
         for model in self._models.values():
             self._save_learned(model)
@@ -370,7 +374,7 @@ class Service:
         optimizer = checkpoint.tensors("optimizer") if with_optimizer else {}
         model.load(base, {"student": checkpoint.tensors("student"), "optimizer": optimizer})
         model.steps = model.saved_steps = int(checkpoint.state["steps"]) if with_optimizer else 0
-        self._say(f"{model.spec.base}: loaded {path}")
+        log.info(f"{model.spec.base}: loaded {path}")
 
     def _save(
         self,
@@ -395,7 +399,7 @@ class Service:
         self._running.forget(str(address))
         if address.kind == "weights":
             model.saved_steps = model.steps
-        self._say(f"saved {address}")
+        log.info(f"saved {address}")
 
     def _save_learned(self, model: TrainingModel) -> None:
         if model.steps == model.saved_steps or not model.state():
@@ -404,7 +408,7 @@ class Service:
         try:
             self._save(model, address, None, overwrite=True)
         except PracticumError as error:
-            self._say(f"{model.id} could not be saved: {error}")
+            log.info(f"{model.id} could not be saved: {error}")
 
     def _check_base(self, checkpoint: Checkpoint, base: str, path: str) -> None:
         if checkpoint.state["base_sha256"] != self._shelf.fingerprint(base):
@@ -446,12 +450,12 @@ class Service:
 
     def _failed(self, error: Exception) -> Answer:
         if isinstance(error, PracticumError):
-            self._say(f"refused: {error}")
+            log.info(f"refused: {error}")
             return failure(error)
         if isinstance(error, Refused):
-            self._say(f"refused: {error}")
+            log.info(f"refused: {error}")
             return json_answer({"error": str(error), "category": "user"})
-        self._say(f"failed: {type(error).__name__}: {error}")
+        log.info(f"failed: {type(error).__name__}: {error}")
         traceback.print_exception(error)  # a mistake of ours: whoever runs the server can report it
         return json_answer(
             {"error": f"the server failed ({type(error).__name__}); its console says more", "category": "server"}

@@ -3,11 +3,12 @@
 import contextlib
 import ctypes
 import ipaddress
+import logging
 import os
 import socket
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ M_ARENA_MAX = -8
 
 DTYPES, DEVICES = ("float32", "bfloat16"), ("auto", "cpu", "cuda")
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -46,8 +49,8 @@ class Options:
     request_tokens: int = 2**21
 
 
-def serve(options: Options, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; models that are being trained are saved before it ends.
+def serve(options: Options) -> None:
+    """Serve until SIGINT or SIGTERM; models that are being trained are saved before it ends. What happens is noted.
 
     Raises RecipeError where the options cannot be right, ModelError where a model is not there, ResourceError where the
     address is taken.
@@ -69,7 +72,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     served, students = named_models(options)
     for name, config in served.items():
         if conversion_pending(str(config.model)):
-            say(f"converting {name} to safetensors, once: about 20 s")
+            log.info(f"converting {name} to safetensors, once: about 20 s")
         locate(config)
     token = read_token(options.token_file)
     local = is_loopback(options.host)
@@ -82,7 +85,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     port = listener.getsockname()[1]
     memory = None if options.memory_gib is None else int(options.memory_gib * GIB)
     limits = Limits(sampled_tokens=options.request_tokens)
-    service = Service(Shelf(served, memory, say), Store(options.out), students, say, limits=limits)
+    service = Service(Shelf(served, memory), Store(options.out), students, limits=limits)
     hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host}) if local else None
     config = uvicorn.Config(
         make_app(service, token=token, hosts=hosts),
@@ -97,9 +100,9 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
         http=connection_with(limits),
         ws="none",
     )
-    say(f"serving {', '.join(served)} on http://{_shown(options.host)}:{port}")
-    say(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
-    say(
+    log.info(f"serving {', '.join(served)} on http://{_shown(options.host)}:{port}")
+    log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
+    log.info(
         f"for clients: TINKER_BASE_URL=http://{_shown(options.host)}:{port} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
     )
     uvicorn.Server(config).run(sockets=[listener])

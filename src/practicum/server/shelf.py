@@ -1,6 +1,7 @@
 """The base models that are served: loaded when first asked for, let go by the least recent use where memory is bounded."""
 
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -17,6 +18,8 @@ MIB = 2**20
 UNKNOWN_CONTEXT = 2**17
 """Tokens of context of a model whose configuration is not on this machine."""
 
+log = logging.getLogger(__name__)
+
 
 class Shelf:
     """Models by the name under which they are served; used on the worker's thread alone.
@@ -24,13 +27,10 @@ class Shelf:
     `memory` bytes hold the weights of the base models together; `evicted` is told before one of them is let go.
     """
 
-    def __init__(
-        self, served: Mapping[str, ModelConfig], memory: int | None, say: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, served: Mapping[str, ModelConfig], memory: int | None) -> None:
         self.served = dict(served)
         self.evicted: list[Callable[[str], None]] = []
         self._memory = memory
-        self._say = say
         self._loaded: OrderedDict[str, Hosted] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._fingerprints: dict[str, str] = {}
@@ -48,7 +48,7 @@ class Shelf:
         """The model, loaded if need be; ResourceError where it is larger than the memory of all."""
         if name not in self._loaded:
             self._make_room(self._sizes.get(name, _size_on_disk(self.served[name])))
-            self._say(f"loading {name}")
+            log.info(f"loading {name}")
             self._loaded[name] = loaded = host_model(self.served[name])
             self._sizes[name] = size = loaded.size
             if self._memory is not None and size > self._memory:
@@ -89,7 +89,7 @@ class Shelf:
             for tell in self.evicted:
                 tell(oldest)
             del self._loaded[oldest]
-            self._say(f"let go of {oldest}")
+            log.info(f"let go of {oldest}")
 
 
 def _context(config: ModelConfig) -> int:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,7 @@ class _Begun:
 
 
 class Worker:
-    """Runs jobs on a thread of its own.
+    """Runs jobs on a thread of its own, in a copy of the context in which it was made.
 
     `failed` turns what was raised into an answer. `fits` says whether a model can be read beside those that are being read;
     a job whose model does not fit waits until nothing is in progress, and so does all that came after it.
@@ -69,7 +70,9 @@ class Worker:
         self._begun: deque[_Begun] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="practicum-models", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._work,), name="practicum-models", daemon=True
+        )
         self._thread.start()
 
     def submit(self, job: Job) -> "Future[Answer]":

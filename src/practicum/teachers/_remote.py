@@ -21,7 +21,7 @@ from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
 from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
 from practicum.teachers._probe import Probe, difference, served
-from practicum.text import Renderer
+from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
     Datum,
     Message,
@@ -84,6 +84,7 @@ class Speaker:
         self, questions: Sequence[Question], read: Callable[[Any], Written], params: SamplingParams
     ) -> list[Sample]:
         """The answers to questions, in their order."""
+        refuse_stop_texts(params, self.http.address)
         named = [
             replace(question, name=f"answer {number} of {len(questions)}")
             for number, question in enumerate(questions, start=1)

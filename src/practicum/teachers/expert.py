@@ -33,7 +33,7 @@ from practicum.ports import (
     TeacherRequest,
     Voice,
 )
-from practicum.text import Renderer
+from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
@@ -279,6 +279,7 @@ class _Writer:
         return self._walk
 
     def _turn(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        refuse_stop_texts(params, "the task's expert")
         walk = self._walk_to(request.prompt_tokens[len(self.prompt_tokens) :])
         stream = torch.Generator().manual_seed(request.seed)
         drawn: list[int] = []

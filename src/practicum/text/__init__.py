@@ -3,6 +3,7 @@
 from practicum.text.from_scratch import character_tokenizer
 from practicum.text.renderer import Renderer, stop_ids
 from practicum.text.safe import excerpt, printable
+from practicum.text.stop_texts import refuse_stop_texts, stop_check
 from practicum.text.vocabulary import check_same_vocabulary, compare_renderers, stop_mismatch
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "compare_renderers",
     "excerpt",
     "printable",
+    "refuse_stop_texts",
+    "stop_check",
     "stop_ids",
     "stop_mismatch",
 ]

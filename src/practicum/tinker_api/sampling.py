@@ -13,6 +13,7 @@ from practicum.functional import TEACHER_FLOOR
 from practicum.objective import Signal
 from practicum.ports import Capabilities
 from practicum.statistics.signal import constant
+from practicum.text import refuse_stop_texts
 from practicum.tinker_api.connection import Connection, Gone
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -60,7 +61,7 @@ class ServiceSampler:
         """One completion a request, each from the stream of its seed."""
         from tinker import types
 
-        assert params.ends is None, "a service knows tokens that end an answer, and no functions"
+        refuse_stop_texts(params, f"the service at {self._connection.address}")
 
         def asked(client: Any, request: SampleRequest) -> Any:
             settings = types.SamplingParams(

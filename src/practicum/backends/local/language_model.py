@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from practicum.backends.local.attention import Layout
@@ -28,6 +28,7 @@ class LanguageModel:
 
     Texts of at most `packs_up_to` tokens can be laid end to end (see `practicum.backends.local.packing.ready_to_pack`).
     `unsampled` says why the model cannot be sampled from, and is empty where it can (see `practicum.backends.local.trial`).
+    Where a completion is to stop at texts, its tokens are read with the `tokenizer`.
     """
 
     model: PreTrainedModel
@@ -35,6 +36,7 @@ class LanguageModel:
     autocast: bool = False
     packs_up_to: int = 0
     unsampled: str = ""
+    tokenizer: PreTrainedTokenizerBase | None = None
 
     @property
     def device(self) -> torch.device:

@@ -59,7 +59,7 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
         )
     _check_finite(model, source)
     language_model.check_split()
-    language_model = replace(language_model, unsampled=why_unsampled(language_model))
+    language_model = replace(language_model, unsampled=why_unsampled(language_model), tokenizer=tokenizer)
     named = named_tokens(tokenizer, config.stop, source)
     stops = stop_ids(tokenizer, [*_generation_eos(source, model), *named])
     renderer = Renderer(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from practicum.backends.local.drawing import draw, next_noise, race, random_stream
 from practicum.backends.local.language_model import LanguageModel
@@ -20,6 +21,7 @@ from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.hosting import PromptQuestion, PromptScores
 from practicum.randomness import seed_of
+from practicum.text import stop_check
 from practicum.types import Sample, ScoreRequest
 
 
@@ -40,13 +42,15 @@ def score_prompts(
         for part in _passes(questions, language_model.packs_up_to):
             whole = hidden_states(language_model, [_text(question) for question in part])
             each = whole.split([question.rows + 1 for question in part])
-            answers += [
-                _answer(head, hidden, question, chunk_tokens) for question, hidden in zip(part, each, strict=True)
-            ]
+            for question, hidden in zip(part, each, strict=True):
+                following = _following(head, hidden[-1:], question, language_model.tokenizer)
+                answers.append(_answer(head, hidden, question, chunk_tokens, following))
     return answers
 
 
-def _answer(head: Head, hidden: Float[Tensor, "T D"], question: PromptQuestion, chunk_tokens: int) -> PromptScores:
+def _answer(
+    head: Head, hidden: Float[Tensor, "T D"], question: PromptQuestion, chunk_tokens: int, following: list[Sample]
+) -> PromptScores:
     own = torch.tensor(question.tokens[question.first :], dtype=torch.long, device=hidden.device)
     stream = random_stream(seed_of(question.seed, "draws"))
     columns: list[list[Tensor]] = []
@@ -69,7 +73,7 @@ def _answer(head: Head, hidden: Float[Tensor, "T D"], question: PromptQuestion, 
         target_logprobs=None if question.targets is None else joined[5],
         drawn=joined[3].long(),
         drawn_logprobs=joined[4],
-        following=_following(head, hidden[-1:], question),
+        following=following,
     )
 
 
@@ -83,9 +87,12 @@ def _drawn(logprobs: Float[Tensor, "T V"], question: PromptQuestion, stream: tor
     return torch.stack([race(scores, noise[:, turn].to(scores.device))[0] for turn in range(question.draws)], dim=1)
 
 
-def _following(head: Head, hidden: Float[Tensor, "1 D"], question: PromptQuestion) -> list[Sample]:
+def _following(
+    head: Head, hidden: Float[Tensor, "1 D"], question: PromptQuestion, tokenizer: PreTrainedTokenizerBase | None
+) -> list[Sample]:
     if question.params is None or not question.following:
         return []
+    stops = stop_check(question.params, tokenizer)
     logits = head.logits(hidden).expand(len(question.following), -1)
     noise = next_noise([random_stream(seed) for seed in question.following], logits.shape[-1]).to(hidden.device)
     tokens, sampled, natural = (column.cpu() for column in draw(logits, question.params, noise))
@@ -94,7 +101,7 @@ def _following(head: Head, hidden: Float[Tensor, "1 D"], question: PromptQuestio
             tokens=tokens[row : row + 1],
             sampling_logprobs=sampled[row : row + 1].float(),
             policy_logprobs=natural[row : row + 1].float(),
-            stop_reason="stop" if question.params.stops([int(tokens[row])]) else "length",
+            stop_reason="stop" if stops([int(tokens[row])]) else "length",
         )
         for row in range(len(tokens))
     ]

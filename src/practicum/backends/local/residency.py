@@ -44,8 +44,8 @@ def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tok
         )
     if config.residency == "disk":
         read = partial(read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to)
-        reason = model.unsampled
-        return VisitingSampler(lambda: sampler(replace(read(), unsampled=reason)), _head_on_disk(loaded))
+        completed = partial(replace, unsampled=model.unsampled, tokenizer=model.tokenizer)
+        return VisitingSampler(lambda: sampler(completed(read())), _head_on_disk(loaded))
     return sampler(model)
 
 

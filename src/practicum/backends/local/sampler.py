@@ -5,7 +5,7 @@ the rounding of the matrix products.
 """
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,7 @@ from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.objective import Signal
 from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading
+from practicum.text import stop_check
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 SCORED_TOKENS = 1024
@@ -59,9 +60,10 @@ class LocalSampler:
         """Draw what `sample` draws, with a pause after each token of the completions that are decoded together."""
         if not requests:
             return []
-        prompts = [request.prompt_tokens for request in requests]
+        stops = stop_check(params, self.language_model.tokenizer)
+        prompts, seeds = [request.prompt_tokens for request in requests], [request.seed for request in requests]
         policy = self.read(prompts, self.batch_size, params.max_new_tokens)
-        return (yield from _Decoding(policy, [request.seed for request in requests], params).steps(self.batch_size))
+        return (yield from _Decoding(policy, seeds, params, stops).steps(self.batch_size))
 
     def sample_mixed(
         self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
@@ -72,10 +74,12 @@ class LocalSampler:
         """
         if not requests:
             return []
+        stops = stop_check(params, self.language_model.tokenizer)
         rows, length = self.batch_size, params.max_new_tokens
         own = self.read([request.prompt_tokens for request in requests], rows, length)
         theirs = teacher.read([request.teacher_tokens for request in requests], rows, length)
-        return _run_through(_Decoding(own, [request.seed for request in requests], params, theirs, share).steps(rows))
+        seeds = [request.seed for request in requests]
+        return _run_through(_Decoding(own, seeds, params, stops, theirs, share).steps(rows))
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
         """Read the prompts, at most `rows` at a time and equal ones once, each with at most `new_tokens` after it."""
@@ -115,7 +119,7 @@ class LocalSampler:
 
 
 class _Decoding:
-    """Completions being drawn, with a share of a teacher's distribution where there is one.
+    """Completions being drawn until `stops` says so of their tokens, with a share of a teacher's distribution where there is one.
 
     A completion that ends makes room for the next one, where the readings can take it in.
     """
@@ -125,6 +129,7 @@ class _Decoding:
         policy: Reading,
         seeds: Sequence[int],
         params: SamplingParams,
+        stops: Callable[[Sequence[int]], bool],
         teacher: Reading | None = None,
         share: float = 0.0,
     ) -> None:
@@ -132,6 +137,7 @@ class _Decoding:
         self.teacher = teacher
         self.share = share
         self.params = params
+        self.stops = stops
         self.readings = [policy] if teacher is None else [policy, teacher]
         self.streams = [random_stream(seed) for seed in seeds]
         self.tokens: list[list[int]] = [[] for _ in seeds]
@@ -161,11 +167,11 @@ class _Decoding:
         return [next(self.waiting) for _ in range(counts.pop())]
 
     def _ended(self, text: int) -> bool:
-        tokens, params = self.tokens[text], self.params
-        if params.stops(tokens):
+        tokens = self.tokens[text]
+        if self.stops(tokens):
             self.stopped.add(text)
             return True
-        return len(tokens) == params.max_new_tokens
+        return len(tokens) == self.params.max_new_tokens
 
     def _draw(self, alive: Sequence[int]) -> Tensor:
         """Draw one token for every row, and write down its log-probabilities."""
