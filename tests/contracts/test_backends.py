@@ -132,8 +132,9 @@ def test_stop_texts_end_an_answer_or_are_refused(backend: str, build: Build) -> 
         assert sample.stop_reason == ("stop" if ends else "length")
 
 
-def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build) -> None:
-    built = build()
+def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build, backend: str) -> None:
+    """To the bit; a service draws together what asks at about the same time, and its products round by how much that is."""
+    built, rounding = build(), 1e-6 if backend == "tinker" else 0.0
     asked, params = requests(built), built.settings.plan(1).sampling
     live = built.backend.sampler(built.learner)
     before, then = live.sample(asked, params), built.trainer.snapshot()
@@ -141,7 +142,8 @@ def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build) -> None:
     later = built.trainer.snapshot()
     step(built)
     for one, other in zip(before, then.sample(asked, params), strict=True):
-        assert one.tokens.equal(other.tokens) and one.policy_logprobs.equal(other.policy_logprobs)
+        assert one.tokens.equal(other.tokens)
+        torch.testing.assert_close(one.policy_logprobs, other.policy_logprobs, rtol=0, atol=rounding)
     seen = [client.sample(asked, params)[0].policy_logprobs for client in (then, later, live)]
     assert not seen[0].equal(seen[1]) and not seen[1].equal(seen[2])
 
