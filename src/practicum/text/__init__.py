@@ -3,10 +3,11 @@
 from practicum.text.from_scratch import character_tokenizer
 from practicum.text.renderer import Renderer, stop_ids
 from practicum.text.safe import excerpt, printable
-from practicum.text.stop_texts import refuse_stop_texts, stop_check
+from practicum.text.stop_texts import Check, refuse_stop_texts, stop_check
 from practicum.text.vocabulary import check_same_vocabulary, compare_renderers, stop_mismatch
 
 __all__ = [
+    "Check",
     "Renderer",
     "character_tokenizer",
     "check_same_vocabulary",

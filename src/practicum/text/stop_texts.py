@@ -33,17 +33,22 @@ class StopTexts:
         return any(text in newest for text in self.texts)
 
 
-def stop_check(params: SamplingParams, tokenizer: "PreTrainedTokenizerBase | None") -> Callable[[Sequence[int]], bool]:
-    """Return the check whether a completion stops after its tokens so far, at a stop token or at a stop text.
+Check = Callable[[Sequence[Sequence[int]]], list[bool]]
+"""Returns of the tokens of each completion so far whether it stops after them."""
+
+
+def stop_check(params: SamplingParams, tokenizer: "PreTrainedTokenizerBase | None") -> Check:
+    """Return the check whether completions stop after their tokens so far, at a stop token or at a stop text.
 
     Raises CapabilityError where there are stop texts and no tokenizer to read the tokens with.
     """
+    ids = params.stop_ids
     if not params.stop_texts:
-        return params.stops
+        return lambda completions: [tokens[-1] in ids for tokens in completions]
     if tokenizer is None:
         raise _refusal(params, "a model without a tokenizer")
     texts = StopTexts(tokenizer, params.stop_texts)
-    return lambda tokens: params.stops(tokens) or texts(tokens)
+    return lambda completions: [tokens[-1] in ids or texts(tokens) for tokens in completions]
 
 
 def refuse_stop_texts(params: SamplingParams, who: str) -> None:

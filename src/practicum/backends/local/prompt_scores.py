@@ -92,7 +92,7 @@ def _following(
 ) -> list[Sample]:
     if question.params is None or not question.following:
         return []
-    stops = stop_check(question.params, tokenizer)
+    check = stop_check(question.params, tokenizer)
     logits = head.logits(hidden).expand(len(question.following), -1)
     noise = next_noise([random_stream(seed) for seed in question.following], logits.shape[-1]).to(hidden.device)
     tokens, sampled, natural = (column.cpu() for column in draw(logits, question.params, noise))
@@ -101,9 +101,9 @@ def _following(
             tokens=tokens[row : row + 1],
             sampling_logprobs=sampled[row : row + 1].float(),
             policy_logprobs=natural[row : row + 1].float(),
-            stop_reason="stop" if stops([int(tokens[row])]) else "length",
+            stop_reason="stop" if stopped else "length",
         )
-        for row in range(len(tokens))
+        for row, stopped in enumerate(check(tokens[:, None].tolist()))
     ]
 
 

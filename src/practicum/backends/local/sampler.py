@@ -5,7 +5,7 @@ the rounding of the matrix products.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +24,7 @@ from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.objective import Signal
 from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading
-from practicum.text import stop_check
+from practicum.text import Check, stop_check
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 SCORED_TOKENS = 1024
@@ -129,7 +129,7 @@ class _Decoding:
         policy: Reading,
         seeds: Sequence[int],
         params: SamplingParams,
-        stops: Callable[[Sequence[int]], bool],
+        stops: Check,
         teacher: Reading | None = None,
         share: float = 0.0,
     ) -> None:
@@ -151,7 +151,7 @@ class _Decoding:
         while alive:
             abandon.check()
             drawn = self._draw(alive)
-            keep = _without_holes([row for row, text in enumerate(alive) if not self._ended(text)])
+            keep = _without_holes(self._unfinished(alive))
             for reading in self.readings:
                 reading.advance(drawn, keep)
             alive = [alive[row] for row in keep]
@@ -166,12 +166,12 @@ class _Decoding:
         assert len(counts) == 1, "readings in lockstep admit the same texts"
         return [next(self.waiting) for _ in range(counts.pop())]
 
-    def _ended(self, text: int) -> bool:
-        tokens = self.tokens[text]
-        if self.stops(tokens):
-            self.stopped.add(text)
-            return True
-        return len(tokens) == self.params.max_new_tokens
+    def _unfinished(self, alive: Sequence[int]) -> list[int]:
+        """Return the rows whose texts go on; those at a stop are remembered."""
+        stops = self.stops([self.tokens[text] for text in alive])
+        self.stopped |= {text for text, stopped in zip(alive, stops, strict=True) if stopped}
+        most = self.params.max_new_tokens
+        return [row for row, text in enumerate(alive) if not (stops[row] or len(self.tokens[text]) == most)]
 
     def _draw(self, alive: Sequence[int]) -> Tensor:
         """Draw one token for every row, and write down its log-probabilities."""
