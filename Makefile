@@ -11,7 +11,7 @@ TORCH := torch>=2.6,<2.14
 .PHONY: demo test check short gates slow bench clean
 
 demo: $(VENV)/.ready-demo
-	@echo "== distilling SmolLM2-135M-Instruct on its own answers (about a minute on two cores) =="
+	@echo "== distilling SmolLM2-135M-Instruct on its own answers (one to five minutes on two cores) =="
 	@if [ -f runs/quickstart/summary.json ]; then echo "== removing the finished run of last time =="; rm -rf runs/quickstart; fi
 	@$(BIN)/practicum run recipes/quickstart.yaml --out runs $$([ -f runs/quickstart/recipe.json ] && echo --resume)
 	@echo "== look at runs/quickstart/report.html in a browser; then, each line as it stands: =="
