@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from pydantic import TypeAdapter
-from toy import curve, rows
+from toy import assert_same_run, curve, rows
 
+from practicum import loop
 from practicum.abandon import Abandoned
 from practicum.assembly import Assembled, assemble_run
 from practicum.errors import CapabilityError, VerifierError
@@ -20,10 +21,19 @@ from practicum.evaluation import evaluate, evaluate_teacher
 from practicum.objective import Full, Signal
 from practicum.ports import Capabilities, Episode, Observation, Voice
 from practicum.recipe import parse_recipe
-from practicum.rollouts import Authors, Batch, SourceChoice, environment_of, sample_rollouts, write_rollouts
+from practicum.rollouts import (
+    Authors,
+    Batch,
+    SourceChoice,
+    TapeRow,
+    environment_of,
+    sample_rollouts,
+    write_rollouts,
+)
 from practicum.rollouts.conversation import Conversation, Opening, converse
 from practicum.runs import run
 from practicum.tasks import FunctionEpisode
+from practicum.tasks.walker import Walker
 from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -260,9 +270,16 @@ def test_an_episode_that_cannot_be_closed_leaves_its_conversation_as_it_ended():
 def test_where_every_conversation_fails_the_environment_is_broken():
     faults = {letter: {2: KeyError("door")} for letter in "abc"}
     with pytest.raises(
-        VerifierError, match=r"failed in all of 3 conversations, in the first with KeyError: 'door'; mend it"
+        VerifierError, match=r"failed in all of 3 conversations, in the first with KeyError: 'door'; mend it$"
     ):
         listen(Listeners(**faults))
+
+
+def test_conversations_that_ask_nothing_do_not_hide_a_broken_environment():
+    voices = [Voice(client, RENDERER.render(PROMPTS[0].messages)) for client in (Parrot("ab"), Parrot("a" * 100))]
+    openings = [Opening(PROMPTS[0], voice, 0) for voice in voices]
+    with pytest.raises(VerifierError, match="failed in all of 1 conversations"):
+        converse(openings, Listeners(a={1: KeyError("door")}), RENDERER, PARAMS)
 
 
 @pytest.mark.parametrize("stops", [Abandoned(), KeyboardInterrupt()])
@@ -451,3 +468,46 @@ def test_sampling_counts_what_is_read_again_each_turn(built: Assembled):
             n + 1 for n, (a, b) in enumerate(zip(one.loss_mask, one.loss_mask[1:], strict=False)) if b and not a
         ]
         assert counted["cost/prompt_tokens"] == sum(len(one.prompt_tokens) + begin for begin in begins)
+
+
+def test_a_run_whose_environment_breaks_is_saved_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    train = {"steps": 4, "prompts_per_step": 4, "checkpoint_every": None, "threads": 1}
+    settings = recipe(tmp_path, train=train, rollout={"max_new_tokens": 24, "n": 4})
+    whole = run(settings, out=tmp_path / "whole").folder
+    begin, steps = loop.begin_step, [0]
+
+    def begin_step(step: int, *arguments: Any, version: int) -> Any:
+        steps.append(step)
+        return begin(step, *arguments, version=version)
+
+    def fail(self: Walker, prompt: Prompt, seed: int) -> Any:
+        if steps[-1] == 3:
+            raise ConnectionError("the line went dead")
+        return opens(self, prompt, seed)
+
+    opens = Walker.open
+    monkeypatch.setattr(loop, "begin_step", begin_step)
+    monkeypatch.setattr(Walker, "open", fail)
+    with pytest.raises(VerifierError) as caught:
+        run(settings, out=tmp_path)
+    assert str(caught.value).startswith("step 3: the task's environment failed in all of")
+    assert str(caught.value).endswith("; mend it (the state after step 2 is saved; go on with --resume)")
+    monkeypatch.undo()
+    resumed = run(settings, out=tmp_path, resume=True).folder
+    assert_same_run(Path(whole), Path(resumed))
+
+
+def test_a_conversation_of_a_tape_without_turns_has_them_again(built: Assembled):
+    client, environment = built.parts.sampler, environment_of(built.parts.task)
+    sampling = replace(built.settings.plan(1).sampling, max_new_tokens=24)
+    batch = Batch(built.parts.prompts[:6], 2, 0, 1)
+    for rollout in sample_rollouts(batch, client, built.parts.renderer, sampling, environment):
+        row = TapeRow.of(1, rollout).to_json()
+        del row["turns"], row["authors"]
+        restored = TapeRow.model_validate(row).rollout(rollout.prompt)
+        assert restored.replies == rollout.replies and len(restored.replies) > 1
+        assert [(turn.role, turn.tokens) for turn in restored.turns] == [
+            (turn.role, turn.tokens) for turn in rollout.turns
+        ]
+        assert restored.authors is not None and restored.authors.equal(rollout.authors)
+        assert built.parts.task.reward(restored) == built.parts.task.reward(rollout)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from practicum.asynchronous import Stages
 from practicum.diagnosis.monitors import Watch
 from practicum.ending import Ending
-from practicum.errors import RecipeError, TeacherError
+from practicum.errors import RecipeError, TeacherError, VerifierError
 from practicum.examining import Examination
 from practicum.loop import StepResult
 from practicum.observers import FinishedStep, Observer, SaveCheckpoints
@@ -28,7 +28,10 @@ class Training:
     observers: Sequence[Observer]
 
     def follow(self, results: Iterable[StepResult]) -> None:
-        """Observe step after step until the run ends; TeacherError, which says what is saved, where a teacher fails."""
+        """Observe step after step until the run ends.
+
+        Raises TeacherError or VerifierError, which says what is saved, where a teacher, a verifier or an environment fails.
+        """
         done = learned = self.saving.saved
         try:
             for result in results:
@@ -39,15 +42,16 @@ class Training:
                     observer.on_step(step)
                 if self.ending.comes_after(done):
                     return
-        except TeacherError as error:
-            # A teacher that fails within a step fails before anything is learned from it; a step that was learned but
-            # could not be evaluated is begun anew from the newest checkpoint.
+        except (TeacherError, VerifierError) as error:
+            # What fails within a step fails before anything is learned from it; a step that was learned but could not be
+            # evaluated is begun anew from the newest checkpoint.
             if self.saving.saved < done == learned and self.ahead.whole():
                 with suppress(TeacherError):  # a student at a service that failed cannot be saved there
                     self.saving.save(done)
             saved = self.saving.saved
             kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
-            raise TeacherError(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
+            kind = VerifierError if isinstance(error, VerifierError) else TeacherError
+            raise kind(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
 
     def _measure(self, result: StepResult) -> FinishedStep:
         """Add the readings, and what an evaluation finds where one is due; judge them."""

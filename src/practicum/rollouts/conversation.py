@@ -89,7 +89,7 @@ def converse(
     """Hold all conversations, each to its end or until no turn fits `params.max_new_tokens`, the environment's included.
 
     What is said in one depends on its own prompt, voice and seed alone. An episode that fails ends its own conversation; where
-    all of them fail, the environment is broken, which is a VerifierError.
+    all that were asked for an answer fail, the environment is broken, which is a VerifierError.
     """
     refuse_stop_texts(params, "a conversation")
     conversations = [_Open(opening) for opening in openings]
@@ -105,10 +105,9 @@ def converse(
                     conversation.close()
     failures = [conversation.notes["error"] for conversation in conversations if conversation.stop_reason in FAILURES]
     if failures:
-        if len(failures) == len(conversations):
+        if len(failures) == sum(conversation.asked for conversation in conversations):
             raise VerifierError(
-                f"the task's environment failed in all of {len(failures)} conversations, in the first with {failures[0]}; mend it, "
-                "then go on with --resume"
+                f"the task's environment failed in all of {len(failures)} conversations, in the first with {failures[0]}; mend it"
             )
         log.warning(
             "the environment broke off %d of %d conversations: %s", len(failures), len(conversations), failures[0]
@@ -133,7 +132,7 @@ def _sample_turns(waiting: "Sequence[_Open]", params: SamplingParams) -> list[Sa
 class _Open:
     """A conversation so far: its tokens end to end, where they were drawn, their log-probabilities, and its turns.
 
-    `begins` is where the turn that is being said begins.
+    `begins` is where the turn that is being said begins; `asked` says whether the environment was asked for an answer.
     """
 
     opening: Opening
@@ -144,6 +143,7 @@ class _Open:
     turns: list[Turn] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     begins: int = 0
+    asked: bool = False
     stop_reason: StopReason | None = None
     episode: Episode | None = None
 
@@ -175,6 +175,7 @@ class _Open:
         if not params.stops(tokens):
             self.stop_reason = "length"
             return
+        self.asked = True
         observation = self._guard(lambda: self._step(environment, turn.text))
         if observation is None:
             return

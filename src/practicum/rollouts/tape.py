@@ -103,7 +103,7 @@ class TapeRow(BaseModel):
 
     def rollout(self, prompt: Prompt) -> Rollout:
         """The rollout of the row, as it was before it had a reward."""
-        return Rollout(
+        rollout = Rollout(
             prompt=prompt,
             prompt_tokens=tuple(self.prompt_tokens),
             tokens=torch.tensor(self.tokens, dtype=torch.long),
@@ -119,6 +119,27 @@ class TapeRow(BaseModel):
             turns=tuple(Turn(turn.role, turn.tokens, turn.text) for turn in self.turns),
             notes=self.notes,
         )
+        return rollout if self.turns else _restore_turns(rollout)
+
+
+def _restore_turns(rollout: Rollout) -> Rollout:
+    """Return the rollout with the turns and authors of its conversation, where its row is from before rows had them.
+
+    Such a row shows a conversation by its mask, which is True for each turn of the student and False between them, and by its
+    text, which has a line for each of those turns. What the environment said is in the tokens alone: its turns have no text.
+    """
+    runs = [(spoken, len(list(run))) for spoken, run in groupby(rollout.loss_mask.tolist())]
+    lines = rollout.text.split("\n")
+    if len(runs) == 1 or not (runs and runs[0][0] and runs[-1][0]) or len(runs) != 2 * len(lines) - 1:
+        return rollout
+    turns = [
+        Turn("assistant", count, lines[place // 2]) if spoken else Turn("user", count, "")
+        for place, (spoken, count) in enumerate(runs)
+    ]
+    source, environment = (
+        torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (rollout.source, "environment")
+    )
+    return replace(rollout, turns=tuple(turns), authors=torch.where(rollout.loss_mask, source, environment))
 
 
 def _encode_authors(authors: UInt8[Tensor, " T"] | None) -> list[AuthorRow]:
