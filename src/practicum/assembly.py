@@ -76,10 +76,10 @@ class Assembled:
     """The packages besides our own requirements whose versions decide prompts and rewards."""
     scorers: list[Scorer]
     """The models that score besides the student's own weights: `teacher`, `teacher/math`, `reference`."""
-    trained: ExitStack
-    """What is to be done when the training is over; to be closed then."""
+    after_training: Sequence[Callable[[], None]]
+    """Call these in order when the training is over."""
     at_end: ExitStack
-    """What is to be done when nobody asks any more."""
+    """Close this when no client is used any more, however that comes about."""
 
     def close(self) -> None:
         """End the sessions at services."""
@@ -278,7 +278,7 @@ class _Assembly:
         if isinstance(self.task, Environment) and (problems := conversation_problems(recipe.rollout.source)):
             raise CapabilityError(problems)
         self.ledger = Ledger()
-        self.trained = ExitStack()
+        self.after_training: list[Callable[[], None]] = []
         self.at_end = at_end or ExitStack()
         self.scorers: list[Scorer] = []
         self.identities: list[Callable[[], Mapping[str, str]]] = []
@@ -350,7 +350,7 @@ class _Assembly:
             too_long=too_long,
             packages=self.packages,
             scorers=self.scorers,
-            trained=self.trained,
+            after_training=self.after_training,
             at_end=self.at_end,
         )
 
@@ -376,7 +376,7 @@ class _Assembly:
             build=build,
             base_dir=Path(self.recipe.base_dir),
             scores=self.scores,
-            trained=self.trained,
+            after_training=self.after_training,
             at_end=self.at_end,
             task=self.task,
             on_paper=self.on_paper,

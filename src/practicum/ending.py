@@ -1,4 +1,4 @@
-"""When a run ends: after its last step, where a monitor finishes it, before a step that its budget does not pay, or on a signal."""
+"""The end of a run: its last step, a monitor that finishes it, a budget that pays no further step, or a signal."""
 
 from practicum.costs import Spending
 from practicum.diagnosis.monitors import Alarm
@@ -9,7 +9,7 @@ from practicum.run_dir import METRICS, TIMINGS, RunDir, read_rows
 
 
 class Ending:
-    """What is known so far of how a run ends; `signal` is the number of the signal that asks it to stop, or None."""
+    """Decide after which step a run ends; `signal` is the number of the signal that asks it to stop, or None."""
 
     def __init__(self, train: TrainConfig) -> None:
         self.steps = train.steps

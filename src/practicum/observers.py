@@ -1,7 +1,7 @@
-"""What is done after every step: observers, each with one method, one after the other.
+"""Observers of a run's steps: each has one method, and they are called one after the other.
 
-Whoever wants something more done after a step writes one class with `on_step`. What an observer raises ends the run: the steps up
-to the newest checkpoint are kept, as after a kill.
+To add something, write a class with `on_step`. An error that an observer raises ends the run; the steps up to the newest checkpoint
+are kept, as after a kill.
 """
 
 import logging
@@ -44,7 +44,7 @@ class FinishedStep:
 
 
 class Observer(Protocol):
-    """Something that is done after every step."""
+    """Act on every step that was learned from."""
 
     def on_step(self, step: FinishedStep) -> None:
         """Do it; a PracticumError ends the run with its exit code."""

@@ -237,7 +237,7 @@ class Voice:
     prompt_tokens: tuple[int, ...]
     """The prompt's tokens in the teacher's own context."""
     continues: bool = True
-    """Whether the client goes on from any tokens after the prompt; one that only answers messages takes part in no conversation."""
+    """True where the client goes on from any tokens after the prompt; one that only answers messages holds no conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class TeacherContext:
     """Build a teacher from these: how the student reads, models by their settings, and the teachers inside."""
 
     renderer: Renderer
-    """How the student reads."""
+    """Turn messages into the student's tokens."""
     self_teacher: Callable[[SelfRule], SelfTeacher]
     """Return the student's own weights as a scorer, which follow it by a rule."""
     load_model: Callable[[Any], "Model"]
@@ -265,13 +265,13 @@ class TeacherContext:
     build: Callable[["TeacherContext", Any], Teacher]
     """Build a teacher inside."""
     base_dir: Path = Path()
-    """Where the relative paths of a recipe start."""
+    """Resolve the relative paths of a recipe against this folder."""
     scores: Path | None = None
-    """Where answers are kept that no recipe gives a place; None: nowhere."""
-    trained: ExitStack = field(default_factory=ExitStack)
-    """What is to be done when the training is over, before the last evaluation; not where the training fails."""
+    """Keep answers in this folder where the recipe names none; None: keep none."""
+    after_training: list[Callable[[], None]] = field(default_factory=list)
+    """Add what is called when the training is over, before the last evaluation; not where the training fails."""
     at_end: ExitStack = field(default_factory=ExitStack)
-    """What is to be closed when nobody asks any more, however that comes about."""
+    """Register what is closed when no client is used any more, however that comes about."""
     meter: Meter | None = None
     """Count bytes to and from other processes."""
     load_renderer: Callable[[Any], Renderer] = _no_renderer
@@ -281,11 +281,11 @@ class TeacherContext:
     keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
     """Make of a client what a teacher around this one makes of it, given what names its answers in a folder."""
     task: "Task | None" = None
-    """What the prompts come from, for a teacher that the task itself knows."""
+    """The source of the prompts, for a teacher that the task itself knows."""
     reads: Callable[[Path], None] = lambda path: None
     """Hear of a file besides models that the answers depend on, so that a resumed run is held against it."""
     on_paper: bool = False
-    """Whether models have sizes alone, so that what they answer is not kept."""
+    """True where models have sizes alone, so that their answers are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,15 +407,15 @@ class BackendContext:
     """Open a backend with these: a seed, a place for models from scratch, and what is counted and closed."""
 
     seed: int
-    """The seed of new weights."""
+    """Seed new weights with this."""
     models: Path
-    """Where models from scratch are made."""
+    """Make models from scratch in this folder."""
     task: "Callable[[], Task]"
     """Return the task, whose characters and answers models from scratch are made with."""
     local: Callable[[], Backend]
     """Open the backend of this process, for the models that a backend does not hold itself."""
     at_end: ExitStack = field(default_factory=ExitStack)
-    """What is to be closed when nobody asks any more, however that comes about."""
+    """Register what is closed when no client is used any more, however that comes about."""
     meter: Meter | None = None
     """Count bytes to and from other processes."""
 

@@ -164,7 +164,8 @@ class Session:
             Training(ahead, watch, examination, ending, saving, observers).follow(results)
         for line in records.losses():
             log.warning(line)
-        built.trained.close()
+        for call in built.after_training:
+            call()
 
     def _in_turn(self) -> list[str]:
         """Return the roles that follow the student, which are asked in the learner's thread."""

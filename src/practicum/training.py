@@ -18,7 +18,7 @@ from practicum.schedule import Courses
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is done with each step that was learned from; `saving` is one of the observers."""
+    """Give every step to the monitors and then to each observer in turn; `saving` is one of them."""
 
     ahead: Stages
     watch: Watch

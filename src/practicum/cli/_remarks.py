@@ -1,8 +1,8 @@
-"""What a command says beside its result."""
+"""Remarks of a command, which go to standard error."""
 
 import sys
 
 
 def remark(text: str) -> None:
-    """Say something on standard error, for standard output is for the result."""
+    """Print to standard error, because standard output holds the result."""
     print(text, file=sys.stderr)

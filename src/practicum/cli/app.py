@@ -374,9 +374,8 @@ def _root(
 def main() -> None:
     """Run the command line; every error for a user is one line on stderr and its documented exit code."""
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
-    logging.getLogger(
-        "practicum"
-    ).propagate = False  # a console shows notes, and not what a tracking client makes of the root
+    # A tracking client may give the root logger a handler, which would print every note a second time.
+    logging.getLogger("practicum").propagate = False
     app()
 
 

@@ -367,5 +367,5 @@ def build(config: Config, context: TeacherContext) -> CachedTeacher:
             "around each model by itself"
         )
     teacher = CachedTeacher(inner, made[0])
-    context.trained.callback(lambda: log.info(teacher.remark()))
+    context.after_training.append(lambda: log.info(teacher.remark()))
     return teacher
