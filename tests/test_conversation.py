@@ -501,13 +501,14 @@ def test_a_conversation_of_a_tape_without_turns_has_them_again(built: Assembled)
     client, environment = built.parts.sampler, environment_of(built.parts.task)
     sampling = replace(built.settings.plan(1).sampling, max_new_tokens=24)
     batch = Batch(built.parts.prompts[:6], 2, 0, 1)
-    for rollout in sample_rollouts(batch, client, built.parts.renderer, sampling, environment):
-        row = TapeRow.of(1, rollout).to_json()
-        del row["turns"], row["authors"]
+    rollouts = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)
+    assert max(len(rollout.turns) for rollout in rollouts) > 1
+    for rollout in rollouts:
+        row = TapeRow.of(1, rollout).model_dump() | {"turns": [], "authors": []}
         restored = TapeRow.model_validate(row).rollout(rollout.prompt)
-        assert restored.replies == rollout.replies and len(restored.replies) > 1
-        assert [(turn.role, turn.tokens) for turn in restored.turns] == [
-            (turn.role, turn.tokens) for turn in rollout.turns
-        ]
-        assert restored.authors is not None and restored.authors.equal(rollout.authors)
+        assert restored.replies == rollout.replies
+        assert restored.written_by("environment").equal(rollout.written_by("environment"))
         assert built.parts.task.reward(restored) == built.parts.task.reward(rollout)
+        if len(rollout.turns) > 1:
+            turns = [replace(turn, text="") if turn.role == "user" else turn for turn in rollout.turns]
+            assert list(restored.turns) == turns
