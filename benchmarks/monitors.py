@@ -71,7 +71,7 @@ def _measure(now: Session, name: str, student: str, teacher: str, count: int, ne
 def _watched(watch: Watch, result: StepResult) -> None:
     """All that is done for the monitors after a step."""
     watch.judge(result.step, watch.read(result).metrics)
-    for output in result.outputs:
+    for output in result.outputs.split(result.rollouts):
         for column in (output.student_entropy, output.teacher_entropy, output.weight):
             digits(column)
 

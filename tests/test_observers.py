@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from practicum.diagnosis.monitors import Alarm
 from practicum.ending import Ending
@@ -13,6 +14,7 @@ from practicum.loop import StepResult
 from practicum.observers import FinishedStep, HearSignals, LeaveRun, Observer, SaveCheckpoints, SoundAlarms, tag_of
 from practicum.recipe import TrainConfig
 from practicum.schedule import Courses
+from practicum.types import TokenOutputs
 
 
 class Spy:
@@ -36,7 +38,7 @@ def alarm(action: str, step: int = 2) -> Alarm:
 
 
 def finished(step: int, *alarms: Alarm, **metrics: float) -> FinishedStep:
-    return FinishedStep(StepResult(step, [], [], metrics), alarms)
+    return FinishedStep(StepResult(step, [], TokenOutputs(*[torch.empty(0)] * 7), metrics), alarms)
 
 
 def ending(steps: int = 4, **train: Any) -> Ending:

@@ -107,7 +107,7 @@ class StepResult:
 
     step: int
     rollouts: list[Rollout]
-    outputs: list[TokenOutputs]
+    outputs: TokenOutputs
     metrics: Metrics
 
 
@@ -243,7 +243,7 @@ def merge_parts(results: Sequence[ForwardResult]) -> ForwardResult:
     """Return the updates of an epoch as one, with their outputs in order."""
     return ForwardResult(
         merge_metrics([result.metrics for result in results], EVENTS | SIZES),
-        outputs=[output for result in results for output in result.outputs],
+        outputs=TokenOutputs.join([result.outputs for result in results]),
         supervised=[count for result in results for count in result.supervised],
     )
 

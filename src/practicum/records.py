@@ -50,7 +50,7 @@ class Records:
         self._metrics.append({"step": result.step, **numbers})
         self._timings.append({"step": result.step, **timings})
         self._write_tokens(result)
-        for rollout, output in zip(result.rollouts, result.outputs, strict=True):
+        for rollout, output in zip(result.rollouts, result.outputs.split(result.rollouts), strict=True):
             self._rollouts.append(_rollout_row(result.step, rollout, output))
 
     def _write_tokens(self, result: StepResult) -> None:

@@ -4,7 +4,7 @@ Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidd
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -299,9 +299,9 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """What the two sides of the objective found at each token of one rollout; NaN where nothing is known of a token.
+    """Report what the objective computed at each token of some rollouts, end to end; NaN at tokens that were not learned from.
 
-    Nothing is known of tokens that were not learned from. `teacher_logprobs`, `divergence` and `teacher_entropy` (nats) are
+    `teacher_logprobs`, `divergence` and `teacher_entropy` (nats) are
     those of the first term; `weight` is the coefficient that the token side gave the token, summed over the terms;
     `reverse_kl` is to the teacher itself, whatever the terms.
     """
@@ -314,10 +314,24 @@ class TokenOutputs:
     weight: Float[Tensor, " T"]
     reverse_kl: Float[Tensor, " T"]
 
+    def columns(self) -> list[Float[Tensor, " T"]]:
+        """Return the columns in the order of the fields."""
+        return [getattr(self, each.name) for each in fields(self)]
+
+    def split(self, rollouts: "Sequence[Rollout]") -> "list[TokenOutputs]":
+        """Return the outputs of each rollout."""
+        parts = [column.split([len(rollout.tokens) for rollout in rollouts]) for column in self.columns()]
+        return [TokenOutputs(*columns) for columns in zip(*parts, strict=True)]
+
+    @classmethod
+    def join(cls, outputs: "Sequence[TokenOutputs]") -> "TokenOutputs":
+        """Return the outputs of several parts, end to end."""
+        return cls(*map(torch.cat, zip(*(part.columns() for part in outputs), strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """The outcome of `forward_backward`: means over all tokens, and one record a datum, in order.
+    """The outcome of `forward_backward`: means over all tokens, and numbers of each token, in the order of the data.
 
     `supervised` counts the tokens of each datum that the loss gives a coefficient other than 0, after filters, weights and
     advantages. An update in which all of them are 0 leaves weights and moments as they are. `head_reads` are the tokens that
@@ -325,6 +339,6 @@ class ForwardResult:
     """
 
     metrics: Metrics
-    outputs: list[TokenOutputs]
+    outputs: TokenOutputs
     supervised: list[int]
     head_reads: Mapping[str, int] = field(default_factory=dict)

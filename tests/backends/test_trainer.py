@@ -1,5 +1,6 @@
 """Gradients against a naive twin that holds every [T, V] matrix, and everything that must not change them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from practicum.errors import CheckpointError
 from practicum.objective import Full, Objective, Sampled, TeacherTokens, TopK, logit_side, token_batch, token_side
 from practicum.objective.measures import COLUMNS
 from practicum.ports import AdamParams
-from practicum.types import Datum, Pool, ScoreRequest, TeacherSignal
+from practicum.types import Datum, ForwardResult, Pool, ScoreRequest, TeacherSignal, TokenOutputs
 
 from .tiny import ARCHITECTURES, VOCABULARY, all_logits, data_for, hidden_signal, rollout, rollouts, tiny
 
@@ -96,14 +97,13 @@ def test_gradients_and_records_do_not_depend_on_how_the_batch_is_cut(choice):
         found, other = gradients(student, data, objective, TrainerLimits(micro, chunk))
         assert_same(found, expected)
         assert other.metrics == pytest.approx(result.metrics, rel=1e-5, abs=1e-6)
-        for one, two in zip(other.outputs, result.outputs, strict=True):
-            torch.testing.assert_close(
-                torch.stack([getattr(one, name) for name in COLUMNS]),
-                torch.stack([getattr(two, name) for name in COLUMNS]),
-                equal_nan=True,
-                rtol=1e-5,
-                atol=1e-5,
-            )
+        torch.testing.assert_close(
+            other.outputs.columns(), result.outputs.columns(), equal_nan=True, rtol=1e-5, atol=1e-5
+        )
+
+
+def outputs_by_rollout(result: ForwardResult, data: Sequence[Datum]) -> list[TokenOutputs]:
+    return result.outputs.split([datum.rollout for datum in data])
 
 
 def test_gradients_do_not_depend_on_the_order_of_the_batch():
@@ -112,7 +112,8 @@ def test_gradients_do_not_depend_on_the_order_of_the_batch():
     expected, result = gradients(student, data, objective)
     found, backwards = gradients(student, data[::-1], objective)
     assert_same(found, expected)
-    for one, two in zip(backwards.outputs[::-1], result.outputs, strict=True):
+    turned = outputs_by_rollout(backwards, data[::-1])[::-1]
+    for one, two in zip(turned, outputs_by_rollout(result, data), strict=True):
         torch.testing.assert_close(one.logprobs, two.logprobs, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
@@ -238,15 +239,14 @@ def test_a_batch_with_nothing_to_learn_gives_no_gradient(choice):
     found, result = gradients(student, data, Objective.model_validate(choice))
     assert found == {}
     assert result.metrics["tokens"] == 0
-    assert [len(output.logprobs) for output in result.outputs] == [4, 0]
+    assert [len(output.logprobs) for output in outputs_by_rollout(result, data)] == [4, 0]
 
 
 def test_outputs_stand_at_their_tokens_and_are_nan_at_the_others():
     student, teacher = trainable(tiny()), tiny(seed=1)
     data = data_for(teacher)
     _, result = gradients(student, data, Objective())
-    assert len(result.outputs) == len(data)
-    for datum, output in zip(data, result.outputs, strict=True):
+    for datum, output in zip(data, outputs_by_rollout(result, data), strict=True):
         mask = datum.rollout.loss_mask
         for name in COLUMNS:
             assert torch.equal(~torch.isnan(getattr(output, name)), mask), name
@@ -264,15 +264,14 @@ def test_the_weights_of_terms_are_added_and_what_the_teacher_hides_is_nan():
     student = trainable(tiny())
     terms = Objective.model_validate({"losses": [{"coefficient": 0.5}, {"divergence": "forward_kl", "coefficient": 2}]})
     _, result = gradients(student, data_for(tiny(seed=1)), terms)
-    weights = torch.cat([output.weight for output in result.outputs])
+    weights = result.outputs.weight
     assert weights[~weights.isnan()].tolist() == pytest.approx([2.5 / result.metrics["tokens"]] * 14)
     said = [
         replace(datum, signal=TeacherSignal(logprobs=-torch.ones(len(datum.rollout.tokens))))
         for datum in data_for(tiny())
     ]
     _, result = gradients(student, said, Objective.model_validate({"signal": "sampled"}))
-    assert all(output.teacher_entropy.isnan().all() for output in result.outputs)
-    assert not all(output.student_entropy.isnan().all() for output in result.outputs)
+    assert result.outputs.teacher_entropy.isnan().all() and not result.outputs.student_entropy.isnan().all()
 
 
 def test_each_of_several_teachers_has_its_share_of_the_loss():
@@ -281,7 +280,7 @@ def test_each_of_several_teachers_has_its_share_of_the_loss():
     named = [replace(datum, signal=replace(datum.signal, name="ab"[place % 2])) for place, datum in enumerate(data)]
     _, result = gradients(student, named, Objective())
     parts = {"a": 0.0, "b": 0.0}
-    for datum, output in zip(named, result.outputs, strict=True):
+    for datum, output in zip(named, outputs_by_rollout(result, named), strict=True):
         parts[datum.signal.name] += output.divergence.nansum().item()
     assert result.metrics["teacher_share/a"] == pytest.approx(parts["a"] / sum(parts.values()), rel=1e-5)
     assert result.metrics["teacher_share/a"] + result.metrics["teacher_share/b"] == pytest.approx(1.0)

@@ -82,7 +82,7 @@ class Records:
         token is supervised by the teacher that supervises the most tokens of its rollout. Where a loss was not finite no
         token is supervised.
         """
-        outputs: dict[int, TokenOutputs] = {}
+        outputs: dict[int, Tensor] = {}
         supervised: dict[int, int] = {}
         start = 0
         for datum in data:
@@ -90,7 +90,7 @@ class Records:
             numbers = torch.full((len(COLUMNS), len(mask)), torch.nan)
             end = start + int(mask.sum())
             numbers[:, mask] = self._columns[:, start:end]
-            outputs.setdefault(key, TokenOutputs(*numbers))
+            outputs.setdefault(key, numbers)
             count = 0 if self.broken else int(self._supervised[start:end].sum())
             supervised[key] = max(supervised.get(key, 0), count)
             start = end
@@ -100,7 +100,8 @@ class Records:
             metrics["nonfinite"] = float(len(set(self.broken)))
         else:
             metrics |= {"supervised": float(sum(counts)), **self.means()}
-        return ForwardResult(metrics, [outputs[id(datum.rollout)] for datum in whole], counts)
+        columns = torch.cat([outputs[id(datum.rollout)] for datum in whole], dim=1)
+        return ForwardResult(metrics, TokenOutputs(*columns), counts)
 
 
 @torch.no_grad()

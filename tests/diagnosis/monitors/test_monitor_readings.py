@@ -42,7 +42,7 @@ def output(count: int, **columns: list[float]) -> TokenOutputs:
 
 
 def readings(rollouts: list[Rollout], outputs: list[TokenOutputs], facts: Facts | None = None, step: int = 1):
-    return read(StepResult(step, rollouts, outputs, {}), History(), facts or Facts())
+    return read(StepResult(step, rollouts, TokenOutputs.join(outputs), {}), History(), facts or Facts())
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=4))
@@ -139,10 +139,10 @@ def test_traps_are_long_agreements_under_what_is_usual():
     agreed = output(40, reverse_kl=[1.0] * 24 + [0.01] * 16)
     broken = output(40, reverse_kl=[1.0] * 24 + [0.01] * 8 + [1.0] * 8)
     answers = [rollout(list(range(40)), name, reward=reward) for name, reward in (("p", 0.0), ("q", 0.0), ("r", 1.0))]
-    found = read(StepResult(51, answers, [agreed, broken, agreed], {}), history, facts)
+    found = read(StepResult(51, answers, TokenOutputs.join([agreed, broken, agreed]), {}), history, facts)
     assert found["trap_rate"] == pytest.approx(1 / 3), "a right answer is no trap"
     assert found["agreement"] == pytest.approx(0.01)
-    assert "trap_rate" not in read(StepResult(1, answers, [agreed] * 3, {}), History(), facts)
+    assert "trap_rate" not in read(StepResult(1, answers, TokenOutputs.join([agreed] * 3), {}), History(), facts)
 
 
 def test_a_step_without_tokens_has_no_readings():

@@ -181,11 +181,11 @@ class PaperTrainer:
             for head in (*datum.signal.heads, *datum.reference.heads):
                 for _ in range(1 + objective.needs_sequences):
                     head.logprobs(torch.zeros(int(datum.rollout.loss_mask.sum()), 1))
-        silent = [torch.zeros(len(datum.rollout.tokens)) for datum in data]
+        silent = torch.zeros(sum(len(datum.rollout.tokens) for datum in data))
         again = {"recomputed": 1.0} if self._record.cut(data).recompute else {}
         supervised = [int(datum.rollout.loss_mask.sum()) for datum in data]
         metrics = {"tokens": float(sum(supervised)), **again}
-        return ForwardResult(metrics, [TokenOutputs(*[zeros] * 7) for zeros in silent], supervised)
+        return ForwardResult(metrics, TokenOutputs(*[silent] * 7), supervised)
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """Nothing moves."""

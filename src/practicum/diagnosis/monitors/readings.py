@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -69,8 +69,6 @@ class Tokens:
         rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
         tokens = torch.cat([rollout.tokens for rollout in result.rollouts])
-        names = [field.name for field in fields(TokenOutputs)]
-        columns = [torch.cat([getattr(output, name) for output in result.outputs]) for name in names]
         return cls(
             tokens=tokens,
             rows=rows,
@@ -78,7 +76,7 @@ class Tokens:
             learned=torch.cat([rollout.loss_mask for rollout in result.rollouts]),
             sampling_logprobs=torch.cat([rollout.sampling_logprobs for rollout in result.rollouts]),
             policy_logprobs=torch.cat([rollout.policy_logprobs for rollout in result.rollouts]),
-            outputs=TokenOutputs(*columns),
+            outputs=result.outputs,
             repeated=repeated(tokens, rows),
         )
 
