@@ -25,7 +25,7 @@ from practicum.loop import train
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
 from practicum.recipe import parse_recipe
-from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import Datum, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 LAGS, LEARNING_LAGS, SEEDS = (0, 1, 2), (0, 1, 2, 4, 8), (0, 1, 2)
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ class Distant:
         """The teacher's."""
         return self._teacher.voice(prompt)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Nothing follows."""
 
     def save_state(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from practicum.objective import Full, Sampled, Signal
 from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
 from practicum.text import Renderer
-from practicum.types import HeadLike, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import Datum, HeadLike, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
 class Config(BaseModel):
@@ -116,10 +116,10 @@ class Bent:
         """The teacher's."""
         return self._teacher.voice(prompt)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Count the steps."""
         self._step = step + 1
-        self._teacher.after_step(step)
+        self._teacher.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
         """The teacher's."""
