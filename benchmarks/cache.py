@@ -84,7 +84,7 @@ def _requests(count: int, tokens: int, vocabulary: int) -> list[ScoreRequest]:
 
 
 def _client(client: SamplingClient, folder: Path) -> KeepingClient:
-    return KeepingClient(client, lambda: Kept("benchmark", Scores(folder, ROOM)), print)
+    return KeepingClient(client, lambda: Kept("benchmark", Scores(folder, ROOM)))
 
 
 def _contenders(
@@ -108,7 +108,7 @@ def _read(signals: Sequence[TeacherSignal]) -> None:
     """The log-probabilities of all tokens, a chunk at a time."""
     head = signals[0].head
     assert head is not None
-    hidden = torch.cat([signal.hidden for signal in signals if signal.hidden is not None])
+    hidden = torch.cat([signal.states for signal in signals if signal.states is not None])
     for part in chunks(len(hidden), CHUNK):
         head.logprobs(hidden[part])
 
@@ -117,9 +117,9 @@ def _check(client: SamplingClient, kept: KeepingClient, requests: Sequence[Score
     """Both scorings give the same bits, and those of the bare model within the rounding of float16."""
     own, first, second = (who.score(requests, Full()) for who in (client, kept, kept))
     for fresh, missed, found in zip(own, first, second, strict=True):
-        assert fresh.hidden is not None and missed.hidden is not None and found.hidden is not None
-        assert missed.hidden.equal(found.hidden), "a hit says something else than its miss"
-        assert missed.hidden.equal(unscaled(*scaled(fresh.hidden))), "a miss is more than rounded"
+        assert fresh.states is not None and missed.states is not None and found.states is not None
+        assert missed.states.equal(found.states), "a hit says something else than its miss"
+        assert missed.states.equal(unscaled(*scaled(fresh.states))), "a miss is more than rounded"
     assert kept.counts.found == len(requests), "the second scoring asked the model"
 
 
@@ -138,7 +138,7 @@ def _sampled_bytes(client: SamplingClient, requests: Sequence[ScoreRequest], fol
 def _errors(client: SamplingClient, requests: Sequence[ScoreRequest]) -> dict[str, float]:
     """The relative error of the gradient by format of the hidden states."""
     answers = client.score(requests[:SLOTS], Full())
-    hidden = torch.cat([answer.hidden for answer in answers if answer.hidden is not None])[:ERROR_TOKENS]
+    hidden = torch.cat([answer.states for answer in answers if answer.states is not None])[:ERROR_TOKENS]
     head = answers[0].head
     assert head is not None
     generator = torch.Generator().manual_seed(0)

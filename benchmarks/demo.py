@@ -16,14 +16,14 @@ import torch
 
 from benchmarks.measuring import Session, parser, spread
 from practicum import functional as F
-from practicum.assembly import build_task
-from practicum.backends.local.loading import LoadedModel, load
-from practicum.backends.local.sampler import LocalSampler
-from practicum.model_config import ModelConfig
+from practicum.assembly import build_task, load_model
+from practicum.model_config import ModelConfig, ScorerConfig
 from practicum.objective import Full
+from practicum.ports import SamplingClient
 from practicum.recipe import load_recipe
 from practicum.runs import open_student
 from practicum.statistics import bootstrap
+from practicum.text import Renderer
 from practicum.types import Message, SampleRequest, SamplingParams, ScoreRequest
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "quickstart.yaml"
@@ -106,39 +106,43 @@ def _run(folder: Path, seed: int) -> dict:
 def _honesty(homes: list[Path]) -> dict:
     """What the untrained student could already do, and how the trained ones answer unrelated questions."""
     recipe = load_recipe(RECIPE)
-    base = load(ModelConfig.model_validate(recipe.student.model_dump(include=set(ModelConfig.model_fields))))
+    base = load_model(ScorerConfig.model_validate(recipe.student.model_dump(include=set(ModelConfig.model_fields))))
+    client, renderer = base.client, base.renderer
     heldout = build_task(recipe).heldout_prompts()
-    long = _answers(base, [prompt.messages[-1].content for prompt in heldout], 64)
+    long = _answers(client, renderer, [prompt.messages[-1].content for prompt in heldout], 64)
     right = [prompt.answer in re.findall(r"[0-9]+", text) for prompt, (text, _) in zip(heldout, long, strict=True)]
-    before = _answers(base, UNRELATED, 24)
+    before = _answers(client, renderer, UNRELATED, 24)
     unrelated = []
     for home in homes:
-        student = open_student(home)[2]
-        after = _answers(student, UNRELATED, 24)
+        backend, learner = open_student(home)
+        student = backend.sampler(learner)
+        after = _answers(student, learner.renderer, UNRELATED, 24)
         same = sum(old[0] == new[0] for old, new in zip(before, after, strict=True))
-        unrelated.append({"same": same, "of": len(UNRELATED), "reverse_kl": round(_drift(student, base, after), 4)})
+        unrelated.append({"same": same, "of": len(UNRELATED), "reverse_kl": round(_drift(student, client, after), 4)})
     return {"anywhere_in_64": round(sum(right) / len(right), 4), "unrelated": unrelated}
 
 
-def _answers(model: LoadedModel, questions: Sequence[str], new_tokens: int) -> list[tuple[str, ScoreRequest]]:
+def _answers(
+    client: SamplingClient, renderer: Renderer, questions: Sequence[str], new_tokens: int
+) -> list[tuple[str, ScoreRequest]]:
     """Greedy answers with what it takes to score them."""
-    requests = [SampleRequest(model.renderer.render([Message("user", question)]), 0) for question in questions]
-    params = SamplingParams(new_tokens, 0.0, stop_ids=model.renderer.stop_ids)
-    samples = LocalSampler(model.language_model).sample(requests, params)
+    requests = [SampleRequest(renderer.render([Message("user", question)]), 0) for question in questions]
+    params = SamplingParams(new_tokens, 0.0, stop_ids=renderer.stop_ids)
+    samples = client.sample(requests, params)
     return [
         (
-            model.renderer.decode(sample.tokens.tolist()),
+            renderer.decode(sample.tokens.tolist()),
             ScoreRequest(request.prompt_tokens, tuple(sample.tokens.tolist())),
         )
         for request, sample in zip(requests, samples, strict=True)
     ]
 
 
-def _drift(student: LoadedModel, base: LoadedModel, answers: Sequence[tuple[str, ScoreRequest]]) -> float:
+def _drift(student: SamplingClient, base: SamplingClient, answers: Sequence[tuple[str, ScoreRequest]]) -> float:
     """Mean reverse KL a token from the trained student to the untrained one."""
     requests = [request for _, request in answers]
-    pairs = zip(*(LocalSampler(side.language_model).score(requests, Full()) for side in (student, base)), strict=True)
-    values = [F.reverse_kl(*(signal.head.logprobs(signal.hidden) for signal in pair)) for pair in pairs]
+    pairs = zip(*(side.score(requests, Full()) for side in (student, base)), strict=True)
+    values = [F.reverse_kl(*(signal.head.logprobs(signal.states) for signal in pair)) for pair in pairs]
     return torch.cat(values).mean().item()
 
 

@@ -94,8 +94,9 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
     from practicum import functional as F
     from practicum.backends.local.prepared import prepared_head
     from practicum.functional.chunked import Tiles
+    from practicum.functional.head import Head
     from practicum.objective import Objective, TokenBatch, open_chunk, token_side
-    from practicum.types import Head, TeacherSignal
+    from practicum.types import TeacherSignal
 
     objective = Objective.model_validate({"signal": "sampled"} if name == "sampled" else {"divergence": name})
     tiles = Tiles()

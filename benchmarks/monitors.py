@@ -91,8 +91,8 @@ def _parts(folder: Path, student: str, teacher: str, count: int, new_tokens: int
         for number, prompt in enumerate(models.prompts(count, vocabulary, seed=5))
     ]
     plan = StepPlan(Objective(), 1, SamplingParams(new_tokens, stop_ids=stops), StudentSource(), AdamParams(1e-4))
-    teacher = ClientTeacher(scoring, other.renderer)
-    parts = Parts(trainer, trainer.sampling_client(), teacher, Given(prompts), loaded.renderer, prompts)
+    scores = ClientTeacher(scoring, other.renderer)
+    parts = Parts(trainer, trainer.sampling_client(), scores, Given(prompts), loaded.renderer, prompts)
     return parts, StepSettings(0, count, lambda step: plan)
 
 

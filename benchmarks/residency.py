@@ -132,7 +132,7 @@ def _read(signals: Sequence[TeacherSignal]) -> None:
         said = [signal for signal in signals if signal.name == name]
         head = said[0].head
         assert head is not None
-        hidden = torch.cat([signal.hidden for signal in said if signal.hidden is not None])
+        hidden = torch.cat([signal.states for signal in said if signal.states is not None])
         for part in F.chunks(len(hidden), CHUNK):
             head.logprobs(hidden[part])
         head.release()
