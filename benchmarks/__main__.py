@@ -22,6 +22,7 @@ NAMES = (
     "scaling",
     "startup",
     "journey",
+    "house",
     "digests",
     "endurance",
     "report",
