@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from practicum.errors import CheckpointError, DataError
 from practicum.server import requests as asked
 from practicum.server.refusals import Refused
 from practicum.server.service import Service
@@ -88,6 +89,8 @@ def make_app(service: Service, *, token: str | None = None, hosts: frozenset[str
 
     app = Starlette(routes=pages.routes(), lifespan=lifespan)
     app.add_exception_handler(Refused, _refusal_of)
+    app.add_exception_handler(DataError, _refusal_with(400))
+    app.add_exception_handler(CheckpointError, _refusal_with(404))
     return Gate(app, token, hosts)
 
 
@@ -313,3 +316,12 @@ def _refusal(refused: Refused) -> Response:
 async def _refusal_of(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     return _refusal(error)
+
+
+def _refusal_with(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Return the handler that answers an error of ours with this status."""
+
+    async def page(request: Request, error: Exception) -> Response:
+        return _refusal(Refused(status, str(error)))
+
+    return page

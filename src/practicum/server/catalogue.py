@@ -91,17 +91,11 @@ class Catalogue:
 
     def delete_checkpoint(self, run: str, checkpoint: str) -> None:
         """Remove one."""
-        try:
-            self._store.delete(Address.read(f"tinker://{run}/{checkpoint}"))
-        except (CheckpointError, DataError) as error:
-            raise Refused(404, str(error)) from error
+        self._store.delete(_address(run, checkpoint))
 
     def set_lifetime(self, run: str, checkpoint: str, seconds: int | None) -> None:
         """Let one expire, or stay."""
-        try:
-            self._store.set_lifetime(Address.read(f"tinker://{run}/{checkpoint}"), seconds)
-        except (CheckpointError, DataError) as error:
-            raise Refused(404, str(error)) from error
+        self._store.set_lifetime(_address(run, checkpoint), seconds)
 
     def copy(self, path: str, run: str, lifetime: int | None) -> Reply:
         """Copy a checkpoint into a run of its own."""
@@ -109,22 +103,14 @@ class Catalogue:
         described = self.saved(path)
         source = Address.read(path)
         target = Address(run_id, source.kind, source.name)
-        try:
-            self._store.copy(source, target, lifetime)
-        except CheckpointError as error:
-            raise Refused(404, str(error)) from error
+        self._store.copy(source, target, lifetime)
         adapter = described["adapter"]
         self._store.write_run(run_id, {**adapter, "user_metadata": described["user_metadata"]})
         return {"tinker_path": str(target)}
 
     def saved(self, path: str) -> dict[str, Any]:
-        """What a checkpoint says of itself; `Refused` with 400 where it has no such address, 404 where it is not there."""
-        try:
-            return self._store.state(path)
-        except DataError as error:
-            raise Refused(400, str(error)) from error
-        except CheckpointError as error:
-            raise Refused(404, str(error)) from error
+        """What a checkpoint says of itself; DataError where it has no such address, CheckpointError where it is not there."""
+        return self._store.state(path)
 
     def check_served(self, name: str) -> None:
         """`Refused` with 404 where no model has the name."""
@@ -154,6 +140,14 @@ class Catalogue:
             "last_request_time": heard.isoformat(),
             "user_metadata": data["user_metadata"],
         }
+
+
+def _address(run: str, checkpoint: str) -> Address:
+    """Return the address of a checkpoint of a run; CheckpointError where it has none, so that there is no checkpoint either."""
+    try:
+        return Address.read(f"tinker://{run}/{checkpoint}")
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def run_data(model: TrainingModel) -> dict[str, Any]:

@@ -247,13 +247,7 @@ class Service:
     def save_weights(self, body: asked.SaveWeights) -> Reply:
         """A checkpoint to go on training from: weights and moments."""
         model = self._model(body.model_id)
-        address = self._address(model, "weights", body.path or f"step-{model.steps}")
-
-        def work() -> Answer:
-            self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
-            return json_answer({"type": "save_weights", "path": str(address)})
-
-        return self._later(_numbered(model.id, body.seq_id), work, model.spec.base)
+        return self._save_later(body, model, "weights", body.path or f"step-{model.steps}", "save_weights")
 
     def save_for_sampler(self, body: asked.SaveWeights) -> Reply:
         """Weights to sample from: kept on disk under a name, or in memory without one.
@@ -261,15 +255,8 @@ class Service:
         In memory they are a snapshot, or with `inflight` what all such sampling sessions of the model sample from henceforth.
         """
         model = self._model(body.model_id)
-        name = _numbered(model.id, body.seq_id)
         if body.path is not None:
-            address = self._address(model, "sampler_weights", body.path)
-
-            def save() -> Answer:
-                self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
-                return json_answer({"type": "save_weights_for_sampler", "path": str(address)})
-
-            return self._later(name, save, model.spec.base)
+            return self._save_later(body, model, "sampler_weights", body.path, "save_weights_for_sampler")
         session = model.id.split(":")[0]
         sampler_id = f"{session}:sample:{body.sampling_session_seq_id}"
 
@@ -288,7 +275,17 @@ class Service:
                 self._samplers.pop(kept.popleft(), None)
             return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
 
-        return self._later(name, snapshot, model.spec.base)
+        return self._later(_numbered(model.id, body.seq_id), snapshot, model.spec.base)
+
+    def _save_later(self, body: asked.SaveWeights, model: TrainingModel, kind: str, name: str, request: str) -> Reply:
+        """Queue a save on disk; DataError where the name cannot be one."""
+        address = Address.read(f"tinker://{model.id}/{kind}/{name}")
+
+        def work() -> Answer:
+            self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
+            return json_answer({"type": request, "path": str(address)})
+
+        return self._later(_numbered(model.id, body.seq_id), work, model.spec.base)
 
     def unload(self, model_id: str) -> Reply:
         """Let go of a training model; what it learned since it was saved is saved first."""
@@ -317,10 +314,7 @@ class Service:
         """Completions, and what is asked about the prompt."""
         if body.record_stability_info:
             raise Refused(400, asked.NOT_STABLE)
-        try:
-            check_tokens(body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens)
-        except DataError as error:
-            raise Refused(400, str(error)) from error
+        check_tokens(body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens)
         if body.sampling_session_id is not None:
             sampler = self._known_sampler(body.sampling_session_id)
         else:
@@ -492,12 +486,6 @@ class Service:
             raise Refused(400, "name a base_model or a model_path to sample from")
         self.catalogue.check_served(base)
         return Sampler(sampler_id, base)
-
-    def _address(self, model: TrainingModel, kind: str, name: str) -> Address:
-        try:
-            return Address.read(f"tinker://{model.id}/{kind}/{name}")
-        except DataError as error:
-            raise Refused(400, str(error)) from error
 
 
 def _numbered(model_id: str, number: int | None) -> str:
