@@ -17,6 +17,7 @@ from practicum.errors import DataError, PracticumError
 from practicum.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
 from practicum.randomness import seed_of
 from practicum.server.futures import Answer
+from practicum.server.refusals import Refused
 from practicum.server.requests import SampleBody, TensorData
 from practicum.server.shelf import Shelf
 from practicum.server.store import Store
@@ -239,7 +240,7 @@ def _scores(model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]
     return found
 
 
-def failure(error: PracticumError) -> Answer:
+def failure(error: PracticumError | Refused) -> Answer:
     """The answer to a request that cannot be carried out as it was asked."""
     return json_answer({"error": " ".join(str(error).split()), "category": "user"})
 

@@ -24,7 +24,6 @@ from typing import Any
 from practicum.errors import CheckpointError, DataError, PracticumError
 from practicum.ports import AdamParams
 from practicum.randomness import seed_of
-from practicum.run_dir import Checkpoint
 from practicum.server import requests as asked
 from practicum.server.catalogue import Catalogue, run_data
 from practicum.server.futures import Answer, Futures
@@ -361,7 +360,10 @@ class Service:
             raise DataError(f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/")
         checkpoint = self._store.load(path)
         base = self._shelf.get(model.spec.base)
-        self._check_base(checkpoint, model.spec.base, path)
+        if checkpoint.state["base_sha256"] != self._shelf.fingerprint(model.spec.base):
+            raise CheckpointError(
+                f"{path} was trained over another model than the one that is now served as {model.spec.base}"
+            )
         spec = AdapterSpec.of_data(checkpoint.state["adapter"])
         if (spec.rank, spec.parts) != (model.spec.rank, model.spec.parts):
             raise CheckpointError(f"{path} has rank {spec.rank} around {' and '.join(spec.parts)}, the model another")
@@ -404,10 +406,6 @@ class Service:
         except PracticumError as error:
             log.info(f"{model.id} could not be saved: {error}")
 
-    def _check_base(self, checkpoint: Checkpoint, base: str, path: str) -> None:
-        if checkpoint.state["base_sha256"] != self._shelf.fingerprint(base):
-            raise CheckpointError(f"{path} was trained over another model than the one that is now served as {base}")
-
     def _release(self, model_id: str) -> None:
         """Take no more requests for a model; save and forget it, and its snapshots, after what was asked of it before."""
         model = self._models.pop(model_id, None)
@@ -443,12 +441,9 @@ class Service:
         return reply if created is None else {**reply, "model_id": created.id}
 
     def _failed(self, error: Exception) -> Answer:
-        if isinstance(error, PracticumError):
+        if isinstance(error, PracticumError | Refused):
             log.info(f"refused: {error}")
             return failure(error)
-        if isinstance(error, Refused):
-            log.info(f"refused: {error}")
-            return json_answer({"error": str(error), "category": "user"})
         log.info(f"failed: {type(error).__name__}: {error}")
         traceback.print_exception(error)  # a mistake of ours: whoever runs the server can report it
         return json_answer(
