@@ -141,23 +141,14 @@ class RemoteClient:
         self._http = speaker.http
         self._probe = probe
         self._dialect = dialect
-        self._capabilities = capabilities
+        self.capabilities = capabilities
+        """What the server can answer, as far as the recipe lets it be asked."""
         self._vocabulary = vocabulary
         self._canary = probe.canary
         self._calls = 0
         self.spent = self.scored = self.lifted = 0
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the server can answer, as far as the recipe lets it be asked."""
-        return self._capabilities
-
-    @property
-    def canary(self) -> Tensor:
-        """The log-probabilities by which its model is known, one for each of the canary's tokens."""
-        return self._canary
-
-    def is_same(self, canary: Tensor) -> bool:
+    def _is_same(self, canary: Tensor) -> bool:
         """Whether a canary of another time is the same model's."""
         return canary.shape == self._canary.shape and difference(canary, self._canary) <= self._probe.tolerance
 
@@ -251,7 +242,7 @@ class RemoteClient:
         question = self._question("the canary", canary, 0)
         now = self._signal(question, canary, self._http.ask(question), 0).logprobs
         assert now is not None
-        if not self.is_same(now):
+        if not self._is_same(now):
             raise TeacherError(self._changed(now, "since the start"))
 
     def _changed(self, now: Tensor, since: str) -> str:
@@ -263,7 +254,7 @@ class RemoteClient:
 
     def folder_in(self, place: Path) -> str:
         """The name of the folder of this model's answers."""
-        return canary_folder(place, self._probe.model, self._canary, self.is_same)
+        return canary_folder(place, self._probe.model, self._canary, self._is_same)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The server's own answers, in order."""
@@ -287,7 +278,7 @@ class RemoteClient:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up the count; TeacherError where the model is another one than that of the run."""
         before = tensors["canary"]
-        if not self.is_same(before):
+        if not self._is_same(before):
             raise TeacherError(self._changed(before, "since the run began"))
         self._canary = before
         self.spent = int(tensors["spent"])
@@ -349,7 +340,7 @@ class _Reply:
         return [TeacherSignal() for _ in requests]
 
 
-def canary_folder(place: Path, model: str, canary: Tensor, is_same: Callable[[Tensor], bool]) -> str:
+def canary_folder(place: Path, model: str, canary: Tensor, _is_same: Callable[[Tensor], bool]) -> str:
     """The name of the folder of a served model's answers: that whose canary is its own, or the next one that is free."""
     stem = f"server-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
     for number in count(1):
@@ -359,7 +350,7 @@ def canary_folder(place: Path, model: str, canary: Tensor, is_same: Callable[[Te
             with file.open("x", encoding="utf-8") as new:
                 json.dump(canary.tolist(), new)
         except FileExistsError:
-            if not is_same(_known(file)):
+            if not _is_same(_known(file)):
                 continue
         except OSError as error:
             raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error

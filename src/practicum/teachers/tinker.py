@@ -77,17 +77,14 @@ class KnownModel:
     """
 
     def __init__(self, sampler: SamplingClient, connection: Connection, name: str, vocabulary: int) -> None:
+        self.capabilities = sampler.capabilities
+        """Those of the service."""
         self._sampler = sampler
         self._connection = connection
         self._name = name
         self._sequence: ScoreRequest = canary_of(vocabulary)
         self._canary = self._look()
         self._seen = connection.reopened
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the service."""
-        return self._sampler.capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The model's own answers."""
