@@ -68,7 +68,7 @@ class Catalogue:
         rows = [row for row in found if row is not None]
         return {"training_runs": rows, "cursor": _everything(len(rows))}
 
-    def checkpoints(self, run: str | None) -> Reply:
+    def checkpoints(self, run: str | None = None) -> Reply:
         """The checkpoints of one run, or of all."""
         runs = self._store.runs() if run is None else [run]
         rows = [row for name in runs for row in self._store.addresses(name)]
@@ -89,13 +89,13 @@ class Catalogue:
         """Return how many checkpoints some runs have together."""
         return sum(len(self._store.addresses(run)) for run in runs)
 
-    def delete_checkpoint(self, run: str, checkpoint: str) -> None:
+    def delete_checkpoint(self, run: str, kind: str, name: str) -> None:
         """Remove one."""
-        self._store.delete(_address(run, checkpoint))
+        self._store.delete(_address(run, kind, name))
 
-    def set_lifetime(self, run: str, checkpoint: str, seconds: int | None) -> None:
+    def set_lifetime(self, run: str, kind: str, name: str, seconds: int | None) -> None:
         """Let one expire, or stay."""
-        self._store.set_lifetime(_address(run, checkpoint), seconds)
+        self._store.set_lifetime(_address(run, kind, name), seconds)
 
     def copy(self, path: str, run: str, lifetime: int | None) -> Reply:
         """Copy a checkpoint into a run of its own."""
@@ -142,10 +142,10 @@ class Catalogue:
         }
 
 
-def _address(run: str, checkpoint: str) -> Address:
+def _address(run: str, kind: str, name: str) -> Address:
     """Return the address of a checkpoint of a run; CheckpointError where it has none, so that there is no checkpoint either."""
     try:
-        return Address.read(f"tinker://{run}/{checkpoint}")
+        return Address.read(f"tinker://{run}/{kind}/{name}")
     except DataError as error:
         raise CheckpointError(str(error)) from error
 

@@ -373,8 +373,7 @@ def _assembled(request: _Request) -> SampleAnswer:
         prompt_topk=table,
         targets=targets,
         sparse=sparse,
-        drawn=scores.drawn if body.prompt_alt_tokens_k else None,
-        drawn_logprobs=scores.drawn_logprobs if body.prompt_alt_tokens_k else None,
+        drawn=TopK(scores.drawn, scores.drawn_logprobs) if body.prompt_alt_tokens_k else None,
     )
 
 
