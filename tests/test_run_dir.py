@@ -39,14 +39,13 @@ from practicum.run_dir import (
     proposal,
     read_json,
     read_rows,
-    recipe_differences,
     save_checkpoint,
     shapes,
     split_changes,
     write_json,
 )
 from practicum.run_dir.changes import MAY_CHANGE
-from practicum.run_dir.differences import changes
+from practicum.run_dir.differences import changes, recipe_differences
 
 # A process that imports once, then runs each snippet of code it is sent in a fork and answers with the wait status.
 NURSERY = """

@@ -62,12 +62,11 @@ METADATA = frozenset(
 
 
 class Refused(TeacherError):
-    """The server understood a question and said no; `status` is its HTTP status, `detail` the beginning of its reason."""
+    """The server understood a question and said no; `status` is its HTTP status."""
 
-    def __init__(self, message: str, status: int, detail: str) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,10 +439,9 @@ class JsonClient:
                 f"{where}: {question.name} was answered with {status}; name the environment variable that holds the key with "
                 "api_key_env, or take another key",
                 status,
-                detail,
             )
         if status != 200:
-            raise Refused(f"{where}: {question.name} was refused with {status} ({detail})", status, detail)
+            raise Refused(f"{where}: {question.name} was refused with {status} ({detail})", status)
         try:
             return json.loads(body, parse_constant=_no_constant, object_pairs_hook=_no_twins)
         except (ValueError, RecursionError) as error:

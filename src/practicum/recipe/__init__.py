@@ -9,7 +9,7 @@ from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_r
 from practicum.recipe.mistakes import validated
 from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, whole_path
-from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning, truncation_problem
+from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning
 from practicum.recipe.reading import load_recipe, parse_recipe
 from practicum.recipe.schema import WORDS, Recipe, resolved
 from practicum.recipe.sections import (
@@ -50,7 +50,6 @@ __all__ = [
     "resolved",
     "staleness_warning",
     "teacher_off",
-    "truncation_problem",
     "validated",
     "whole_path",
     "without_switch",

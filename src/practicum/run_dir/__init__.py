@@ -16,13 +16,11 @@ from practicum.run_dir import shapes
 from practicum.run_dir.changes import FLAG, proposal, split_changes
 from practicum.run_dir.checkpoints import Checkpoint, find_checkpoint
 from practicum.run_dir.differences import (
-    Change,
     Difference,
     changed_fields,
     changed_parts,
     compare_versions,
     current_versions,
-    recipe_differences,
 )
 from practicum.run_dir.files import RESTORE, json_number, near, read_json, write_json, write_text
 from practicum.run_dir.folder import RunDir
@@ -32,7 +30,6 @@ from practicum.run_dir.saving import Writer, check_space, save_checkpoint
 __all__ = [
     "FLAG",
     "RESTORE",
-    "Change",
     "Checkpoint",
     "Difference",
     "Journal",
@@ -50,7 +47,6 @@ __all__ = [
     "proposal",
     "read_json",
     "read_rows",
-    "recipe_differences",
     "save_checkpoint",
     "shapes",
     "split_changes",

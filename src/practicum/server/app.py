@@ -89,9 +89,8 @@ def make_app(service: Service, *, token: str | None = None, hosts: frozenset[str
         await asyncio.to_thread(service.close)
 
     app = Starlette(routes=pages.routes(), lifespan=lifespan)
-    app.add_exception_handler(Refused, _refusal_of)
-    app.add_exception_handler(DataError, _refusal_with(400))
-    app.add_exception_handler(CheckpointError, _refusal_with(404))
+    for kind in (Refused, DataError, CheckpointError):
+        app.add_exception_handler(kind, _refusal_of)
     return Gate(app, token, hosts)
 
 
@@ -308,14 +307,7 @@ def _refusal(refused: Refused) -> Response:
 
 
 async def _refusal_of(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return _refusal(error)
-
-
-def _refusal_with(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return the handler that answers an error of ours with this status."""
-
-    async def page(request: Request, error: Exception) -> Response:
-        return _refusal(Refused(status, str(error)))
-
-    return page
+    """Answer an error of the service; one of a checkpoint's says that it is not there, any other that the request is wrong."""
+    if isinstance(error, Refused):
+        return _refusal(error)
+    return _refusal(Refused(404 if isinstance(error, CheckpointError) else 400, str(error)))

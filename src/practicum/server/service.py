@@ -4,7 +4,7 @@ Every method runs on the thread of the event loop and returns at once; what take
 request's id. The id of a training request is that of its model with the number that the client gave it, so that a request sent
 twice is done once.
 
-Jobs run on the worker's thread, one after another. They alone touch `_snapshots`, `_in_flight`, `_published` and what a
+Jobs run on the worker's thread, one after another. They alone touch `_unnamed`, `_published` and what a
 `TrainingModel` learns; of the tables they add and remove snapshots in `_samplers`, and remove a model whose creation failed from
 `_models`. All else in the tables is changed on the event loop. Each change is one operation on a dict, which cannot be torn apart.
 """
@@ -37,11 +37,9 @@ from practicum.server.training import AdapterSpec, TrainingModel, clipped_at, fo
 from practicum.server.wire import PROTOBUF, TrainRequest, train_response
 from practicum.server.worker import Job, Worker
 
-SNAPSHOTS_KEPT = 4
-"""So many of a model's unnamed snapshots can be sampled from; an older one is gone."""
-
-IN_FLIGHT_KEPT = 1024
-"""So many sampling sessions of a model follow what it publishes; they share one set of weights. An older session is gone."""
+MOST_UNNAMED = {"snapshot": 4, "inflight": 1024}
+"""So many of a model's unnamed snapshots, and of the sessions that follow what it publishes and share one set of weights, can be
+sampled from; an older one is gone."""
 
 MOST_MODELS, MOST_SESSIONS = 64, 1024
 IDLE_SECONDS = 3600.0
@@ -75,8 +73,7 @@ class Service:
         self._models: dict[str, TrainingModel] = {}
         self.catalogue = Catalogue(shelf, store, students, self._models)
         self._samplers: dict[str, Sampler] = {}
-        self._snapshots: dict[str, deque[str]] = {}
-        self._in_flight: dict[str, deque[str]] = {}
+        self._unnamed: dict[tuple[str, str], deque[str]] = {}
         self._published: dict[str, Published] = {}
         shelf.evicted.append(self._suspend)
 
@@ -262,15 +259,14 @@ class Service:
         def snapshot() -> Answer:
             weights = model.over(self._shelf.get(model.spec.base)).save_state()["student"]
             held = {name: tensor.clone() for name, tensor in weights.items()}
-            kept, most = self._snapshots.setdefault(model.id, deque()), SNAPSHOTS_KEPT
             published = Published(sampler_id, held)
             if body.kind == "inflight":
-                kept, most = self._in_flight.setdefault(model.id, deque()), IN_FLIGHT_KEPT
                 published = self._published.setdefault(model.id, Published(f"{model.id} in flight", held))
                 published.weights = held
             self._samplers[sampler_id] = Sampler(sampler_id, model.spec.base, model.spec, published)
+            kept = self._unnamed.setdefault((model.id, body.kind), deque())
             kept.append(sampler_id)
-            while len(kept) > most:
+            if len(kept) > MOST_UNNAMED[body.kind]:
                 self._samplers.pop(kept.popleft(), None)
             return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
 
@@ -413,8 +409,9 @@ class Service:
             return
 
         def work() -> Answer:
-            for sampler in (*self._snapshots.pop(model_id, ()), *self._in_flight.pop(model_id, ())):
-                self._samplers.pop(sampler, None)
+            for kind in MOST_UNNAMED:
+                for sampler in self._unnamed.pop((model_id, kind), ()):
+                    self._samplers.pop(sampler, None)
             self._published.pop(model_id, None)
             self._save_learned(model)
             model.trainer = None
@@ -468,8 +465,8 @@ class Service:
             return self._samplers[sampler_id]
         raise Refused(
             410,
-            f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest {SNAPSHOTS_KEPT} snapshots and "
-            f"{IN_FLIGHT_KEPT} that follow it",
+            f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest {MOST_UNNAMED['snapshot']} snapshots and "
+            f"{MOST_UNNAMED['inflight']} that follow it",
         )
 
     def _sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:

@@ -17,13 +17,12 @@ from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.http import JsonClient, Question
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
+from practicum.ports import Capabilities, Stateful, Teacher, TeacherRequest, Voice
 from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
 from practicum.teachers._probe import Probe, difference, served
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
-    Datum,
     Message,
     Prompt,
     Rollout,
@@ -126,7 +125,7 @@ class Speaker:
         return Sample(torch.tensor(tokens, dtype=torch.long), logprobs, policy, "stop" if ends else "length")
 
 
-class RemoteClient:
+class RemoteClient(Stateful):
     """Scores and writes through a server; see `practicum.ports.SamplingClient`.
 
     Errors are TeacherErrors: a server that gives up, an answer that cannot be right, a model that is not the one of the
@@ -267,9 +266,6 @@ class RemoteClient:
                 "which model is served"
             )
         return samples
-
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Its weights are its own."""
 
     def save_state(self) -> dict[str, Tensor]:
         """What a resumed run compares with, and what it counts on from."""

@@ -62,8 +62,6 @@ class RouteTeacher(TeacherOfMembers):
     def __init__(self, members: Mapping[str, Teacher], config: Config) -> None:
         super().__init__(members)
         self._config = config
-        self._by = config.by
-        self._default = config.default
 
     @property
     def capabilities(self) -> Capabilities:
@@ -81,7 +79,7 @@ class RouteTeacher(TeacherOfMembers):
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
         """Each prompt's own member answers; None by outcome, for there is none yet, or where a member cannot."""
-        if self._by == "outcome":
+        if self._config.by == "outcome":
             return None
         answers: dict[int, Sample] = {}
         for name, places in self._sorted(requests, lambda request: self._of_prompt(request.prompt)).items():
@@ -93,7 +91,7 @@ class RouteTeacher(TeacherOfMembers):
 
     def voice(self, prompt: Prompt) -> Voice | None:
         """That of the prompt's own member; None by outcome."""
-        return None if self._by == "outcome" else self._members[self._of_prompt(prompt)].voice(prompt)
+        return None if self._config.by == "outcome" else self._members[self._of_prompt(prompt)].voice(prompt)
 
     def _sorted(self, items: Iterable[Item], member: Callable[[Item], str]) -> dict[str, list[int]]:
         """The places of the items, by the member they go to."""
@@ -104,25 +102,33 @@ class RouteTeacher(TeacherOfMembers):
 
     def _of_rollout(self, rollout: Rollout) -> str:
         return (
-            self._member(rollout.prompt, outcome(rollout)) if self._by == "outcome" else self._of_prompt(rollout.prompt)
+            self._member(rollout.prompt, outcome(rollout))
+            if self._config.by == "outcome"
+            else self._of_prompt(rollout.prompt)
         )
 
     def _of_prompt(self, prompt: Prompt) -> str:
         named = {"domain": prompt.domain, "teacher": prompt.teacher}
-        return self._member(prompt, named[self._by] if self._by in named else prompt.privileged.get(self._by))
+        return self._member(
+            prompt, named[self._config.by] if self._config.by in named else prompt.privileged.get(self._config.by)
+        )
 
     def _member(self, prompt: Prompt, key: str | None) -> str:
         """The member that a key leads to; DataError where it leads nowhere."""
         if key is not None and key in self._members:
             return key
-        if self._default is None:
-            found = f"has no {self._by}" if key is None else f"has the {self._by} {key!r}, to which no teacher belongs"
+        if self._config.default is None:
+            found = (
+                f"has no {self._config.by}"
+                if key is None
+                else f"has the {self._config.by} {key!r}, to which no teacher belongs"
+            )
             known = ", ".join(self._members)
             raise DataError(
                 f"prompt {prompt.id!r} {found}; the route knows {known}: add a teacher for it under teacher.teachers, or "
                 "name one of them as teacher.default"
             )
-        return self._default
+        return self._config.default
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:

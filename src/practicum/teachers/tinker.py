@@ -14,14 +14,14 @@ from torch import Tensor
 
 from practicum.errors import TeacherError
 from practicum.objective import Sampled, Signal
-from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherContext
+from practicum.ports import Capabilities, SamplingClient, Stateful, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._probe import canary_of, difference
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import canary_folder
 from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
 from practicum.tinker_api.sampling import service_capabilities
-from practicum.types import Datum, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
 
 
-class KnownModel:
+class KnownModel(Stateful):
     """A service's model that is recognised by a canary: at a resume, and when the service was started again.
 
     See `practicum.ports.SamplingClient`.
@@ -101,9 +101,6 @@ class KnownModel:
     def folder_in(self, place: Path) -> str:
         """The name of the folder of this model's answers."""
         return canary_folder(place, self._name, self._canary, self._is_same)
-
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Its weights are its own."""
 
     def save_state(self) -> dict[str, Tensor]:
         """What a resumed run compares with."""
