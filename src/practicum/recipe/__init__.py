@@ -12,25 +12,15 @@ from practicum.recipe.overrides import is_named, override, whole_path
 from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning
 from practicum.recipe.reading import load_recipe, parse_recipe
 from practicum.recipe.schema import WORDS, Recipe, resolved
-from practicum.recipe.sections import (
-    Budget,
-    EvaluationConfig,
-    OptimizerConfig,
-    Prices,
-    RolloutConfig,
-    TrainConfig,
-)
+from practicum.recipe.sections import Budget, Prices, TrainConfig
 
 __all__ = [
     "SECTIONS",
     "SWITCH",
     "WORDS",
     "Budget",
-    "EvaluationConfig",
-    "OptimizerConfig",
     "Prices",
     "Recipe",
-    "RolloutConfig",
     "TrainConfig",
     "bring_up",
     "capability_problems",

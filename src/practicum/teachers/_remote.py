@@ -57,17 +57,15 @@ class Limits:
         return replace(question, seconds=self.seconds + self.concurrency * tokens / self.tokens_per_second)
 
 
+@dataclass(frozen=True, slots=True)
 class Speaker:
     """Has a server write answers, and turns them into the student's tokens; `meter` counts the bytes."""
 
-    def __init__(
-        self, http: JsonClient, model: str, renderer: Renderer, limits: Limits, meter: Meter | None = None
-    ) -> None:
-        self.http = http
-        self.model = model
-        self.renderer = renderer
-        self.limits = limits
-        self._meter = meter
+    http: JsonClient
+    model: str
+    renderer: Renderer
+    limits: Limits
+    meter: Meter | None = None
 
     @contextlib.contextmanager
     def counting(self, phase: Phase) -> Iterator[None]:
@@ -76,8 +74,8 @@ class Speaker:
         try:
             yield
         finally:
-            if self._meter is not None:
-                self._meter.sent(phase, self.http.wire_bytes - before)
+            if self.meter is not None:
+                self.meter.sent(phase, self.http.wire_bytes - before)
 
     def asked(
         self, questions: Sequence[Question], read: Callable[[Any], Written], params: SamplingParams
@@ -105,24 +103,23 @@ class Speaker:
             tokens = tokens if written.stopped or not tokens or tokens[-1] not in stops else tokens[:-1] or tokens
         else:
             if not isinstance(written.tokens, list):
-                raise TeacherError(
-                    f"{self.http.address}: an answer holds no list of token ids; look at the server's log"
-                )
+                raise self._unreadable("no list of token ids")
             tokens = written.tokens[:limit]
             if not all(map(is_token, tokens)):
-                raise TeacherError(
-                    f"{self.http.address}: an answer holds what is no token id; look at the server's log"
-                )
+                raise self._unreadable("what is no token id")
             if written.stopped and (not tokens or tokens[-1] not in stops) and len(tokens) < limit:
                 tokens.append(written.stop_token if written.stop_token in stops else min(stops))
         if not tokens:
-            raise TeacherError(f"{self.http.address}: an answer holds no token; look at the server's log")
+            raise self._unreadable("no token")
         own = written.logprobs if isinstance(written.logprobs, list) and len(written.logprobs) == len(tokens) else None
         known = own is not None and all(isinstance(v, int | float) and -MOST <= v <= 0 for v in own)
         logprobs = torch.tensor(own, dtype=torch.float32) if known else torch.zeros(len(tokens))
         policy = logprobs.clone() if known and params.temperature == 1.0 else torch.full((len(tokens),), math.nan)
         ends = tokens[-1] in stops
         return Sample(torch.tensor(tokens, dtype=torch.long), logprobs, policy, "stop" if ends else "length")
+
+    def _unreadable(self, content: str) -> TeacherError:
+        return TeacherError(f"{self.http.address}: an answer holds {content}; look at the server's log")
 
 
 class RemoteClient(Stateful):
