@@ -10,8 +10,10 @@ from practicum.run_dir.differences import Difference, changes, covers
 
 FLAG = "--allow-changed"
 
-ITS_STATE = "the checkpoint may hold its state, and the steps until now learned from it; let a stage of a pipeline go on with another one"
-
+ITS_STATE = (
+    "the checkpoint may hold its state, and the steps until now learned from it; let a stage of a pipeline go on with "
+    "another one"
+)
 MAY_CHANGE: Mapping[str, str | None] = {
     "optimizer": None,
     "train": None,
