@@ -101,13 +101,14 @@ class Scores:
         """The answer of a key that is here."""
         place = self._places[key]
         try:
-            with safe_open(place.path, framework="pt") as file:
+            # Opened by Python too, whose error says why a file cannot be.
+            with place.path.open("rb"), safe_open(place.path, framework="pt") as file:
                 rows = slice(place.first, place.first + place.length)
                 entry = {name: file.get_slice(name)[rows] for name in place.fields}
         except OSError as error:
             raise _damaged(place.path, f"cannot be read: {error.strerror}") from error
         except SafetensorError as error:
-            raise _damaged(place.path, f"cannot be read: {error}") from error
+            raise _damaged(place.path, "an answer does not match its digest") from error
         if _digest(key, map(_bytes, entry.values())) != place.digest:
             raise _damaged(place.path, "an answer does not match its digest")
         return entry
