@@ -213,12 +213,12 @@ MODELS: dict[str, type[BaseModel]] = {
     model.__name__: model
     for model in (
         recipe.Recipe,
-        recipe.RolloutConfig,
-        recipe.OptimizerConfig,
+        recipe.sections.RolloutConfig,
+        recipe.sections.OptimizerConfig,
         recipe.TrainConfig,
         recipe.Budget,
         recipe.Prices,
-        recipe.EvaluationConfig,
+        recipe.sections.EvaluationConfig,
         model_config.StudentConfig,
         model_config.Scratch,
         model_config.Pretrain,

@@ -15,7 +15,6 @@ from practicum.assembly import assemble_run
 from practicum.errors import CapabilityError, RecipeError
 from practicum.notes import show_notes
 from practicum.recipe import (
-    OptimizerConfig,
     find_recipe,
     load_recipe,
     override,
@@ -24,6 +23,7 @@ from practicum.recipe import (
     recipe_names,
     resolved,
 )
+from practicum.recipe.sections import OptimizerConfig
 
 NO_MODELS = Path("models")
 

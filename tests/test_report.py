@@ -23,7 +23,7 @@ from practicum.diagnosis.report.reading import read_run, sampled_rows
 from practicum.diagnosis.report.tokens import KINDS, kind_of, tokens_of
 from practicum.diagnosis.report.verdict import recovery, tokens_sampled
 from practicum.errors import CheckpointError, RecipeError
-from practicum.run_dir import REJECTED
+from practicum.run_dir import shapes
 
 
 class Elements(HTMLParser):
@@ -271,9 +271,9 @@ def test_thinning_keeps_every_spike() -> None:
 def test_rows_are_sampled_evenly_with_both_ends(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"step": step, "tokens": []}) + "\n" for step in range(1000)) + '{"torn')
-    found, total = sampled_rows(path, 5, REJECTED)
+    found, total = sampled_rows(path, 5, shapes.REJECTED)
     assert total == 1000 and [row["step"] for row in found] == [0, 249, 499, 749, 999]
-    assert len(sampled_rows(path, 5000, REJECTED)[0]) == 1000
+    assert len(sampled_rows(path, 5000, shapes.REJECTED)[0]) == 1000
 
 
 def test_the_gap_recovered_is_a_ratio_over_prompts(rich: Path) -> None:

@@ -27,25 +27,6 @@ from practicum.errors import CheckpointError, RecipeError, ResourceError
 from practicum.faults import fault
 from practicum.recipe import Recipe, resolved
 from practicum.run_dir import (
-    AFTER,
-    ALARM,
-    BEFORE,
-    DOCTOR,
-    ENDED,
-    METRICS,
-    PIPELINE,
-    PIPELINE_SUMMARY,
-    REJECTED,
-    RESOLVED,
-    ROLLOUT,
-    SAVED_RUN,
-    SCALED,
-    SHOWN_RUN,
-    START,
-    SUMMARY,
-    TIMINGS,
-    TRACKING,
-    VOCABULARY,
     Journal,
     RunDir,
     changed_fields,
@@ -58,13 +39,13 @@ from practicum.run_dir import (
     proposal,
     read_json,
     read_rows,
-    recipe_differences,
     save_checkpoint,
+    shapes,
     split_changes,
     write_json,
 )
 from practicum.run_dir.changes import MAY_CHANGE
-from practicum.run_dir.differences import changes
+from practicum.run_dir.differences import changes, recipe_differences
 
 # A process that imports once, then runs each snippet of code it is sent in a fork and answers with the wait status.
 NURSERY = """
@@ -611,20 +592,28 @@ def test_a_resume_may_do_with_other_walls_around_the_verifier() -> None:
 
 
 JSON_FILES = [
-    AFTER,
-    BEFORE,
-    DOCTOR,
-    ENDED,
-    PIPELINE,
-    PIPELINE_SUMMARY,
-    RESOLVED,
-    SAVED_RUN,
-    SCALED,
-    SHOWN_RUN,
-    SUMMARY,
-    TRACKING,
+    shapes.AFTER,
+    shapes.BEFORE,
+    shapes.DOCTOR,
+    shapes.ENDED,
+    shapes.PIPELINE,
+    shapes.PIPELINE_SUMMARY,
+    shapes.RESOLVED,
+    shapes.SAVED_RUN,
+    shapes.SCALED,
+    shapes.SHOWN_RUN,
+    shapes.SUMMARY,
+    shapes.TRACKING,
 ]
-JOURNALS = [ALARM, METRICS, REJECTED, ROLLOUT, START, TIMINGS, VOCABULARY]
+JOURNALS = [
+    shapes.ALARM,
+    shapes.METRICS,
+    shapes.REJECTED,
+    shapes.ROLLOUT,
+    shapes.START,
+    shapes.TIMINGS,
+    shapes.VOCABULARY,
+]
 
 NUMBERS = st.sampled_from([0, -1, 0.5, 1e308, -1e308, 2**70, 10**60, True])
 VALUES = st.recursive(
@@ -648,16 +637,20 @@ TEXTS = st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).enco
 @pytest.mark.parametrize(
     ("shape", "row", "problem"),
     [
-        (METRICS, {"step": 1, "tokens": 2, "length": 1}, "rollouts: Field required"),
-        (METRICS, {"step": 1, "rollouts": 1, "tokens": 2, "length": 1, "cost/flops": None}, "cost/flops is null"),
+        (shapes.METRICS, {"step": 1, "tokens": 2, "length": 1}, "rollouts: Field required"),
         (
-            METRICS,
+            shapes.METRICS,
+            {"step": 1, "rollouts": 1, "tokens": 2, "length": 1, "cost/flops": None},
+            "cost/flops is null",
+        ),
+        (
+            shapes.METRICS,
             {"step": 1, "rollouts": 1, "tokens": 2, "length": 1, "loss": "x"},
             "loss: Input should be a valid number",
         ),
-        (TIMINGS, {"step": 1, "seconds_rollout": None}, "seconds_rollout: Input should be a valid number"),
-        (ALARM, {"step": 1}, "id: Field required"),
-        (START, {"first": 1, "versions": {"torch": None}}, "versions.torch"),
+        (shapes.TIMINGS, {"step": 1, "seconds_rollout": None}, "seconds_rollout: Input should be a valid number"),
+        (shapes.ALARM, {"step": 1}, "id: Field required"),
+        (shapes.START, {"first": 1, "versions": {"torch": None}}, "versions.torch"),
     ],
 )
 def test_a_damaged_row_is_named_with_its_line_and_field(

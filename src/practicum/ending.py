@@ -5,7 +5,7 @@ from practicum.diagnosis.monitors import Alarm
 from practicum.diagnosis.tables import FINISHED, SPENT
 from practicum.recipe import TrainConfig
 from practicum.records import timings_jsonl
-from practicum.run_dir import METRICS, TIMINGS, RunDir, read_rows
+from practicum.run_dir import RunDir, read_rows, shapes
 
 
 class Ending:
@@ -20,7 +20,7 @@ class Ending:
 
     def recall_spending(self, home: RunDir) -> None:
         """Count what the steps before a resume spent, from the rows about them."""
-        for path, shape in ((home.metrics_jsonl, METRICS), (timings_jsonl(home), TIMINGS)):
+        for path, shape in ((home.metrics_jsonl, shapes.METRICS), (timings_jsonl(home), shapes.TIMINGS)):
             for row in read_rows(path, shape) if path.is_file() else ():
                 self.spending.add(row)
 

@@ -10,7 +10,7 @@ from practicum.errors import CheckpointError
 from practicum.evaluation import Evaluation, evaluate, evaluate_teacher
 from practicum.outcome import Evaluations
 from practicum.recipe import Recipe
-from practicum.run_dir import BEFORE, RESTORE, RunDir, read_json, write_json
+from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
 from practicum.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Examination:
 
     def _read_back(self) -> None:
         path, settings = self._home.path / "before.json", self._built.evaluation
-        saved = read_json(path, BEFORE)
+        saved = read_json(path, shapes.BEFORE)
         self._costs["before"] = saved.get("cost", {})
         self._before, self._teacher = (
             None if saved[who] is None else Evaluation.from_json(saved[who]) for who in ("student", "teacher")

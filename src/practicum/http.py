@@ -62,12 +62,11 @@ METADATA = frozenset(
 
 
 class Refused(TeacherError):
-    """The server understood a question and said no; `status` is its HTTP status, `detail` the beginning of its reason."""
+    """The server understood a question and said no; `status` is its HTTP status."""
 
-    def __init__(self, message: str, status: int, detail: str) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +227,10 @@ class JsonClient:
         self.failures = 0
         self.wire_bytes = 0
         self._heartbeat = heartbeat
-        self._base = base_url(server.url, server.allow_http)
-        self._tls = ssl.create_default_context() if self._base.startswith("https") else False
-        self._asked = 0
-
-    @property
-    def address(self) -> str:
+        self.address = base_url(server.url, server.allow_http)
         """The server's address, to be shown."""
-        return self._base
+        self._tls = ssl.create_default_context() if self.address.startswith("https") else False
+        self._asked = 0
 
     def shown(self, text: str, most: int = SHOWN) -> str:
         """Return text of the server as a message shows it, without the key."""
@@ -297,7 +292,7 @@ class JsonClient:
                 oldest = min(open_ones.values(), key=lambda waiting: waiting.since)
                 trouble = f", last trouble: {oldest.trouble}" if oldest.trouble else ""
                 log.info(
-                    f"waiting for {self._base}: {len(open_ones)} of {count} requests are open, {oldest.name} for "
+                    f"waiting for {self.address}: {len(open_ones)} of {count} requests are open, {oldest.name} for "
                     f"{monotonic() - oldest.since:.0f} s{trouble}"
                 )
 
@@ -335,13 +330,13 @@ class JsonClient:
     def _note(self, failure: _Failure, waiting: _Waiting) -> None:
         self.failures += 1
         if not waiting.trouble:
-            log.info(f"{self._base}: {failure.why}; {waiting.name} is asked again")
+            log.info(f"{self.address}: {failure.why}; {waiting.name} is asked again")
         waiting.trouble = failure.why
 
     def _given_up(self, question: Question, failure: _Failure, tries: int, spent: float) -> TeacherError:
         advice = "look at what the address is" if failure.garbage else "start it, or look at its log"
         return TeacherError(
-            f"{self._base}{question.path}: {question.name} failed {tries} times in {spent:.0f} s, at last because {failure.why}; "
+            f"{self.address}{question.path}: {question.name} failed {tries} times in {spent:.0f} s, at last because {failure.why}; "
             f"{advice}, and resume"
         )
 
@@ -360,7 +355,7 @@ class JsonClient:
         except httpx2.ConnectError as error:
             if _untrusted(error):
                 raise TeacherError(
-                    f"{self._base}: its certificate is not to be trusted ({self.shown(str(error))}); name the host as the "
+                    f"{self.address}: its certificate is not to be trusted ({self.shown(str(error))}); name the host as the "
                     "certificate does, or let SSL_CERT_FILE name the authority"
                 ) from None
             raise _Failure(f"no connection ({self.shown(str(error))})") from None
@@ -370,7 +365,7 @@ class JsonClient:
 
     async def _judged(self) -> str:
         """An address of the host that may be asked."""
-        parts = urlsplit(self._base)
+        parts = urlsplit(self.address)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -381,17 +376,17 @@ class JsonClient:
             problem = _forbidden(address)
             if problem is not None:
                 raise TeacherError(
-                    f"{self._base}: {host} is at {address}, {problem}, which is never asked; name another server"
+                    f"{self.address}: {host} is at {address}, {problem}, which is never asked; name another server"
                 )
         if parts.scheme == "http" and not self.server.allow_http and not all(a.is_loopback for a in addresses):
-            raise TeacherError(f"{self._base}: {_PLAIN.format(host=host)}")
+            raise TeacherError(f"{self.address}: {_PLAIN.format(host=host)}")
         return str(addresses[0])
 
     async def _exchange(
         self, client: httpx2.AsyncClient, question: Question, address: str
     ) -> tuple[int, httpx2.Headers, bytes]:
         """Status, headers and body of one request to a judged address."""
-        parts = urlsplit(f"{self._base}{question.path}")
+        parts = urlsplit(f"{self.address}{question.path}")
         body = None if question.body is None else json.dumps(question.body, allow_nan=False).encode()
         headers = {
             "Host": parts.netloc,
@@ -421,7 +416,7 @@ class JsonClient:
                 self.wire_bytes += len(chunk)
                 if len(received) > question.largest:
                     raise TeacherError(
-                        f"{self._base}{question.path}: the answer to {question.name} is longer than {question.largest} bytes, "
+                        f"{self.address}{question.path}: the answer to {question.name} is longer than {question.largest} bytes, "
                         "which no answer to it needs to be; look at what the address is"
                     )
             return response.status_code, response.headers, bytes(received)
@@ -430,7 +425,7 @@ class JsonClient:
 
     def _judged_answer(self, question: Question, status: int, headers: httpx2.Headers, body: bytes) -> Any:
         """The JSON of an answer; `_Failure` or TeacherError where there is none."""
-        where = f"{self._base}{question.path}"
+        where = f"{self.address}{question.path}"
         detail = self.shown(body[:LOOKED_AT].decode("utf-8", "replace"))
         if status in AGAIN:
             raise _Failure(f"it answered {status}{f' ({detail})' if detail else ''}", wait=_retry_after(headers))
@@ -444,10 +439,9 @@ class JsonClient:
                 f"{where}: {question.name} was answered with {status}; name the environment variable that holds the key with "
                 "api_key_env, or take another key",
                 status,
-                detail,
             )
         if status != 200:
-            raise Refused(f"{where}: {question.name} was refused with {status} ({detail})", status, detail)
+            raise Refused(f"{where}: {question.name} was refused with {status} ({detail})", status)
         try:
             return json.loads(body, parse_constant=_no_constant, object_pairs_hook=_no_twins)
         except (ValueError, RecursionError) as error:

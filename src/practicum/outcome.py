@@ -9,7 +9,7 @@ from practicum.costs import Shape, cost_summary
 from practicum.diagnosis.tables import ALL_DONE, answers, comparison, side_by_side
 from practicum.evaluation import Evaluation, gain
 from practicum.recipe import Recipe
-from practicum.run_dir import ALARM, METRICS, RunDir, read_rows
+from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.statistics import Interval
 from practicum.tracking import Console
 from practicum.types import Metrics
@@ -30,10 +30,10 @@ class Evaluations:
 
 
 def summary_of(
-    home: RunDir, recipe: Recipe, evaluations: Evaluations, shapes: Mapping[str, Shape], ended: str | None
+    home: RunDir, recipe: Recipe, evaluations: Evaluations, model_shapes: Mapping[str, Shape], ended: str | None
 ) -> dict[str, Any]:
     """The content of summary.json, without the clock; `ended` is why it ended before all steps were done."""
-    rows = list(read_rows(home.metrics_jsonl, METRICS))
+    rows = list(read_rows(home.metrics_jsonl, shapes.METRICS))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
     won = evaluations.gain(recipe.seed)
     evaluating = {when: cost_summary([cost]) for when, cost in evaluations.costs.items()}
@@ -50,14 +50,16 @@ def summary_of(
         "teacher": None if teacher is None else teacher.summary(),
         "after": None if after is None else after.summary(),
         "gain": None if won is None else asdict(won),
-        "alarms": dict(sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl, ALARM)).items())),
+        "alarms": dict(sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl, shapes.ALARM)).items())),
         "cost": {**cost_summary(rows), "evaluation": evaluating},
-        "scaling": scaling(shapes, rows, after),
+        "scaling": scaling(model_shapes, rows, after),
         "samples": side_by_side(before, after),
     }
 
 
-def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None) -> dict[str, Any]:
+def scaling(
+    model_shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None
+) -> dict[str, Any]:
     """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
 
     Parameters of student and teachers, D tokens learned from, rollouts and their mean length T, held-out accuracy and
@@ -65,8 +67,8 @@ def scaling(shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], afte
     """
     rollouts = sum(row["rollouts"] for row in rows)
     return {
-        "N_student": shapes["student"].parameters if "student" in shapes else None,
-        "N_teacher": {name: shape.parameters for name, shape in shapes.items() if name != "student"},
+        "N_student": model_shapes["student"].parameters if "student" in model_shapes else None,
+        "N_teacher": {name: shape.parameters for name, shape in model_shapes.items() if name != "student"},
         "D": sum(row["tokens"] for row in rows),
         "rollouts": rollouts,
         "T": sum(row["rollouts"] * row["length"] for row in rows) / rollouts,

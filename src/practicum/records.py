@@ -8,7 +8,7 @@ from practicum.costs import WIRE_BYTES
 from practicum.diagnosis.monitors import Alarm
 from practicum.loop import StepResult
 from practicum.rollouts import TapeRow, digits
-from practicum.run_dir import VOCABULARY, Journal, RunDir, json_number, read_rows
+from practicum.run_dir import Journal, RunDir, json_number, read_rows, shapes
 from practicum.text import Renderer
 from practicum.types import Rollout, TokenOutputs
 
@@ -29,7 +29,7 @@ class Records:
         self._vocabulary = Journal(vocabulary_jsonl(home), essential=False)
         self._journals = (self._metrics, self._rollouts, self._timings, self._alarms, self._vocabulary)
         self._renderer = renderer
-        self._seen = {row["id"] for row in read_rows(vocabulary_jsonl(home), VOCABULARY)}
+        self._seen = {row["id"] for row in read_rows(vocabulary_jsonl(home), shapes.VOCABULARY)}
 
     def __enter__(self) -> "Records":
         return self

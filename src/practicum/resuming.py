@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
     """Return an existing run folder and its recipe; CheckpointError where its recipe.json is damaged."""
     home = RunDir.open(Path(path))
-    saved = folders.read_json(home.recipe_json, folders.SAVED_RUN)
+    saved = folders.read_json(home.recipe_json, folders.shapes.SAVED_RUN)
     try:
         return home, parse_recipe(bring_up(saved["recipe"]), str(home.recipe_json))
     except RecipeError as error:
@@ -45,7 +45,7 @@ def write_recipe(home: RunDir, recipe: Recipe, built: Assembled, changes: Sequen
     earlier: list[dict[str, Any]] = []
     identity = built.identify()
     if home.recipe_json.is_file():
-        saved = folders.read_json(home.recipe_json, folders.SAVED_RUN)
+        saved = folders.read_json(home.recipe_json, folders.shapes.SAVED_RUN)
         _compare(home, saved.get("identity", {}), identity)
         # What is done again from an earlier checkpoint is done under the newer value.
         earlier = [{**change, "step": min(change["step"], first)} for change in saved.get("changes", [])]

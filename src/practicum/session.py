@@ -98,7 +98,7 @@ class Session:
         """Return the result of a run that has nothing left to do, or None."""
         if not self.home.summary_json.is_file():
             return None
-        summary = folders.read_json(self.home.summary_json, folders.SUMMARY)
+        summary = folders.read_json(self.home.summary_json, folders.shapes.SUMMARY)
         if changed and self.recipe.train.steps > summary["steps"]:
             return None
         log.info(f"nothing to do: {self.home.path} is finished; see its summary.json")

@@ -52,7 +52,7 @@ def restore(home: RunDir, recipe: Recipe, built: Assembled, checkpoint: Checkpoi
         teacher.load_state(teacher_tensors(checkpoint, role))
     built.courses.load_state(checkpoint.state.get("schedules", {}))
     if replays(recipe.rollout.source):
-        rows = folders.read_rows(home.rollouts_jsonl, folders.ROLLOUT)
+        rows = folders.read_rows(home.rollouts_jsonl, folders.shapes.ROLLOUT)
         built.parts.archive.restore(rows, built.parts.prompts, step)
     log.info(f"resumed after step {step}")
 

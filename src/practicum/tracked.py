@@ -11,7 +11,7 @@ from typing import Any
 from practicum.errors import ResourceError
 from practicum.plugins import module_of
 from practicum.recipe import Recipe, resolved
-from practicum.run_dir import METRICS, TRACKING, RunDir, read_json, read_rows, write_json
+from practicum.run_dir import RunDir, read_json, read_rows, shapes, write_json
 from practicum.trackers import Tracker, TrackerContext
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Tracked:
     def _begin(self, tracker: Tracker, first: int) -> None:
         """Open the tracker, and send the earlier steps that it does not hold for certain."""
         self._there = tracker.begin(first)
-        for row in read_rows(self._rows, METRICS) if self._rows.is_file() else ():
+        for row in read_rows(self._rows, shapes.METRICS) if self._rows.is_file() else ():
             if self._there < row["step"] < first:
                 tracker.log(row["step"], _finite({name: row[name] for name in row if name != "step"}))
 
@@ -94,7 +94,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _id(home: RunDir, kind: str) -> str:
     """The id under which a tracker knows this run, the same after a resume."""
     path = home.path / "tracking.json"
-    saved = read_json(path, TRACKING) if path.is_file() else {}
+    saved = read_json(path, shapes.TRACKING) if path.is_file() else {}
     if saved.get("type") != kind:
         saved = {"type": kind, "id": uuid.uuid4().hex}
         write_json(path, saved)

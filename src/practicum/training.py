@@ -12,7 +12,7 @@ from practicum.examining import Examination
 from practicum.loop import StepResult
 from practicum.observers import FinishedStep, Observer, SaveCheckpoints
 from practicum.recipe import Recipe, override, parse_recipe, resolved
-from practicum.run_dir import METRICS, RunDir, read_rows
+from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.schedule import Courses
 
 
@@ -76,7 +76,7 @@ def open_watch(home: RunDir, recipe: Recipe, courses: Courses, ending: Ending) -
             return False
 
     watch = Watch(settings, recipe.monitors, accepts)
-    for alarm in watch.replay(read_rows(home.metrics_jsonl, METRICS)):
+    for alarm in watch.replay(read_rows(home.metrics_jsonl, shapes.METRICS)):
         courses.change(alarm.set)
         ending.finish_by(alarm)
     return watch

@@ -623,15 +623,19 @@ def test_a_context_is_part_of_the_prompt_that_is_looked_up(
 
 
 def test_without_a_run_and_a_folder_it_only_rounds(
-    loading: Callable[[Speaker], TeacherContext], tmp_path: Path, model_folder: str
+    loading: Callable[[Speaker], TeacherContext], tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bare = Speaker()
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}})
-    teacher = build(config, loading(bare))
+    context = loading(bare)
+    teacher = build(config, context)
     asked = [rollout(Prompt("p", (Message("user", "ab"),)))]
     first = teacher.score(asked, Full())
     assert same(first, teacher.score(asked, Full())) and len(bare.asked) == 2
-    assert teacher.scores is None and "0 of 2" in teacher.remark()
+    (remark,) = context.after_training
+    with caplog.at_level("INFO", "practicum"):
+        remark()
+    assert caplog.messages == ["0 of 2 completions were scored before"], "nothing is kept"
     kept = build(config, replace(loading(bare), scores=tmp_path / "home"))
     assert same(first, kept.score(asked, Full())) and list((tmp_path / "home").iterdir())
 

@@ -8,7 +8,6 @@ from recorder import Recorder, prompt, rollout
 
 from practicum.objective import Full, Sampled, TopK
 from practicum.ports import Capabilities, Teacher, TeacherRequest
-from practicum.teachers._members import Members
 from practicum.teachers.pool import Config, PoolTeacher
 from practicum.types import Pool, SamplingParams
 
@@ -17,7 +16,7 @@ ITEMS = [rollout(prompt("p")), rollout(prompt("q"))]
 
 def pool(teachers: dict[str, Teacher], **fields: Any) -> PoolTeacher:
     config = Config.model_validate({"teachers": dict.fromkeys(teachers, "self"), **fields})
-    return PoolTeacher(Members(teachers), config)
+    return PoolTeacher(teachers, config)
 
 
 def pools(teacher: PoolTeacher) -> list[Pool | None]:

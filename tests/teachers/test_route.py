@@ -9,7 +9,7 @@ from recorder import Recorder, prompt, rollout
 from practicum.errors import DataError, TeacherError
 from practicum.objective import Sampled
 from practicum.ports import Capabilities, Teacher, TeacherRequest
-from practicum.teachers._members import Members, shared
+from practicum.teachers._members import shared
 from practicum.teachers.none import Silence
 from practicum.teachers.route import Config, RouteTeacher
 from practicum.types import SamplingParams, TeacherSignal
@@ -19,7 +19,7 @@ PARAMS = SamplingParams(1)
 
 def route(teachers: dict[str, Teacher], **fields: Any) -> RouteTeacher:
     config = Config.model_validate({"teachers": dict.fromkeys(teachers, "self"), **fields})
-    return RouteTeacher(Members(teachers), config)
+    return RouteTeacher(teachers, config)
 
 
 def two() -> dict[str, Teacher]:

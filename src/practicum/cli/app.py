@@ -1,5 +1,6 @@
 """The commands. Each imports what it needs when it is called, so that help is instant."""
 
+import json
 import logging
 import os
 import sys
@@ -109,8 +110,6 @@ def show(
 ) -> None:
     """The recipe with every default filled in, or its schedules drawn."""
     with _errors(debug):
-        import json
-
         import yaml
 
         from practicum.cli.drawing import schedules_drawn
@@ -164,8 +163,6 @@ def plan_recipe(
 ) -> None:
     """What a recipe will cost: operations, memory, bytes, seconds; SFT and RL beside it; what fits."""
     with _errors(debug):
-        import json
-
         from practicum.cli.plan import lines, planned
 
         data = planned(recipe, overrides or [], memory, answer_tokens, calibrate)
@@ -264,11 +261,13 @@ def compare(  # noqa: PLR0913  (its options, one by one)
 ) -> None:
     """Several methods on the same task, prompts, seeds and budget: one table, one page, one verdict."""
     with _errors(debug):
-        from practicum.cli.compare import compare_arms, fit_law, settings_of
+        from practicum.cli.compare import compare_arms, fit_law
+        from practicum.diagnosis.compare import Budget, Settings
 
         if fit:
             return fit_law(arms, as_json)
-        compare_arms(arms, settings_of(seeds, budget, jobs, out, resume, changes or []), as_json)
+        settings = Settings(seeds, Budget.parse(budget), jobs, out, resume, tuple(changes or ()))
+        compare_arms(arms, settings, as_json)
 
 
 @app.command(epilog="Example: practicum reproduce signal")
@@ -285,9 +284,6 @@ def reproduce(
 ) -> None:
     """Put a published claim to the test: its arms and controls, a table, a plot, a verdict."""
     with _errors(debug):
-        from contextlib import closing
-
-        from practicum.errors import PracticumError
         from practicum.evidence import reproduce as reproduced
         from practicum.tracking import open_console
 
@@ -312,8 +308,6 @@ def probe(
 ) -> None:
     """What a server can give as a teacher: signals, candidates, determinism, time."""
     with _errors(debug):
-        import json
-
         from practicum.cli.probe import as_data, probed
 
         found = probed(url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http)
@@ -398,8 +392,6 @@ def _errors(debug: bool) -> Iterator[None]:
 
 def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
     if as_json:
-        import json
-
         for row in rows:
             print(json.dumps(row))
         return
@@ -412,8 +404,6 @@ def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
 
 
 def _print_summary(summary: dict[str, object], as_json: bool) -> None:
-    import json
-
     if as_json:
         print(json.dumps(summary))
         return

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from practicum.diagnosis.compare import Budget, Settings, compare
+from practicum.diagnosis.compare import Settings, compare
 from practicum.diagnosis.compare.fitting import QUANTITIES, RESULTS, Law, Run, fit, read_runs
 from practicum.errors import DataError, PracticumError
 from practicum.tracking import open_console
@@ -19,11 +19,6 @@ def compare_arms(words: Sequence[str], settings: Settings, as_json: bool) -> Non
         raise PracticumError(
             f"{len(found.failures)} of {total} runs failed, and the table stands without them; --resume tries them again"
         )
-
-
-def settings_of(seeds: int, budget: str, at_once: int, out: Path, resume: bool, common: Sequence[str]) -> Settings:
-    """The options of the command as settings; RecipeError where one cannot be right."""
-    return Settings(seeds, Budget.parse(budget), at_once, out, resume, tuple(common))
 
 
 def fit_law(folders: Sequence[str], as_json: bool) -> None:

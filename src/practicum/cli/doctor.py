@@ -28,9 +28,8 @@ def examine_recipe(
         found = doctor(recipe, prompts=drawn[0], samples=drawn[1])
     page = found.write(path)
     show(found, source, overrides, console)
-    console.finish(
-        {"verdict": found.verdict.word, "written": str(path), "page": str(page), **_for_programs(found, console)}
-    )
+    for_programs = {"diagnosis": found.to_json()} if isinstance(console, JsonConsole) else {}
+    console.finish({"verdict": found.verdict.word, "written": str(path), "page": str(page), **for_programs})
     return found.verdict.exit_code
 
 
@@ -68,7 +67,3 @@ def _tell(result: Result, console: Console) -> None:
         console.event(f"-> it needs about {finding.needs} answers: raise --prompts")
     if finding.fix:
         console.event(printable(f"-> write {shlex.join(finding.fix)}"))
-
-
-def _for_programs(found: Diagnosis, console: Console) -> dict[str, object]:
-    return {"diagnosis": found.to_json()} if isinstance(console, JsonConsole) else {}

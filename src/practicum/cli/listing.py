@@ -59,15 +59,13 @@ def _modules(room: str) -> list[dict[str, str]]:
     folder = Path(practicum.__file__).parent / room
     files = [path for path in sorted(folder.iterdir()) if not path.name.startswith("_")]
     files = [path / "__init__.py" if path.is_dir() else path for path in files]
-    return [
-        {"name": path.stem if path.stem != "__init__" else path.parent.name, "summary": _first_line(path)}
-        for path in files
-        if path.suffix == ".py" and path.is_file()
-    ]
-
-
-def _first_line(path: Path) -> str:
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    rows = []
+    for path in files:
+        if path.suffix == ".py" and path.is_file():
+            described = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            name = path.stem if path.stem != "__init__" else path.parent.name
+            rows.append({"name": name, "summary": described.partition("\n")[0]})
+    return rows
 
 
 def _table(room: str) -> list[dict[str, str]]:

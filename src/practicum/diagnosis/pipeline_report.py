@@ -8,7 +8,7 @@ from typing import Any
 
 from practicum.diagnosis.report import STYLE, number, safe
 from practicum.diagnosis.tables import ALL_DONE
-from practicum.run_dir import PIPELINE, PIPELINE_SUMMARY, read_json, write_text
+from practicum.run_dir import read_json, shapes, write_text
 
 WIDTH, HEIGHT, MARGIN, LABELS = 760, 360, 56, 80
 """Of the chart; its lowest part is for the names of the stages."""
@@ -26,8 +26,8 @@ dt { font-weight: 600; } dd { margin: 0 0 .4rem; color: var(--soft); }
 def write_pipeline_report(folder: Path) -> Path:
     """Write `report.html` into a pipeline's folder from its pipeline.json and summary.json; returns its path."""
     path = folder / "report.html"
-    pipeline = read_json(folder / "pipeline.json", PIPELINE)
-    write_text(path, _page(pipeline, read_json(folder / "summary.json", PIPELINE_SUMMARY)))
+    pipeline = read_json(folder / "pipeline.json", shapes.PIPELINE)
+    write_text(path, _page(pipeline, read_json(folder / "summary.json", shapes.PIPELINE_SUMMARY)))
     return path
 
 

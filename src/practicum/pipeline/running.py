@@ -23,19 +23,7 @@ from practicum.notes import show_notes
 from practicum.objective.calls import did_you_mean
 from practicum.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load, without
 from practicum.recipe import Recipe, bring_up
-from practicum.run_dir import (
-    FLAG,
-    PIPELINE,
-    PIPELINE_SUMMARY,
-    SUMMARY,
-    RunDir,
-    changed_fields,
-    near,
-    proposal,
-    read_json,
-    split_changes,
-    write_json,
-)
+from practicum.run_dir import FLAG, RunDir, changed_fields, near, proposal, read_json, shapes, split_changes, write_json
 from practicum.runs import RunResult, open_student
 from practicum.stopping import Stop, stop_signals
 from practicum.tracking import Console, Quiet
@@ -93,7 +81,7 @@ class _PipelineRun:
         unchanged = self._refuse_changes()
         if unchanged and self.home.report_html.is_file():
             self.console.event(f"nothing to do: {self.home.path} is finished; see its summary.json")
-            return RunResult(self.home.path, read_json(self.home.summary_json, PIPELINE_SUMMARY))
+            return RunResult(self.home.path, read_json(self.home.summary_json, shapes.PIPELINE_SUMMARY))
         write_json(self.home.pipeline_json, self.pipeline.resolved())
         try:
             with stop_signals() as stop:
@@ -111,7 +99,7 @@ class _PipelineRun:
         """Whether the pipeline is as it began; RecipeError where what changed has already been trained with."""
         if not self.home.pipeline_json.is_file():
             return False
-        saved, now = read_json(self.home.pipeline_json, PIPELINE), self.pipeline.resolved()
+        saved, now = read_json(self.home.pipeline_json, shapes.PIPELINE), self.pipeline.resolved()
         saved = {**saved, "stages": [bring_up(stage) for stage in saved["stages"]]}
         refused, proposed, changed = [], [], []
         for place, before in enumerate(saved["stages"]):
@@ -190,7 +178,7 @@ class _PipelineRun:
         methods = {name: in_one_line(recipe) for name, recipe in self.pipeline.recipes().items()}
         summaries = []
         for stage in self.pipeline.stages:
-            found = read_json(self.home.stages / stage.folder / "summary.json", SUMMARY)
+            found = read_json(self.home.stages / stage.folder / "summary.json", shapes.SUMMARY)
             own = {"name": stage.name, "start": stage.start, "method": methods[stage.name]}
             summaries.append({**own, "folder": f"stages/{stage.folder}", **without(found, "samples", "name")})
         measured = [(BASE, summaries[0]["before"]), *((summary["name"], summary["after"]) for summary in summaries)]

@@ -9,28 +9,18 @@ from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_r
 from practicum.recipe.mistakes import validated
 from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, whole_path
-from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning, truncation_problem
+from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning
 from practicum.recipe.reading import load_recipe, parse_recipe
 from practicum.recipe.schema import WORDS, Recipe, resolved
-from practicum.recipe.sections import (
-    Budget,
-    EvaluationConfig,
-    OptimizerConfig,
-    Prices,
-    RolloutConfig,
-    TrainConfig,
-)
+from practicum.recipe.sections import Budget, Prices, TrainConfig
 
 __all__ = [
     "SECTIONS",
     "SWITCH",
     "WORDS",
     "Budget",
-    "EvaluationConfig",
-    "OptimizerConfig",
     "Prices",
     "Recipe",
-    "RolloutConfig",
     "TrainConfig",
     "bring_up",
     "capability_problems",
@@ -50,7 +40,6 @@ __all__ = [
     "resolved",
     "staleness_warning",
     "teacher_off",
-    "truncation_problem",
     "validated",
     "whole_path",
     "without_switch",

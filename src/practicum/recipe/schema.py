@@ -97,12 +97,12 @@ class Recipe(BaseModel):
     def longest_answer(self) -> int:
         """The largest number of new tokens that a rollout or an evaluation may have at any step."""
         schedule = self.schedules.get("rollout.max_new_tokens")
-        numbers = [] if schedule is None else [planned(schedule, step, self.train.steps) for step in self._steps]
+        numbers = (
+            []
+            if schedule is None
+            else [planned(schedule, step, self.train.steps) for step in range(1, self.train.steps + 1)]
+        )
         return max(self.rollout.max_new_tokens, self.evaluation.max_new_tokens or 0, *map(round, numbers))
-
-    @property
-    def _steps(self) -> range:
-        return range(1, self.train.steps + 1)
 
     def at(self, numbers: Mapping[str, float]) -> "Recipe":
         """The recipe with some of its numbers set; RecipeError where that makes it impossible."""

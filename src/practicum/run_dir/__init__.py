@@ -12,66 +12,24 @@
 Everything on disk is JSON or safetensors. Nothing here reads or writes a pickle.
 """
 
+from practicum.run_dir import shapes
 from practicum.run_dir.changes import FLAG, proposal, split_changes
 from practicum.run_dir.checkpoints import Checkpoint, find_checkpoint
 from practicum.run_dir.differences import (
-    Change,
     Difference,
     changed_fields,
     changed_parts,
     compare_versions,
     current_versions,
-    recipe_differences,
 )
 from practicum.run_dir.files import RESTORE, json_number, near, read_json, write_json, write_text
 from practicum.run_dir.folder import RunDir
 from practicum.run_dir.journal import Journal, parse_row, read_rows
 from practicum.run_dir.saving import Writer, check_space, save_checkpoint
-from practicum.run_dir.shapes import (
-    AFTER,
-    ALARM,
-    BEFORE,
-    DOCTOR,
-    ENDED,
-    METRICS,
-    PIPELINE,
-    PIPELINE_SUMMARY,
-    REJECTED,
-    RESOLVED,
-    ROLLOUT,
-    SAVED_RUN,
-    SCALED,
-    SHOWN_RUN,
-    START,
-    SUMMARY,
-    TIMINGS,
-    TRACKING,
-    VOCABULARY,
-)
 
 __all__ = [
-    "AFTER",
-    "ALARM",
-    "BEFORE",
-    "DOCTOR",
-    "ENDED",
     "FLAG",
-    "METRICS",
-    "PIPELINE",
-    "PIPELINE_SUMMARY",
-    "REJECTED",
-    "RESOLVED",
     "RESTORE",
-    "ROLLOUT",
-    "SAVED_RUN",
-    "SCALED",
-    "SHOWN_RUN",
-    "START",
-    "SUMMARY",
-    "TIMINGS",
-    "TRACKING",
-    "VOCABULARY",
-    "Change",
     "Checkpoint",
     "Difference",
     "Journal",
@@ -89,8 +47,8 @@ __all__ = [
     "proposal",
     "read_json",
     "read_rows",
-    "recipe_differences",
     "save_checkpoint",
+    "shapes",
     "split_changes",
     "write_json",
     "write_text",

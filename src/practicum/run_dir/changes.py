@@ -10,6 +10,10 @@ from practicum.run_dir.differences import Difference, changes, covers
 
 FLAG = "--allow-changed"
 
+ITS_STATE = (
+    "the checkpoint may hold its state, and the steps until now learned from it; let a stage of a pipeline go on with "
+    "another one"
+)
 MAY_CHANGE: Mapping[str, str | None] = {
     "optimizer": None,
     "train": None,
@@ -32,10 +36,8 @@ MAY_CHANGE: Mapping[str, str | None] = {
     "backend.graph_mib": None,
     "backend.chunk_tokens": None,
     "backend.sampling_batch": None,
-    "teacher": "the checkpoint may hold its state, and the steps until now learned from it; let a stage of a pipeline go on with "
-    "another one",
-    "reference": "the checkpoint may hold its state, and the steps until now learned from it; let a stage of a pipeline go on with "
-    "another one",
+    "teacher": ITS_STATE,
+    "reference": ITS_STATE,
     "objective": "losses and moments of two objectives cannot be told apart afterwards; write a schedule for a number of it, or a "
     "stage of a pipeline for another one",
     "task": "the order of the prompts and the held-out ones come from it; start a new run",

@@ -118,12 +118,9 @@ def covers(place: str, field: str) -> bool:
 
 def changed_parts(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return what a run depends on besides its recipe and that is other now: `teacher/config.json changed`."""
-    names = [*saved, *(name for name in now if name not in saved)]
-    return [_changed_part(name, saved, now) for name in names if saved.get(name) != now.get(name)]
-
-
-def _changed_part(name: str, saved: Mapping[str, str], now: Mapping[str, str]) -> str:
-    return f"{name} changed" if name in saved and name in now else f"{name} is {'gone' if name in saved else 'new'}"
+    verbs = {(True, True): "changed", (True, False): "is gone", (False, True): "is new"}
+    names = dict.fromkeys([*saved, *now])
+    return [f"{name} {verbs[name in saved, name in now]}" for name in names if saved.get(name) != now.get(name)]
 
 
 def _computed(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +142,7 @@ def _free_places(recipe: Mapping[str, Any]) -> list[str]:
 def _differences(field: str, saved: object, now: object) -> Iterator[tuple[str, object, object]]:
     """Every leaf that differs, with its dotted name; lists of one length are compared item by item."""
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        for key in [*saved, *(key for key in now if key not in saved)]:
+        for key in dict.fromkeys([*saved, *now]):
             name = f"{field}.{_show(key)}" if field else _show(key)
             yield from _differences(name, saved.get(key, _ABSENT), now.get(key, _ABSENT))
     elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):

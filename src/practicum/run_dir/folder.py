@@ -22,6 +22,30 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._new = False
+        self.recipe_json = self.path / "recipe.json"
+        """The resolved recipe."""
+        self.pipeline_json = self.path / "pipeline.json"
+        """The resolved pipeline, where the folder is a pipeline's."""
+        self.stages = self.path / "stages"
+        """The folder of a pipeline's stages, each of which is a run."""
+        self.metrics_jsonl = self.path / "metrics.jsonl"
+        """One row a step."""
+        self.alarms_jsonl = self.path / "alarms.jsonl"
+        """What the monitors found, one row an alarm."""
+        self.rollouts_jsonl = self.path / "rollouts.jsonl"
+        """What the student wrote."""
+        self.rejected_jsonl = self.path / "rejected.jsonl"
+        """What was not trained on, and why."""
+        self.summary_json = self.path / "summary.json"
+        """What the run came to."""
+        self.report_html = self.path / "report.html"
+        """The report for people."""
+        self.checkpoints = self.path / "checkpoints"
+        """The folder of `step-N` folders."""
+        self.models = self.path / "models"
+        """Where trained models are written."""
+        self.scores = self.path / "scores"
+        """Where `cached` teachers keep their answers."""
 
     @classmethod
     def create(cls, root: Path, name: str) -> "RunDir":
@@ -45,84 +69,25 @@ class RunDir:
     @classmethod
     def open(cls, path: Path) -> "RunDir":
         """Find the folder of an existing run."""
-        run_dir = cls(path)
-        for folder in (run_dir.path, run_dir.checkpoints):
-            _check_folder(folder)
-        if not run_dir.recipe_json.is_file():
-            missing = "recipe.json is missing" if run_dir.path.is_dir() else "there is no such folder"
-            raise RecipeError(f"{path} holds no run: {missing}; name the folder of a run, for example runs/NAME")
-        return run_dir
+        advice = "name the folder of a run, for example runs/NAME"
+        return cls._find(path, "run", file="recipe.json", folder="checkpoints", advice=advice)
 
     @classmethod
     def open_pipeline(cls, path: Path) -> "RunDir":
         """Find the folder of an existing pipeline."""
+        advice = "leave --resume out to start it"
+        return cls._find(path, "pipeline", file="pipeline.json", folder="stages", advice=advice)
+
+    @classmethod
+    def _find(cls, path: Path, kind: str, *, file: str, folder: str, advice: str) -> "RunDir":
+        """Find a folder that holds `file`, and beside it the folder of its steps or stages where there is one."""
         run_dir = cls(path)
-        for folder in (run_dir.path, run_dir.stages):
-            _check_folder(folder)
-        if not run_dir.pipeline_json.is_file():
-            missing = "pipeline.json is missing" if run_dir.path.is_dir() else "there is no such folder"
-            raise RecipeError(f"{path} holds no pipeline: {missing}; leave --resume out to start it")
+        for place in (run_dir.path, run_dir.path / folder):
+            _check_folder(place)
+        if not (run_dir.path / file).is_file():
+            missing = f"{file} is missing" if run_dir.path.is_dir() else "there is no such folder"
+            raise RecipeError(f"{path} holds no {kind}: {missing}; {advice}")
         return run_dir
-
-    @property
-    def recipe_json(self) -> Path:
-        """The resolved recipe."""
-        return self.path / "recipe.json"
-
-    @property
-    def pipeline_json(self) -> Path:
-        """The resolved pipeline, where the folder is a pipeline's."""
-        return self.path / "pipeline.json"
-
-    @property
-    def stages(self) -> Path:
-        """The folder of a pipeline's stages, each of which is a run."""
-        return self.path / "stages"
-
-    @property
-    def metrics_jsonl(self) -> Path:
-        """One row a step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def alarms_jsonl(self) -> Path:
-        """What the monitors found, one row an alarm."""
-        return self.path / "alarms.jsonl"
-
-    @property
-    def rollouts_jsonl(self) -> Path:
-        """What the student wrote."""
-        return self.path / "rollouts.jsonl"
-
-    @property
-    def rejected_jsonl(self) -> Path:
-        """What was not trained on, and why."""
-        return self.path / "rejected.jsonl"
-
-    @property
-    def summary_json(self) -> Path:
-        """What the run came to."""
-        return self.path / "summary.json"
-
-    @property
-    def report_html(self) -> Path:
-        """The report for people."""
-        return self.path / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of `step-N` folders."""
-        return self.path / "checkpoints"
-
-    @property
-    def models(self) -> Path:
-        """Where trained models are written."""
-        return self.path / "models"
-
-    @property
-    def scores(self) -> Path:
-        """Where `cached` teachers keep their answers."""
-        return self.path / "scores"
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -112,7 +112,8 @@ class SandboxedProcess:
             try:
                 rest = rest[os.write(self._input, rest) :]
             except BlockingIOError:
-                self._wait(self._input, selectors.EVENT_WRITE, until, seconds)
+                if not _is_ready(self._input, selectors.EVENT_WRITE, until):
+                    raise NoLine(f"over {seconds:g} s") from None
             except OSError as error:
                 raise NoLine("its process ended by itself") from error
 
@@ -121,7 +122,8 @@ class SandboxedProcess:
         until = time.monotonic() + seconds
         line = b""
         while not line.endswith(b"\n"):
-            self._wait(self._output, selectors.EVENT_READ, until, seconds)
+            if not _is_ready(self._output, selectors.EVENT_READ, until):
+                raise NoLine(f"over {seconds:g} s")
             part = os.read(self._output, 1 << 16)
             line += part
             if not part:
@@ -143,11 +145,12 @@ class SandboxedProcess:
         """Kill the process and all that belongs to it, and wait until it is gone."""
         self._end()
 
-    def _wait(self, pipe: int, event: int, until: float, seconds: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, event)
-            if not selector.select(timeout=max(0.0, until - time.monotonic())):
-                raise NoLine(f"over {seconds:g} s")
+
+def _is_ready(pipe: int, event: int, until: float) -> bool:
+    """Wait until a pipe can be read or written; return whether it can before the clock says `until`."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, event)
+        return bool(selector.select(timeout=max(0.0, until - time.monotonic())))
 
 
 def python_folders(environment: Mapping[str, str]) -> list[str]:
@@ -164,10 +167,8 @@ def _check_report(report: int, required: bool) -> None:
     until = time.monotonic() + START_SECONDS
     text = b""
     while True:
-        with selectors.DefaultSelector() as selector:
-            selector.register(report, selectors.EVENT_READ)
-            if not selector.select(timeout=max(0.0, until - time.monotonic())):
-                raise SandboxError(f"the sandbox did not start in {START_SECONDS:g} s")
+        if not _is_ready(report, selectors.EVENT_READ, until):
+            raise SandboxError(f"the sandbox did not start in {START_SECONDS:g} s")
         part = os.read(report, 1 << 16)
         if not part:
             break

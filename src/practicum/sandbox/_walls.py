@@ -8,7 +8,7 @@ import os
 import platform
 import resource
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from practicum.sandbox._syscalls import filter_program, is_known
 
@@ -78,8 +78,10 @@ def _landlock_version() -> int:
 def _wall_off_files(readable: Iterable[str]) -> None:
     """Allow to read what is beneath some folders, and nothing else of files; no TCP, no signals and sockets of others."""
     version = _landlock_version()
-    handled = [_of_version(rights, version) for rights in (_FILE_RIGHTS, _NETWORK_RIGHTS, _SCOPES)]
-    attributes = struct.pack("=QQQ", *handled)
+    known = [
+        [bits for since, bits in rights if since <= version] for rights in (_FILE_RIGHTS, _NETWORK_RIGHTS, _SCOPES)
+    ]
+    attributes = struct.pack("=QQQ", *map(sum, known))
     # An older kernel knows a shorter structure, and takes a longer one whose rest is zero.
     ruleset = _syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     for path in readable:
@@ -88,10 +90,6 @@ def _wall_off_files(readable: Iterable[str]) -> None:
         _allow(ruleset, path, _READ | _WRITE)
     _syscall(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-
-
-def _of_version(rights: Sequence[tuple[int, int]], version: int) -> int:
-    return sum(bits for since, bits in rights if since <= version)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from practicum.errors import CheckpointError, DataError
 from practicum.server import requests as asked
 from practicum.server.refusals import Refused
 from practicum.server.service import Service
@@ -30,6 +31,7 @@ PARSED_HERE = 2**16
 """Bytes of JSON that are parsed on the event loop; more are parsed on another thread."""
 
 B = TypeVar("B", bound=asked.Body)
+Page = Callable[[Request], Awaitable[Response]]
 OPEN = ("/healthz", f"{V1}/healthz")
 """What is answered without a token."""
 
@@ -87,7 +89,8 @@ def make_app(service: Service, *, token: str | None = None, hosts: frozenset[str
         await asyncio.to_thread(service.close)
 
     app = Starlette(routes=pages.routes(), lifespan=lifespan)
-    app.add_exception_handler(Refused, _refusal_of)
+    for kind in (Refused, DataError, CheckpointError):
+        app.add_exception_handler(kind, _refusal_of)
     return Gate(app, token, hosts)
 
 
@@ -99,7 +102,7 @@ class _Pages:
         self._limits = service.limits
 
     def routes(self) -> list[Route]:
-        service = self._service
+        service, catalogue = self._service, self._service.catalogue
         simple: dict[str, tuple[type[asked.Body], Callable[[Any], dict[str, Any]]]] = {
             "client/config": (asked.ClientConfig, lambda body: CLIENT_CONFIG),
             "client/dynamic_config": (asked.ClientConfig, lambda body: {"sample_cancel_enabled": True}),
@@ -127,38 +130,24 @@ class _Pages:
             Route(f"{V1}/cancel_future", self.cancel, methods=["POST"]),
             Route(f"{V1}/telemetry", self.telemetry, methods=["POST"]),
             Route(f"{V1}/sessions/{{session}}/finish", self.finish, methods=["POST"]),
-            Route(f"{V1}/get_server_capabilities", self.get(lambda request: service.catalogue.capabilities())),
-            Route(f"{V1}/samplers/{{id}}", self.get(lambda request: service.sampler_info(request.path_params["id"]))),
-            Route(f"{V1}/training_runs", self.get(lambda request: service.catalogue.training_runs())),
-            Route(
-                f"{V1}/training_runs/{{run}}",
-                self.get(lambda request: service.catalogue.training_run(request.path_params["run"])),
-            ),
-            Route(
-                f"{V1}/training_runs/{{run}}/checkpoints",
-                self.get(lambda request: service.catalogue.checkpoints(request.path_params["run"])),
-            ),
-            Route(f"{V1}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}", self.delete, methods=["DELETE"]),
-            Route(f"{V1}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}/ttl", self.lifetime, methods=["PUT"]),
+            Route(f"{V1}/get_server_capabilities", _look_up(catalogue.capabilities)),
+            Route(f"{V1}/samplers/{{sampler_id}}", _look_up(service.sampler_info)),
+            Route(f"{V1}/training_runs", _look_up(catalogue.training_runs)),
+            Route(f"{V1}/training_runs/{{run}}", _look_up(catalogue.training_run)),
+            Route(f"{V1}/training_runs/{{run}}/checkpoints", _look_up(catalogue.checkpoints)),
+            Route(f"{V1}/{CHECKPOINT}", self.delete, methods=["DELETE"]),
+            Route(f"{V1}/{CHECKPOINT}/ttl", self.lifetime, methods=["PUT"]),
             Route(f"{V1}/copy_weights", self.copy, methods=["POST"]),
-            Route(f"{V1}/checkpoints", self.get(lambda request: service.catalogue.checkpoints(None))),
+            Route(f"{V1}/checkpoints", _look_up(catalogue.checkpoints)),
             Route(f"{V1}/sessions", self.sessions),
             Route(f"{V1}/sessions/{{session}}", self.session),
             *(Route(f"{V1}/{path}", _not_done(reason), methods=METHODS) for path, reason in NOT_DONE.items()),
             Route("/{path:path}", _unknown, methods=METHODS),
         ]
 
-    def _simple(
-        self, kind: type[asked.Body], work: Callable[[Any], dict[str, Any]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _simple(self, kind: type[asked.Body], work: Callable[[Any], dict[str, Any]]) -> Page:
         async def page(request: Request) -> Response:
             return JSONResponse(work(await self._read(kind, request)))
-
-        return page
-
-    def get(self, work: Callable[[Request], dict[str, Any]]) -> Callable[[Request], Awaitable[Response]]:
-        async def page(request: Request) -> Response:
-            return JSONResponse(await asyncio.to_thread(work, request))
 
         return page
 
@@ -193,14 +182,12 @@ class _Pages:
         return JSONResponse({})
 
     async def delete(self, request: Request) -> Response:
-        run, kind, name = (request.path_params[key] for key in ("run", "kind", "name"))
-        await asyncio.to_thread(self._service.catalogue.delete_checkpoint, run, f"{kind}/{name}")
+        await asyncio.to_thread(self._service.catalogue.delete_checkpoint, **request.path_params)
         return JSONResponse({})
 
     async def lifetime(self, request: Request) -> Response:
-        run, kind, name = (request.path_params[key] for key in ("run", "kind", "name"))
         seconds = (await self._read(asked.SetLifetime, request)).ttl_seconds
-        await asyncio.to_thread(self._service.catalogue.set_lifetime, run, f"{kind}/{name}", seconds)
+        await asyncio.to_thread(self._service.catalogue.set_lifetime, **request.path_params, seconds=seconds)
         return JSONResponse({})
 
     async def copy(self, request: Request) -> Response:
@@ -276,7 +263,16 @@ CLIENT_CONFIG: dict[str, Any] = {
 """What the client is told about this server."""
 
 
-def _not_done(reason: str) -> Callable[[Request], Awaitable[Response]]:
+def _look_up(work: Callable[..., dict[str, Any]]) -> Page:
+    """Return the page that answers with what `work` makes of the names in the path, on another thread."""
+
+    async def page(request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(work, **request.path_params))
+
+    return page
+
+
+def _not_done(reason: str) -> Page:
     async def page(request: Request) -> Response:
         raise Refused(400, reason)
 
@@ -311,5 +307,7 @@ def _refusal(refused: Refused) -> Response:
 
 
 async def _refusal_of(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return _refusal(error)
+    """Answer an error of the service; one of a checkpoint's says that it is not there, any other that the request is wrong."""
+    if isinstance(error, Refused):
+        return _refusal(error)
+    return _refusal(Refused(404 if isinstance(error, CheckpointError) else 400, str(error)))

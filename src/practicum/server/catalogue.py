@@ -68,7 +68,7 @@ class Catalogue:
         rows = [row for row in found if row is not None]
         return {"training_runs": rows, "cursor": _everything(len(rows))}
 
-    def checkpoints(self, run: str | None) -> Reply:
+    def checkpoints(self, run: str | None = None) -> Reply:
         """The checkpoints of one run, or of all."""
         runs = self._store.runs() if run is None else [run]
         rows = [row for name in runs for row in self._store.addresses(name)]
@@ -89,19 +89,13 @@ class Catalogue:
         """Return how many checkpoints some runs have together."""
         return sum(len(self._store.addresses(run)) for run in runs)
 
-    def delete_checkpoint(self, run: str, checkpoint: str) -> None:
+    def delete_checkpoint(self, run: str, kind: str, name: str) -> None:
         """Remove one."""
-        try:
-            self._store.delete(Address.read(f"tinker://{run}/{checkpoint}"))
-        except (CheckpointError, DataError) as error:
-            raise Refused(404, str(error)) from error
+        self._store.delete(_address(run, kind, name))
 
-    def set_lifetime(self, run: str, checkpoint: str, seconds: int | None) -> None:
+    def set_lifetime(self, run: str, kind: str, name: str, seconds: int | None) -> None:
         """Let one expire, or stay."""
-        try:
-            self._store.set_lifetime(Address.read(f"tinker://{run}/{checkpoint}"), seconds)
-        except (CheckpointError, DataError) as error:
-            raise Refused(404, str(error)) from error
+        self._store.set_lifetime(_address(run, kind, name), seconds)
 
     def copy(self, path: str, run: str, lifetime: int | None) -> Reply:
         """Copy a checkpoint into a run of its own."""
@@ -109,22 +103,14 @@ class Catalogue:
         described = self.saved(path)
         source = Address.read(path)
         target = Address(run_id, source.kind, source.name)
-        try:
-            self._store.copy(source, target, lifetime)
-        except CheckpointError as error:
-            raise Refused(404, str(error)) from error
+        self._store.copy(source, target, lifetime)
         adapter = described["adapter"]
         self._store.write_run(run_id, {**adapter, "user_metadata": described["user_metadata"]})
         return {"tinker_path": str(target)}
 
     def saved(self, path: str) -> dict[str, Any]:
-        """What a checkpoint says of itself; `Refused` with 400 where it has no such address, 404 where it is not there."""
-        try:
-            return self._store.state(path)
-        except DataError as error:
-            raise Refused(400, str(error)) from error
-        except CheckpointError as error:
-            raise Refused(404, str(error)) from error
+        """What a checkpoint says of itself; DataError where it has no such address, CheckpointError where it is not there."""
+        return self._store.state(path)
 
     def check_served(self, name: str) -> None:
         """`Refused` with 404 where no model has the name."""
@@ -154,6 +140,14 @@ class Catalogue:
             "last_request_time": heard.isoformat(),
             "user_metadata": data["user_metadata"],
         }
+
+
+def _address(run: str, kind: str, name: str) -> Address:
+    """Return the address of a checkpoint of a run; CheckpointError where it has none, so that there is no checkpoint either."""
+    try:
+        return Address.read(f"tinker://{run}/{kind}/{name}")
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def run_data(model: TrainingModel) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from practicum.errors import DataError, PracticumError
 from practicum.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
 from practicum.randomness import seed_of
 from practicum.server.futures import Answer
+from practicum.server.refusals import Refused
 from practicum.server.requests import SampleBody, TensorData
 from practicum.server.shelf import Shelf
 from practicum.server.store import Store
@@ -99,14 +100,19 @@ class SampleItem:
         return self.asks and self.body.sampling_params.max_tokens == 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How one request is carried out."""
+@dataclass(slots=True)
+class _Request:
+    """How one request is carried out, and what it has come to so far."""
 
+    item: SampleItem
+    number: int
     params: SamplingParams
     seeds: tuple[int, ...]
-    question: PromptQuestion | None
-    named: Tensor | None
+    question: PromptQuestion | None = None
+    named: Tensor | None = None
+    scores: PromptScores | None = None
+    samples: Sequence[Sample] = ()
+    topk: list[TopK] | None = None
 
 
 class Running:
@@ -129,85 +135,21 @@ class Running:
         sampler = items[0].sampler
         loaded = self._shelf.get(sampler.base)
         model, overlay = self._weights(sampler, loaded)
-        plans: dict[int, _Plan] = {}
+        requests: list[_Request] = []
         answers: dict[int, Answer] = {}
         for number, item in enumerate(items):
             try:
-                plans[number] = _plan(item, loaded, self._most_tokens)
+                requests.append(_planned(item, number, loaded, self._most_tokens))
             except DataError as error:
                 answers[number] = failure(error)
-        scored = yield from self._scored(model, overlay, plans)
-        drawn = yield from self._drawn(model, overlay, items, plans, scored)
-        topk = yield from self._sampled_topk(model, overlay, items, plans, drawn)
-        for number, plan in plans.items():
-            found = _assembled(items[number], plan, scored.get(number), drawn[number], topk.get(number))
-            greedy = plan.params.temperature == 0
-            answers[number] = Answer(sample_response(found, greedy=greedy), PROTOBUF)
-        self._report(sampler.base, plans, items, drawn, time.monotonic() - start)
+        yield from _score(model, overlay, requests)
+        yield from _draw(model, overlay, requests)
+        yield from _score_drawn(model, overlay, requests)
+        for request in requests:
+            greedy = request.params.temperature == 0
+            answers[request.number] = Answer(sample_response(_assembled(request), greedy=greedy), PROTOBUF)
+        _report(sampler.base, requests, time.monotonic() - start)
         return [answers[number] for number in range(len(items))]
-
-    def _report(
-        self,
-        name: str,
-        plans: Mapping[int, _Plan],
-        items: Sequence[SampleItem],
-        drawn: Mapping[int, Sequence[Sample]],
-        seconds: float,
-    ) -> None:
-        read = sum(plan.question.rows for plan in plans.values() if plan.question is not None)
-        written = sum(len(one.tokens) for n in plans if not items[n].one_pass for one in drawn[n])
-        parts = [f"scored {read:,} tokens"] * bool(read) + [f"wrote {written:,} tokens"] * bool(written)
-        log.info(f"{name}: {len(plans)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s")
-
-    def _scored(self, model: Reader, overlay: Weights, plans: Mapping[int, _Plan]) -> Pausing[dict[int, PromptScores]]:
-        asked = {number: plan.question for number, plan in plans.items() if plan.question is not None}
-        found = yield from _scores(model, overlay, list(asked.values()))
-        return dict(zip(asked, found, strict=True))
-
-    def _drawn(
-        self,
-        model: Reader,
-        overlay: Weights,
-        items: Sequence[SampleItem],
-        plans: Mapping[int, _Plan],
-        scored: Mapping[int, PromptScores],
-    ) -> Pausing[dict[int, Sequence[Sample]]]:
-        """The completions of each request; those that draw alike are decoded together."""
-        drawn: dict[int, Sequence[Sample]] = {n: found.following for n, found in scored.items() if found.following}
-        alike: dict[object, list[int]] = {}
-        for number in plans:
-            if number not in drawn:
-                alike.setdefault(_likeness(items[number]), []).append(number)
-        for numbers in alike.values():
-            requests = [SampleRequest(items[n].tokens, seed) for n in numbers for seed in plans[n].seeds]
-            params = plans[numbers[0]].params
-            samples = yield from model.draw(requests, params, overlay)
-            following = iter(samples)
-            for n in numbers:
-                drawn[n] = [next(following) for _ in plans[n].seeds]
-        return drawn
-
-    def _sampled_topk(
-        self,
-        model: Reader,
-        overlay: Weights,
-        items: Sequence[SampleItem],
-        plans: Mapping[int, _Plan],
-        drawn: Mapping[int, Sequence[Sample]],
-    ) -> Pausing[dict[int, list[TopK]]]:
-        """The likeliest tokens at each drawn one, read off in a pass over what was written."""
-        asked = [(n, sample) for n in plans if items[n].body.topk_sample_logprobs for sample in drawn[n]]
-        questions = [
-            PromptQuestion(
-                (*items[n].tokens, *sample.tokens.tolist()), len(items[n].tokens), items[n].body.topk_sample_logprobs
-            )
-            for n, sample in asked
-        ]
-        scored = yield from _scores(model, overlay, questions)
-        found: dict[int, list[TopK]] = {}
-        for (n, _), scores in zip(asked, scored, strict=True):
-            found.setdefault(n, []).append(TopK(scores.topk_ids, scores.topk_logprobs))
-        return found
 
     def _weights(self, sampler: Sampler, loaded: Hosted) -> tuple[Reader, Weights]:
         """The modules and the weights that stand in for theirs."""
@@ -238,6 +180,53 @@ class Running:
         self._trees = {shape: tree for shape, tree in self._trees.items() if shape[0] != base}
 
 
+def _report(name: str, requests: Sequence[_Request], seconds: float) -> None:
+    """Note what was read and written for some requests."""
+    read = sum(request.question.rows for request in requests if request.question is not None)
+    written = sum(len(one.tokens) for request in requests if not request.item.one_pass for one in request.samples)
+    parts = [f"scored {read:,} tokens"] * bool(read) + [f"wrote {written:,} tokens"] * bool(written)
+    log.info(f"{name}: {len(requests)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s")
+
+
+def _score(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Pausing[None]:
+    """Answer what is asked about prompts; where one pass answers all, also with the samples."""
+    asked = [(request, request.question) for request in requests if request.question is not None]
+    scores = yield from _scores(model, overlay, [question for _, question in asked])
+    for (request, _), own in zip(asked, scores, strict=True):
+        request.scores, request.samples = own, own.following
+
+
+def _draw(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Pausing[None]:
+    """Draw the completions of requests that have none; those that draw alike are decoded together."""
+    alike: dict[str, list[_Request]] = {}
+    for request in requests:
+        if not request.samples:
+            alike.setdefault(_likeness(request.item), []).append(request)
+    for group in alike.values():
+        asked = [SampleRequest(request.item.tokens, seed) for request in group for seed in request.seeds]
+        samples = yield from model.draw(asked, group[0].params, overlay)
+        following = iter(samples)
+        for request in group:
+            request.samples = [next(following) for _ in request.seeds]
+
+
+def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Pausing[None]:
+    """Find the likeliest tokens at each drawn one, read off in a pass over what was written."""
+    asked = [
+        (request, (*request.item.tokens, *sample.tokens.tolist()))
+        for request in requests
+        if request.item.body.topk_sample_logprobs
+        for sample in request.samples
+    ]
+    questions = [
+        PromptQuestion(tokens, len(request.item.tokens), request.item.body.topk_sample_logprobs)
+        for request, tokens in asked
+    ]
+    scored = yield from _scores(model, overlay, questions)
+    for (request, _), scores in zip(asked, scored, strict=True):
+        request.topk = [*(request.topk or []), TopK(scores.topk_ids, scores.topk_logprobs)]
+
+
 def _scores(model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]) -> Pausing[list[PromptScores]]:
     """Answer questions about prompts, with a pause after each `SCORED_AT_ONCE` tokens."""
     found: list[PromptScores] = []
@@ -251,7 +240,7 @@ def _scores(model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]
     return found
 
 
-def failure(error: PracticumError) -> Answer:
+def failure(error: PracticumError | Refused) -> Answer:
     """The answer to a request that cannot be carried out as it was asked."""
     return json_answer({"error": " ".join(str(error).split()), "category": "user"})
 
@@ -261,7 +250,7 @@ def json_answer(value: Mapping[str, object]) -> Answer:
     return Answer(json.dumps(value, allow_nan=False).encode(), "application/json")
 
 
-def _plan(item: SampleItem, loaded: Hosted, most_tokens: int) -> _Plan:
+def _planned(item: SampleItem, number: int, loaded: Hosted, most_tokens: int) -> _Request:
     """How a request is carried out with a model; DataError where it cannot be."""
     body, count, vocabulary = item.body, len(item.tokens), loaded.vocab_size
     context = loaded.context_length
@@ -281,7 +270,7 @@ def _plan(item: SampleItem, loaded: Hosted, most_tokens: int) -> _Plan:
             f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the {count - 1} tokens after the first"
         )
     if not item.asks:
-        return _Plan(params, seeds, None, None)
+        return _Request(item, number, params, seeds)
     named = None if body.target_prompt_logprobs is None else _named(body.target_prompt_logprobs, count, vocabulary)
     for width in (body.topk_prompt_logprobs, body.prompt_alt_tokens_k):
         if width * count > MOST_CELLS:
@@ -305,7 +294,7 @@ def _plan(item: SampleItem, loaded: Hosted, most_tokens: int) -> _Plan:
         following=seeds if most == 1 else (),
         params=params,
     )
-    return _Plan(params, seeds, question, named)
+    return _Request(item, number, params, seeds, question, named)
 
 
 def check_tokens(samples: int, most: int, limit: int) -> None:
@@ -358,16 +347,14 @@ def _named(given: TensorData, count: int, vocabulary: int) -> Tensor:
     return named
 
 
-def _assembled(
-    item: SampleItem, plan: _Plan, scores: PromptScores | None, samples: Sequence[Sample], topk: list[TopK] | None
-) -> SampleAnswer:
+def _assembled(request: _Request) -> SampleAnswer:
     """The answer with every table at its full length, empty where nothing was asked or there is nothing before."""
-    body, count = item.body, len(item.tokens)
+    body, count, scores = request.item.body, len(request.item.tokens), request.scores
     if scores is None:
-        return SampleAnswer(samples, topk)
-    assert plan.question is not None
+        return SampleAnswer(request.samples, request.topk)
+    assert request.question is not None
     shown = count - (body.prompt_logprobs_last_n or count - 1)
-    before = plan.question.first
+    before = request.question.first
     logprobs = torch.full((count,), torch.nan)
     logprobs[before:] = scores.logprobs
     logprobs[:shown] = torch.nan
@@ -378,29 +365,28 @@ def _assembled(
         ids[before:], values[before:] = scores.topk_ids, scores.topk_logprobs
         ids[:shown] = -1
         table = TopK(ids, values)
-    targets, sparse = _targets(item, plan, scores)
+    targets, sparse = _targets(request, request.question, scores)
     return SampleAnswer(
-        samples=samples,
-        sample_topk=topk,
+        samples=request.samples,
+        sample_topk=request.topk,
         prompt_logprobs=logprobs if body.prompt_logprobs else None,
         prompt_topk=table,
         targets=targets,
         sparse=sparse,
-        drawn=scores.drawn if body.prompt_alt_tokens_k else None,
-        drawn_logprobs=scores.drawn_logprobs if body.prompt_alt_tokens_k else None,
+        drawn=TopK(scores.drawn, scores.drawn_logprobs) if body.prompt_alt_tokens_k else None,
     )
 
 
-def _targets(item: SampleItem, plan: _Plan, scores: PromptScores) -> tuple[Tensor | None, Sparse | None]:
+def _targets(request: _Request, question: PromptQuestion, scores: PromptScores) -> tuple[Tensor | None, Sparse | None]:
     """The log-probabilities of the named tokens in the layout in which they were named."""
-    given = item.body.target_prompt_logprobs
-    if given is None or plan.named is None or plan.question is None or scores.target_logprobs is None:
+    given = request.item.body.target_prompt_logprobs
+    if given is None or request.named is None or scores.target_logprobs is None:
         return None, None
-    whole = torch.zeros(plan.named.shape)
-    whole[plan.question.first - 1 :] = scores.target_logprobs
+    whole = torch.zeros(request.named.shape)
+    whole[question.first - 1 :] = scores.target_logprobs
     if given.sparse_crow_indices is None or given.sparse_col_indices is None:
         return whole, None
     counts = torch.tensor(given.sparse_crow_indices).diff()
     rows = torch.arange(len(counts)).repeat_interleave(counts)
     values = whole[rows, torch.tensor(given.sparse_col_indices, dtype=torch.long)]
-    return values, Sparse(given.sparse_crow_indices, given.sparse_col_indices, list(plan.named.shape))
+    return values, Sparse(given.sparse_crow_indices, given.sparse_col_indices, list(request.named.shape))

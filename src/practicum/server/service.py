@@ -4,7 +4,7 @@ Every method runs on the thread of the event loop and returns at once; what take
 request's id. The id of a training request is that of its model with the number that the client gave it, so that a request sent
 twice is done once.
 
-Jobs run on the worker's thread, one after another. They alone touch `_snapshots`, `_in_flight`, `_published` and what a
+Jobs run on the worker's thread, one after another. They alone touch `_unnamed`, `_published` and what a
 `TrainingModel` learns; of the tables they add and remove snapshots in `_samplers`, and remove a model whose creation failed from
 `_models`. All else in the tables is changed on the event loop. Each change is one operation on a dict, which cannot be torn apart.
 """
@@ -24,7 +24,6 @@ from typing import Any
 from practicum.errors import CheckpointError, DataError, PracticumError
 from practicum.ports import AdamParams
 from practicum.randomness import seed_of
-from practicum.run_dir import Checkpoint
 from practicum.server import requests as asked
 from practicum.server.catalogue import Catalogue, run_data
 from practicum.server.futures import Answer, Futures
@@ -38,11 +37,9 @@ from practicum.server.training import AdapterSpec, TrainingModel, clipped_at, fo
 from practicum.server.wire import PROTOBUF, TrainRequest, train_response
 from practicum.server.worker import Job, Worker
 
-SNAPSHOTS_KEPT = 4
-"""So many of a model's unnamed snapshots can be sampled from; an older one is gone."""
-
-IN_FLIGHT_KEPT = 1024
-"""So many sampling sessions of a model follow what it publishes; they share one set of weights. An older session is gone."""
+MOST_UNNAMED = {"snapshot": 4, "inflight": 1024}
+"""So many of a model's unnamed snapshots, and of the sessions that follow what it publishes and share one set of weights, can be
+sampled from; an older one is gone."""
 
 MOST_MODELS, MOST_SESSIONS = 64, 1024
 IDLE_SECONDS = 3600.0
@@ -76,8 +73,7 @@ class Service:
         self._models: dict[str, TrainingModel] = {}
         self.catalogue = Catalogue(shelf, store, students, self._models)
         self._samplers: dict[str, Sampler] = {}
-        self._snapshots: dict[str, deque[str]] = {}
-        self._in_flight: dict[str, deque[str]] = {}
+        self._unnamed: dict[tuple[str, str], deque[str]] = {}
         self._published: dict[str, Published] = {}
         shelf.evicted.append(self._suspend)
 
@@ -247,13 +243,7 @@ class Service:
     def save_weights(self, body: asked.SaveWeights) -> Reply:
         """A checkpoint to go on training from: weights and moments."""
         model = self._model(body.model_id)
-        address = self._address(model, "weights", body.path or f"step-{model.steps}")
-
-        def work() -> Answer:
-            self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
-            return json_answer({"type": "save_weights", "path": str(address)})
-
-        return self._later(_numbered(model.id, body.seq_id), work, model.spec.base)
+        return self._save_later(body, model, "weights", body.path or f"step-{model.steps}", "save_weights")
 
     def save_for_sampler(self, body: asked.SaveWeights) -> Reply:
         """Weights to sample from: kept on disk under a name, or in memory without one.
@@ -261,34 +251,36 @@ class Service:
         In memory they are a snapshot, or with `inflight` what all such sampling sessions of the model sample from henceforth.
         """
         model = self._model(body.model_id)
-        name = _numbered(model.id, body.seq_id)
         if body.path is not None:
-            address = self._address(model, "sampler_weights", body.path)
-
-            def save() -> Answer:
-                self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
-                return json_answer({"type": "save_weights_for_sampler", "path": str(address)})
-
-            return self._later(name, save, model.spec.base)
+            return self._save_later(body, model, "sampler_weights", body.path, "save_weights_for_sampler")
         session = model.id.split(":")[0]
         sampler_id = f"{session}:sample:{body.sampling_session_seq_id}"
 
         def snapshot() -> Answer:
             weights = model.over(self._shelf.get(model.spec.base)).save_state()["student"]
             held = {name: tensor.clone() for name, tensor in weights.items()}
-            kept, most = self._snapshots.setdefault(model.id, deque()), SNAPSHOTS_KEPT
             published = Published(sampler_id, held)
             if body.kind == "inflight":
-                kept, most = self._in_flight.setdefault(model.id, deque()), IN_FLIGHT_KEPT
                 published = self._published.setdefault(model.id, Published(f"{model.id} in flight", held))
                 published.weights = held
             self._samplers[sampler_id] = Sampler(sampler_id, model.spec.base, model.spec, published)
+            kept = self._unnamed.setdefault((model.id, body.kind), deque())
             kept.append(sampler_id)
-            while len(kept) > most:
+            if len(kept) > MOST_UNNAMED[body.kind]:
                 self._samplers.pop(kept.popleft(), None)
             return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
 
-        return self._later(name, snapshot, model.spec.base)
+        return self._later(_numbered(model.id, body.seq_id), snapshot, model.spec.base)
+
+    def _save_later(self, body: asked.SaveWeights, model: TrainingModel, kind: str, name: str, request: str) -> Reply:
+        """Queue a save on disk; DataError where the name cannot be one."""
+        address = Address.read(f"tinker://{model.id}/{kind}/{name}")
+
+        def work() -> Answer:
+            self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
+            return json_answer({"type": request, "path": str(address)})
+
+        return self._later(_numbered(model.id, body.seq_id), work, model.spec.base)
 
     def unload(self, model_id: str) -> Reply:
         """Let go of a training model; what it learned since it was saved is saved first."""
@@ -317,10 +309,7 @@ class Service:
         """Completions, and what is asked about the prompt."""
         if body.record_stability_info:
             raise Refused(400, asked.NOT_STABLE)
-        try:
-            check_tokens(body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens)
-        except DataError as error:
-            raise Refused(400, str(error)) from error
+        check_tokens(body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens)
         if body.sampling_session_id is not None:
             sampler = self._known_sampler(body.sampling_session_id)
         else:
@@ -367,7 +356,10 @@ class Service:
             raise DataError(f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/")
         checkpoint = self._store.load(path)
         base = self._shelf.get(model.spec.base)
-        self._check_base(checkpoint, model.spec.base, path)
+        if checkpoint.state["base_sha256"] != self._shelf.fingerprint(model.spec.base):
+            raise CheckpointError(
+                f"{path} was trained over another model than the one that is now served as {model.spec.base}"
+            )
         spec = AdapterSpec.of_data(checkpoint.state["adapter"])
         if (spec.rank, spec.parts) != (model.spec.rank, model.spec.parts):
             raise CheckpointError(f"{path} has rank {spec.rank} around {' and '.join(spec.parts)}, the model another")
@@ -410,10 +402,6 @@ class Service:
         except PracticumError as error:
             log.info(f"{model.id} could not be saved: {error}")
 
-    def _check_base(self, checkpoint: Checkpoint, base: str, path: str) -> None:
-        if checkpoint.state["base_sha256"] != self._shelf.fingerprint(base):
-            raise CheckpointError(f"{path} was trained over another model than the one that is now served as {base}")
-
     def _release(self, model_id: str) -> None:
         """Take no more requests for a model; save and forget it, and its snapshots, after what was asked of it before."""
         model = self._models.pop(model_id, None)
@@ -421,8 +409,9 @@ class Service:
             return
 
         def work() -> Answer:
-            for sampler in (*self._snapshots.pop(model_id, ()), *self._in_flight.pop(model_id, ())):
-                self._samplers.pop(sampler, None)
+            for kind in MOST_UNNAMED:
+                for sampler in self._unnamed.pop((model_id, kind), ()):
+                    self._samplers.pop(sampler, None)
             self._published.pop(model_id, None)
             self._save_learned(model)
             model.trainer = None
@@ -449,12 +438,9 @@ class Service:
         return reply if created is None else {**reply, "model_id": created.id}
 
     def _failed(self, error: Exception) -> Answer:
-        if isinstance(error, PracticumError):
+        if isinstance(error, PracticumError | Refused):
             log.info(f"refused: {error}")
             return failure(error)
-        if isinstance(error, Refused):
-            log.info(f"refused: {error}")
-            return json_answer({"error": str(error), "category": "user"})
         log.info(f"failed: {type(error).__name__}: {error}")
         traceback.print_exception(error)  # a mistake of ours: whoever runs the server can report it
         return json_answer(
@@ -479,8 +465,8 @@ class Service:
             return self._samplers[sampler_id]
         raise Refused(
             410,
-            f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest {SNAPSHOTS_KEPT} snapshots and "
-            f"{IN_FLIGHT_KEPT} that follow it",
+            f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest {MOST_UNNAMED['snapshot']} snapshots and "
+            f"{MOST_UNNAMED['inflight']} that follow it",
         )
 
     def _sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:
@@ -492,12 +478,6 @@ class Service:
             raise Refused(400, "name a base_model or a model_path to sample from")
         self.catalogue.check_served(base)
         return Sampler(sampler_id, base)
-
-    def _address(self, model: TrainingModel, kind: str, name: str) -> Address:
-        try:
-            return Address.read(f"tinker://{model.id}/{kind}/{name}")
-        except DataError as error:
-            raise Refused(400, str(error)) from error
 
 
 def _numbered(model_id: str, number: int | None) -> str:

@@ -100,11 +100,11 @@ def serve(options: Options) -> None:
         http=connection_with(limits),
         ws="none",
     )
-    log.info(f"serving {', '.join(served)} on http://{_shown(options.host)}:{port}")
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{host}:{port}"
+    log.info(f"serving {', '.join(served)} on {address}")
     log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
-    log.info(
-        f"for clients: TINKER_BASE_URL=http://{_shown(options.host)}:{port} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
-    )
+    log.info(f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}")
     uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -179,7 +179,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"{host}:{port} cannot be served on ({error.strerror}); write another --port or --host"
         ) from error
     return listener
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

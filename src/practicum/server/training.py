@@ -157,7 +157,8 @@ def _given(
     within(datum.tokens, vocabulary, f"{where}: model_input")
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
         raise DataError(f"{where}: target_tokens are not all below the vocabulary of {vocabulary}")
-    given = {**_filled(loss, targets), **datum.inputs}
+    filled = {name: torch.full(targets.shape, value) for name, value in loss.filled.items()}
+    given = {**filled, **datum.inputs}
     for name in (*loss.inputs, *datum.inputs.keys() & {MASK}):
         if given[name].shape != targets.shape:
             raise DataError(
@@ -173,11 +174,6 @@ def _given(
         return loss.function(logprobs, *here, **parameters) * mask[piece].to(logprobs.device)
 
     return GivenTokens(datum.tokens, targets.long().view(count, -1), of, loss.whole_text)
-
-
-def _filled(loss: PolicyLoss, targets: Tensor) -> dict[str, Tensor]:
-    """Return the inputs of a loss that may be left out."""
-    return {name: torch.full(targets.shape, value) for name, value in loss.filled.items()}
 
 
 def within(tokens: Sequence[int], vocabulary: int, where: str) -> None:

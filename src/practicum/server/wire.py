@@ -148,7 +148,7 @@ def dense_of_csr(
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """A table of the k likeliest tokens at each of some places; rows of -1 are empty."""
+    """A table of the k likeliest tokens at each of some places, or of k that were drawn; rows of -1 are empty."""
 
     ids: Int[Tensor, "N k"]
     logprobs: Float[Tensor, "N k"]
@@ -165,7 +165,7 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """Everything a sampling request may be answered with, None where it was not asked for; M = N - 1."""
+    """Everything a sampling request may be answered with, None where it was not asked for."""
 
     samples: Sequence[Sample]
     sample_topk: Sequence[TopK] | None = None
@@ -173,8 +173,7 @@ class SampleAnswer:
     prompt_topk: TopK | None = None
     targets: Tensor | None = None
     sparse: Sparse | None = None
-    drawn: Int[Tensor, "M D"] | None = None
-    drawn_logprobs: Float[Tensor, "M D"] | None = None
+    drawn: TopK | None = None
 
 
 def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
@@ -193,9 +192,9 @@ def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
         _write_topk(message.topk_prompt_logprobs, answer.prompt_topk)
     if answer.targets is not None:
         _write_tensor(message.target_prompt_logprobs, answer.targets, torch.float32, answer.sparse)
-    if answer.drawn is not None and answer.drawn_logprobs is not None:
-        _write_tensor(message.prompt_alt_tokens.tokens, answer.drawn, torch.int32)
-        _write_tensor(message.prompt_alt_tokens.logprobs, answer.drawn_logprobs, torch.float32)
+    if answer.drawn is not None:
+        _write_tensor(message.prompt_alt_tokens.tokens, answer.drawn.ids, torch.int32)
+        _write_tensor(message.prompt_alt_tokens.logprobs, answer.drawn.logprobs, torch.float32)
     return message.SerializeToString()
 
 

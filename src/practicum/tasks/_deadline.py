@@ -37,10 +37,6 @@ _ENVIRONMENT = (
 )
 
 
-class NoAnswer(Exception):
-    """The process took too long, ended, or sent something else than an answer."""
-
-
 class Failed(Exception):
     """The process answered that it failed on this request."""
 
@@ -88,7 +84,7 @@ class Deadline:
         try:
             with self._lock:
                 answer = self._exchange(request, self._seconds, LARGEST_SCORE)
-        except NoAnswer:
+        except NoLine:
             self.timeouts += 1
             return 0.0
         score = answer.get("value")
@@ -99,7 +95,7 @@ class Deadline:
         return float(score)
 
     def ask(self, request: dict[str, Any], seconds: float) -> Any:
-        """Return the answer to a request without a model's text; raise NoAnswer, Failed, or DataError where it is refused."""
+        """Return the answer to a request without a model's text; raise NoLine, Failed, or DataError where it is refused."""
         with self._lock:
             answer = self._exchange(request, seconds, LARGEST_ANSWER)
         if "refused" in answer:
@@ -125,7 +121,7 @@ class Deadline:
         self._process = None
 
     def _exchange(self, request: dict[str, Any], seconds: float, largest: int) -> dict[str, Any]:
-        """Return the answer to one request; raise NoAnswer after killing a process that gave none."""
+        """Return the answer to one request; raise NoLine after killing a process that gave none."""
         if self._process is not None and self._process.has_more():
             # Written after its last answer: by nobody who was asked.
             self.close()
@@ -141,9 +137,9 @@ class Deadline:
             answer = _parsed(process.receive(seconds, largest))
             if answer.get("id") != request_id or not answer.keys() & {"value", "failed", "refused"}:
                 raise NoLine("an answer to no request")
-        except NoLine as reason:
+        except NoLine:
             self.close()
-            raise NoAnswer(str(reason)) from reason
+            raise
         return answer
 
     def _start(self) -> SandboxedProcess:
@@ -169,7 +165,7 @@ class Deadline:
                 answer = self._answer(process, self._canary.request, START_SECONDS, LARGEST_SCORE)
                 if answer.get("value") != self._canary.score:
                     raise NoLine(f"scores a right answer with {answer.get('value', answer.get('failed'))}")
-        except (NoLine, NoAnswer) as reason:
+        except NoLine as reason:
             self.close()
             raise VerifierError(
                 f"the verifier {self._module} did not start ({reason}); to see why, run: {' '.join(self._command)}"

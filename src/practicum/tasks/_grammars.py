@@ -78,12 +78,12 @@ class _Tokens:
 
 def arithmetic(reply: str) -> str | None:
     """Read numbers, `+ - * / **` and round brackets: `10*(8 - 5) - 6`."""
-    return _sentence(_EXPRESSION, reply, lambda tokens: _sum(tokens, names=False))
+    return _sentence(_EXPRESSION, reply, lambda tokens: _expression(tokens, names=False))
 
 
 def mathematics(reply: str) -> str | None:
     """Read arithmetic with variables of one letter, `pi`, and calls of known functions: `x*sin(3*x)/3 + C`."""
-    return _sentence(_EXPRESSION, reply, lambda tokens: _sum(tokens, names=True))
+    return _sentence(_EXPRESSION, reply, lambda tokens: _expression(tokens, names=True))
 
 
 def lists(reply: str) -> str | None:
@@ -116,17 +116,11 @@ def _sentence(pattern: re.Pattern[str], reply: str, rule: Callable[[_Tokens], No
     return None if tokens.kind else " ".join(tokens.texts)
 
 
-def _sum(tokens: _Tokens, names: bool) -> None:
-    _product(tokens, names)
-    while tokens.kind in ("+", "-"):
-        tokens.take("+", "-")
-        _product(tokens, names)
-
-
-def _product(tokens: _Tokens, names: bool) -> None:
+def _expression(tokens: _Tokens, names: bool) -> None:
+    """Read sums and products alike: which of the two binds its numbers first makes no difference to what is a sentence."""
     _signed(tokens, names)
-    while tokens.kind in ("*", "/"):
-        tokens.take("*", "/")
+    while tokens.kind in ("+", "-", "*", "/"):
+        tokens.take("+", "-", "*", "/")
         _signed(tokens, names)
 
 
@@ -161,10 +155,10 @@ def _atom(tokens: _Tokens, names: bool) -> None:
 
 def _bracketed(tokens: _Tokens, names: bool, several: bool) -> None:
     tokens.take("(")
-    _sum(tokens, names)
+    _expression(tokens, names)
     while several and tokens.kind == ",":
         tokens.take(",")
-        _sum(tokens, names)
+        _expression(tokens, names)
     tokens.take(")")
 
 

@@ -15,8 +15,9 @@ from practicum.errors import DataError
 from practicum.objective.calls import did_you_mean
 from practicum.ports import Task
 from practicum.randomness import seed_of
+from practicum.sandbox import NoLine
 from practicum.tasks import TaskContext
-from practicum.tasks._deadline import Deadline, Failed, NoAnswer, Walls
+from practicum.tasks._deadline import Deadline, Failed, Walls
 from practicum.types import Message, Prompt, Rollout
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class ReasoningGym:
                 request = self._request(prompt, prompt.answer)
                 try:
                     self._process.ask(request, ITEM_SECONDS)
-                except (Failed, NoAnswer) as error:
+                except (Failed, NoLine) as error:
                     raise DataError(
                         f"task.generator: the verifier of {self._generator!r} fails on the generator's own answer ({error}); "
                         "take another generator, or other settings"
@@ -104,7 +105,7 @@ class ReasoningGym:
     def _item(self, split: str, number: int) -> dict[str, Any]:
         try:
             return self._process.ask({"split": split, "number": number}, ITEM_SECONDS)
-        except (Failed, NoAnswer) as error:
+        except (Failed, NoLine) as error:
             raise DataError(
                 f"task.config: the generator {self._generator!r} cannot make item {number} ({error}); "
                 "change its settings"

@@ -240,15 +240,8 @@ class Echo:
 
     def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> Question:
         """Token ids in, text out."""
-        body = {
-            "model": model,
-            "prompt": list(request.prompt_tokens),
-            "max_tokens": params.max_new_tokens,
-            "seed": request.seed % 2**31,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-        }
-        return Question("/v1/completions", body, largest=_largest(params.max_new_tokens, 2))
+        asked = {"prompt": list(request.prompt_tokens)}
+        return _writing("/v1/completions", model, asked, request.seed, params)
 
     def written(self, answer: Any) -> Written:
         """Text alone."""
@@ -261,15 +254,21 @@ DIALECTS: tuple[Dialect, ...] = (Vllm(), Sglang(), Echo())
 
 def chatting(model: str, messages: Sequence[Mapping[str, str]], seed: int, params: SamplingParams) -> Question:
     """The question for an answer to messages, in the server's own template."""
+    asked = {"messages": [dict(message) for message in messages]}
+    return _writing("/v1/chat/completions", model, asked, seed, params)
+
+
+def _writing(path: str, model: str, asked: Mapping[str, Any], seed: int, params: SamplingParams) -> Question:
+    """Return the question for an answer in the words that all of OpenAI's servers know; their seeds have 31 bits."""
     body = {
         "model": model,
-        "messages": [dict(message) for message in messages],
+        **asked,
         "max_tokens": params.max_new_tokens,
         "seed": seed % 2**31,
         "temperature": params.temperature,
         "top_p": params.top_p,
     }
-    return Question("/v1/chat/completions", body, largest=_largest(params.max_new_tokens, 2))
+    return Question(path, body, largest=_largest(params.max_new_tokens, 2))
 
 
 def chatted(answer: Any) -> Written:

@@ -53,49 +53,42 @@ def shared(members: Iterable[Capabilities]) -> Capabilities:
     )
 
 
-class Members:
-    """Teachers by name, asked one at a time."""
+def build_members(configs: Mapping[str, Any], context: TeacherContext) -> dict[str, Teacher]:
+    """Build each member from its settings."""
+    return {name: context.build(context, config) for name, config in configs.items()}
 
-    def __init__(self, teachers: Mapping[str, Teacher]) -> None:
-        self.teachers = teachers
 
-    @classmethod
-    def build(cls, configs: Mapping[str, Any], context: TeacherContext) -> "Members":
-        """Build each member from its settings."""
-        return cls({name: context.build(context, config) for name, config in configs.items()})
+class TeacherOfMembers(Teacher):
+    """A teacher that is several, by name; their states are saved under `name/`."""
 
-    def score(self, name: str, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """What one member says, under its name; TeacherError where it leaves a rollout out."""
-        answers = self.teachers[name].score(rollouts, signal)
+    def __init__(self, members: Mapping[str, Teacher]) -> None:
+        self._members = members
+
+    def _ask(self, name: str, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
+        """Return what one member says, under its name; TeacherError where it leaves a rollout out."""
+        answers = self._members[name].score(rollouts, signal)
         if len(answers) != len(rollouts):
             raise TeacherError(
                 f"the teacher {name!r} answered {len(answers)} of {len(rollouts)} rollouts; every rollout needs an answer"
             )
         return [replace(answer, name=f"{name}/{answer.name}" if answer.name else name) for answer in answers]
 
-
-class TeacherOfMembers(Teacher):
-    """A teacher that is several; their states are saved under `name/`."""
-
-    def __init__(self, members: Members) -> None:
-        self._members = members
-
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Pass it on to each."""
-        for teacher in self._members.teachers.values():
+        for teacher in self._members.values():
             teacher.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
         """The tensors of each, under its name."""
         return {
             f"{name}/{key}": tensor
-            for name, teacher in self._members.teachers.items()
+            for name, teacher in self._members.items()
             for key, tensor in teacher.save_state().items()
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Give each what it saved."""
-        for name, teacher in self._members.teachers.items():
+        for name, teacher in self._members.items():
             prefix = f"{name}/"
             teacher.load_state(
                 {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

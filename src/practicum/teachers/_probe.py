@@ -86,11 +86,9 @@ class Probe:
 
     def lines(self) -> list[str]:
         """What a person wants to know."""
-        alias = (
-            ""
-            if self.answered_by in (None, self.model)
-            else f" (its answers say {printable(str(self.answered_by))[:SHOWN]})"
-        )
+        alias = ""
+        if self.answered_by not in (None, self.model):
+            alias = f" (its answers say {printable(str(self.answered_by))[:SHOWN]})"
         others = f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}" if len(self.models) > 1 else ""
         first = [f"model: {self.model}{alias}{others}", f"signals: {self.signals}"]
         if self.dialect is None:
@@ -98,22 +96,16 @@ class Probe:
         room = "not said" if self.context is None else f"{self.context} tokens, one of which the server must generate"
         alone, company = self.noise
         noisy = " (noisy: the same text gets other scores)" if max(self.noise) > NOISY else ""
-        tempered = (
-            "follow the request's temperature, and are asked at 1"
-            if self.tempered
-            else "ignore the request's temperature"
-        )
-        differs = (
-            []
-            if self.parity is None or self.parity >= FITS
-            else [
+        tempered = "ignore the request's temperature"
+        if self.tempered:
+            tempered = "follow the request's temperature, and are asked at 1"
+        if self.parity is not None and self.parity < FITS:
+            first.append(
                 f"written: of the tokens that it writes as the likeliest {self.parity:.0%} are those that it scores best; look for "
                 "a bias, a grammar, or another model behind one of the two"
-            ]
-        )
+            )
         return [
             *first,
-            *differs,
             f"dialect: {self.dialect.name}; its answers come as {'token ids' if self.token_ids else 'text'}",
             f"context: {room}",
             f"scores: {tempered}",
@@ -211,11 +203,8 @@ def _scoring(scores: _Scores, models: tuple[str, ...], context: int | None, want
     started = monotonic()
     about = scores.of(k)
     first, seconds = about.signal, monotonic() - started
-    again, beside, hot = (
-        scores.of(k).signal,
-        scores.of(k, company=3).signal,
-        scores.of(0, temperature=2.0).signal,
-    )
+    again, beside = scores.of(k).signal, scores.of(k, company=3).signal
+    hot = scores.of(0, temperature=2.0).signal
     written = _written(scores)
     return Probe(
         model=scores.model,

@@ -25,18 +25,12 @@ class ReadingConfig(BaseModel):
 
     def renderer(self, address: str, context: TeacherContext) -> Renderer:
         """Return how the model at the address reads; ModelError where its vocabulary is not the student's."""
+        settings = self.model_dump(include={"template", "system", "thinking"}, exclude_none=True)
         if self.tokenizer is not None:
-            settings = {"template": self.template, "system": self.system, "thinking": self.thinking}
-            renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))  # type: ignore[arg-type]
+            renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))
             compare_renderers(context.renderer, renderer)
             return renderer
         log.info(
             f"{address}: its tokenizer and template are taken to be the student's; write tokenizer: ... to have them compared"
         )
-        own = context.renderer
-        return replace(
-            own,
-            template=own.template if self.template is None else self.template,
-            system=own.system if self.system is None else self.system,
-            thinking=own.thinking if self.thinking is None else self.thinking,
-        )
+        return replace(context.renderer, **settings)

@@ -17,13 +17,12 @@ from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.http import JsonClient, Question
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
+from practicum.ports import Capabilities, Stateful, Teacher, TeacherRequest, Voice
 from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
 from practicum.teachers._probe import Probe, difference, served
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
-    Datum,
     Message,
     Prompt,
     Rollout,
@@ -58,17 +57,15 @@ class Limits:
         return replace(question, seconds=self.seconds + self.concurrency * tokens / self.tokens_per_second)
 
 
+@dataclass(frozen=True, slots=True)
 class Speaker:
     """Has a server write answers, and turns them into the student's tokens; `meter` counts the bytes."""
 
-    def __init__(
-        self, http: JsonClient, model: str, renderer: Renderer, limits: Limits, meter: Meter | None = None
-    ) -> None:
-        self.http = http
-        self.model = model
-        self.renderer = renderer
-        self.limits = limits
-        self._meter = meter
+    http: JsonClient
+    model: str
+    renderer: Renderer
+    limits: Limits
+    meter: Meter | None = None
 
     @contextlib.contextmanager
     def counting(self, phase: Phase) -> Iterator[None]:
@@ -77,8 +74,8 @@ class Speaker:
         try:
             yield
         finally:
-            if self._meter is not None:
-                self._meter.sent(phase, self.http.wire_bytes - before)
+            if self.meter is not None:
+                self.meter.sent(phase, self.http.wire_bytes - before)
 
     def asked(
         self, questions: Sequence[Question], read: Callable[[Any], Written], params: SamplingParams
@@ -106,18 +103,14 @@ class Speaker:
             tokens = tokens if written.stopped or not tokens or tokens[-1] not in stops else tokens[:-1] or tokens
         else:
             if not isinstance(written.tokens, list):
-                raise TeacherError(
-                    f"{self.http.address}: an answer holds no list of token ids; look at the server's log"
-                )
+                raise self._unreadable("no list of token ids")
             tokens = written.tokens[:limit]
             if not all(map(is_token, tokens)):
-                raise TeacherError(
-                    f"{self.http.address}: an answer holds what is no token id; look at the server's log"
-                )
+                raise self._unreadable("what is no token id")
             if written.stopped and (not tokens or tokens[-1] not in stops) and len(tokens) < limit:
                 tokens.append(written.stop_token if written.stop_token in stops else min(stops))
         if not tokens:
-            raise TeacherError(f"{self.http.address}: an answer holds no token; look at the server's log")
+            raise self._unreadable("no token")
         own = written.logprobs if isinstance(written.logprobs, list) and len(written.logprobs) == len(tokens) else None
         known = own is not None and all(isinstance(v, int | float) and -MOST <= v <= 0 for v in own)
         logprobs = torch.tensor(own, dtype=torch.float32) if known else torch.zeros(len(tokens))
@@ -125,8 +118,11 @@ class Speaker:
         ends = tokens[-1] in stops
         return Sample(torch.tensor(tokens, dtype=torch.long), logprobs, policy, "stop" if ends else "length")
 
+    def _unreadable(self, content: str) -> TeacherError:
+        return TeacherError(f"{self.http.address}: an answer holds {content}; look at the server's log")
 
-class RemoteClient:
+
+class RemoteClient(Stateful):
     """Scores and writes through a server; see `practicum.ports.SamplingClient`.
 
     Errors are TeacherErrors: a server that gives up, an answer that cannot be right, a model that is not the one of the
@@ -141,23 +137,14 @@ class RemoteClient:
         self._http = speaker.http
         self._probe = probe
         self._dialect = dialect
-        self._capabilities = capabilities
+        self.capabilities = capabilities
+        """What the server can answer, as far as the recipe lets it be asked."""
         self._vocabulary = vocabulary
         self._canary = probe.canary
         self._calls = 0
         self.spent = self.scored = self.lifted = 0
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the server can answer, as far as the recipe lets it be asked."""
-        return self._capabilities
-
-    @property
-    def canary(self) -> Tensor:
-        """The log-probabilities by which its model is known, one for each of the canary's tokens."""
-        return self._canary
-
-    def is_same(self, canary: Tensor) -> bool:
+    def _is_same(self, canary: Tensor) -> bool:
         """Whether a canary of another time is the same model's."""
         return canary.shape == self._canary.shape and difference(canary, self._canary) <= self._probe.tolerance
 
@@ -251,7 +238,7 @@ class RemoteClient:
         question = self._question("the canary", canary, 0)
         now = self._signal(question, canary, self._http.ask(question), 0).logprobs
         assert now is not None
-        if not self.is_same(now):
+        if not self._is_same(now):
             raise TeacherError(self._changed(now, "since the start"))
 
     def _changed(self, now: Tensor, since: str) -> str:
@@ -263,7 +250,7 @@ class RemoteClient:
 
     def folder_in(self, place: Path) -> str:
         """The name of the folder of this model's answers."""
-        return canary_folder(place, self._probe.model, self._canary, self.is_same)
+        return canary_folder(place, self._probe.model, self._canary, self._is_same)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The server's own answers, in order."""
@@ -277,9 +264,6 @@ class RemoteClient:
             )
         return samples
 
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Its weights are its own."""
-
     def save_state(self) -> dict[str, Tensor]:
         """What a resumed run compares with, and what it counts on from."""
         return {"canary": self._canary, "spent": torch.tensor([self.spent])}
@@ -287,7 +271,7 @@ class RemoteClient:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up the count; TeacherError where the model is another one than that of the run."""
         before = tensors["canary"]
-        if not self.is_same(before):
+        if not self._is_same(before):
             raise TeacherError(self._changed(before, "since the run began"))
         self._canary = before
         self.spent = int(tensors["spent"])
@@ -349,7 +333,7 @@ class _Reply:
         return [TeacherSignal() for _ in requests]
 
 
-def canary_folder(place: Path, model: str, canary: Tensor, is_same: Callable[[Tensor], bool]) -> str:
+def canary_folder(place: Path, model: str, canary: Tensor, _is_same: Callable[[Tensor], bool]) -> str:
     """The name of the folder of a served model's answers: that whose canary is its own, or the next one that is free."""
     stem = f"server-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
     for number in count(1):
@@ -359,7 +343,7 @@ def canary_folder(place: Path, model: str, canary: Tensor, is_same: Callable[[Te
             with file.open("x", encoding="utf-8") as new:
                 json.dump(canary.tolist(), new)
         except FileExistsError:
-            if not is_same(_known(file)):
+            if not _is_same(_known(file)):
                 continue
         except OSError as error:
             raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from practicum.errors import ResourceError, TeacherError
@@ -41,29 +42,14 @@ _DTYPES = {
     torch.int32: "I32",
     torch.int8: "I8",
 }
-_NAMES = {name: dtype for dtype, name in _DTYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """One tensor of a file: what a token's row is, and where the first one begins."""
-
-    dtype: torch.dtype
-    row: tuple[int, ...]
-    offset: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes a token."""
-        return math.prod(self.row) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where one answer is: its file's fields, its first token there, how many tokens it has, and its digest."""
+    """Where one answer is: its file and the fields there, its first token, how many tokens it has, and its digest."""
 
     path: Path
-    fields: Mapping[str, _Field]
+    fields: Sequence[str]
     first: int
     length: int
     digest: bytes
@@ -115,13 +101,17 @@ class Scores:
         """The answer of a key that is here."""
         place = self._places[key]
         try:
-            with place.path.open("rb") as file:
-                raw = {name: _read_rows(file.fileno(), field, place) for name, field in place.fields.items()}
+            # Opened by Python too, whose error says why a file cannot be.
+            with place.path.open("rb"), safe_open(place.path, framework="pt") as file:
+                rows = slice(place.first, place.first + place.length)
+                entry = {name: file.get_slice(name)[rows] for name in place.fields}
         except OSError as error:
             raise _damaged(place.path, f"cannot be read: {error.strerror}") from error
-        if _digest(key, raw.values()) != place.digest:
+        except SafetensorError as error:
+            raise _damaged(place.path, "an answer does not match its digest") from error
+        if _digest(key, map(_bytes, entry.values())) != place.digest:
             raise _damaged(place.path, "an answer does not match its digest")
-        return {name: _tensor(raw[name], field, place.length) for name, field in place.fields.items()}
+        return entry
 
     def keep(self, entries: Mapping[bytes, Entry]) -> set[bytes]:
         """Keep the answers, all or none of them; gives back the keys that others kept before, whose values count.
@@ -234,14 +224,7 @@ def _places(path: Path) -> dict[bytes, _Place]:
         index = file.read(count * INDEX_ROW)
     if hashlib.sha256(index).hexdigest() != metadata["index"]:
         raise _Damage("its index does not match its header")
-    fields = {
-        name: _Field(
-            _NAMES[described[name]["dtype"]],
-            tuple(described[name]["shape"][1:]),
-            start + described[name]["data_offsets"][0],
-        )
-        for name in metadata["fields"].split(",")
-    }
+    fields = metadata["fields"].split(",")
     keys, rest = index[: count * KEY_BYTES], index[count * KEY_BYTES :]
     digests, lengths = rest[: count * DIGEST_BYTES], rest[count * DIGEST_BYTES :]
     places, first = {}, 0
@@ -275,17 +258,6 @@ def _header(entries: list[Entry], index: bytes) -> bytes:
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _read_rows(descriptor: int, field: _Field, place: _Place) -> bytes:
-    wanted = place.length * field.row_bytes
-    return os.pread(descriptor, wanted, field.offset + place.first * field.row_bytes)
-
-
-def _tensor(raw: bytes, field: _Field, length: int) -> Tensor:
-    if not raw:
-        return torch.empty((length, *field.row), dtype=field.dtype)
-    return torch.frombuffer(bytearray(raw), dtype=field.dtype).reshape(length, *field.row)
 
 
 def _bytes(tensor: Tensor) -> Raw:

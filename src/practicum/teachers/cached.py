@@ -34,7 +34,6 @@ from practicum.ports import (
 )
 from practicum.teachers import none, pool, route, scripted
 from practicum.teachers._scores import Entry, Scores
-from practicum.teachers._wrapping import WrappingTeacher
 from practicum.teachers.self import Config as SelfConfig
 from practicum.types import (
     HeadLike,
@@ -113,33 +112,6 @@ class Counts:
     left_out: int = 0
 
 
-class CachedTeacher(WrappingTeacher):
-    """The teacher inside, whose model answers from what is kept; see `practicum.ports.Teacher`."""
-
-    def __init__(self, inner: Teacher, client: "KeepingClient") -> None:
-        super().__init__(inner)
-        self._client = client
-
-    @property
-    def counts(self) -> Counts:
-        """How often an answer was there."""
-        return self._client.counts
-
-    @property
-    def scores(self) -> Scores | None:
-        """What is kept; None before the first question, and outside of a run."""
-        return self._client.scores
-
-    def remark(self) -> str:
-        """One line about how much was there and what a token takes."""
-        counts, scores = self.counts, self.scores
-        found = f"{counts.found} of {counts.asked} completions were scored before"
-        if scores is None or not scores.tokens:
-            return found
-        left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
-        return f"{found}{left_out}; {scores.size / scores.tokens:.0f} bytes a token in {scores.folder}"
-
-
 class KeepingClient:
     """Scores with a model, each completion once; see `practicum.ports.SamplingClient`.
 
@@ -167,6 +139,15 @@ class KeepingClient:
     def scores(self) -> Scores | None:
         """What is kept; None before the first question, and where nothing is kept."""
         return None if self._kept is None else self._kept.scores
+
+    def remark(self) -> str:
+        """Return one line about how much was there and what a token takes."""
+        counts, scores = self.counts, self.scores
+        found = f"{counts.found} of {counts.asked} completions were scored before"
+        if scores is None or not scores.tokens:
+            return found
+        left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
+        return f"{found}{left_out}; {scores.size / scores.tokens:.0f} bytes a token in {scores.folder}"
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The model's own answers."""
@@ -343,7 +324,7 @@ def _forms(signal: Signal) -> tuple[str, ...]:
     return ("full", f"topk({signal.candidates}, {signal.chooser})") if signal.candidates else (signal.type,)
 
 
-def build(config: Config, context: TeacherContext) -> CachedTeacher:
+def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the teacher inside over a model that remembers; without a place to keep answers it only rounds."""
     place = context.scores if config.folder is None else context.base_dir / config.folder.expanduser()
     place = None if context.on_paper else place
@@ -360,12 +341,11 @@ def build(config: Config, context: TeacherContext) -> CachedTeacher:
         made.append(kind(client, fetch))
         return made[-1]
 
-    inner = context.build(replace(context, keep=keep), config.teacher)
+    teacher = context.build(replace(context, keep=keep), config.teacher)
     if len(made) != 1:
         raise RecipeError(
             f"cached: the teacher inside loads {len(made)} models, and the answers of exactly one are kept; put `cached` "
             "around each model by itself"
         )
-    teacher = CachedTeacher(inner, made[0])
-    context.after_training.append(lambda: log.info(teacher.remark()))
+    context.after_training.append(lambda: log.info(made[0].remark()))
     return teacher

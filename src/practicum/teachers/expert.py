@@ -243,17 +243,14 @@ class _Writer:
     It remembers how far it read, for the turns of a conversation come one after another.
     """
 
+    capabilities = EVERYTHING
+
     def __init__(self, teacher: ExpertTeacher, prompt: Prompt, prompt_tokens: tuple[int, ...]) -> None:
         self.teacher = teacher
         self.prompt = prompt
         self.prompt_tokens = prompt_tokens
         self._read: tuple[int, ...] = ()
         self._walk = _Walk(teacher, prompt)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Every signal."""
-        return EVERYTHING
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """One turn a request."""

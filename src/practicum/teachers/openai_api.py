@@ -83,7 +83,6 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     """Ask the server what it can do, compare vocabularies, and hold it against what the recipe pins."""
     http = client_of(config)
     renderer = config.renderer(http.address, context)
-    tokenizer = renderer.tokenizer
     vocabulary = renderer.vocab_size
     found = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
     log.info(f"{http.address}: {'; '.join(found.lines())}")
@@ -96,7 +95,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     if found.dialect is None:
         silent = replace(promised, signals=frozenset(), supports=frozenset(), largest_k=0)
         return TextTeacher(speaker, silent, config.system)
-    check_texts(found.texts or {}, tokenizer, http)
+    check_texts(found.texts or {}, renderer.tokenizer, http)
     can = promised.signals if found.largest_k else promised.signals & {"sampled"}
     client = RemoteClient(
         speaker, found, found.dialect, replace(promised, signals=can, largest_k=found.largest_k), vocabulary

@@ -4,7 +4,7 @@ The sum of reverse KLs to several experts merges them in DeepSeek-V4; it is the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from practicum.objective import Full, Signal
 from practicum.objective.calls import did_you_mean
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, walk
-from practicum.teachers._members import MemberConfigs, Members, TeacherOfMembers, by_place, shared
+from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, shared
 from practicum.types import Pool, Rollout, TeacherSignal
 
 
@@ -78,7 +78,7 @@ def _combined(members: Capabilities) -> Capabilities:
 class PoolTeacher(TeacherOfMembers):
     """Asks every member about every rollout; see `practicum.ports.Teacher`."""
 
-    def __init__(self, members: Members, config: Config) -> None:
+    def __init__(self, members: Mapping[str, Teacher], config: Config) -> None:
         super().__init__(members)
         self._config = config
         self._weights = config.member_weights()
@@ -86,7 +86,7 @@ class PoolTeacher(TeacherOfMembers):
     @property
     def capabilities(self) -> Capabilities:
         """What can be combined from the members' answers."""
-        return _combined(shared(member.capabilities for member in self._members.teachers.values()))
+        return _combined(shared(member.capabilities for member in self._members.values()))
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """The members' answers side by side.
@@ -95,7 +95,7 @@ class PoolTeacher(TeacherOfMembers):
         those of its members.
         """
         asked = signal if signal.sampled and self._config.gate is None else Full()
-        answers = [self._members.score(name, rollouts, asked) for name in self._members.teachers]
+        answers = [self._ask(name, rollouts, asked) for name in self._members]
         return [self._pooled(of_one) for of_one in zip(*answers, strict=True)]
 
     def _pooled(self, answers: Sequence[TeacherSignal]) -> TeacherSignal:
@@ -114,4 +114,4 @@ class PoolTeacher(TeacherOfMembers):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build every member."""
-    return PoolTeacher(Members.build(config.teachers, context), config)
+    return PoolTeacher(build_members(config.teachers, context), config)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
 
 from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
 from practicum.teachers._outcome import outcome
-from practicum.teachers._wrapping import WrappingTeacher
-from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
 """Placeholders that stand for the completion being scored and for what became of its prompt, not for the prompt."""
@@ -82,11 +82,11 @@ class Config(BaseModel):
         return any(field in ROLLOUT_FIELDS for field in self.fields)
 
 
-class PrivilegedTeacher(WrappingTeacher):
+class PrivilegedTeacher(Teacher):
     """Rewrites each prompt and hands it to the teacher inside; see `practicum.ports.Teacher`."""
 
     def __init__(self, inner: Teacher, config: Config) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._config = config
 
     @property
@@ -121,6 +121,18 @@ class PrivilegedTeacher(WrappingTeacher):
         if self._config.needs_rollout or self._silent(prompt, {}):
             return None
         return self._inner.voice(with_context(prompt, self._config))
+
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        """Pass it on to the teacher inside."""
+        self._inner.after_step(step, data)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Return that of the teacher inside."""
+        return self._inner.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give it to the teacher inside."""
+        self._inner.load_state(tensors)
 
     def _silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
         """Whether a field is missing and that is no error: a sibling is a matter of luck, other fields of `missing`."""

@@ -4,7 +4,7 @@ Routing by domain is how several experts become one student in MiMo-V2-Flash (26
 """
 
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
@@ -14,7 +14,7 @@ from practicum.errors import DataError
 from practicum.objective import Signal
 from practicum.objective.calls import did_you_mean
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
-from practicum.teachers._members import MemberConfigs, Members, TeacherOfMembers, by_place, shared
+from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, shared
 from practicum.teachers._outcome import Outcome, outcome
 from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -59,33 +59,31 @@ class Config(BaseModel):
 class RouteTeacher(TeacherOfMembers):
     """Sorts rollouts by member and asks each member once; see `practicum.ports.Teacher`."""
 
-    def __init__(self, members: Members, config: Config) -> None:
+    def __init__(self, members: Mapping[str, Teacher], config: Config) -> None:
         super().__init__(members)
         self._config = config
-        self._by = config.by
-        self._default = config.default
 
     @property
     def capabilities(self) -> Capabilities:
         """What every member can answer."""
-        return self._config.joined(member.capabilities for member in self._members.teachers.values())
+        return self._config.joined(member.capabilities for member in self._members.values())
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """What each rollout's own member says, under that member's name."""
         answers = [TeacherSignal()] * len(rollouts)
         for name, places in self._sorted(rollouts, self._of_rollout).items():
-            own = self._members.score(name, [rollouts[place] for place in places], signal)
+            own = self._ask(name, [rollouts[place] for place in places], signal)
             for place, answer in zip(places, own, strict=True):
                 answers[place] = answer
         return answers
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
         """Each prompt's own member answers; None by outcome, for there is none yet, or where a member cannot."""
-        if self._by == "outcome":
+        if self._config.by == "outcome":
             return None
         answers: dict[int, Sample] = {}
         for name, places in self._sorted(requests, lambda request: self._of_prompt(request.prompt)).items():
-            own = self._members.teachers[name].sample([requests[place] for place in places], params)
+            own = self._members[name].sample([requests[place] for place in places], params)
             if own is None:
                 return None
             answers.update(zip(places, own, strict=True))
@@ -93,7 +91,7 @@ class RouteTeacher(TeacherOfMembers):
 
     def voice(self, prompt: Prompt) -> Voice | None:
         """That of the prompt's own member; None by outcome."""
-        return None if self._by == "outcome" else self._members.teachers[self._of_prompt(prompt)].voice(prompt)
+        return None if self._config.by == "outcome" else self._members[self._of_prompt(prompt)].voice(prompt)
 
     def _sorted(self, items: Iterable[Item], member: Callable[[Item], str]) -> dict[str, list[int]]:
         """The places of the items, by the member they go to."""
@@ -104,27 +102,35 @@ class RouteTeacher(TeacherOfMembers):
 
     def _of_rollout(self, rollout: Rollout) -> str:
         return (
-            self._member(rollout.prompt, outcome(rollout)) if self._by == "outcome" else self._of_prompt(rollout.prompt)
+            self._member(rollout.prompt, outcome(rollout))
+            if self._config.by == "outcome"
+            else self._of_prompt(rollout.prompt)
         )
 
     def _of_prompt(self, prompt: Prompt) -> str:
         named = {"domain": prompt.domain, "teacher": prompt.teacher}
-        return self._member(prompt, named[self._by] if self._by in named else prompt.privileged.get(self._by))
+        return self._member(
+            prompt, named[self._config.by] if self._config.by in named else prompt.privileged.get(self._config.by)
+        )
 
     def _member(self, prompt: Prompt, key: str | None) -> str:
         """The member that a key leads to; DataError where it leads nowhere."""
-        if key is not None and key in self._members.teachers:
+        if key is not None and key in self._members:
             return key
-        if self._default is None:
-            found = f"has no {self._by}" if key is None else f"has the {self._by} {key!r}, to which no teacher belongs"
-            known = ", ".join(self._members.teachers)
+        if self._config.default is None:
+            found = (
+                f"has no {self._config.by}"
+                if key is None
+                else f"has the {self._config.by} {key!r}, to which no teacher belongs"
+            )
+            known = ", ".join(self._members)
             raise DataError(
                 f"prompt {prompt.id!r} {found}; the route knows {known}: add a teacher for it under teacher.teachers, or "
                 "name one of them as teacher.default"
             )
-        return self._default
+        return self._config.default
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build every member."""
-    return RouteTeacher(Members.build(config.teachers, context), config)
+    return RouteTeacher(build_members(config.teachers, context), config)

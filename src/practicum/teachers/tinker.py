@@ -14,14 +14,14 @@ from torch import Tensor
 
 from practicum.errors import TeacherError
 from practicum.objective import Sampled, Signal
-from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherContext
+from practicum.ports import Capabilities, SamplingClient, Stateful, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._probe import canary_of, difference
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import canary_folder
 from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
 from practicum.tinker_api.sampling import service_capabilities
-from practicum.types import Datum, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)
 
@@ -70,24 +70,21 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
 
 
-class KnownModel:
+class KnownModel(Stateful):
     """A service's model that is recognised by a canary: at a resume, and when the service was started again.
 
     See `practicum.ports.SamplingClient`.
     """
 
     def __init__(self, sampler: SamplingClient, connection: Connection, name: str, vocabulary: int) -> None:
+        self.capabilities = sampler.capabilities
+        """Those of the service."""
         self._sampler = sampler
         self._connection = connection
         self._name = name
         self._sequence: ScoreRequest = canary_of(vocabulary)
         self._canary = self._look()
         self._seen = connection.reopened
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the service."""
-        return self._sampler.capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The model's own answers."""
@@ -104,9 +101,6 @@ class KnownModel:
     def folder_in(self, place: Path) -> str:
         """The name of the folder of this model's answers."""
         return canary_folder(place, self._name, self._canary, self._is_same)
-
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Its weights are its own."""
 
     def save_state(self) -> dict[str, Tensor]:
         """What a resumed run compares with."""

@@ -46,16 +46,12 @@ class ServiceSampler:
         self._connection = connection
         self._begin = begin
         self._vocabulary = vocabulary
-        self._largest_k = largest_k
+        self.capabilities = service_capabilities(largest_k)
+        """The sampled token, its own candidates, and those that it is given."""
         self._lasting = lasting
         self._meter = meter
         self._session = -1
         self._client: Any = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The sampled token, its own candidates, and those that it is given."""
-        return service_capabilities(self._largest_k)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """One completion a request, each from the stream of its seed."""

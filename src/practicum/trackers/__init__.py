@@ -5,12 +5,13 @@ None is used unless a recipe asks for it, and then its package is imported when 
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from practicum.errors import RecipeError
+from practicum.errors import RecipeError, ResourceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Let go of the service; without `finish` the run was stopped. Comes after every `begin`."""
         ...
+
+
+@contextmanager
+def telling(what: str, *failures: type[Exception], advice: str = "") -> Iterator[None]:
+    """Turn the failures of a service into one ResourceError, without its words, in which an address may hold a password."""
+    try:
+        yield
+    except failures as error:
+        raise ResourceError(f"{what} ({type(error).__name__}){advice}") from None
 
 
 def client(name: str, package: str = "") -> Any:

@@ -3,13 +3,13 @@
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from practicum.errors import ResourceError
-from practicum.trackers import Tracker, TrackerContext, client
+from practicum.trackers import Tracker, TrackerContext, client, telling
 
 TAG = "practicum.id"
 """The tag by which a resumed run finds itself again."""
@@ -47,7 +47,6 @@ class MLflow:
     def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
         local = f"sqlite:///{context.home.parent / 'mlflow.db'}"
         self._mlflow = module
-        self._failures = (module.exceptions.MlflowException, OSError)
         self._context = context
         self._experiment = config.experiment
         self._uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or local
@@ -57,7 +56,7 @@ class MLflow:
 
     def begin(self, first_step: int) -> int:
         """Find the run with our tag, or create it with the recipe as its parameters."""
-        try:
+        with self._telling("the run cannot begin"):
             self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
             experiment = self._client.get_experiment_by_name(self._experiment)
             number = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
@@ -73,18 +72,14 @@ class MLflow:
             ]
             for start in range(0, len(params), 100):
                 self._client.log_batch(self._run, params=params[start : start + 100])
-        except self._failures as error:
-            raise self._failure("the run cannot begin", error) from None
         return 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One batch of metrics."""
         now = int(time.time() * 1000)
         batch = [self._mlflow.entities.Metric(name, value, now, step) for name, value in metrics.items()]
-        try:
+        with self._telling(f"step {step} cannot be sent"):
             self._client.log_batch(self._run, metrics=batch)
-        except self._failures as error:
-            raise self._failure(f"step {step} cannot be sent", error) from None
 
     def finish(self, summary: Mapping[str, float]) -> None:
         """Metrics of the whole run."""
@@ -95,14 +90,12 @@ class MLflow:
         """End the run, as killed where it was stopped."""
         if not self._run:
             return
-        try:
+        with self._telling("the run cannot end"):
             self._client.set_terminated(self._run, status="FINISHED" if self._finished else "KILLED")
-        except self._failures as error:
-            raise self._failure("the run cannot end", error) from None
 
-    def _failure(self, what: str, error: Exception) -> ResourceError:
-        """One line, without the server's words, in which an address may hold a password."""
-        return ResourceError(f"mlflow: {what} ({type(error).__name__}); look at tracking.uri and the server")
+    def _telling(self, what: str) -> AbstractContextManager[None]:
+        failures = self._mlflow.exceptions.MlflowException, OSError
+        return telling(f"mlflow: {what}", *failures, advice="; look at tracking.uri and the server")
 
 
 def build(config: Config, context: TrackerContext) -> Tracker:

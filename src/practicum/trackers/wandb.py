@@ -3,13 +3,12 @@
 import netrc
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from practicum.errors import ResourceError
-from practicum.trackers import Tracker, TrackerContext, client
+from practicum.trackers import Tracker, TrackerContext, client, telling
 
 HOST = "api.wandb.ai"
 
@@ -49,7 +48,7 @@ class Wandb:
             x_disable_stats=True,
             x_disable_meta=True,
         )
-        try:
+        with self._telling("the run cannot begin", advice="; write tracking.mode=offline"):
             self._run = self._wandb.init(
                 project=self._config.project,
                 entity=self._config.entity,
@@ -62,31 +61,26 @@ class Wandb:
                 config=dict(self._context.settings),
                 settings=settings,
             )
-        except (self._wandb.Error, OSError) as error:
-            raise ResourceError(
-                f"wandb: the run cannot begin ({type(error).__name__}); write tracking.mode=offline"
-            ) from None
         return max(int(self._run.starting_step) - 1, 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row of history."""
-        try:
+        with self._telling(f"step {step} cannot be sent"):
             self._run.log(dict(metrics), step=step)
-        except (self._wandb.Error, OSError) as error:
-            raise ResourceError(f"wandb: step {step} cannot be sent ({type(error).__name__})") from None
 
     def finish(self, summary: Mapping[str, float]) -> None:
         """The run's summary."""
-        try:
+        with self._telling("the summary cannot be sent"):
             self._run.summary.update(dict(summary))
-        except (self._wandb.Error, OSError) as error:
-            raise ResourceError(f"wandb: the summary cannot be sent ({type(error).__name__})") from None
         self._finished = True
 
     def close(self) -> None:
         """End the run, as failed where it was stopped."""
         if self._run is not None:
             self._run.finish(exit_code=0 if self._finished else 1)
+
+    def _telling(self, what: str, advice: str = "") -> AbstractContextManager[None]:
+        return telling(f"wandb: {what}", self._wandb.Error, OSError, advice=advice)
 
 
 def build(config: Config, context: TrackerContext) -> Tracker:

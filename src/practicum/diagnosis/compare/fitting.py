@@ -22,7 +22,7 @@ from torch import Tensor
 
 from practicum.errors import DataError
 from practicum.randomness import seed_of
-from practicum.run_dir import SCALED, read_json
+from practicum.run_dir import read_json, shapes
 from practicum.statistics import Interval
 
 QUANTITIES = {
@@ -107,7 +107,7 @@ def read_runs(folders: Sequence[Path], result: str) -> list[Run]:
     """Every finished run below the folders; DataError where there is none with a result."""
     runs = []
     for path in sorted({path for folder in folders for path in folder.rglob("summary.json")}):
-        scaling = read_json(path, SCALED).get("scaling")
+        scaling = read_json(path, shapes.SCALED).get("scaling")
         if isinstance(scaling, Mapping) and scaling["result"].get(result) is not None:
             value = scaling["result"][result]
             runs.append(Run(str(path.parent), _numbers(scaling), 1.0 - value if result == "accuracy" else value))

@@ -14,7 +14,7 @@ from typing import Any
 
 from practicum.diagnosis.tables import SPENT
 from practicum.errors import DataError
-from practicum.run_dir import AFTER, METRICS, SUMMARY, TIMINGS, read_json, read_rows
+from practicum.run_dir import read_json, read_rows, shapes
 from practicum.statistics import (
     Interval,
     difference,
@@ -120,8 +120,9 @@ class Findings:
 
 def read_outcome(arm: str, seed: int, folder: Path, home: Path) -> Outcome:
     """What a finished run left in its folder."""
-    summary, after = read_json(folder / "summary.json", SUMMARY), read_json(folder / "after.json", AFTER)["student"]
-    rows, seconds = list(read_rows(folder / "metrics.jsonl", METRICS)), _seconds(folder)
+    summary = read_json(folder / "summary.json", shapes.SUMMARY)
+    after = read_json(folder / "after.json", shapes.AFTER)["student"]
+    rows, seconds = list(read_rows(folder / "metrics.jsonl", shapes.METRICS)), _seconds(folder)
     spent: dict[str, float] = {}
     curve = []
     before = summary["before"]
@@ -155,7 +156,7 @@ def _spent_in(row: Mapping[str, Any], seconds: float) -> dict[str, float]:
 
 def _seconds(folder: Path) -> dict[int, float]:
     path = folder / "timings.jsonl"
-    rows = read_rows(path, TIMINGS) if path.is_file() else ()
+    rows = read_rows(path, shapes.TIMINGS) if path.is_file() else ()
     return {row["step"]: sum(value for name, value in row.items() if name != "step") for row in rows}
 
 

@@ -27,7 +27,7 @@ from practicum.diagnosis.compare.arms import Design
 from practicum.errors import Interrupted, RecipeError
 from practicum.faults import fault
 from practicum.recipe import resolved
-from practicum.run_dir import ENDED, RESOLVED, changed_fields, near, read_json, write_json
+from practicum.run_dir import changed_fields, near, read_json, shapes, write_json
 from practicum.stopping import Stop
 from practicum.text import printable
 from practicum.tracking import Console
@@ -97,7 +97,7 @@ def jobs_of(found: Design, home: Path, resume: bool) -> list[Job]:
         raise RecipeError(f"{home} holds no comparison to go on with; leave --resume out to start it")
     for job in jobs:
         if job.file.is_file():
-            differences = changed_fields(read_json(job.file, RESOLVED), job.data)
+            differences = changed_fields(read_json(job.file, shapes.RESOLVED), job.data)
             if differences:
                 raise RecipeError(
                     [f"{near(job.file)}: arm {job.arm!r} changed; undo this, or name a new arm or --out:", *differences]
@@ -139,7 +139,7 @@ def run_all(jobs: Sequence[Job], at_once: int, console: Console, stop: Stop) -> 
 
 def _reached(job: Job) -> str:
     """The result of a finished run in a few words."""
-    summary = read_json(job.folder / "summary.json", ENDED)
+    summary = read_json(job.folder / "summary.json", shapes.ENDED)
     after = (summary["stages"][-1] if "stages" in summary else summary)["after"]
     accuracy = None if after is None else after["accuracy"]
     return f"{job.steps_done} steps" + ("" if accuracy is None else f", accuracy {accuracy['mean']:.3f}")

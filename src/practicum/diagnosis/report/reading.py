@@ -8,23 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from practicum.errors import RecipeError
-from practicum.run_dir import (
-    AFTER,
-    ALARM,
-    BEFORE,
-    DOCTOR,
-    METRICS,
-    REJECTED,
-    ROLLOUT,
-    SHOWN_RUN,
-    START,
-    SUMMARY,
-    TIMINGS,
-    VOCABULARY,
-    parse_row,
-    read_json,
-    read_rows,
-)
+from practicum.run_dir import parse_row, read_json, read_rows, shapes
 
 MOST_ROLLOUTS = 2000
 """So many rollouts, spread evenly over the run, are read for the panels about tokens."""
@@ -86,28 +70,31 @@ class RunData:
 def read_run(folder: Path, most_rollouts: int = MOST_ROLLOUTS) -> RunData:
     """Everything a page is made of; RecipeError where the folder holds no run."""
     saved = _recipe(folder)
-    before, after = _object(folder / "before.json", BEFORE) or {}, _object(folder / "after.json", AFTER) or {}
+    before = _object(folder / "before.json", shapes.BEFORE) or {}
+    after = _object(folder / "after.json", shapes.AFTER) or {}
     rollouts, total = sampled_rows(folder / "rollouts.jsonl", most_rollouts)
-    starts = rows(folder / "starts.jsonl", START)
-    doctor = _object(folder / "doctor.json", DOCTOR)
+    starts = rows(folder / "starts.jsonl", shapes.START)
+    doctor = _object(folder / "doctor.json", shapes.DOCTOR)
     return RunData(
         folder=folder,
         recipe=saved["recipe"],
         identity=saved.get("identity", {}),
         prompts=saved.get("prompts"),
         changes=saved.get("changes", []),
-        summary=_object(folder / "summary.json", SUMMARY),
+        summary=_object(folder / "summary.json", shapes.SUMMARY),
         before=before.get("student"),
         teacher=before.get("teacher"),
         after=after.get("student"),
-        metrics=rows(folder / "metrics.jsonl", METRICS),
-        timings=rows(folder / "timings.jsonl", TIMINGS),
-        alarms=rows(folder / "alarms.jsonl", ALARM),
-        doctor=doctor or _object(folder.with_name(f"{folder.name}.doctor.json"), DOCTOR),
+        metrics=rows(folder / "metrics.jsonl", shapes.METRICS),
+        timings=rows(folder / "timings.jsonl", shapes.TIMINGS),
+        alarms=rows(folder / "alarms.jsonl", shapes.ALARM),
+        doctor=doctor or _object(folder.with_name(f"{folder.name}.doctor.json"), shapes.DOCTOR),
         rollouts=rollouts,
         rollouts_total=total,
-        vocabulary={row["id"]: (row["text"], row["control"]) for row in rows(folder / "vocabulary.jsonl", VOCABULARY)},
-        rejected=rows(folder / "rejected.jsonl", REJECTED),
+        vocabulary={
+            row["id"]: (row["text"], row["control"]) for row in rows(folder / "vocabulary.jsonl", shapes.VOCABULARY)
+        },
+        rejected=rows(folder / "rejected.jsonl", shapes.REJECTED),
         starts=starts,
         versions=starts[-1]["versions"] if starts else None,
     )
@@ -118,7 +105,7 @@ def _recipe(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         missing = "recipe.json is missing" if folder.is_dir() else "there is no such folder"
         raise RecipeError(f"{folder} holds no run: {missing}; name the folder of a run, for example runs/NAME")
-    return read_json(path, SHOWN_RUN)
+    return read_json(path, shapes.SHOWN_RUN)
 
 
 def _object(path: Path, shape: TypeAdapter[Any]) -> dict[str, Any] | None:
@@ -131,7 +118,7 @@ def rows(path: Path, shape: TypeAdapter[Any]) -> list[Row]:
     return list(read_rows(path, shape)) if path.is_file() else []
 
 
-def sampled_rows(path: Path, most: int, shape: TypeAdapter[Any] = ROLLOUT) -> tuple[list[Row], int]:
+def sampled_rows(path: Path, most: int, shape: TypeAdapter[Any] = shapes.ROLLOUT) -> tuple[list[Row], int]:
     """At most `most` rows, spread evenly from the first to the last, and how many there are.
 
     Only the chosen ones are parsed, so a large file costs little more than reading it.
