@@ -214,8 +214,12 @@ def deictic_share() -> float:
 def opening_share() -> float:
     """Return the percentage of docstrings that open with a question's word."""
     nodes = (node for tree in trees().values() for node in ast.walk(tree))
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    texts = [text for node in nodes if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+    texts = [
+        text
+        for node in nodes
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+    ]
     return round(100 * sum(bool(OPENINGS.match(text)) for text in texts) / len(texts), 1)
 
 

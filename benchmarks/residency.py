@@ -23,7 +23,6 @@ from practicum.model_config import ScorerConfig, Scratch
 from practicum.objective import Full
 from practicum.ports import Teacher
 from practicum.teachers._client import ClientTeacher
-from practicum.teachers._members import Members
 from practicum.teachers.route import Config, RouteTeacher
 from practicum.types import Message, Prompt, Rollout, TeacherSignal
 
@@ -100,7 +99,7 @@ def _route(folder: Path, residency: str, teachers: int) -> Teacher:
         config = ScorerConfig(model=str(folder / str(number)), residency=residency)  # type: ignore[arg-type]
         loaded = load(config)
         members[str(number)] = ClientTeacher(scorer(loaded, config, BATCH, CHUNK), loaded.renderer)
-    return RouteTeacher(Members(members), Config.model_validate({"teachers": dict.fromkeys(members, "none")}))
+    return RouteTeacher(members, Config.model_validate({"teachers": dict.fromkeys(members, "none")}))
 
 
 def _rollouts(count: int, tokens: int, teachers: int) -> list[Rollout]:

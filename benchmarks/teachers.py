@@ -37,7 +37,6 @@ from practicum.objective import Full, Objective
 from practicum.ports import AdamParams, Teacher
 from practicum.teachers import pool, route
 from practicum.teachers._client import ClientTeacher
-from practicum.teachers._members import Members
 from practicum.types import Message, Prompt, Rollout
 
 PAIR, QUICK_PAIR = ("toy", "toy-teacher"), ("tiny", "tiny-teacher")
@@ -145,8 +144,8 @@ def _teacher(kind: str, clients: Sequence[Teacher]) -> Teacher:
     members = {str(number): client for number, client in enumerate(clients)}
     given = {"teachers": dict.fromkeys(members, "none")}
     if kind == "route":
-        return route.RouteTeacher(Members(members), route.Config.model_validate(given))
-    return pool.PoolTeacher(Members(members), pool.Config.model_validate({**given, "kind": "sum"}))
+        return route.RouteTeacher(members, route.Config.model_validate(given))
+    return pool.PoolTeacher(members, pool.Config.model_validate({**given, "kind": "sum"}))
 
 
 def _rollouts(count: int, tokens: int, teachers: int, vocabulary: int) -> list[Rollout]:
