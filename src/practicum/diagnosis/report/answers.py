@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from practicum.diagnosis.report.charts import Point, Ranged, bar_chart, diagonal_chart, legend, ranged_chart
+from practicum.diagnosis.report.charts import Point, bar_chart, diagonal_chart, legend, ranged_chart
 from practicum.diagnosis.report.markup import Section, count, note, number, percent, safe, table, unfolding
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.evaluation import Answered, agreeing, confidences
 from practicum.statistics import (
+    Interval,
     bootstrap,
     calibration_error,
     distinct_ngrams,
@@ -114,20 +115,15 @@ def _pass_at_k(columns: Sequence[Column], seed: int) -> str:
         return ""
     tries = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < most] + [most]
 
-    def ranged(groups: Sequence[Sequence[Row]]) -> list[Ranged]:
-        found = []
-        for place, k in enumerate(tries):
-            chances = [pass_at_k(len(group), sum(one["reward"] >= 1.0 for one in group), k) for group in groups]
-            interval = bootstrap(torch.tensor(chances, dtype=torch.float64), seed)
-            found.append(Ranged(place, interval.mean, interval.low, interval.high))
-        return found
+    def chance(groups: Sequence[Sequence[Row]], k: int) -> Interval:
+        chances = [pass_at_k(len(group), sum(one["reward"] >= 1.0 for one in group), k) for group in groups]
+        return bootstrap(torch.tensor(chances, dtype=torch.float64), seed)
 
-    drawn = [(name, role, ranged(groups)) for name, role, groups in grouped]
-    chart = ranged_chart("the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0)
-    body = [
-        [name, *(f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]" for value in values)]
-        for name, _, values in drawn
+    drawn = [
+        (name, role, [(place, chance(groups, k)) for place, k in enumerate(tries)]) for name, role, groups in grouped
     ]
+    chart = ranged_chart("the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0)
+    body = [[name, *(str(interval) for _, interval in values)] for name, _, values in drawn]
     numbers = table(["", *(f"pass@{k}" for k in tries)], body, numbers=range(1, len(tries) + 1), label="pass at k")
     return f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in drawn])}</div></figure>{numbers}'
 

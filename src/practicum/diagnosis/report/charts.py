@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from practicum.statistics import Interval
+
 WIDTH, HEIGHT = 400.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 14.0, 24.0
 """The margins around the plot, in the units of the drawing."""
@@ -182,23 +184,17 @@ def _curve(curve: Curve, across: Axis, up: Axis) -> str:
     return line(points, " raw") + line(thinned(running_mean(curve.points), 400), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Ranged:
-    """A value with its interval at a place of the horizontal axis, in one role's colour."""
-
-    place: int
-    mean: float
-    low: float
-    high: float
+Ranged = tuple[int, Interval]
+"""A place of the horizontal axis, and the mean with its interval there."""
 
 
 def ranged_chart(
     label: str, groups: Sequence[tuple[str, str, Sequence[Ranged]]], names: Sequence[str], top: float | None = None
 ) -> str:
     """Points with intervals, a colour a group, at the places 0, 1, 2 ... called `names`; `top` fixes the upper end."""
-    highs = [value.high for _, _, group in groups for value in group]
+    highs = [interval.high for _, _, group in groups for _, interval in group]
     ends = [0.0, *highs] if top is None else [0.0, top]
-    lows = [value.low for _, _, group in groups for value in group]
+    lows = [interval.low for _, _, group in groups for _, interval in group]
     up = values_axis([*ends, *(low for low in lows if low < 0)], HEIGHT - BOTTOM, TOP)
     across = Axis(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)
     shift = [8 * (place - (len(groups) - 1) / 2) for place in range(len(groups))]
@@ -210,10 +206,10 @@ def ranged_chart(
 
 
 def _ranged(name: str, role: str, group: Sequence[Ranged], across: Axis, up: Axis, offset: float) -> str:
-    places = [(across.at(value.place) + offset, value) for value in group]
+    places = [(across.at(place) + offset, interval) for place, interval in group]
     line = " ".join(f"{x:.1f},{up.at(value.mean):.1f}" for x, value in places)
     whiskers = "".join(
-        f'<g class="{role}"><title>{html.escape(name)}: {value.mean:.3g} [{value.low:.3g}, {value.high:.3g}]</title>'
+        f'<g class="{role}"><title>{html.escape(name)}: {value:.3g}</title>'
         f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{up.at(value.low):.1f}" y2="{up.at(value.high):.1f}"/>'
         f'<circle class="dot" cx="{x:.1f}" cy="{up.at(value.mean):.1f}" r="3.5"/></g>'
         for x, value in places

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from practicum.diagnosis.report.charts import Ranged, legend, ranged_chart
+from practicum.diagnosis.report.charts import legend, ranged_chart
 from practicum.diagnosis.report.markup import Section, bar, count, note, number, percent, safe, table
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.statistics import Interval, auroc, clustered, concentration, participation
@@ -165,13 +165,9 @@ def _by_place(tokens: Tokens, first: Tokens, last: Tokens, seed: int) -> str:
     spans = _spans(int(tokens.place.max()) + 1)
     names = [str(low + 1) if high == low + 1 else f"{low + 1}-{high}" for low, high in spans]
 
-    def ranged(some: Tokens) -> list[Ranged]:
-        found = []
-        for place, (low, high) in enumerate(spans):
-            mean = some.where((some.place >= low) & (some.place < high)).mean(seed)
-            if mean is not None:
-                found.append(Ranged(place, mean.mean, mean.low, mean.high))
-        return found
+    def ranged(some: Tokens) -> list[tuple[int, Interval]]:
+        means = [some.where((some.place >= low) & (some.place < high)).mean(seed) for low, high in spans]
+        return [(place, mean) for place, mean in enumerate(means) if mean is not None]
 
     groups = [("first fifth of the steps", "before", ranged(first)), ("last fifth", "student", ranged(last))]
     chart = ranged_chart("mean by place in the answer, nats a token", groups, names)
@@ -203,7 +199,7 @@ def _by_kind(tokens: Tokens, first: Tokens, last: Tokens, run: RunData) -> str:
                 percent(len(some) / len(tokens)),
                 percent(share),
                 bar(share),
-                f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]",
+                f"{mean:.3f}",
                 f"{_plain(first.where(early == place))} → {_plain(last.where(late == place))}",
             ]
         )
@@ -282,7 +278,7 @@ def _preference(tokens: Tokens, rewards: Tensor) -> str:
 
 
 def _with_interval(mean: Interval | None) -> str:
-    return "" if mean is None else f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]"
+    return "" if mean is None else f"{mean:.3f}"
 
 
 def _places(chosen: Tensor) -> list[int]:
