@@ -8,6 +8,7 @@ from practicum.statistics.answers import (
     similarity,
     unique_share,
 )
+from practicum.statistics.groups import group_pairs, mean_of
 from practicum.statistics.intervals import (
     Interval,
     auroc,
@@ -44,10 +45,12 @@ __all__ = [
     "detectable",
     "difference",
     "distinct_ngrams",
+    "group_pairs",
     "holm",
     "importance_health",
     "is_degenerate",
     "longest_run",
+    "mean_of",
     "overlaps_zero",
     "participation",
     "pass_at_k",

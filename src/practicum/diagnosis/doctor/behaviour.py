@@ -9,8 +9,10 @@ from practicum.statistics import (
     agreement,
     calibration_error,
     distinct_ngrams,
+    group_pairs,
     is_degenerate,
     longest_run,
+    mean_of,
     pass_at_k,
     quantiles,
     trapped,
@@ -75,19 +77,16 @@ def variety(evidence: Evidence) -> Finding:
     entropy = evidence.mean(lambda trace: trace.student_entropy)
     if entropy is None:
         return skipped("no answer has a token")
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in evidence.rollouts:
-        groups.setdefault(rollout.prompt.id, []).append(rollout)
-    several = list(groups.values())
+    several = list(group_pairs((rollout.prompt.id, rollout) for rollout in evidence.rollouts).values())
     texts = [[rollout.text.strip() for rollout in group] for group in several]
     details: dict[str, float | None] = {
-        "distinct 2-grams": _mean([distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]),
-        "different answers": _mean([unique_share(group) for group in texts]),
+        "distinct 2-grams": mean_of([distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]),
+        "different answers": mean_of([unique_share(group) for group in texts]),
         **_calibration(evidence, several, texts),
     }
     rewards = evidence.scores(evidence.rollouts)
     for k in (1, evidence.samples):
-        details[f"pass@{k}"] = _mean([pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()])
+        details[f"pass@{k}"] = mean_of([pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()])
     return Finding(
         "pass",
         "recorded as the baseline that a run is compared with",
@@ -153,8 +152,3 @@ def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[li
         "calibration error": calibration_error(sure, right),
         "over-confidence": (sum(sure) - sum(right)) / len(pairs),
     }
-
-
-def _mean(values: list[float | None] | list[float]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -27,7 +27,7 @@ from practicum.ports import SamplingClient, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe
 from practicum.rollouts import Batch, environment_of, prompts_of_step, rewarded, sample_rollouts
-from practicum.statistics import Interval, clustered, wilson
+from practicum.statistics import Interval, clustered, group_pairs, wilson
 from practicum.types import Prompt, Rollout, Sample, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)
@@ -141,11 +141,8 @@ class Evidence:
 
     def by_prompt(self, values: Callable[[Trace], Tensor | None]) -> list[Tensor]:
         """Some tokens' values of all rollouts that have them, together by prompt."""
-        groups: dict[str, list[Tensor]] = {}
-        for trace in self.traces:
-            found = values(trace)
-            if found is not None and len(found):
-                groups.setdefault(trace.rollout.prompt.id, []).append(found.double())
+        pairs = [(trace.rollout.prompt.id, values(trace)) for trace in self.traces]
+        groups = group_pairs((prompt, found.double()) for prompt, found in pairs if found is not None and len(found))
         return [torch.cat(group) for group in groups.values()]
 
     def mean(self, values: Callable[[Trace], Tensor | None]) -> Interval | None:
@@ -171,11 +168,7 @@ class Evidence:
 
     def scores(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         """The rewards of some rollouts by prompt; empty where the task has none."""
-        rewards: dict[str, list[float]] = {}
-        for rollout in rollouts:
-            if rollout.reward is not None:
-                rewards.setdefault(rollout.prompt.id, []).append(rollout.reward)
-        return rewards
+        return group_pairs((rollout.prompt.id, rollout.reward) for rollout in rollouts if rollout.reward is not None)
 
 
 def gather(recipe: Recipe, built: Assembled, count: int, samples: int) -> Evidence:

@@ -12,7 +12,7 @@ from practicum.diagnosis.doctor.findings import Finding, Status, grade, of_terms
 from practicum.model_config import ModelConfig
 from practicum.ports import walk
 from practicum.recipe import Recipe
-from practicum.statistics import Interval, clustered
+from practicum.statistics import Interval, clustered, group_pairs
 from practicum.text import printable
 
 STOP_GAP, IMPOSSIBLE_STOP = -3.0, 1e-4
@@ -115,9 +115,7 @@ def parity(evidence: Evidence) -> Finding:
     student = evidence.mean(lambda trace: _errors(trace.logprobs, trace.rollout.policy_logprobs))
     if student is None:
         return skipped("no answer has a token")
-    by_prompt: dict[str, list[Tensor]] = {}
-    for canary in evidence.canaries:
-        by_prompt.setdefault(canary.prompt, []).append(_errors(canary.scored, canary.written))
+    by_prompt = group_pairs((canary.prompt, _errors(canary.scored, canary.written)) for canary in evidence.canaries)
     teacher = clustered([torch.cat(group) for group in by_prompt.values()], evidence.seed) if by_prompt else None
     found = {"the student's": student, **({} if teacher is None else {"the teacher's": teacher})}
     graded: dict[str, Status] = {whose: grade(value, *PARITY) for whose, value in found.items()}

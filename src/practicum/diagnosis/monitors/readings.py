@@ -16,8 +16,10 @@ from practicum.loop import StepResult
 from practicum.statistics import (
     concentration,
     distinct_ngrams,
+    group_pairs,
     importance_health,
     is_degenerate,
+    mean_of,
     pass_at_k,
     probability_error,
     quantiles,
@@ -220,10 +222,7 @@ def engine(tokens: Tokens, result: StepResult, facts: Facts) -> dict[str, float 
 
 def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
     """How different the student's answers to one prompt are, and how often one of them is right."""
-    by_prompt: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        if rollout.source == "student":
-            by_prompt.setdefault(rollout.prompt.id, []).append(rollout)
+    by_prompt = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts if rollout.source == "student")
     several = [group for group in by_prompt.values() if len(group) > 1]
     if not several:
         return {}
@@ -232,8 +231,8 @@ def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
         [1.0 if rollout.reward >= 1.0 else 0.0 for rollout in group if rollout.reward is not None] for group in several
     ]
     return {
-        "unique_answers": _average([unique_share([rollout.text.strip() for rollout in group]) for group in several]),
-        "distinct_2": _average([pair for pair in pairs if pair is not None]),
+        "unique_answers": mean_of([unique_share([rollout.text.strip() for rollout in group]) for group in several]),
+        "distinct_2": mean_of(pairs),
         **_passes([rights for rights in rewards if len(rights) > 1]),
     }
 
@@ -303,18 +302,16 @@ def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor,
 def _passes(groups: Sequence[Sequence[float]]) -> dict[str, float | None]:
     if not groups:
         return {}
-    any_right = _average([pass_at_k(len(rights), int(sum(rights)), len(rights)) for rights in groups])
-    each = _average([sum(rights) / len(rights) for rights in groups])
+    any_right = mean_of([pass_at_k(len(rights), int(sum(rights)), len(rights)) for rights in groups])
+    each = mean_of([sum(rights) / len(rights) for rights in groups])
     assert any_right is not None and each is not None
-    settled = _average([float(sum(rights) in (0.0, len(rights))) for rights in groups])
+    settled = mean_of([float(sum(rights) in (0.0, len(rights))) for rights in groups])
     return {"pass_at_n": any_right, "pass_gap": any_right - each, "settled_prompts": settled}
 
 
 def _unique(evaluation: Evaluation) -> float | None:
-    by_prompt: dict[str, list[str]] = {}
-    for answer in evaluation.answers:
-        by_prompt.setdefault(answer.prompt, []).append(answer.text.strip())
-    return _average([unique_share(texts) for texts in by_prompt.values() if len(texts) > 1])
+    by_prompt = group_pairs((answer.prompt, answer.text.strip()) for answer in evaluation.answers)
+    return mean_of([unique_share(texts) for texts in by_prompt.values() if len(texts) > 1])
 
 
 def _first_update(result: StepResult, updates: int) -> Bool[Tensor, " B"]:
@@ -341,7 +338,3 @@ def _share(hits: Bool[Tensor, " T"]) -> float:
 def _mean(values: Float[Tensor, " T"]) -> float | None:
     known = _known(values)
     return known.double().mean().item() if len(known) else None
-
-
-def _average(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

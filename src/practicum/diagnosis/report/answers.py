@@ -15,6 +15,7 @@ from practicum.statistics import (
     bootstrap,
     calibration_error,
     distinct_ngrams,
+    group_pairs,
     is_degenerate,
     longest_run,
     pass_at_k,
@@ -99,11 +100,8 @@ def _domains(columns: Sequence[Column]) -> str:
 
 def _by_prompt(evaluation: Row) -> list[list[Row]]:
     """The graded answers of each prompt."""
-    groups: dict[str, list[Row]] = {}
-    for answer in evaluation["answers"]:
-        if answer["reward"] is not None:
-            groups.setdefault(answer["prompt"], []).append(answer)
-    return list(groups.values())
+    graded = (answer for answer in evaluation["answers"] if answer["reward"] is not None)
+    return list(group_pairs((answer["prompt"], answer) for answer in graded).values())
 
 
 def _pass_at_k(columns: Sequence[Column], seed: int) -> str:
@@ -240,9 +238,7 @@ def _variety_of(rows: Sequence[Row]) -> dict[str, str]:
         "degenerate answers": percent(_mean([float(is_degenerate(row["text"])) for row in rows])),
         "empty answers": percent(_mean([float(not row["text"].strip()) for row in rows])),
     }
-    groups: dict[tuple[int, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["step"], row["prompt"]), []).append(row)
+    groups = group_pairs(((row["step"], row["prompt"]), row) for row in rows)
     several = [group for group in groups.values() if len(group) > 1][:MOST_COMPARED]
     if not several:
         return whole

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from practicum.statistics import Interval
+from practicum.statistics import Interval, group_pairs
 
 WIDTH, HEIGHT = 400.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 14.0, 24.0
@@ -157,9 +157,7 @@ def count_label(step: float | int) -> str:
 
 def _marks(marks: Sequence[Mark], across: Axis, readings: Sequence[str]) -> str:
     """A flag at each place, with a dashed line where it is about one of the readings; those that fall together share one."""
-    places: dict[float, list[Mark]] = {}
-    for mark in marks:
-        places.setdefault(round(across.at(mark.step), 1), []).append(mark)
+    places = group_pairs((round(across.at(mark.step), 1), mark) for mark in marks)
     return "".join(_flag(x, found, any(mark.reading in readings for mark in found)) for x, found in places.items())
 
 

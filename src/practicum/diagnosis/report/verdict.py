@@ -9,7 +9,7 @@ from practicum.diagnosis.report.markup import count, number, percent, safe, seco
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.diagnosis.tables import ALL_DONE
 from practicum.recipe import Prices
-from practicum.statistics import Interval, detectable, difference, overlaps_zero, ratio
+from practicum.statistics import Interval, detectable, difference, group_pairs, overlaps_zero, ratio
 
 
 def verdict(run: RunData) -> str:
@@ -22,10 +22,8 @@ def verdict(run: RunData) -> str:
 
 def scores(evaluation: Row | None) -> dict[str, float]:
     """Each prompt's mean reward; empty where there is no evaluation or no reward."""
-    rewards: dict[str, list[float]] = {}
-    for answer in (evaluation or {}).get("answers", ()):
-        if answer["reward"] is not None:
-            rewards.setdefault(answer["prompt"], []).append(answer["reward"])
+    answers = (evaluation or {}).get("answers", ())
+    rewards = group_pairs((answer["prompt"], answer["reward"]) for answer in answers if answer["reward"] is not None)
     return {prompt: sum(values) / len(values) for prompt, values in rewards.items()}
 
 

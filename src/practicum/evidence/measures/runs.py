@@ -25,7 +25,7 @@ from practicum.pipeline.running import run as run_pipeline
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
-from practicum.statistics import pass_at_k, unique_share
+from practicum.statistics import group_pairs, pass_at_k, unique_share
 from practicum.tracking import Console
 
 ModelOf = Callable[[Mapping[str, Any]], str]
@@ -295,9 +295,7 @@ def _of_teacher(found: Ran, home: Path) -> dict[str, Any]:
 
 def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """pass@k, and the share of a prompt's answers that differ, where prompts were answered several times."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for answer in answers:
-        groups.setdefault(answer["prompt"], []).append(answer)
+    groups: dict[str, list[Mapping[str, Any]]] = group_pairs((answer["prompt"], answer) for answer in answers)
     count = min(map(len, groups.values()), default=0)
     if count < 2:
         return {}
