@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.diagnosis.compare.tables import Table, arm_table, pair_table
-from practicum.diagnosis.report import STYLE, safe
+from practicum.diagnosis.report import STYLE, document, safe
 from practicum.run_dir import write_text
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d")
@@ -53,12 +53,7 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
         f'<p class="legend">{legend}</p><div class="charts">{_curves(content, colours)}</div>'
         f"{_pairs(content)}<h2>Runs</h2>{_runs(content)}"
     )
-    write_text(
-        path,
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{safe(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}{PAGE_STYLE}</style></head>'
-        f"<body>{body}</body></html>\n",
-    )
+    write_text(path, document(safe(title), STYLE + PAGE_STYLE, body))
 
 
 def _plain(value: Any) -> Any:

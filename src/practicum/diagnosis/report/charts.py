@@ -135,24 +135,25 @@ def line_chart(id: str, label: str, curves: Sequence[Curve], time: Timeline, rea
 
 
 def _grid(across: Axis, up: Axis) -> str:
-    rows = "".join(
-        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        for tick in up.ticks(4)
-    )
+    rows = "".join(_row(up, tick) for tick in up.ticks(4))
     steps = sorted({round(tick) for tick in across.ticks(5) if tick >= across.low} | {round(across.low)})
     kept = [step for step in steps if step == round(across.low) or across.at(step) - across.at(across.low) > 34]
-    columns = "".join(
-        f'<text x="{across.at(step):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{count_label(step)}</text>'
-        for step in kept
-    )
+    columns = "".join(_column(across, step, f"{step:,.0f}") for step in kept)
     ground = HEIGHT - BOTTOM
     return f'{rows}<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{ground:g}" y2="{ground:g}"/>{columns}'
 
 
-def count_label(step: float | int) -> str:
-    """A step on the axis."""
-    return f"{step:,.0f}"
+def _row(up: Axis, tick: float) -> str:
+    """Draw a faint line at a value of the vertical axis, with its number."""
+    return (
+        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
+        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
+    )
+
+
+def _column(across: Axis, place: float | int, label: str) -> str:
+    """Write a label, which is HTML, below a place of the horizontal axis."""
+    return f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{label}</text>'
 
 
 def _marks(marks: Sequence[Mark], across: Axis, readings: Sequence[str]) -> str:
@@ -233,17 +234,11 @@ def bar_chart(label: str, groups: Sequence[tuple[str, str, Sequence[float]]], na
 
 def _frame(up: Axis, across: Axis, names: Sequence[str]) -> str:
     """The grid of the vertical axis, and the names along the horizontal one, as many as there is room for."""
-    rows = "".join(
-        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        for tick in up.ticks(4)
-    )
+    rows = "".join(_row(up, tick) for tick in up.ticks(4))
     room = max(map(len, names)) * 7 + 8
     stride = max(-(-len(names) * room // (WIDTH - LEFT - RIGHT)), 1)
     columns = "".join(
-        f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{html.escape(name)}</text>'
-        for place, name in enumerate(names)
-        if place % stride == 0
+        _column(across, place, html.escape(name)) for place, name in enumerate(names) if place % stride == 0
     )
     ground = f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(0.0):.1f}" y2="{up.at(0.0):.1f}"/>'
     return rows + ground + columns
@@ -253,12 +248,7 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
     """Points of [0, 1] x [0, 1] beside the diagonal on which they would lie if confidence were earned."""
     across = Axis(0.0, 1.0, LEFT, WIDTH - RIGHT)
     up = Axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
-    grid = "".join(
-        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        f'<text x="{across.at(tick):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{shown(tick)}</text>'
-        for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
-    )
+    grid = "".join(_row(up, tick) + _column(across, tick, shown(tick)) for tick in (0.0, 0.25, 0.5, 0.75, 1.0))
     drawn = "".join(
         f'<polyline class="curve {role}" points="{" ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in points)}"/>'
         + "".join(
@@ -308,3 +298,10 @@ def _opened(label: str, height: float = HEIGHT) -> str:
 def legend(entries: Sequence[tuple[str, str]]) -> str:
     """Names with their colours; `entries` are (name, role) and a name is HTML."""
     return "".join(f'<span class="key"><i class="swatch {role}"></i>{name}</span>' for name, role in entries)
+
+
+def legend_figure(chart: str, groups: Sequence[tuple[str, str, object]], more: str = "") -> str:
+    """Put a chart above the legend of its groups, (name, role, values) each, and what else it says."""
+    return (
+        f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}{more}</div></figure>'
+    )

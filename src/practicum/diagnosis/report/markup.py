@@ -1,7 +1,7 @@
 """Small pieces of HTML: escaped text, numbers, tables, bars and sections."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,6 @@ def number(value: Any) -> str:
     return f"{value:.3g}"
 
 
-def signed(value: float) -> str:
-    """A difference with its sign and two digits, or three where two would hide it."""
-    text = f"{value:+.2f}"
-    return f"{value:+.3f}" if value and float(text) == 0 else text
-
-
 def count(value: float | int) -> str:
     """A count with its thousands apart, for example 12,800."""
     return f"{value:,.0f}"
@@ -60,8 +54,23 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def table(head: Sequence[str], body: Iterable[Sequence[str]], *, numbers: Sequence[int] = (), label: str = "") -> str:
-    """A table of ready HTML cells, the first of each row its heading; the columns in `numbers` are set flush right."""
+def table(
+    head: Sequence[str],
+    body: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    label: str = "",
+    first: int | None = None,
+    most: int | None = None,
+) -> str:
+    """A table of ready HTML cells, the first of each row its heading; the columns in `numbers` are set flush right.
+
+    Of more rows than `first` the others, up to row `most`, are in a table that opens on demand.
+    """
+    if first is not None and len(body) > first:
+        shown = table(head, body[:first], numbers=numbers, label=label)
+        rest = table(head, body[first:most], numbers=numbers, label=f"more {label}")
+        return shown + unfolding(f"{count(len(body) - first)} more", rest)
 
     def kind(place: int) -> str:
         return ' class="n"' if place in numbers else ""
@@ -75,6 +84,20 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]], *, numbers: Sequen
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table><thead><tr>{top}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def panel(title: str, body: str) -> str:
+    """Return one of several parts beside each other; nothing for an empty body."""
+    return f'<div class="panel"><h3>{title}</h3>{body}</div>' if body else ""
+
+
+def document(title: str, style: str, body: str) -> str:
+    """Return a page that loads nothing; `title` and `body` are HTML."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>'
+        f"<body>{body}</body></html>\n"
     )
 
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from practicum.diagnosis.report.charts import legend, ranged_chart
-from practicum.diagnosis.report.markup import Section, bar, count, note, number, percent, safe, table
+from practicum.diagnosis.report.charts import legend_figure, ranged_chart
+from practicum.diagnosis.report.markup import Section, bar, count, note, number, panel, percent, safe, table
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.statistics import Interval, auroc, clustered, concentration, participation
 
@@ -114,19 +114,15 @@ def tokens_section(run: RunData) -> Section | None:
         [
             _sample_note(run, tokens),
             '<div class="panels">',
-            _panel("By place in the answer", _by_place(tokens, first, last, run.seed)),
-            _panel("By kind of token", _by_kind(tokens, first, last, run)),
-            _panel("By correctness", _by_correctness(tokens, run)),
-            _panel("Dearest tokens", _dearest(tokens, run)),
+            panel("By place in the answer", _by_place(tokens, first, last, run.seed)),
+            panel("By kind of token", _by_kind(tokens, first, last, run)),
+            panel("By correctness", _by_correctness(tokens, run)),
+            panel("Dearest tokens", _dearest(tokens, run)),
             "</div>",
         ]
     )
     title = "Where the divergence sits" if tokens.exact else "Where the log-ratio sits"
     return Section("tokens", "Divergence", title, "sampled training rollouts, tokens that were learned from", body)
-
-
-def _panel(title: str, body: str) -> str:
-    return f'<div class="panel"><h3>{title}</h3>{body}</div>' if body else ""
 
 
 def _ends(tokens: Tokens) -> tuple[Tokens, Tokens]:
@@ -171,7 +167,7 @@ def _by_place(tokens: Tokens, first: Tokens, last: Tokens, seed: int) -> str:
 
     groups = [("first fifth of the steps", "before", ranged(first)), ("last fifth", "student", ranged(last))]
     chart = ranged_chart("mean by place in the answer, nats a token", groups, names)
-    return f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}</div></figure>'
+    return legend_figure(chart, groups)
 
 
 def _kinds(tokens: Tokens, run: RunData) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from practicum.costs import PHASES, cost_summary
 from practicum.diagnosis.report.charts import interval_rows
 from practicum.diagnosis.report.curves import recent
-from practicum.diagnosis.report.markup import count, number, percent, safe, seconds, signed
+from practicum.diagnosis.report.markup import count, number, percent, safe, seconds
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.diagnosis.tables import ALL_DONE
 from practicum.recipe import Prices
@@ -56,6 +56,12 @@ def _headline(run: RunData) -> str:
             "the gain is measured when the run ends</p>"
         )
     return f'<p class="gain">{run.summary["steps"]}<small> steps</small></p><p class="what">no held-out accuracy was measured</p>'
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and two digits, or three where two would hide it."""
+    text = f"{value:+.2f}"
+    return f"{value:+.3f}" if value and float(text) == 0 else text
 
 
 def _so_far(run: RunData) -> str:
