@@ -4,7 +4,8 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from practicum.evidence.results import Moment, Results
+from practicum.diagnosis.compare import mean_curve
+from practicum.evidence.results import Results
 from practicum.evidence.study import Loaded, is_map, measures_of
 from practicum.statistics import t_interval
 
@@ -105,7 +106,7 @@ def _ends(arms: Sequence[str], results: Results, measure: str, height: int) -> s
 
 def _ways(arms: Sequence[str], results: Results, height: int) -> str:
     """The mean accuracy of each arm over the seeds, against FLOPs."""
-    curves = {arm: _mean_curve(list(results.curves.get(arm, {}).values())) for arm in arms}
+    curves = {arm: _mean_way(results, arm) for arm in arms}
     ends = [flops for curve in curves.values() for flops, _ in curve]
     left, bottom = NAMES + LEFT + GAP, height - 30
     across = _axis(0.0, max(ends, default=1.0) or 1.0, left, left + RIGHT - 10)
@@ -122,16 +123,10 @@ def _ways(arms: Sequence[str], results: Results, height: int) -> str:
     return "".join(parts)
 
 
-def _mean_curve(curves: Sequence[Sequence[Moment]]) -> list[tuple[float, float]]:
-    """The mean over seeds, moment by moment, as far as every seed went."""
-    moments = zip(*curves, strict=False)
-    return [
-        (
-            sum(moment.spent.get("flops", 0.0) for moment in at) / len(at),
-            sum(moment.accuracy for moment in at) / len(at),
-        )
-        for at in moments
-    ]
+def _mean_way(results: Results, arm: str) -> list[tuple[float, float]]:
+    """Return the FLOPs and the accuracy of an arm's moments, each as a mean over its seeds."""
+    curves = results.curves.get(arm, {}).values()
+    return mean_curve([[(point.spent.get("flops", 0.0), point.accuracy) for point in curve] for curve in curves])
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:

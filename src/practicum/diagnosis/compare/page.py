@@ -227,7 +227,7 @@ def _curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], unit: s
 
     thin = "".join(line(points, colours[arm], "one", arm) for arm, points in lines)
     thick = "".join(
-        line(_mean_curve([points for arm, points in lines if arm == name]), colour, "mean", name)
+        line(mean_curve([points for arm, points in lines if arm == name]), colour, "mean", name)
         for name, colour in colours.items()
     )
     return (
@@ -258,7 +258,7 @@ def _amount(value: float) -> str:
     return f"{value:g}"
 
 
-def _mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The mean over runs of their first, second ... point, as far as all have one."""
     return [
         (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))

@@ -55,11 +55,9 @@ NOTHING = 1e-4
 class Tokens:
     """All tokens of a step, end to end; a column is NaN where nothing is known."""
 
-    tokens: Int[Tensor, " T"]
     rows: Int[Tensor, " T"]
     positions: Int[Tensor, " T"]
     learned: Bool[Tensor, " T"]
-    sampling_logprobs: Float[Tensor, " T"]
     policy_logprobs: Float[Tensor, " T"]
     outputs: TokenOutputs
     repeated: Bool[Tensor, " T"]
@@ -72,11 +70,9 @@ class Tokens:
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
         tokens = torch.cat([rollout.tokens for rollout in result.rollouts])
         return cls(
-            tokens=tokens,
             rows=rows,
             positions=torch.arange(len(rows)) - starts[rows],
             learned=torch.cat([rollout.loss_mask for rollout in result.rollouts]),
-            sampling_logprobs=torch.cat([rollout.sampling_logprobs for rollout in result.rollouts]),
             policy_logprobs=torch.cat([rollout.policy_logprobs for rollout in result.rollouts]),
             outputs=result.outputs,
             repeated=repeated(tokens, rows),

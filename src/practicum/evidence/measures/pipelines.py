@@ -9,10 +9,10 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from practicum.assembly import build_task
-from practicum.diagnosis.compare import Job, Outcome, read_outcome, run_all
+from practicum.diagnosis.compare import Job, Outcome, Point, read_outcome, run_all
 from practicum.errors import PracticumError
-from practicum.evidence.measures.runs import alarms_of, curve_of, readings_of, with_scratch_models
-from practicum.evidence.results import Moment, Results
+from practicum.evidence.measures.runs import alarms_of, readings_of, with_scratch_models
+from practicum.evidence.results import Results, by_measure
 from practicum.evidence.study import TEACHER, Form, Loaded
 from practicum.pipeline import parse_pipeline
 from practicum.run_dir import RunDir, read_json
@@ -42,7 +42,7 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
     done = [Whole.read(job) for job in jobs if job not in failed]
     if not done:
         raise PracticumError(f"none of the {len(jobs)} pipelines finished; the first {next(iter(failed.values()))}")
-    readings = {arm: _by_measure({one.seed: one.readings() for one in mine}) for arm, mine in _by_arm(done)}
+    readings = {arm: by_measure({one.seed: one.readings() for one in mine}) for arm, mine in _by_arm(done)}
     teacher = {one.seed: one.teacher for one in done if one.teacher is not None}
     return Results(
         name=study.name,
@@ -98,12 +98,12 @@ class Whole:
                 found[f"after/{name}"] = outcome.accuracy
         return found
 
-    def curve(self) -> list[Moment]:
+    def curve(self) -> list[Point]:
         """The accuracy over all stages, with what had been spent since the first began."""
         return [
-            Moment(_sum(before, moment.spent), moment.accuracy)
+            Point(_sum(before, point.spent), point.accuracy)
             for place, ((_, outcome), before) in enumerate(zip(self.stages.values(), self._spent(), strict=False))
-            for moment in curve_of(outcome)[min(place, 1) :]  # a stage starts where the one before it ended
+            for point in outcome.curve[min(place, 1) :]  # a stage starts where the one before it ended
         ]
 
     def alarms(self) -> list[str]:
@@ -125,9 +125,3 @@ def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, floa
 def _by_arm(done: Sequence[Whole]) -> Iterator[tuple[str, list[Whole]]]:
     for arm in dict.fromkeys(one.arm for one in done):
         yield arm, [one for one in done if one.arm == arm]
-
-
-def _by_measure(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
-    """By measure and seed instead of by seed and measure."""
-    names = dict.fromkeys(name for values in by_seed.values() for name in values)
-    return {name: {seed: values[name] for seed, values in by_seed.items() if name in values} for name in names}

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -16,7 +16,7 @@ from practicum.assembly import build_task, make_scratch
 from practicum.diagnosis.compare import Failure, Outcome, Ran, Settings, run_arms
 from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
-from practicum.evidence.results import TEACHER, Moment, Results, before
+from practicum.evidence.results import TEACHER, Results, before, by_measure
 from practicum.evidence.study import ArmOf, Form, Loaded, Reproduction, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.notes import hide_notes
@@ -27,6 +27,8 @@ from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
 from practicum.statistics import group_pairs, pass_at_k, unique_share
 from practicum.tracking import Console
+
+R = TypeVar("R")
 
 ModelOf = Callable[[Mapping[str, Any]], str]
 
@@ -76,15 +78,13 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
+    readings = _by_arm(found, lambda outcome: read(home / "runs", outcome))
     return Results(
         name=study.name,
         form="",
         seeds=list(range(form.seeds)),
-        readings={
-            **_by_arm(found, lambda outcome: read(home / "runs", outcome), swap=True),
-            **_of_teacher(found, home / "runs"),
-        },
-        curves=_by_arm(found, curve_of),
+        readings={arm: by_measure(rows) for arm, rows in readings.items()} | _of_teacher(found, home / "runs"),
+        curves=_by_arm(found, lambda outcome: list(outcome.curve)),
         alarms=_by_arm(found, lambda outcome: alarms_of(home / "runs" / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
@@ -232,27 +232,13 @@ def rates_tried(
     return rows
 
 
-def _by_arm(found: Ran, read: Any, swap: bool = False) -> dict[str, Any]:
-    """What is read of each run, by arm and seed; with `swap` by arm, measure and seed."""
+def _by_arm(found: Ran, read: Callable[[Outcome], R]) -> dict[str, dict[int, R]]:
+    """What is read of each run, by arm and seed."""
     ordered = sorted(found.outcomes, key=lambda outcome: (outcome.arm, outcome.seed))
-    rows = {
+    return {
         arm: {outcome.seed: read(outcome) for outcome in mine}
         for arm, mine in groupby(ordered, key=lambda outcome: outcome.arm)
     }
-    if not swap:
-        return rows
-    return {
-        arm: {
-            name: {seed: by_seed[seed][name] for seed in by_seed if name in by_seed[seed]}
-            for name in dict.fromkeys(name for values in by_seed.values() for name in values)
-        }
-        for arm, by_seed in rows.items()
-    }
-
-
-def curve_of(outcome: Outcome) -> list[Moment]:
-    """The accuracy on the way, with what had been spent."""
-    return [Moment(dict(point.spent), point.accuracy) for point in outcome.curve]
 
 
 def alarms_of(folder: Path) -> list[str]:
