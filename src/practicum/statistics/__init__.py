@@ -29,8 +29,10 @@ from practicum.statistics.signal import (
     importance_health,
     participation,
     probability_error,
+    probability_errors,
     quantiles,
     trapped,
+    window_means,
 )
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "participation",
     "pass_at_k",
     "probability_error",
+    "probability_errors",
     "quantiles",
     "ratio",
     "repeated_share",
@@ -68,4 +71,5 @@ __all__ = [
     "trapped",
     "unique_share",
     "wilson",
+    "window_means",
 ]

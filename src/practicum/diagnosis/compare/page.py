@@ -1,7 +1,6 @@
 """The page of a comparison: one self-contained HTML file with the verdict, the arms, the curves and every run."""
 
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,6 @@ figcaption { font-size: .9rem; }
 
 def write_page(path: Path, content: Mapping[str, Any]) -> None:
     """Write the page from the content of compare.json."""
-    content = _plain(content)
     names = [arm["arm"] for arm in content["arms"]]
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
     design = content["design"]
@@ -54,11 +52,6 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
         f"{_pairs(content)}<h2>Runs</h2>{_runs(content)}"
     )
     write_text(path, document(safe(title), STYLE + PAGE_STYLE, body))
-
-
-def _plain(value: Any) -> Any:
-    """Mappings and lists in place of dataclasses, as they stand in the file."""
-    return json.loads(json.dumps(value))
 
 
 def _count(number: int, what: str) -> str:

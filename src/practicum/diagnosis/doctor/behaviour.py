@@ -1,7 +1,6 @@
 """What the student's answers look like before anything is learned: loops, length, variety, and how long they are."""
 
 import torch
-from torch import Tensor
 
 from practicum.diagnosis.doctor.evidence import Evidence
 from practicum.diagnosis.doctor.findings import Finding, skipped
@@ -17,6 +16,7 @@ from practicum.statistics import (
     quantiles,
     trapped,
     unique_share,
+    window_means,
 )
 from practicum.types import Rollout
 
@@ -130,13 +130,9 @@ def _trapped_share(evidence: Evidence) -> float | None:
     long = [t.divergence for t in evidence.traces if t.divergence is not None and len(t.divergence) >= WINDOW * WINDOWS]
     if not long:
         return None
-    least = torch.stack([_windows(divergence).min() for divergence in long])
+    least = torch.stack([window_means(divergence, WINDOW).min() for divergence in long])
     below = quantiles(least, (TRAP_SHARE,))[0]
     return sum(trapped(divergence, below, WINDOW, WINDOWS) for divergence in long) / len(long)
-
-
-def _windows(divergence: Tensor) -> Tensor:
-    return divergence[: len(divergence) // WINDOW * WINDOW].reshape(-1, WINDOW).mean(dim=1)
 
 
 def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]) -> dict[str, float | None]:

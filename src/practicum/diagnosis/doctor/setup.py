@@ -12,7 +12,7 @@ from practicum.diagnosis.doctor.findings import Finding, Status, grade, of_terms
 from practicum.model_config import ModelConfig
 from practicum.ports import walk
 from practicum.recipe import Recipe
-from practicum.statistics import Interval, clustered, group_pairs
+from practicum.statistics import Interval, clustered, group_pairs, probability_errors
 from practicum.text import printable
 
 STOP_GAP, IMPOSSIBLE_STOP = -3.0, 1e-4
@@ -20,7 +20,6 @@ SPECIAL_SHARE = (0.05, 0.20)
 TEMPLATE_GAIN = 0.1
 FEWEST_ENDS = 4
 PARITY = (1.02, 1.05)
-LARGEST_LOG_RATIO = 20.0
 SUPERVISED = ("teacher={type: none}", "objective={signal: text, divergence: ce}", "rollout.source=dataset")
 """Learning from given answers, which needs no teacher's tokens."""
 
@@ -176,7 +175,7 @@ def _median(values: list[float]) -> float:
 def _errors(scored: Tensor, written: Tensor) -> Tensor:
     """exp |difference| of log-probabilities at each token, the terms of NeMo-RL's multiplicative probability error."""
     known = ~written.isnan()
-    return (scored - written)[known].double().abs().clamp(max=LARGEST_LOG_RATIO).exp()
+    return probability_errors(scored[known], written[known])
 
 
 def _special_excess(evidence: Evidence) -> Interval | None:

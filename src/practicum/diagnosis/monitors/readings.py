@@ -25,6 +25,7 @@ from practicum.statistics import (
     quantiles,
     trapped,
     unique_share,
+    window_means,
 )
 from practicum.statistics.repetition import LONGEST_PERIOD
 from practicum.types import Metrics, Rollout, TokenOutputs
@@ -181,7 +182,7 @@ def traps(tokens: Tokens, rollouts: Sequence[Rollout], history: History, facts: 
     whole = [(rollout, column) for rollout, column in zip(rollouts, columns, strict=True) if _whole(column, window)]
     if not whole:
         return {}
-    least = [column[: len(column) // window * window].reshape(-1, window).mean(1).min().item() for _, column in whole]
+    least = [window_means(column, window).min().item() for _, column in whole]
     found: dict[str, float | None] = {"agreement": quantiles(torch.tensor(least), (DIPS,))[0]}
     usual = history.usual("agreement")
     if usual is not None and history.steps >= TRAP_STEPS and history.rollouts >= TRAP_ROLLOUTS:
