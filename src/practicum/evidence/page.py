@@ -119,7 +119,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 def _rows_of(study: Loaded, results: Results) -> list[tuple[str, str]]:
     """The arms with what each is, and the teacher where a claim names it and an arm evaluated it."""
-    named = any(TEACHER in arms_of(test) for claim in study.spec.claims for test in claim.tests)
+    named = any(TEACHER in arms_of(test) for test in study.spec.tests)
     teacher = [(TEACHER, "its own answers")] if named and TEACHER in results.readings else []
     return [*((name, arm.about) for name, arm in study.spec.arms.items()), *teacher]
 

@@ -58,10 +58,9 @@ def stop_event(evidence: Evidence) -> Finding:
     own = _median([trace.teacher_logprobs[-1].item() for trace in ends if trace.teacher_logprobs is not None])
     if any(trace.teacher_stop is None for trace in ends):
         status: Status = "pass" if own > math.log(IMPOSSIBLE_STOP) else "fail"
-        said = f"the teacher gives the student's stop token a median probability of {math.exp(own):.2g}"
-        return Finding(
-            status, said if status == "pass" else f"{said}: the student would learn never to stop", fix=merge
-        )
+        text = f"the teacher gives the student's stop token a median probability of {math.exp(own):.2g}"
+        text += "" if status == "pass" else ": the student would learn never to stop"
+        return Finding(status, text, fix=merge)
     event = _median([trace.teacher_stop[-1].item() for trace in ends if trace.teacher_stop is not None])
     gap = evidence.mean(_stop_gap)
     details = {"median probability of the stop token": math.exp(own), "of any stop token": math.exp(event)}

@@ -264,7 +264,7 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
     )
 
 
-def interval_rows(label: str, values: Sequence[tuple[str, str, float, float, float]]) -> str:
+def interval_rows(label: str, values: Sequence[tuple[str, str, Interval]]) -> str:
     """One row each: a dot with its interval on the scale from 0 to 1, named at the left and read at the right."""
     height = 26.0 * len(values) + 24
     across = Axis(0.0, 1.0, 74.0, WIDTH - 62)
@@ -274,19 +274,17 @@ def interval_rows(label: str, values: Sequence[tuple[str, str, float, float, flo
         for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     drawn = "".join(
-        _interval_row(name, role, (mean, low, high), 26.0 * place + 17, across)
-        for place, (name, role, mean, low, high) in enumerate(values)
+        _interval_row(name, role, value, 26.0 * place + 17, across) for place, (name, role, value) in enumerate(values)
     )
     return f"{_opened(label, height)}{ticks}{drawn}</svg>"
 
 
-def _interval_row(name: str, role: str, value: tuple[float, float, float], y: float, across: Axis) -> str:
-    mean, low, high = (across.at(number) for number in value)
+def _interval_row(name: str, role: str, value: Interval, y: float, across: Axis) -> str:
     return (
         f'<g class="{role}"><text class="name" x="0" y="{y + 4:g}">{html.escape(name)}</text>'
-        f'<line class="whisker wide" x1="{low:.1f}" x2="{high:.1f}" y1="{y:g}" y2="{y:g}"/>'
-        f'<circle class="dot" cx="{mean:.1f}" cy="{y:g}" r="5.5"/>'
-        f'<text class="value" x="{WIDTH:g}" y="{y + 4:g}" text-anchor="end">{value[0]:.2f}</text></g>'
+        f'<line class="whisker wide" x1="{across.at(value.low):.1f}" x2="{across.at(value.high):.1f}" y1="{y:g}" y2="{y:g}"/>'
+        f'<circle class="dot" cx="{across.at(value.mean):.1f}" cy="{y:g}" r="5.5"/>'
+        f'<text class="value" x="{WIDTH:g}" y="{y + 4:g}" text-anchor="end">{value.mean:.2f}</text></g>'
     )
 
 

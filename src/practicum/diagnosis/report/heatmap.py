@@ -128,15 +128,11 @@ def _pairs(run: RunData) -> list[list[View]]:
 
 
 def _trace_view(when: str, trace: Row) -> View:
-    gap = [
-        None if own is None or other is None else other - own
-        for own, other in zip(trace["logprobs"], trace["teacher_logprobs"], strict=True)
-    ]
     numbers = {
         "divergence": trace["reverse_kl"],
         "student_entropy": trace["student_entropy"],
         "teacher_entropy": trace["teacher_entropy"],
-        "gap": gap,
+        "gap": _gap(trace["logprobs"], trace["teacher_logprobs"]),
         "logprob": trace["logprobs"],
         "teacher_logprob": trace["teacher_logprobs"],
     }
@@ -172,17 +168,15 @@ def _rollout_views(run: RunData) -> list[View]:
 
 def _rollout_view(row: Row, run: RunData) -> View:
     known = [run.vocabulary.get(token, (f"<{token}>", True)) for token in row["tokens"][:SHOWN_TOKENS]]
-    own, other = row["policy_logprobs"], row["teacher_logprobs"]
-    gap = [None if mine is None or theirs is None else theirs - mine for mine, theirs in zip(own, other, strict=True)]
-    nothing = [None] * len(own)
+    nothing = [None] * len(row["tokens"])
     numbers: dict[str, Sequence[float | None]] = {
         "divergence": row["divergence"],
         "student_entropy": row.get("student_entropy") or nothing,
         "teacher_entropy": row.get("teacher_entropy") or nothing,
-        "gap": gap,
+        "gap": _gap(row["policy_logprobs"], row["teacher_logprobs"]),
         "weight": row.get("weight") or nothing,
-        "logprob": own,
-        "teacher_logprob": other,
+        "logprob": row["policy_logprobs"],
+        "teacher_logprob": row["teacher_logprobs"],
     }
     source = "" if row["source"] == "student" else f" by the {safe(row['source'])}"
     heading = f'<span class="when">step {row["step"]}</span> {safe(row["prompt"])}{source}{_mark(row.get("reward"))}'
@@ -195,6 +189,11 @@ def _rollout_view(row: Row, run: RunData) -> View:
         {},
         max(len(row["tokens"]) - SHOWN_TOKENS, 0),
     )
+
+
+def _gap(own: Sequence[float | None], other: Sequence[float | None]) -> list[float | None]:
+    """Return how much higher the teacher's log-probabilities are; None where one of the two is not known."""
+    return [None if mine is None or theirs is None else theirs - mine for mine, theirs in zip(own, other, strict=True)]
 
 
 def _drawn(view: View, place: int, quantity: Quantity) -> str:

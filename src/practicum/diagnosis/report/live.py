@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from practicum.diagnosis.report.markup import seconds
 from practicum.diagnosis.report.page import Parts, navigation, page, parts_of
 from practicum.diagnosis.report.reading import RunData, read_run
+from practicum.run_dir import is_alive
 
 MOST_ROLLOUTS = 400
 """So many rollouts are read for a live page, so that it is made anew within a second."""
@@ -165,16 +165,5 @@ def writer(folder: Path) -> Literal["alive", "gone", "unknown"]:
         return "gone"
     if not isinstance(signature, dict) or signature.get("host") != socket.gethostname():
         return "unknown"
-    return "alive" if _lives(signature.get("pid")) else "gone"
-
-
-def _lives(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    pid = signature.get("pid")
+    return "alive" if isinstance(pid, int) and pid > 0 and is_alive(pid) else "gone"

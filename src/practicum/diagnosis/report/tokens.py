@@ -235,13 +235,10 @@ def token_text(token: int, run: RunData) -> str:
 
 
 def _by_correctness(tokens: Tokens, run: RunData) -> str:
-    graded = [number_ for number_, row in enumerate(tokens.rows) if row.get("reward") is not None]
-    if not graded:
+    if all(row.get("reward") is None for row in tokens.rows):
         return ""
     rewards = torch.tensor([math.nan if row.get("reward") is None else row["reward"] for row in tokens.rows])
-    right = rewards >= 1.0
-    wrong = rewards < 1.0
-    columns = [("right", right), ("wrong", wrong)]
+    columns = [("right", rewards >= 1.0), ("wrong", rewards < 1.0)]
     lines: list[tuple[str, Callable[[Tensor], str]]] = [
         ("rollouts", lambda chosen: count(int(chosen.sum()))),
         ("mean value, nats", lambda chosen: _with_interval(tokens.where(chosen[tokens.row]).mean(run.seed))),

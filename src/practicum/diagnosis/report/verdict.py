@@ -87,13 +87,13 @@ def _accuracies(run: RunData) -> str:
     if run.after is None and run.summary is not None:
         columns[1] = ("after", run.summary["after"], "student")
     values = [
-        (name, role, column["accuracy"]["mean"], column["accuracy"]["low"], column["accuracy"]["high"])
+        (name, role, Interval(*(column["accuracy"][end] for end in ("mean", "low", "high"))))
         for name, column, role in columns
         if column is not None and column["accuracy"] is not None
     ]
     if not values:
         return ""
-    label = "held-out accuracy: " + ", ".join(f"{name} {mean:.2f}" for name, _, mean, _, _ in values)
+    label = "held-out accuracy: " + ", ".join(f"{name} {accuracy.mean:.2f}" for name, _, accuracy in values)
     caption = "<figcaption>held-out accuracy, 95 % intervals</figcaption>"
     return f'<figure class="accuracies">{interval_rows(label, values)}{caption}</figure>'
 

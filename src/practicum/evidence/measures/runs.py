@@ -95,9 +95,8 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
 
 def _examined(study: Loaded, files: Mapping[str, Path], home: Path, console: Console) -> dict[str, dict[str, Any]]:
     """What the doctor says of the arms that a test asks it about, each examined once."""
-    tests = [test for claim in study.spec.claims for test in claim.tests]
     found = {}
-    for arm in dict.fromkeys(test.warned for test in tests if isinstance(test, Warned)):
+    for arm in dict.fromkeys(test.warned for test in study.spec.tests if isinstance(test, Warned)):
         known = home / "doctor" / f"{arm}.json"
         if not known.is_file():
             console.event(f"{arm}: the doctor looks at it")
@@ -140,7 +139,14 @@ def _average(folders: Sequence[Path], models: Path) -> Path:
     return folder
 
 
-def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
+def with_models(data: Mapping[str, Any], recipe: Recipe, home: Path) -> dict[str, Any]:
+    """Return the data of a recipe with a folder for every model from scratch."""
+    task = build_task(recipe)
+    roles = [role for role in ("student", "teacher", "reference") if role in data]
+    return {**data, **{role: _with_scratch_models(data[role], recipe, task, home) for role in roles}}
+
+
+def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
     """The section with a folder for every model from scratch, each made once for all arms and seeds with the same held-out prompts.
 
     It is taught on the training prompts of the first arm that names it, so that arms with other prompts start where it does.
@@ -149,7 +155,7 @@ def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) ->
         return section
     model = section.get("model")
     if not isinstance(model, Mapping) or "stage" in model:
-        return {key: with_scratch_models(value, recipe, task, home) for key, value in section.items()}
+        return {key: _with_scratch_models(value, recipe, task, home) for key, value in section.items()}
     config = ModelConfig(model=Scratch.model_validate(dict(model)))
     assert isinstance(config.model, Scratch)
     asked = [[message.content for message in prompt.messages] for prompt in task.heldout_prompts()]
@@ -166,13 +172,7 @@ def _rates(arm: ArmOf, study: Loaded) -> Sequence[float]:
 def arm_file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> Path:
     """An arm's recipe as a file, with its learning rate, and with a folder for every model."""
     data = placed(study.data_of(arm, form), model_of)
-    recipe = parse_recipe(data, f"{study.name}, arm {arm}")
-    task = build_task(recipe)
-    data |= {
-        role: with_scratch_models(data[role], recipe, task, home)
-        for role in ("student", "teacher", "reference")
-        if role in data
-    }
+    data = with_models(data, parse_recipe(data, f"{study.name}, arm {arm}"), home)
     if rate is not None:
         data["optimizer"] = {**data.get("optimizer", {}), "learning_rate": rate}
     path = home / "recipes" / (f"{arm}.json" if rate is None else f"{arm}-lr{rate:g}.json")
