@@ -261,13 +261,10 @@ def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[fl
 
 def _runs(content: Mapping[str, Any]) -> str:
     """Every run with its report, and the reasons of those that failed."""
-    done = [
-        (outcome["arm"], outcome["seed"], _accuracy(outcome), html.escape(f"{outcome['folder']}/report.html"))
-        for outcome in content["outcomes"]
-    ]
     rows = "".join(
-        f'<tr><td>{safe(arm)}</td><td>{seed}</td><td>{accuracy}</td><td><a href="{link}">report</a></td></tr>'
-        for arm, seed, accuracy, link in done
+        f"<tr><td>{safe(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{_accuracy(outcome)}</td>"
+        f'<td><a href="{html.escape(outcome["folder"])}/report.html">report</a></td></tr>'
+        for outcome in content["outcomes"]
     )
     rows += "".join(
         f"<tr><td>{safe(failure['arm'])}</td><td>{failure['seed']}</td>"

@@ -230,7 +230,7 @@ def _traces(
     head = next((signal.head for signal in own if signal.head is not None), None)
     adapter = _Adapter(head, evidence.seed) if isinstance(head, Head) and head.softcap is None else None
     for rollout, mine, theirs in zip(rollouts, own, signals, strict=True):
-        yield _Measuring(rollout, stops, one_event, adapter).trace(mine, theirs, CHUNK_TOKENS)
+        yield _Measuring(rollout, stops, one_event, adapter).trace(mine, theirs)
 
 
 class _Adapter:
@@ -265,9 +265,9 @@ class _Measuring:
         self._sums: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
 
-    def trace(self, mine: TeacherSignal, theirs: TeacherSignal, chunk: int) -> Trace:
+    def trace(self, mine: TeacherSignal, theirs: TeacherSignal) -> Trace:
         states, theirs = mine.states, theirs.fetch()
-        for part in chunks(len(self.rollout.tokens), chunk):
+        for part in chunks(len(self.rollout.tokens), CHUNK_TOKENS):
             assert states is not None and mine.head is not None, "the student's own client gives its hidden states"
             student = mine.head.logprobs(states[part])
             ids = self.rollout.tokens[part].to(student.device)
@@ -358,12 +358,8 @@ def _answers(evidence: Evidence, rollouts: Sequence[Rollout]) -> tuple[list[Roll
     parts = evidence.built.parts
     has_rewards = any(rollout.reward is not None for rollout in rollouts)
     asked = rollouts if has_rewards else rollouts[: CANARIES * evidence.samples : evidence.samples]
-    requests = [
-        TeacherRequest(
-            rollout.prompt, seed_of(evidence.seed, STREAM, 1, rollout.prompt.id, rollout.sample)
-        )  # the student's own stream
-        for rollout in asked
-    ]
+    seeds = [seed_of(evidence.seed, STREAM, 1, rollout.prompt.id, rollout.sample) for rollout in asked]  # the student's
+    requests = [TeacherRequest(rollout.prompt, seed) for rollout, seed in zip(asked, seeds, strict=True)]
     stops = evidence.plan.sampling.stop_ids | evidence.teacher_stops
     if parts.teacher.capabilities.writes:
         log.info(f"the teacher answers {len(requests)} times")

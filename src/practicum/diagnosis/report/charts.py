@@ -64,10 +64,10 @@ def _round_step(rough: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
 
-def values_axis(values: Sequence[float], start: float, end: float, zero: bool = True) -> Axis:
+def values_axis(values: Sequence[float], start: float, end: float) -> Axis:
     """An axis that holds the values, from 0 where that is near, and ends at a round one."""
     low, high = min(values), max(values)
-    if zero and low >= 0:
+    if low >= 0:
         low = 0.0
     if high <= low:
         low, high = (1.5 * low, 0.0) if low < 0 else (0.0, 1.5 * high or 1.0)

@@ -101,11 +101,11 @@ def document(title: str, style: str, body: str) -> str:
     )
 
 
-def bar(share: float | int, kind: str = "") -> str:
+def bar(share: float | int) -> str:
     """A bar of a table's cell, filled to `share` of its width."""
     width = 100 * min(max(share, 0.0), 1.0)
     return (
-        f'<svg class="bar {kind}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<svg class="bar " viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{width:.1f}" height="8"/></svg>'
     )
 
@@ -115,6 +115,6 @@ def note(text: str) -> str:
     return f'<p class="note">{text}</p>'
 
 
-def unfolding(title: str, body: str, *, opened: bool = False) -> str:
+def unfolding(title: str, body: str) -> str:
     """A part that opens on demand."""
-    return f"<details{' open' if opened else ''}><summary>{title}</summary>{body}</details>"
+    return f"<details><summary>{title}</summary>{body}</details>"
