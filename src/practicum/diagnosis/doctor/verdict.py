@@ -118,7 +118,7 @@ def advised(word: Word, results: list[Result], capacity: float | None) -> str:
     rl = status.get("P12") in ("pass", "warn")
     if word == "BROKEN-SETUP":
         return _mended(found)
-    if _no_teacher(found):
+    if status.get("P6") == "not applicable":
         return _without_teacher(rl)
     if word in ("NO-GO", "NO-GAP"):
         other = (
@@ -152,10 +152,6 @@ def _mended(found: Mapping[str, Finding]) -> str:
     setup = [found[name] for name in ("P1", "P2", "P3", "P4") if name in found]
     fixes = [change for finding in setup if finding.status in ("warn", "fail") for change in finding.fix]
     return f"None yet: mend the setup{f' (write {shlex.join(fixes)})' if fixes else ''}, then ask again."
-
-
-def _no_teacher(found: Mapping[str, Finding]) -> bool:
-    return found["P6"].status == "not applicable" if "P6" in found else False
 
 
 def _without_teacher(rl: bool) -> str:

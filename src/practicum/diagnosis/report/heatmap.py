@@ -100,8 +100,9 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
         ("training rollouts, from the first step to the last", f'<div class="pair">{drawn_rollouts}</div>'),
     ]
     maps = "".join(f"<h3>{title}</h3>{body}" for title, body in parts if "<article" in body)
+    scales = "".join(_scale(one, hidden=place > 0) for place, one in enumerate(quantities))
     body = (
-        f'<div class="controls" hidden>{_choices(quantities)}</div>{_scales(quantities)}'
+        f'<div class="controls" hidden>{_choices(quantities)}</div>{scales}'
         f'<div class="heat"><div class="maps">{maps}</div>'
         '<aside class="detail" aria-live="polite" aria-label="the token you chose"></aside></div>'
         '<noscript><p class="note">With JavaScript each token answers to the pointer and the arrow keys.</p></noscript>'
@@ -208,15 +209,10 @@ def _drawn(view: View, place: int, quantity: Quantity) -> str:
 
 
 def _token(text: str, control: bool, kind: str) -> str:
-    shown = html.escape(_visible(text))
+    shown = html.escape(printable(text) or "∅")
     if control:
         return f'<i class="{kind} control">{shown}</i>'
     return f'<i class="{kind}">{shown}</i>{"<br>" if text.endswith(chr(10)) else ""}'
-
-
-def _visible(text: str) -> str:
-    """The token as it stands in a line, its spaces kept."""
-    return printable(text) or "∅"
 
 
 def colour(value: float | None, quantity: Quantity) -> str:
@@ -233,10 +229,6 @@ def _choices(quantities: Sequence[Quantity]) -> str:
         for place, one in enumerate(quantities)
     )
     return f'<fieldset class="choices"><legend>colour by</legend>{buttons}</fieldset>'
-
-
-def _scales(quantities: Sequence[Quantity]) -> str:
-    return "".join(_scale(one, hidden=place > 0) for place, one in enumerate(quantities))
 
 
 def _scale(quantity: Quantity, hidden: bool) -> str:

@@ -83,9 +83,10 @@ class Live:
     def _now(self) -> _Made:
         with self._lock:
             folder = stage_of(self._folder)
+            ended = (folder / "summary.json").is_file()
             signature = (folder, *(_mark(folder / name) for name in FILES))
             made = self._made
-            if made is None or (made.signature != signature and (monotonic() > made.good_until or _ended(folder))):
+            if made is None or (made.signature != signature and (monotonic() > made.good_until or ended)):
                 start = monotonic()
                 run = read_run(folder, MOST_ROLLOUTS)
                 parts = parts_of(run)
@@ -98,10 +99,6 @@ def stage_of(folder: Path) -> Path:
     """The folder itself, or of a pipeline the last stage that began."""
     begun = sorted(path.parent for path in (folder / "stages").glob("*/recipe.json"))
     return begun[-1] if begun else folder
-
-
-def _ended(folder: Path) -> bool:
-    return (folder / "summary.json").is_file()
 
 
 def _mark(path: Path) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from practicum.diagnosis.compare import Failure, Outcome, Ran, Settings, run_arm
 from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
 from practicum.evidence.results import TEACHER, Results, before, by_measure
-from practicum.evidence.study import ArmOf, Form, Loaded, Reproduction, Warned, placed
+from practicum.evidence.study import Form, Loaded, Reproduction, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.notes import hide_notes
 from practicum.pipeline import parse_pipeline
@@ -62,8 +62,8 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
     tried: list[dict[str, Any]] = []
     failures: list[Failure] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
-    rates = {name: _rates(arm, study) for name, arm in study.spec.arms.items()} if form.sweep else {}
-    swept = {name: found for name, found in rates.items() if len(found) > 1}
+    rates = {name: arm.learning_rates or study.spec.learning_rates for name, arm in study.spec.arms.items()}
+    swept = {name: several for name, several in rates.items() if form.sweep and len(several) > 1}
     if swept:
         files = {
             f"{arm}-lr{rate:g}": arm_file(study, arm, form, rate, model_of, home)
@@ -163,10 +163,6 @@ def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -
     name = f"scratch-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
     make_scratch(home / "models" / name, config.model, task)
     return {**section, "model": str(home / "models" / name)}
-
-
-def _rates(arm: ArmOf, study: Loaded) -> Sequence[float]:
-    return arm.learning_rates or study.spec.learning_rates
 
 
 def arm_file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> Path:
