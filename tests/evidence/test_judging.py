@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from practicum.diagnosis.compare import Point
 from practicum.errors import DataError
 from practicum.evidence import Results
 from practicum.evidence.judging import judge, judged, verdict
-from practicum.evidence.results import Moment, read_results, write_results
+from practicum.evidence.results import read_results, write_results
 from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Tie, Warned
 
 
@@ -17,8 +18,8 @@ def results(**arms: list[float]) -> Results:
     """Arms with an accuracy a seed, and a straight way there over ten steps of 100 operations each."""
     curves = {
         arm: {
-            seed: [Moment({"steps": 0.0, "flops": 0.0}, 0.0)]
-            + [Moment({"steps": float(step), "flops": 100.0 * step}, value * step / 10) for step in range(1, 11)]
+            seed: [Point({"steps": 0.0, "flops": 0.0}, 0.0)]
+            + [Point({"steps": float(step), "flops": 100.0 * step}, value * step / 10) for step in range(1, 11)]
             for seed, value in enumerate(values)
         }
         for arm, values in arms.items()

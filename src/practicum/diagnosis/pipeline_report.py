@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.diagnosis.report import STYLE, number, safe
+from practicum.diagnosis.report import STYLE, document, number, safe
 from practicum.diagnosis.tables import ALL_DONE
 from practicum.run_dir import read_json, shapes, write_text
 
@@ -37,13 +37,12 @@ def _page(pipeline: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         f"<dt>{key}</dt><dd>{safe(pipeline[key])}</dd>" for key in ("paper", "claim", "differs") if pipeline.get(key)
     )
     settings = safe(json.dumps(pipeline, indent=2, ensure_ascii=False), lines=True)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}{PIPELINE_STYLE}</style></head>'
-        f'<body><h1>{title}</h1><p class="about">{safe(pipeline.get("about") or "")}</p><dl>{notes}</dl>'
+    body = (
+        f'<h1>{title}</h1><p class="about">{safe(pipeline.get("about") or "")}</p><dl>{notes}</dl>'
         f"<h2>Stages</h2>{_stages(pipeline['stages'], summary['stages'])}{_accuracy(summary)}"
-        f"<h2>Pipeline</h2><details><summary>every setting</summary><pre>{settings}</pre></details></body></html>\n"
+        f"<h2>Pipeline</h2><details><summary>every setting</summary><pre>{settings}</pre></details>"
     )
+    return document(title, STYLE + PIPELINE_STYLE, body)
 
 
 def _stages(stages: Sequence[Mapping[str, Any]], summaries: Sequence[Mapping[str, Any]]) -> str:

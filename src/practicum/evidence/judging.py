@@ -12,6 +12,9 @@ from practicum.statistics import Interval, overlaps_zero, t_interval
 Answer = Literal["yes", "no", "unresolved", "missing"]
 Verdict = Literal["holds", "holds in part", "does not hold here", "not resolved", "not run"]
 
+_SIGNED, _PLAIN = "{:+.3f}".format, "{:.3g}".format
+"""How an interval is shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -80,7 +83,7 @@ def _better(test: Better, results: Results) -> Judgement:
         return "no" if found.high < test.by or (test.by == 0 and found.high <= 0) else "unresolved"
 
     what = f"{test.better} - {test.than}, {_measured(test.measure, test.at)}"
-    return _over_seeds(what, _differences(test.better, test.than, test.measure, test.at, results), answer, _signed)
+    return _over_seeds(what, _differences(test.better, test.than, test.measure, test.at, results), answer, _SIGNED)
 
 
 def _tie(test: Tie, results: Results) -> Judgement:
@@ -91,13 +94,13 @@ def _tie(test: Tie, results: Results) -> Judgement:
 
     one, other = test.tie
     what = f"{one} - {other}, {_measured(test.measure, test.at)}"
-    return _over_seeds(what, _differences(one, other, test.measure, test.at, results), answer, _signed)
+    return _over_seeds(what, _differences(one, other, test.measure, test.at, results), answer, _SIGNED)
 
 
 def _reaches(test: Reaches, results: Results) -> Judgement:
     values = list(results.values(test.reaches, test.measure, test.at).values())
     what = f"{test.reaches}, {_measured(test.measure, test.at)}"
-    shown = _share if test.measure.startswith(("accuracy", "pass@")) else _plain
+    shown = _share if test.measure.startswith(("accuracy", "pass@")) else _PLAIN
     return _over_seeds(what, values, lambda found: _bounded(found, test.least, test.most), shown)
 
 
@@ -126,7 +129,7 @@ def _ratio(test: Ratio, results: Results) -> Judgement:
         within = (test.least is None or ratio.low >= test.least) and (test.most is None or ratio.high <= test.most)
         return "unresolved" if bounded == "yes" and overlaps_zero(found) and not within else bounded
 
-    return _over_seeds(what, logs, answer, lambda found: _plain(_exponential(found)))
+    return _over_seeds(what, logs, answer, lambda found: _PLAIN(_exponential(found)))
 
 
 def _exponential(found: Interval) -> Interval:
@@ -140,7 +143,7 @@ def _rises(test: Rises, results: Results) -> Judgement:
     def answer(found: Interval) -> Answer:
         return "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
 
-    return _over_seeds(f"{test.rises}, {_measured(test.measure, 'end')} from start to end", values, answer, _signed)
+    return _over_seeds(f"{test.rises}, {_measured(test.measure, 'end')} from start to end", values, answer, _SIGNED)
 
 
 def _cost(test: Cost, results: Results) -> Judgement:
@@ -209,14 +212,6 @@ def _measured(measure: str, at: str | int) -> str:
     return f"{measure.replace('_', ' ')}{place}"
 
 
-def _signed(found: Interval) -> str:
-    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-
-
 def _share(found: Interval) -> str:
     """A share of all answers, whose interval ends at 0 and 1."""
-    return _plain(Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0)))
-
-
-def _plain(found: Interval) -> str:
-    return f"{found.mean:.3g} [{found.low:.3g}, {found.high:.3g}]"
+    return _PLAIN(Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0)))

@@ -72,35 +72,34 @@ def _arms(study: Loaded, results: Results) -> str:
     wanted = [*measures_of(study.spec), *map(before, starts_of(study.spec))]
     known = {name for mine in results.readings.values() for name in mine}
     measures = [name for name in wanted if name in known and name != COST]
-    costs = [COST] if COST in known else []
     alarms = any(spoke for by_seed in results.alarms.values() for spoke in by_seed.values())
-    rows = []
-    for name, about in _rows_of(study, results):
-        mine = results.readings.get(name, {})
-        cells = [_mean(list(mine.get(measure, {}).values())) for measure in measures]
-        spent = [_number(list(mine.get(cost, {}).values())) for cost in costs]
-        rate = results.chosen.get(name, {}).get("learning_rate")
-        spoke = sorted({monitor for found in results.alarms.get(name, {}).values() for monitor in found})
-        rows.append(
-            [
-                f"`{name}`: {about}",
-                *cells,
-                *spent,
-                *(["" if rate is None else f"{rate:g}"] if results.chosen else []),
-                *([", ".join(spoke)] if alarms else []),
-            ]
-        )
-    heads = [measure.removeprefix(before("")).replace("_", " ") + _when(measure) for measure in measures]
-    return _table(
-        [
-            "arm",
-            *heads,
-            *("FLOPs" for _ in costs),
-            *(["learning rate"] if results.chosen else []),
-            *(["monitors that spoke"] if alarms else []),
-        ],
-        rows,
-    )
+    rows = _rows_of(study, results)
+
+    def values(arm: str, measure: str) -> list[float]:
+        return list(results.readings.get(arm, {}).get(measure, {}).values())
+
+    columns = [("arm", [f"`{name}`: {about}" for name, about in rows])]
+    for measure in measures:
+        head = measure.removeprefix(before("")).replace("_", " ") + _when(measure)
+        columns.append((head, [_mean(values(name, measure)) for name, _ in rows]))
+    if COST in known:
+        columns.append(("FLOPs", [_number(values(name, COST)) for name, _ in rows]))
+    if results.chosen:
+        columns.append(("learning rate", [_rate(results, name) for name, _ in rows]))
+    if alarms:
+        columns.append(("monitors that spoke", [_alarms(results, name) for name, _ in rows]))
+    heads, cells = zip(*columns, strict=True)
+    return _table(heads, list(zip(*cells, strict=True)))
+
+
+def _rate(results: Results, arm: str) -> str:
+    rate = results.chosen.get(arm, {}).get("learning_rate")
+    return "" if rate is None else f"{rate:g}"
+
+
+def _alarms(results: Results, arm: str) -> str:
+    """The monitors that spoke in some run of an arm."""
+    return ", ".join(sorted({monitor for found in results.alarms.get(arm, {}).values() for monitor in found}))
 
 
 def _map(study: Loaded, results: Results) -> str:
@@ -120,7 +119,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 def _rows_of(study: Loaded, results: Results) -> list[tuple[str, str]]:
     """The arms with what each is, and the teacher where a claim names it and an arm evaluated it."""
-    named = any(TEACHER in arms_of(test) for claim in study.spec.claims for test in claim.tests)
+    named = any(TEACHER in arms_of(test) for test in study.spec.tests)
     teacher = [(TEACHER, "its own answers")] if named and TEACHER in results.readings else []
     return [*((name, arm.about) for name, arm in study.spec.arms.items()), *teacher]
 

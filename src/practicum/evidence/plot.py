@@ -4,7 +4,8 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from practicum.evidence.results import Moment, Results
+from practicum.diagnosis.compare import mean_curve
+from practicum.evidence.results import Results
 from practicum.evidence.study import Loaded, is_map, measures_of
 from practicum.statistics import t_interval
 
@@ -55,17 +56,19 @@ def _map(study: Loaded, results: Results) -> tuple[str, int, int]:
         parts.append(
             f'<rect x="{x}" y="{y}" width="{CELL - 2}" height="{ROW - 2}" fill="#2f6fde" fill-opacity="{0.06 + 0.8 * score:.2f}">'
             f"<title>{html.escape(row['arm'])} at {row['learning_rate']:g}: {score:.2f}; {spoke}</title></rect>"
-            f'<text x="{x + CELL / 2 - 1}" y="{y + 14}" text-anchor="middle">{score:.2f}</text>'
+            + _text(x + CELL / 2 - 1, y + 14, f"{score:.2f}", "middle")
         )
     for number, arm in enumerate(arms):
-        y = TOP + number * ROW + 14
-        parts.append(f'<text x="{NAMES - 8}" y="{y}" text-anchor="end">{html.escape(arm.replace("_", " "))}</text>')
+        parts.append(_text(NAMES - 8, TOP + number * ROW + 14, html.escape(arm.replace("_", " "))))
     bottom = TOP + len(arms) * ROW
     for place, rate in enumerate(rates):
-        parts.append(
-            f'<text x="{NAMES + place * CELL + CELL / 2 - 1}" y="{bottom + 14}" text-anchor="middle">{rate:g}</text>'
-        )
+        parts.append(_text(NAMES + place * CELL + CELL / 2 - 1, bottom + 14, f"{rate:g}", "middle"))
     return "".join(parts), NAMES + len(rates) * CELL + 20, bottom + 24
+
+
+def _text(x: float | str, y: float | str, text: str, anchor: str = "end") -> str:
+    """Write a text, which is XML, that ends at a place or has its middle there."""
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
 
 
 def _other_measure(study: Loaded, results: Results) -> tuple[list[str], str]:
@@ -86,7 +89,7 @@ def _ends(arms: Sequence[str], results: Results, measure: str, height: int) -> s
     parts += _grid(low, high, place, TOP, height - 30, vertical=True)
     for number, arm in enumerate(arms):
         y, colour = TOP + number * ROW + 12, COLOURS[number % len(COLOURS)]
-        parts.append(f'<text x="{NAMES - 8}" y="{y + 4}" text-anchor="end">{html.escape(arm.replace("_", " "))}</text>')
+        parts.append(_text(NAMES - 8, y + 4, html.escape(arm.replace("_", " "))))
         parts += [
             f'<circle cx="{place(value):.1f}" cy="{y}" r="2.5" fill="{colour}" opacity=".5"/>' for value in values[arm]
         ]
@@ -105,7 +108,7 @@ def _ends(arms: Sequence[str], results: Results, measure: str, height: int) -> s
 
 def _ways(arms: Sequence[str], results: Results, height: int) -> str:
     """The mean accuracy of each arm over the seeds, against FLOPs."""
-    curves = {arm: _mean_curve(list(results.curves.get(arm, {}).values())) for arm in arms}
+    curves = {arm: _mean_way(results, arm) for arm in arms}
     ends = [flops for curve in curves.values() for flops, _ in curve]
     left, bottom = NAMES + LEFT + GAP, height - 30
     across = _axis(0.0, max(ends, default=1.0) or 1.0, left, left + RIGHT - 10)
@@ -122,16 +125,10 @@ def _ways(arms: Sequence[str], results: Results, height: int) -> str:
     return "".join(parts)
 
 
-def _mean_curve(curves: Sequence[Sequence[Moment]]) -> list[tuple[float, float]]:
-    """The mean over seeds, moment by moment, as far as every seed went."""
-    moments = zip(*curves, strict=False)
-    return [
-        (
-            sum(moment.spent.get("flops", 0.0) for moment in at) / len(at),
-            sum(moment.accuracy for moment in at) / len(at),
-        )
-        for at in moments
-    ]
+def _mean_way(results: Results, arm: str) -> list[tuple[float, float]]:
+    """Return the FLOPs and the accuracy of an arm's moments, each as a mean over its seeds."""
+    curves = results.curves.get(arm, {}).values()
+    return mean_curve([[(point.spent.get("flops", 0.0), point.accuracy) for point in curve] for curve in curves])
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
@@ -159,8 +156,8 @@ def _grid(
         at, text = place(number * step), f"{number * step:.3g}"
         if vertical:
             parts.append(f'<line class="g" x1="{at:.1f}" x2="{at:.1f}" y1="{first}" y2="{last}"/>')
-            parts.append(f'<text x="{at:.1f}" y="{last + 14}" text-anchor="middle">{text}</text>')
+            parts.append(_text(f"{at:.1f}", last + 14, text, "middle"))
         else:
             parts.append(f'<line class="g" x1="{first}" x2="{last}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            parts.append(f'<text x="{first - 6}" y="{at + 4:.1f}" text-anchor="end">{text}</text>')
+            parts.append(_text(first - 6, f"{at + 4:.1f}", text))
     return parts

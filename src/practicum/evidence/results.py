@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from practicum.diagnosis.compare import Point
 from practicum.errors import DataError
 from practicum.run_dir import read_json, write_json
 
@@ -21,14 +22,6 @@ def before(measure: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """The held-out accuracy on the way, with what had been spent."""
-
-    spent: Mapping[str, float]
-    accuracy: float
-
-
-@dataclass(frozen=True, slots=True)
 class Results:
     """All that was measured. `tried` lists every setting of the sweep, also those that lost, with the monitors that spoke.
 
@@ -41,7 +34,7 @@ class Results:
     form: str
     seeds: Sequence[int]
     readings: Mapping[str, Mapping[str, Values]]
-    curves: Mapping[str, Mapping[int, Sequence[Moment]]] = field(default_factory=dict)
+    curves: Mapping[str, Mapping[int, Sequence[Point]]] = field(default_factory=dict)
     alarms: Mapping[str, Mapping[int, Sequence[str]]] = field(default_factory=dict)
     tried: Sequence[Mapping[str, Any]] = ()
     chosen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -97,7 +90,7 @@ class Results:
         return {seed: curve[-1].spent[unit] for seed, curve in self.curves.get(arm, {}).items() if curve}
 
 
-def _at(curve: Sequence[Moment], unit: str, amount: float) -> float:
+def _at(curve: Sequence[Point], unit: str, amount: float) -> float:
     """The accuracy at an amount spent, on the straight line between the moments around it."""
     before = curve[0]
     for moment in curve:
@@ -108,6 +101,12 @@ def _at(curve: Sequence[Moment], unit: str, amount: float) -> float:
             return before.accuracy + min(max(share, 0.0), 1.0) * (moment.accuracy - before.accuracy)
         before = moment
     return before.accuracy
+
+
+def by_measure(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    """Return readings by measure and seed instead of by seed and measure."""
+    names = dict.fromkeys(name for values in by_seed.values() for name in values)
+    return {name: {seed: values[name] for seed, values in by_seed.items() if name in values} for name in names}
 
 
 def write_results(path: Path, results: Results) -> None:
@@ -124,7 +123,7 @@ def read_results(path: Path) -> Results:
             for arm, measures in data["readings"].items()
         }
         curves = {
-            arm: {int(seed): [Moment(**moment) for moment in curve] for seed, curve in by_seed.items()}
+            arm: {int(seed): [Point(**point) for point in curve] for seed, curve in by_seed.items()}
             for arm, by_seed in data["curves"].items()
         }
         alarms = {arm: _by_seed(values) for arm, values in data["alarms"].items()}

@@ -158,6 +158,11 @@ class Reproduction(_Part):
     claims: tuple[Claim, ...] = Field(min_length=1)
     remarks: str = Field(default="", description="what else a reader has to know: regimes tried, limits")
 
+    @property
+    def tests(self) -> list[Test]:
+        """The tests of all claims."""
+        return [test for claim in self.claims for test in claim.tests]
+
 
 def _compared() -> BaseModel:
     return module_of("evidence.measures", "runs").Config()
@@ -253,26 +258,20 @@ def arms_of(test: Test) -> tuple[str, ...]:
 
 def is_map(study: Loaded) -> bool:
     """Whether the sweep over learning rates is the result, for a test asks how robust an arm is."""
-    return any(isinstance(test, Robust) for claim in study.spec.claims for test in claim.tests)
+    return any(isinstance(test, Robust) for test in study.spec.tests)
 
 
 def measures_of(spec: Reproduction) -> list[str]:
     """The measures that the claims speak of, accuracy first."""
-    wanted = [
-        test.measure
-        for claim in spec.claims
-        for test in claim.tests
-        if isinstance(test, Better | Tie | Reaches | Ratio | Rises)
-    ]
+    wanted = [test.measure for test in spec.tests if isinstance(test, Better | Tie | Reaches | Ratio | Rises)]
     return list(dict.fromkeys(["accuracy", *wanted]))
 
 
 def starts_of(spec: Reproduction) -> list[str]:
     """The measures, besides accuracy in all, that the claims want to know from before the training."""
-    tests = [test for claim in spec.claims for test in claim.tests]
     wanted = [
         test.measure
-        for test in tests
+        for test in spec.tests
         if isinstance(test, Rises) or (isinstance(test, Better | Tie | Reaches) and test.at == "start")
     ]
     return [measure for measure in dict.fromkeys(wanted) if measure != "accuracy"]

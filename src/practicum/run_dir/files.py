@@ -174,11 +174,12 @@ def remove_debris(folder: Path) -> None:
     """
     for path in folder.iterdir():
         match = _DEBRIS.fullmatch(path.name)
-        if match is not None and (int(match[1]) == os.getpid() or not _lives(int(match[1]))):
+        if match is not None and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
             remove(path)
 
 
-def _lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this machine goes on."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -8,6 +8,7 @@ from practicum.statistics.answers import (
     similarity,
     unique_share,
 )
+from practicum.statistics.groups import group_pairs, mean_of
 from practicum.statistics.intervals import (
     Interval,
     auroc,
@@ -28,8 +29,10 @@ from practicum.statistics.signal import (
     importance_health,
     participation,
     probability_error,
+    probability_errors,
     quantiles,
     trapped,
+    window_means,
 )
 
 __all__ = [
@@ -44,14 +47,17 @@ __all__ = [
     "detectable",
     "difference",
     "distinct_ngrams",
+    "group_pairs",
     "holm",
     "importance_health",
     "is_degenerate",
     "longest_run",
+    "mean_of",
     "overlaps_zero",
     "participation",
     "pass_at_k",
     "probability_error",
+    "probability_errors",
     "quantiles",
     "ratio",
     "repeated_share",
@@ -65,4 +71,5 @@ __all__ = [
     "trapped",
     "unique_share",
     "wilson",
+    "window_means",
 ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.randomness import seed_of
@@ -26,8 +26,18 @@ class Interval:
     low: float
     high: float
 
+    @classmethod
+    def of_resamples(cls, mean: float, resamples: Float[Tensor, " r"]) -> "Interval":
+        """Return a mean between the 2.5 and 97.5 percentiles of its resamples."""
+        return cls(mean, resamples.quantile(0.025).item(), resamples.quantile(0.975).item())
+
+    def __format__(self, number: str) -> str:
+        """Show the mean and both ends, each as the format `number` says (`.2f` if empty): `f"{interval:+.3f}"`."""
+        number = number or ".2f"
+        return f"{self.mean:{number}} [{self.low:{number}}, {self.high:{number}}]"
+
     def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return format(self)
 
 
 def overlaps_zero(interval: Interval) -> bool:
@@ -37,11 +47,7 @@ def overlaps_zero(interval: Interval) -> bool:
 
 def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
     """The mean with the 2.5 and 97.5 percentiles of its resampled means."""
-    generator = torch.Generator().manual_seed(seed_of(seed, "bootstrap"))
-    picks = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
-    means = values[picks].mean(dim=1)
-    low, high = means.quantile(0.025).item(), means.quantile(0.975).item()
-    return Interval(values.mean().item(), low, high)
+    return Interval.of_resamples(values.mean().item(), values[_resample(len(values), seed, "bootstrap")].mean(dim=1))
 
 
 def clustered(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
@@ -53,11 +59,9 @@ def clustered(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
     if sums is None:
         raise ValueError("no tokens to average over")
     counts = torch.tensor([len(group) for group in groups if len(group)], dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed_of(seed, "clustered"))
-    picks = torch.randint(len(counts), (RESAMPLES, len(counts)), generator=generator)
+    picks = _resample(len(counts), seed, "clustered")
     means = sums[picks].sum(dim=1) / counts[picks].sum(dim=1)
-    low, high = means.quantile(0.025).item(), means.quantile(0.975).item()
-    return Interval((sums.sum() / counts.sum()).item(), low, high)
+    return Interval.of_resamples((sums.sum() / counts.sum()).item(), means)
 
 
 def wilson(successes: float, count: int) -> Interval:
@@ -85,10 +89,8 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int)
     above, below = pairs.sum(dim=1).tolist()
     if below == 0:
         return None
-    generator = torch.Generator().manual_seed(seed_of(seed, "ratio"))
-    sums = pairs[:, torch.randint(pairs.shape[1], (RESAMPLES, pairs.shape[1]), generator=generator)].sum(dim=2)
-    found = (sums[0] / sums[1])[sums[1] != 0]
-    return Interval(above / below, found.quantile(0.025).item(), found.quantile(0.975).item())
+    sums = pairs[:, _resample(pairs.shape[1], seed, "ratio")].sum(dim=2)
+    return Interval.of_resamples(above / below, (sums[0] / sums[1])[sums[1] != 0])
 
 
 def detectable(differences: Sequence[float]) -> float | None:
@@ -104,15 +106,13 @@ def auroc(scores: Sequence[float], right: Sequence[bool]) -> Interval | None:
 
     The interval is that of Hanley and McNeil (1982).
     """
-    good = torch.tensor([score for score, hit in zip(scores, right, strict=True) if hit], dtype=torch.float64)
-    bad = torch.tensor([score for score, hit in zip(scores, right, strict=True) if not hit], dtype=torch.float64)
-    if not len(good) or not len(bad):
+    above = _wins(scores, right)
+    if above is None:
         return None
-    above = (good[:, None] > bad).double() + 0.5 * (good[:, None] == bad).double()
-    area = above.mean().item()
+    area, (good, bad) = above.mean().item(), above.shape
     first, second = area / (2 - area), 2 * area * area / (1 + area)
-    variance = area * (1 - area) + (len(good) - 1) * (first - area**2) + (len(bad) - 1) * (second - area**2)
-    spread = Z * math.sqrt(max(variance, 0.0) / (len(good) * len(bad)))
+    variance = area * (1 - area) + (good - 1) * (first - area**2) + (bad - 1) * (second - area**2)
+    spread = Z * math.sqrt(max(variance, 0.0) / (good * bad))
     return Interval(area, max(area - spread, 0.0), min(area + spread, 1.0))
 
 
@@ -124,20 +124,30 @@ def clustered_auroc(
     None without both kinds. Resamples without both kinds are left out.
     """
     places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
-    values = torch.tensor(scores, dtype=torch.float64)
-    hit = torch.tensor(right, dtype=torch.bool)
-    if hit.all() or not hit.any():
+    hit, above = torch.tensor(right, dtype=torch.bool), _wins(scores, right)
+    if above is None:
         return None
     member = torch.nn.functional.one_hot(torch.tensor([places[group] for group in groups])).double()
-    above = (values[hit][:, None] > values[~hit]).double() + 0.5 * (values[hit][:, None] == values[~hit]).double()
     wins, pairs = member[hit].T @ above @ member[~hit], member[hit].sum(0)[:, None] * member[~hit].sum(0)
-    generator = torch.Generator().manual_seed(seed_of(seed, "clustered_auroc"))
-    picks = torch.randint(len(places), (RESAMPLES, len(places)), generator=generator)
+    picks = _resample(len(places), seed, "clustered_auroc")
     counts = torch.nn.functional.one_hot(picks, len(places)).sum(1).double()
     won, all_pairs = ((counts @ table * counts).sum(1) for table in (wins, pairs))
-    areas = (won / all_pairs)[all_pairs > 0]
-    low, high = areas.quantile(0.025).item(), areas.quantile(0.975).item()
-    return Interval((wins.sum() / pairs.sum()).item(), low, high)
+    return Interval.of_resamples((wins.sum() / pairs.sum()).item(), (won / all_pairs)[all_pairs > 0])
+
+
+def _resample(count: int, seed: int, purpose: str) -> Int[Tensor, "r n"]:
+    """Draw which of `count` things each resample of a bootstrap holds."""
+    generator = torch.Generator().manual_seed(seed_of(seed, purpose))
+    return torch.randint(count, (RESAMPLES, count), generator=generator)
+
+
+def _wins(scores: Sequence[float], right: Sequence[bool]) -> Float[Tensor, "g b"] | None:
+    """Return 1 where a right answer scores above a wrong one, and 0.5 where they tie; None without both kinds."""
+    values, hit = torch.tensor(scores, dtype=torch.float64), torch.tensor(right, dtype=torch.bool)
+    if hit.all() or not hit.any():
+        return None
+    good, bad = values[hit][:, None], values[~hit]
+    return (good > bad).double() + 0.5 * (good == bad).double()
 
 
 def rollouts_needed(one: float, other: float) -> int | None:

@@ -41,18 +41,27 @@ def participation(divergence: Float[Tensor, " T"]) -> float | None:
 
 def trapped(divergence: Float[Tensor, " T"], below: float, window: int = 64, windows: int = 4) -> bool:
     """Whether `windows` windows in a row, of `window` tokens each, agree to less than `below` nats (arXiv 2606.09471)."""
-    whole = divergence[: len(divergence) // window * window].reshape(-1, window).mean(dim=1)
     run = 0
-    for agrees in (whole < below).tolist():
+    for agrees in (window_means(divergence, window) < below).tolist():
         run = run + 1 if agrees else 0
         if run >= windows:
             return True
     return False
 
 
+def window_means(values: Float[Tensor, " T"], window: int) -> Float[Tensor, " w"]:
+    """Return the means of the whole windows of `window` tokens each."""
+    return values[: len(values) // window * window].reshape(-1, window).mean(dim=1)
+
+
+def probability_errors(learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return exp |log p_learner - log p_sampler| of each token, 1 where both engines agree."""
+    return (learner - sampler).double().abs().clamp(max=LARGEST_LOG_RATIO).exp()
+
+
 def probability_error(learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]) -> float:
     """The mean of exp |log p_learner - log p_sampler|, 1 where both engines agree (NeMo-RL's token_mult_prob_error)."""
-    return (learner - sampler).double().abs().clamp(max=LARGEST_LOG_RATIO).exp().mean().item()
+    return probability_errors(learner, sampler).mean().item()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 
 from practicum.diagnosis.compare.arms import Arm, Budget, Design, design
 from practicum.diagnosis.compare.comparing import Ran, Settings, compare, run_arms
-from practicum.diagnosis.compare.outcomes import Failure, Findings, Outcome, findings, read_outcome
+from practicum.diagnosis.compare.outcomes import Failure, Findings, Outcome, Point, findings, read_outcome
+from practicum.diagnosis.compare.page import mean_curve
 from practicum.diagnosis.compare.running import Job, run_all
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "Findings",
     "Job",
     "Outcome",
+    "Point",
     "Ran",
     "Settings",
     "compare",
     "design",
     "findings",
+    "mean_curve",
     "read_outcome",
     "run_all",
     "run_arms",

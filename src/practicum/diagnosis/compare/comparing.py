@@ -1,7 +1,7 @@
 """A comparison from its words to its page."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,18 @@ def compare(words: Sequence[str], settings: Settings, console: Console | None = 
     ran = run_arms(words, settings, console)
     recipes, first = ran.design.recipes, ran.design.seeds[0]
     methods = {arm.name: in_one_line(recipes[arm.name][first]) for arm in ran.design.arms}
-    came_to = findings(methods, ran.outcomes, ran.failures, _limits(ran.design))
-    content = {"design": _described(ran.design), **asdict(came_to)}
+    budget = ran.design.budget
+    limits = {} if budget.amount is None else {budget.unit: budget.amount}
+    came_to = findings(methods, ran.outcomes, ran.failures, limits)
+    described = {
+        "arms": [asdict(arm) for arm in ran.design.arms],
+        "seeds": list(ran.design.seeds),
+        "budget": str(budget),
+    }
+    content = json.loads(json.dumps({"design": described, **asdict(came_to)}))
     write_json(ran.home / "compare.json", content)
     write_page(ran.home / "compare.html", content)
-    _show(came_to, ran.home, console)
+    _show(content, ran.home, console)
     return came_to
 
 
@@ -78,27 +85,11 @@ def run_arms(words: Sequence[str], settings: Settings, console: Console) -> Ran:
     return Ran(found, home, outcomes, failures)
 
 
-def _limits(found: Design) -> dict[str, float]:
-    """What each run might spend, by unit, where the comparison says so."""
-    budget = found.budget
-    return {budget.unit: budget.amount} if budget.amount is not None else {}
-
-
-def _described(found: Design) -> dict[str, Any]:
-    """The design as JSON data."""
-    return {
-        "arms": [asdict(arm) for arm in found.arms],
-        "seeds": list(found.seeds),
-        "budget": str(found.budget),
-    }
-
-
-def _show(came_to: Findings, home: Path, console: Console) -> None:
-    content = json.loads(json.dumps(asdict(came_to)))
+def _show(content: Mapping[str, Any], home: Path, console: Console) -> None:
     console.table("arms", *arm_table(content))
-    if came_to.pairs:
+    if content["pairs"]:
         console.table("differences", *pair_table(content))
-    first, *more = came_to.verdict
+    first, *more = content["verdict"]
     for line in more:
         console.event(line)
     console.finish({"verdict": first, "table": near(home / "compare.json"), "page": near(home / "compare.html")})

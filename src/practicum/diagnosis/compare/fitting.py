@@ -155,7 +155,7 @@ def fit(runs: Sequence[Run], result: str = "accuracy", seed: int = 0) -> Law:
         result=result,
         runs=len(runs),
         floor=floor[0].item(),
-        floor_interval=_interval(floor[0].item(), floors),
+        floor_interval=Interval.of_resamples(floor[0].item(), floors),
         exponents=exponents,
         left_out=left_out,
         typical_miss=misses.abs().median().item(),
@@ -197,13 +197,9 @@ def _correlation(runs: Sequence[Run], one: str, other: str) -> float:
 
 
 def _exponent(name: str, middle: float, part: float, value: float, resampled: Tensor) -> Exponent:
-    interval = _interval(value, resampled)
+    interval = Interval.of_resamples(value, resampled)
     resolved = interval.low > 1.5 * LOWEST and interval.high < HIGHEST / 1.5
     return Exponent(name, middle, part, value, interval, resolved)
-
-
-def _interval(value: float, resampled: Tensor) -> Interval:
-    return Interval(value, resampled.quantile(0.025).item(), resampled.quantile(0.975).item())
 
 
 def _readable(parameters: Starts) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,9 @@ from practicum.run_dir import read_json, read_rows, shapes
 from practicum.statistics import (
     Interval,
     difference,
+    group_pairs,
     holm,
+    mean_of,
     repeats_needed,
     sign_flips,
     t_interval,
@@ -162,11 +164,11 @@ def _seconds(folder: Path) -> dict[int, float]:
 
 def _scores(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean reward of each held-out prompt, by what was asked and what is expected."""
-    rewards: dict[str, list[float]] = {}
-    for answer in answers:
-        if answer["reward"] is not None:
-            key = json.dumps([answer["prompt"], answer["question"], answer["expected"]])
-            rewards.setdefault(key, []).append(answer["reward"])
+    rewards = group_pairs(
+        (json.dumps([answer["prompt"], answer["question"], answer["expected"]]), answer["reward"])
+        for answer in answers
+        if answer["reward"] is not None
+    )
     return {key: sum(values) / len(values) for key, values in rewards.items()}
 
 
@@ -211,15 +213,11 @@ def _arm(name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence
         method=method,
         finished=len(mine),
         failed=sum(failure.arm == name for failure in failures),
-        mean=_mean(values),
+        mean=mean_of(values),
         interval=t_interval(values),
-        reverse_kl=_mean(divergences),
+        reverse_kl=mean_of(divergences),
         spent={unit: sum(outcome.spent[unit] for outcome in mine) / len(mine) for unit in units},
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _pair(one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests: int) -> Pair:
@@ -235,7 +233,7 @@ def _pair(one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests:
         one=one,
         other=other,
         seeds=len(seeds),
-        mean=_mean(by_seed) or 0.0,
+        mean=mean_of(by_seed) or 0.0,
         over_seeds=t_interval(by_seed),
         over_prompts=difference(by_prompt, [0.0] * len(by_prompt), SEED) if by_prompt else None,
         p=None if p_seeds is None else max(p_seeds, p_prompts),
@@ -248,11 +246,9 @@ def _pair(one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests:
 
 def _by_prompt(scores: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> list[float]:
     """The difference on each prompt that both arms answered, averaged over the seeds in which they did."""
-    differences: dict[str, list[float]] = {}
-    for mine, theirs in scores:
-        for key in mine:
-            if key in theirs:
-                differences.setdefault(key, []).append(mine[key] - theirs[key])
+    differences = group_pairs(
+        (key, mine[key] - theirs[key]) for mine, theirs in scores for key in mine if key in theirs
+    )
     return [sum(values) / len(values) for values in differences.values()]
 
 

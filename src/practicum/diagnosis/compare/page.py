@@ -1,14 +1,13 @@
 """The page of a comparison: one self-contained HTML file with the verdict, the arms, the curves and every run."""
 
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from practicum.diagnosis.compare.tables import Table, arm_table, pair_table
-from practicum.diagnosis.report import STYLE, safe
+from practicum.diagnosis.report import STYLE, document, safe
 from practicum.run_dir import write_text
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d")
@@ -37,7 +36,6 @@ figcaption { font-size: .9rem; }
 
 def write_page(path: Path, content: Mapping[str, Any]) -> None:
     """Write the page from the content of compare.json."""
-    content = _plain(content)
     names = [arm["arm"] for arm in content["arms"]]
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
     design = content["design"]
@@ -53,17 +51,7 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
         f'<p class="legend">{legend}</p><div class="charts">{_curves(content, colours)}</div>'
         f"{_pairs(content)}<h2>Runs</h2>{_runs(content)}"
     )
-    write_text(
-        path,
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{safe(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}{PAGE_STYLE}</style></head>'
-        f"<body>{body}</body></html>\n",
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Mappings and lists in place of dataclasses, as they stand in the file."""
-    return json.loads(json.dumps(value))
+    write_text(path, document(safe(title), STYLE + PAGE_STYLE, body))
 
 
 def _count(number: int, what: str) -> str:
@@ -232,7 +220,7 @@ def _curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], unit: s
 
     thin = "".join(line(points, colours[arm], "one", arm) for arm, points in lines)
     thick = "".join(
-        line(_mean_curve([points for arm, points in lines if arm == name]), colour, "mean", name)
+        line(mean_curve([points for arm, points in lines if arm == name]), colour, "mean", name)
         for name, colour in colours.items()
     )
     return (
@@ -263,7 +251,7 @@ def _amount(value: float) -> str:
     return f"{value:g}"
 
 
-def _mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """The mean over runs of their first, second ... point, as far as all have one."""
     return [
         (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
@@ -273,13 +261,10 @@ def _mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[f
 
 def _runs(content: Mapping[str, Any]) -> str:
     """Every run with its report, and the reasons of those that failed."""
-    done = [
-        (outcome["arm"], outcome["seed"], _accuracy(outcome), html.escape(f"{outcome['folder']}/report.html"))
-        for outcome in content["outcomes"]
-    ]
     rows = "".join(
-        f'<tr><td>{safe(arm)}</td><td>{seed}</td><td>{accuracy}</td><td><a href="{link}">report</a></td></tr>'
-        for arm, seed, accuracy, link in done
+        f"<tr><td>{safe(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{_accuracy(outcome)}</td>"
+        f'<td><a href="{html.escape(outcome["folder"])}/report.html">report</a></td></tr>'
+        for outcome in content["outcomes"]
     )
     rows += "".join(
         f"<tr><td>{safe(failure['arm'])}</td><td>{failure['seed']}</td>"

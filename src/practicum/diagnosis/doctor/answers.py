@@ -35,9 +35,8 @@ def gap(evidence: Evidence) -> Finding:
         return Finding("fail", f"{answers}: the student would unlearn", value, "of answers", details=details)
     if value.low >= -SAME_ACCURACY and value.high <= SAME_ACCURACY:
         return Finding("fail", f"{answers}: no gap, so nothing to gain", value, "of answers", details=details)
-    needs = _needed(one, other)
     text = f"{answers}: {len(evidence.rollouts)} answers of each cannot tell them apart"
-    return Finding("inconclusive", text, value, "of answers", needs=needs, details=details)
+    return Finding("inconclusive", text, value, "of answers", needs=_needed(one, other), details=details)
 
 
 def accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:

@@ -1,24 +1,26 @@
 """What the student's answers look like before anything is learned: loops, length, variety, and how long they are."""
 
 import torch
-from torch import Tensor
 
 from practicum.diagnosis.doctor.evidence import Evidence
-from practicum.diagnosis.doctor.findings import Finding, skipped
+from practicum.diagnosis.doctor.findings import Finding, Status, skipped
 from practicum.statistics import (
     agreement,
     calibration_error,
     distinct_ngrams,
+    group_pairs,
     is_degenerate,
     longest_run,
+    mean_of,
     pass_at_k,
     quantiles,
     trapped,
     unique_share,
+    window_means,
 )
 from practicum.types import Rollout
 
-LOOPING = (0.0, 0.05)
+LOOPING = 0.05
 SHORTEST_LOOP = 16
 CUT_OFF, AT_ONCE = 0.9, 0.5
 LONG = 256.0
@@ -30,10 +32,10 @@ def loops(evidence: Evidence) -> Finding:
     share = evidence.share(looping)
     if share is None:
         return skipped("there is no answer")
-    status = "pass" if share.mean == LOOPING[0] else "warn" if share.mean < LOOPING[1] else "fail"
     details = {"share of answers in a low-KL trap": _trapped_share(evidence)}
-    if status == "pass":
-        return Finding(status, "no answer loops", share, "of answers", details=details)
+    if share.mean == 0.0:
+        return Finding("pass", "no answer loops", share, "of answers", details=details)
+    status = "warn" if share.mean < LOOPING else "fail"
     text = f"{share.mean:.0%} of the answers loop; the teacher finds a loop likely, so it would be learned"
     return Finding(status, text, share, "of answers", ("rollout.top_p=0.9",), details=details)
 
@@ -54,20 +56,14 @@ def length(evidence: Evidence) -> Finding:
     }
     text = f"{cut.mean:.0%} of the answers are cut off at {limit} tokens (median length {median:.0f})"
     at_once = sum(len(rollout.tokens) <= 1 for rollout in evidence.rollouts) / len(evidence.rollouts)
+    status: Status = "fail" if at_once >= AT_ONCE or cut.mean > CUT_OFF else "pass"
+    fix: tuple[str, ...] = ()
     if at_once >= AT_ONCE:
-        return Finding(
-            "fail", f"{at_once:.0%} of the answers end with their first token", cut, "cut off", details=details
-        )
-    if cut.mean <= CUT_OFF:
-        return Finding("pass", text, cut, "cut off", details=details)
-    return Finding(
-        "fail",
-        f"{text}: hardly any has an end",
-        cut,
-        "cut off",
-        (f"rollout.max_new_tokens={2 * limit}",),
-        details=details,
-    )
+        text = f"{at_once:.0%} of the answers end with their first token"
+    elif status == "fail":
+        text += ": hardly any has an end"
+        fix = (f"rollout.max_new_tokens={2 * limit}",)
+    return Finding(status, text, cut, "cut off", fix, details=details)
 
 
 def variety(evidence: Evidence) -> Finding:
@@ -75,26 +71,18 @@ def variety(evidence: Evidence) -> Finding:
     entropy = evidence.mean(lambda trace: trace.student_entropy)
     if entropy is None:
         return skipped("no answer has a token")
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in evidence.rollouts:
-        groups.setdefault(rollout.prompt.id, []).append(rollout)
-    several = list(groups.values())
+    several = list(group_pairs((rollout.prompt.id, rollout) for rollout in evidence.rollouts).values())
     texts = [[rollout.text.strip() for rollout in group] for group in several]
     details: dict[str, float | None] = {
-        "distinct 2-grams": _mean([distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]),
-        "different answers": _mean([unique_share(group) for group in texts]),
+        "distinct 2-grams": mean_of([distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]),
+        "different answers": mean_of([unique_share(group) for group in texts]),
         **_calibration(evidence, several, texts),
     }
     rewards = evidence.scores(evidence.rollouts)
     for k in (1, evidence.samples):
-        details[f"pass@{k}"] = _mean([pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()])
-    return Finding(
-        "pass",
-        "recorded as the baseline that a run is compared with",
-        entropy,
-        "nats of entropy a token",
-        details=details,
-    )
+        details[f"pass@{k}"] = mean_of([pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()])
+    text = "recorded as the baseline that a run is compared with"
+    return Finding("pass", text, entropy, "nats of entropy a token", details=details)
 
 
 def horizon(evidence: Evidence) -> Finding:
@@ -104,12 +92,10 @@ def horizon(evidence: Evidence) -> Finding:
         return skipped("there is no answer")
     details = {"weights of the teacher over the student's": capacity_ratio(evidence)}
     if value.mean >= LONG:
-        return Finding(
-            "pass", "answers are long, where learning on one's own answers pays", value, "tokens", details=details
-        )
-    text = (
-        f"answers of {value.mean:.0f} tokens are short, where supervised learning on given answers often does as well"
-    )
+        text = "answers are long, where learning on one's own answers pays"
+        return Finding("pass", text, value, "tokens", details=details)
+    short = f"answers of {value.mean:.0f} tokens are short"
+    text = f"{short}, where supervised learning on given answers often does as well"
     return Finding("warn", text, value, "tokens", details=details)
 
 
@@ -131,13 +117,9 @@ def _trapped_share(evidence: Evidence) -> float | None:
     long = [t.divergence for t in evidence.traces if t.divergence is not None and len(t.divergence) >= WINDOW * WINDOWS]
     if not long:
         return None
-    least = torch.stack([_windows(divergence).min() for divergence in long])
+    least = torch.stack([window_means(divergence, WINDOW).min() for divergence in long])
     below = quantiles(least, (TRAP_SHARE,))[0]
     return sum(trapped(divergence, below, WINDOW, WINDOWS) for divergence in long) / len(long)
-
-
-def _windows(divergence: Tensor) -> Tensor:
-    return divergence[: len(divergence) // WINDOW * WINDOW].reshape(-1, WINDOW).mean(dim=1)
 
 
 def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]) -> dict[str, float | None]:
@@ -153,8 +135,3 @@ def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[li
         "calibration error": calibration_error(sure, right),
         "over-confidence": (sum(sure) - sum(right)) / len(pairs),
     }
-
-
-def _mean(values: list[float | None] | list[float]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -30,15 +30,12 @@ def hygiene(evidence: Evidence) -> Finding:
     share = wilson(float(len(rows)), len(train))
     details = {what: float(len(prompts)) for what, prompts in found.items()}
     if not rows:
-        return Finding(
-            "pass", f"nothing wrong with {len(train)} training prompts", share, "of prompts", details=details
-        )
-    said = [f"{len(prompts)} {what} ({_named(prompts)})" for what, prompts in found.items() if prompts]
+        text = f"nothing wrong with {len(train)} training prompts"
+        return Finding("pass", text, share, "of prompts", details=details)
+    wrong = [f"{len(prompts)} {what} ({_named(prompts)})" for what, prompts in found.items() if prompts]
+    text = f"of {len(train)} training prompts {'; '.join(wrong)}"
     fix = (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",) if built.too_long else ()
-    status = "fail" if share.mean > MANY else "warn"
-    return Finding(
-        status, f"of {len(train)} training prompts {'; '.join(said)}", share, "of prompts", fix, details=details
-    )
+    return Finding("fail" if share.mean > MANY else "warn", text, share, "of prompts", fix, details=details)
 
 
 def _normal(prompt: Prompt) -> str:

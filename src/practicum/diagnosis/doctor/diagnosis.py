@@ -39,12 +39,7 @@ class Diagnosis:
     @property
     def changes(self) -> list[str]:
         """The fixes of all checks that ask for one, as overrides of the recipe; of two for one key the first stays."""
-        wanted = [
-            change
-            for result in self.results
-            if result.check.role != "note" and result.finding.status in ("warn", "fail")
-            for change in result.finding.fix
-        ]
+        wanted = [change for result in self.results if result.asks_for_change for change in result.finding.fix]
         return list({change.partition("=")[0]: change for change in reversed(wanted)}.values())[::-1]
 
     def to_json(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from practicum.ports import SamplingClient, Teacher, TeacherRequest
 from practicum.randomness import seed_of
 from practicum.recipe import Recipe
 from practicum.rollouts import Batch, environment_of, prompts_of_step, rewarded, sample_rollouts
-from practicum.statistics import Interval, clustered, wilson
+from practicum.statistics import Interval, clustered, group_pairs, wilson
 from practicum.types import Prompt, Rollout, Sample, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)
@@ -141,11 +141,8 @@ class Evidence:
 
     def by_prompt(self, values: Callable[[Trace], Tensor | None]) -> list[Tensor]:
         """Some tokens' values of all rollouts that have them, together by prompt."""
-        groups: dict[str, list[Tensor]] = {}
-        for trace in self.traces:
-            found = values(trace)
-            if found is not None and len(found):
-                groups.setdefault(trace.rollout.prompt.id, []).append(found.double())
+        pairs = [(trace.rollout.prompt.id, values(trace)) for trace in self.traces]
+        groups = group_pairs((prompt, found.double()) for prompt, found in pairs if found is not None and len(found))
         return [torch.cat(group) for group in groups.values()]
 
     def mean(self, values: Callable[[Trace], Tensor | None]) -> Interval | None:
@@ -171,11 +168,7 @@ class Evidence:
 
     def scores(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         """The rewards of some rollouts by prompt; empty where the task has none."""
-        rewards: dict[str, list[float]] = {}
-        for rollout in rollouts:
-            if rollout.reward is not None:
-                rewards.setdefault(rollout.prompt.id, []).append(rollout.reward)
-        return rewards
+        return group_pairs((rollout.prompt.id, rollout.reward) for rollout in rollouts if rollout.reward is not None)
 
 
 def gather(recipe: Recipe, built: Assembled, count: int, samples: int) -> Evidence:
@@ -237,7 +230,7 @@ def _traces(
     head = next((signal.head for signal in own if signal.head is not None), None)
     adapter = _Adapter(head, evidence.seed) if isinstance(head, Head) and head.softcap is None else None
     for rollout, mine, theirs in zip(rollouts, own, signals, strict=True):
-        yield _Measuring(rollout, stops, one_event, adapter).trace(mine, theirs, CHUNK_TOKENS)
+        yield _Measuring(rollout, stops, one_event, adapter).trace(mine, theirs)
 
 
 class _Adapter:
@@ -272,9 +265,9 @@ class _Measuring:
         self._sums: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
 
-    def trace(self, mine: TeacherSignal, theirs: TeacherSignal, chunk: int) -> Trace:
+    def trace(self, mine: TeacherSignal, theirs: TeacherSignal) -> Trace:
         states, theirs = mine.states, theirs.fetch()
-        for part in chunks(len(self.rollout.tokens), chunk):
+        for part in chunks(len(self.rollout.tokens), CHUNK_TOKENS):
             assert states is not None and mine.head is not None, "the student's own client gives its hidden states"
             student = mine.head.logprobs(states[part])
             ids = self.rollout.tokens[part].to(student.device)
@@ -365,12 +358,8 @@ def _answers(evidence: Evidence, rollouts: Sequence[Rollout]) -> tuple[list[Roll
     parts = evidence.built.parts
     has_rewards = any(rollout.reward is not None for rollout in rollouts)
     asked = rollouts if has_rewards else rollouts[: CANARIES * evidence.samples : evidence.samples]
-    requests = [
-        TeacherRequest(
-            rollout.prompt, seed_of(evidence.seed, STREAM, 1, rollout.prompt.id, rollout.sample)
-        )  # the student's own stream
-        for rollout in asked
-    ]
+    seeds = [seed_of(evidence.seed, STREAM, 1, rollout.prompt.id, rollout.sample) for rollout in asked]  # the student's
+    requests = [TeacherRequest(rollout.prompt, seed) for rollout, seed in zip(asked, seeds, strict=True)]
     stops = evidence.plan.sampling.stop_ids | evidence.teacher_stops
     if parts.teacher.capabilities.writes:
         log.info(f"the teacher answers {len(requests)} times")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from practicum.diagnosis.doctor.findings import digits, shown
-from practicum.diagnosis.report import safe
+from practicum.diagnosis.report import document, safe
 from practicum.statistics import Interval
 
 STYLE = """
@@ -29,9 +29,7 @@ def page(found: dict[str, Any]) -> str:
     changes = "".join(f"<li><code>{safe(change)}</code></li>" for change in found["changes"])
     remarks = "".join(f"<li>{safe(remark)}</li>" for remark in found["remarks"])
     drawn = f"{found['prompts']} prompts, {found['samples']} answers each, seed {found['seed']}"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
+    body = (
         f'<h1>{safe(found["name"])}</h1><p class="soft">before training: {drawn}</p>'
         f'<p class="verdict">{verdict["word"]}: {safe(verdict["meaning"])}</p><ul>{because}</ul>'
         f"<h2>SFT, OPD or RL?</h2><p>{safe(verdict['advice'])}</p>"
@@ -39,8 +37,8 @@ def page(found: dict[str, Any]) -> str:
         f"<h2>Checks</h2>{_checks(found['checks'])}"
         f"{f'<h2>Said while loading</h2><ul>{remarks}</ul>' if remarks else ''}"
         "<p class=soft>Intervals are 95 %, by bootstrap over prompts. Limits that are proposed here have no published support.</p>"
-        "</body></html>\n"
     )
+    return document(title, STYLE, body)
 
 
 def _checks(checks: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from practicum.diagnosis.doctor.findings import Finding, Status, grade, of_terms
 from practicum.model_config import ModelConfig
 from practicum.ports import walk
 from practicum.recipe import Recipe
-from practicum.statistics import Interval, clustered
+from practicum.statistics import Interval, clustered, group_pairs, probability_errors
 from practicum.text import printable
 
 STOP_GAP, IMPOSSIBLE_STOP = -3.0, 1e-4
@@ -20,7 +20,6 @@ SPECIAL_SHARE = (0.05, 0.20)
 TEMPLATE_GAIN = 0.1
 FEWEST_ENDS = 4
 PARITY = (1.02, 1.05)
-LARGEST_LOG_RATIO = 20.0
 SUPERVISED = ("teacher={type: none}", "objective={signal: text, divergence: ce}", "rollout.source=dataset")
 """Learning from given answers, which needs no teacher's tokens."""
 
@@ -59,10 +58,9 @@ def stop_event(evidence: Evidence) -> Finding:
     own = _median([trace.teacher_logprobs[-1].item() for trace in ends if trace.teacher_logprobs is not None])
     if any(trace.teacher_stop is None for trace in ends):
         status: Status = "pass" if own > math.log(IMPOSSIBLE_STOP) else "fail"
-        said = f"the teacher gives the student's stop token a median probability of {math.exp(own):.2g}"
-        return Finding(
-            status, said if status == "pass" else f"{said}: the student would learn never to stop", fix=merge
-        )
+        text = f"the teacher gives the student's stop token a median probability of {math.exp(own):.2g}"
+        text += "" if status == "pass" else ": the student would learn never to stop"
+        return Finding(status, text, fix=merge)
     event = _median([trace.teacher_stop[-1].item() for trace in ends if trace.teacher_stop is not None])
     gap = evidence.mean(_stop_gap)
     details = {"median probability of the stop token": math.exp(own), "of any stop token": math.exp(event)}
@@ -115,9 +113,7 @@ def parity(evidence: Evidence) -> Finding:
     student = evidence.mean(lambda trace: _errors(trace.logprobs, trace.rollout.policy_logprobs))
     if student is None:
         return skipped("no answer has a token")
-    by_prompt: dict[str, list[Tensor]] = {}
-    for canary in evidence.canaries:
-        by_prompt.setdefault(canary.prompt, []).append(_errors(canary.scored, canary.written))
+    by_prompt = group_pairs((canary.prompt, _errors(canary.scored, canary.written)) for canary in evidence.canaries)
     teacher = clustered([torch.cat(group) for group in by_prompt.values()], evidence.seed) if by_prompt else None
     found = {"the student's": student, **({} if teacher is None else {"the teacher's": teacher})}
     graded: dict[str, Status] = {whose: grade(value, *PARITY) for whose, value in found.items()}
@@ -178,7 +174,7 @@ def _median(values: list[float]) -> float:
 def _errors(scored: Tensor, written: Tensor) -> Tensor:
     """exp |difference| of log-probabilities at each token, the terms of NeMo-RL's multiplicative probability error."""
     known = ~written.isnan()
-    return (scored - written)[known].double().abs().clamp(max=LARGEST_LOG_RATIO).exp()
+    return probability_errors(scored[known], written[known])
 
 
 def _special_excess(evidence: Evidence) -> Interval | None:

@@ -28,12 +28,8 @@ def overlap(evidence: Evidence) -> Finding:
         tokens = evidence.built.learner.renderer.vocab_size
         small = f"a vocabulary of {tokens} tokens is too small to compare the {CANDIDATES} likeliest"
         return skipped(evidence.silent or (small if tokens < FEWEST_TOKENS else "the teacher tells no candidates"))
-    masses = [
-        mass
-        for mass in (evidence.mean(lambda trace: trace.student_mass), evidence.mean(lambda trace: trace.teacher_mass))
-        if mass is not None
-    ]
-    least = min(mass.mean for mass in masses)
+    masses = (evidence.mean(lambda trace: trace.student_mass), evidence.mean(lambda trace: trace.teacher_mass))
+    least = min(mass.mean for mass in masses if mass is not None)
     status = worst(grade(ratio, *OVERLAP), "pass" if least >= MASS else "warn")
     text = (
         f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, with {least:.0%} of the mass"
@@ -87,23 +83,18 @@ def depth(evidence: Evidence) -> Finding:
     profile = [(start, _agreement(evidence, start, end, with_overlap)) for start, end in bins]
     first = profile[0][1].mean
     ratios = [(start, _scaled(value, first)) for start, value in profile]
-    status = grade(ratios[-1][1], *DRIFT)
+    last = ratios[-1][1]
+    status = grade(last, *DRIFT)
     what = f"overlap of the {CANDIDATES} likeliest tokens" if with_overlap else "mean of min(1, T / S)"
     details = {f"{what} from token {start}": value.mean for start, value in profile}
     if status == "pass":
         return Finding(
-            status, "student and teacher agree as much at the end as at the beginning", ratios[-1][1], details=details
+            status, "student and teacher agree as much at the end as at the beginning", last, details=details
         )
     cap = _cap(ratios)
-    text = f"from token {cap} on they agree {ratios[-1][1].mean:.0%} as much as at the beginning; learn from what is before it"
-    return Finding(
-        status,
-        text,
-        ratios[-1][1],
-        "of the first bin",
-        of_terms(evidence.recipe, f"weights=prefix({cap})"),
-        details=details,
-    )
+    text = f"from token {cap} on they agree {last.mean:.0%} as much as at the beginning; learn from what is before it"
+    fix = of_terms(evidence.recipe, f"weights=prefix({cap})")
+    return Finding(status, text, last, "of the first bin", fix, details=details)
 
 
 def noise(evidence: Evidence) -> Finding:

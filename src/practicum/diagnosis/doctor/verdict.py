@@ -25,6 +25,11 @@ class Result:
         """Whether it failed."""
         return self.finding.status == "fail"
 
+    @property
+    def asks_for_change(self) -> bool:
+        """Whether its fix should be made: it warns or fails, and is more than a note."""
+        return self.check.role != "note" and self.finding.status in ("warn", "fail")
+
     def line(self) -> str:
         """What it found, with its number, on one line."""
         number = shown(self.finding.value, self.finding.unit)
@@ -63,7 +68,7 @@ def _cold(result: Result) -> bool:
 
 
 def _changes(result: Result) -> bool:
-    return bool(result.finding.fix) and result.check.role != "note" and result.finding.status in ("warn", "fail")
+    return bool(result.finding.fix) and result.asks_for_change
 
 
 def _open(result: Result) -> bool:
@@ -113,7 +118,7 @@ def advised(word: Word, results: list[Result], capacity: float | None) -> str:
     rl = status.get("P12") in ("pass", "warn")
     if word == "BROKEN-SETUP":
         return _mended(found)
-    if _no_teacher(found):
+    if status.get("P6") == "not applicable":
         return _without_teacher(rl)
     if word in ("NO-GO", "NO-GAP"):
         other = (
@@ -144,15 +149,9 @@ def advised(word: Word, results: list[Result], capacity: float | None) -> str:
 
 def _mended(found: Mapping[str, Finding]) -> str:
     """What to write first where the setup is broken: the fixes of the setup's checks and of the template's."""
-    wrong = [
-        found[name] for name in ("P1", "P2", "P3", "P4") if name in found and found[name].status in ("warn", "fail")
-    ]
-    fixes = [change for finding in wrong for change in finding.fix]
+    setup = [found[name] for name in ("P1", "P2", "P3", "P4") if name in found]
+    fixes = [change for finding in setup if finding.status in ("warn", "fail") for change in finding.fix]
     return f"None yet: mend the setup{f' (write {shlex.join(fixes)})' if fixes else ''}, then ask again."
-
-
-def _no_teacher(found: Mapping[str, Finding]) -> bool:
-    return found["P6"].status == "not applicable" if "P6" in found else False
 
 
 def _without_teacher(rl: bool) -> str:

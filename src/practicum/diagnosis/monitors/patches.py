@@ -12,6 +12,11 @@ Patch = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """From a resolved recipe to changes, or None where there is nothing of the kind to change."""
 
 
+def _always(place: str, value: str | int) -> Patch:
+    """Return the patch that writes one value at one place, whatever the recipe."""
+    return lambda recipe: {place: value}
+
+
 def slower(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Half the learning rate."""
     return {"optimizer.learning_rate": _digits(recipe["optimizer"]["learning_rate"] / 2)}
@@ -27,9 +32,8 @@ def teacher_writes(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rollout.source": "teacher"} if _on_policy(recipe) else None
 
 
-def bounded(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A divergence that no single token can blow up, and that covers what the teacher does (GKD 2306.13649)."""
-    return {"objective.losses.0.divergence": "jsd(0.5)"}
+bounded = _always("objective.losses.0.divergence", "jsd(0.5)")
+"""A divergence that no single token can blow up, and that covers what the teacher does (GKD 2306.13649)."""
 
 
 def softer(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -38,9 +42,8 @@ def softer(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     return soft if name_of(recipe["objective"]["losses"][0]["target"]) == "teacher" else None
 
 
-def covering(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A divergence that asks for all that the teacher would say, not for the likeliest of it."""
-    return {"objective.losses.0.divergence": "forward_kl"}
+covering = _always("objective.losses.0.divergence", "forward_kl")
+"""A divergence that asks for all that the teacher would say, not for the likeliest of it."""
 
 
 def shorter(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -55,34 +58,23 @@ def beginnings(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def trusting(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the tokens that the teacher would never have written."""
-    return {"objective.losses.0.weights": "trust"}
+trusting = _always("objective.losses.0.weights", "trust")
+"""Leave out the tokens that the teacher would never have written."""
 
+clipped = _always("objective.losses.0.clip", "advantage(-5, 5)")
+"""Hold the advantage of a token within bounds (2603.11137)."""
 
-def clipped(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Hold the advantage of a token within bounds (2603.11137)."""
-    return {"objective.losses.0.clip": "advantage(-5, 5)"}
+corrected = _always("objective.losses.0.correction", "ratio_truncate(2)")
+"""Weigh each token by a truncated ratio of learner to sampler."""
 
+whole = _always("objective.losses.0.signal", "full")
+"""The whole distribution."""
 
-def corrected(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Weigh each token by a truncated ratio of learner to sampler."""
-    return {"objective.losses.0.correction": "ratio_truncate(2)"}
+with_tail = _always("objective.losses.0.signal", "topk(64, student, bucket)")
+"""Candidates, and one bucket for all other tokens."""
 
-
-def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole distribution."""
-    return {"objective.losses.0.signal": "full"}
-
-
-def with_tail(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Candidates, and one bucket for all other tokens."""
-    return {"objective.losses.0.signal": "topk(64, student, bucket)"}
-
-
-def unweighted(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Every token counts."""
-    return {"objective.losses.0.weights": "all"}
+unweighted = _always("objective.losses.0.weights", "all")
+"""Every token counts."""
 
 
 def unfiltered(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -104,9 +96,8 @@ def fresher(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"rollout.replay_size": max(recipe["rollout"]["replay_size"] // 2, 1)}
 
 
-def saved_often(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint a step, so that nothing is lost when the teacher goes."""
-    return {"train.checkpoint_every": 1}
+saved_often = _always("train.checkpoint_every", 1)
+"""A checkpoint a step, so that nothing is lost when the teacher goes."""
 
 
 def averaged(recipe: Mapping[str, Any]) -> dict[str, Any] | None:

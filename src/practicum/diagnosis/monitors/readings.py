@@ -16,13 +16,16 @@ from practicum.loop import StepResult
 from practicum.statistics import (
     concentration,
     distinct_ngrams,
+    group_pairs,
     importance_health,
     is_degenerate,
+    mean_of,
     pass_at_k,
     probability_error,
     quantiles,
     trapped,
     unique_share,
+    window_means,
 )
 from practicum.statistics.repetition import LONGEST_PERIOD
 from practicum.types import Metrics, Rollout, TokenOutputs
@@ -53,11 +56,9 @@ NOTHING = 1e-4
 class Tokens:
     """All tokens of a step, end to end; a column is NaN where nothing is known."""
 
-    tokens: Int[Tensor, " T"]
     rows: Int[Tensor, " T"]
     positions: Int[Tensor, " T"]
     learned: Bool[Tensor, " T"]
-    sampling_logprobs: Float[Tensor, " T"]
     policy_logprobs: Float[Tensor, " T"]
     outputs: TokenOutputs
     repeated: Bool[Tensor, " T"]
@@ -70,11 +71,9 @@ class Tokens:
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
         tokens = torch.cat([rollout.tokens for rollout in result.rollouts])
         return cls(
-            tokens=tokens,
             rows=rows,
             positions=torch.arange(len(rows)) - starts[rows],
             learned=torch.cat([rollout.loss_mask for rollout in result.rollouts]),
-            sampling_logprobs=torch.cat([rollout.sampling_logprobs for rollout in result.rollouts]),
             policy_logprobs=torch.cat([rollout.policy_logprobs for rollout in result.rollouts]),
             outputs=result.outputs,
             repeated=repeated(tokens, rows),
@@ -183,7 +182,7 @@ def traps(tokens: Tokens, rollouts: Sequence[Rollout], history: History, facts: 
     whole = [(rollout, column) for rollout, column in zip(rollouts, columns, strict=True) if _whole(column, window)]
     if not whole:
         return {}
-    least = [column[: len(column) // window * window].reshape(-1, window).mean(1).min().item() for _, column in whole]
+    least = [window_means(column, window).min().item() for _, column in whole]
     found: dict[str, float | None] = {"agreement": quantiles(torch.tensor(least), (DIPS,))[0]}
     usual = history.usual("agreement")
     if usual is not None and history.steps >= TRAP_STEPS and history.rollouts >= TRAP_ROLLOUTS:
@@ -220,10 +219,7 @@ def engine(tokens: Tokens, result: StepResult, facts: Facts) -> dict[str, float 
 
 def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
     """How different the student's answers to one prompt are, and how often one of them is right."""
-    by_prompt: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        if rollout.source == "student":
-            by_prompt.setdefault(rollout.prompt.id, []).append(rollout)
+    by_prompt = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts if rollout.source == "student")
     several = [group for group in by_prompt.values() if len(group) > 1]
     if not several:
         return {}
@@ -232,8 +228,8 @@ def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
         [1.0 if rollout.reward >= 1.0 else 0.0 for rollout in group if rollout.reward is not None] for group in several
     ]
     return {
-        "unique_answers": _average([unique_share([rollout.text.strip() for rollout in group]) for group in several]),
-        "distinct_2": _average([pair for pair in pairs if pair is not None]),
+        "unique_answers": mean_of([unique_share([rollout.text.strip() for rollout in group]) for group in several]),
+        "distinct_2": mean_of(pairs),
         **_passes([rights for rights in rewards if len(rights) > 1]),
     }
 
@@ -303,18 +299,16 @@ def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor,
 def _passes(groups: Sequence[Sequence[float]]) -> dict[str, float | None]:
     if not groups:
         return {}
-    any_right = _average([pass_at_k(len(rights), int(sum(rights)), len(rights)) for rights in groups])
-    each = _average([sum(rights) / len(rights) for rights in groups])
+    any_right = mean_of([pass_at_k(len(rights), int(sum(rights)), len(rights)) for rights in groups])
+    each = mean_of([sum(rights) / len(rights) for rights in groups])
     assert any_right is not None and each is not None
-    settled = _average([float(sum(rights) in (0.0, len(rights))) for rights in groups])
+    settled = mean_of([float(sum(rights) in (0.0, len(rights))) for rights in groups])
     return {"pass_at_n": any_right, "pass_gap": any_right - each, "settled_prompts": settled}
 
 
 def _unique(evaluation: Evaluation) -> float | None:
-    by_prompt: dict[str, list[str]] = {}
-    for answer in evaluation.answers:
-        by_prompt.setdefault(answer.prompt, []).append(answer.text.strip())
-    return _average([unique_share(texts) for texts in by_prompt.values() if len(texts) > 1])
+    by_prompt = group_pairs((answer.prompt, answer.text.strip()) for answer in evaluation.answers)
+    return mean_of([unique_share(texts) for texts in by_prompt.values() if len(texts) > 1])
 
 
 def _first_update(result: StepResult, updates: int) -> Bool[Tensor, " B"]:
@@ -341,7 +335,3 @@ def _share(hits: Bool[Tensor, " T"]) -> float:
 def _mean(values: Float[Tensor, " T"]) -> float | None:
     known = _known(values)
     return known.double().mean().item() if len(known) else None
-
-
-def _average(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -15,16 +15,16 @@ def methods(
 
     The teacher reads the student's own prompts; a verifier is free; GRPO has no reference.
     """
-    one, several, group = (_texts(prompts, answer, count) for count in (1, n, GRPO_GROUP))
+    one, group = (_texts(prompts, answer, count) for count in (1, GRPO_GROUP))
     rows = [_row("SFT on given answers", 0, 0, _update(one, shape, learning))]
     if teacher is not None:
         rows.append(_row("SFT on the teacher's answers", _draw(one, teacher), 0, _update(one, shape, learning)))
     rows.append(_row(f"GRPO, {GRPO_GROUP} answers", _draw(group, shape), 0, _update(group, shape, learning)))
     if teacher is not None:
-        for count, texts in dict.fromkeys([(1, tuple(one)), (n, tuple(several))]):
-            update = _update(list(texts), shape, learning)
-            title = f"OPD, {count} answer{'s' if count > 1 else ''}"
-            rows.append(_row(title, _draw(list(texts), shape), _score(list(texts), teacher), update))
+        for count in dict.fromkeys((1, n)):
+            texts, title = _texts(prompts, answer, count), f"OPD, {count} answer{'s' if count > 1 else ''}"
+            score = _forward(read_once(texts), texts, teacher)
+            rows.append(_row(title, _draw(texts, shape), score, _update(texts, shape, learning)))
     return rows
 
 
@@ -70,10 +70,6 @@ def _row(method: str, generate: int, score: int, update: int) -> dict[str, float
 
 def _draw(texts: Texts, shape: Shape) -> int:
     return _forward(read_once(texts, shortest=0), texts, shape)
-
-
-def _score(texts: Texts, shape: Shape) -> int:
-    return _forward(read_once(texts), texts, shape)
 
 
 def _forward(read: Reading, texts: Texts, shape: Shape) -> int:

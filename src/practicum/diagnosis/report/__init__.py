@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from practicum.diagnosis.report.markup import number, safe
+from practicum.diagnosis.report.markup import document, number, safe
 from practicum.diagnosis.report.page import STYLE, page, parts_of
 from practicum.diagnosis.report.reading import read_run
 from practicum.run_dir import write_text
 
-__all__ = ["STYLE", "number", "safe", "write_report"]
+__all__ = ["STYLE", "document", "number", "safe", "write_report"]
 
 
 def write_report(run: Path) -> Path:

@@ -4,9 +4,9 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from practicum.diagnosis.report.markup import Section, bar, count, note, percent, safe, signed, table, unfolding
+from practicum.diagnosis.report.markup import Section, bar, count, note, panel, percent, safe, table, unfolding
 from practicum.diagnosis.report.reading import Row, RunData
-from practicum.diagnosis.report.verdict import tokens_sampled
+from practicum.diagnosis.report.verdict import signed, tokens_sampled
 from practicum.statistics import Interval, overlaps_zero
 
 MOST_REASONS = 8
@@ -40,7 +40,7 @@ def _whole(title: str, parts: Sequence[Part]) -> str:
     total = sum(amount for _, amount in parts)
     body = [[name, count(amount), percent(amount / total), bar(amount / total)] for name, amount in parts]
     body.append(["<b>together</b>", f"<b>{count(total)}</b>", "<b>100 %</b>", ""])
-    return f'<div class="panel"><h3>{title}</h3>{table(["", "count", "share", ""], body, numbers=(1, 2), label=title)}</div>'
+    return panel(title, table(["", "count", "share", ""], body, numbers=(1, 2), label=title))
 
 
 def _rows(run: RunData) -> list[Part]:
@@ -102,10 +102,7 @@ def alarms_section(run: RunData) -> Section | None:
         return None
     body = [_alarm(alarm) for alarm in run.alarms]
     head = ["step", "monitor", "", "value", "baseline", "rule", "action", "to try"]
-    whole = table(head, body[:FIRST_ALARMS], numbers=(3, 4), label="alarms")
-    if len(body) > FIRST_ALARMS:
-        rest = table(head, body[FIRST_ALARMS:MOST_ALARMS], numbers=(3, 4), label="more alarms")
-        whole += unfolding(f"{count(len(body) - FIRST_ALARMS)} more", rest)
+    whole = table(head, body, numbers=(3, 4), label="alarms", first=FIRST_ALARMS, most=MOST_ALARMS)
     about = f"{count(len(body))} in {count(len(run.metrics))} steps: {_most_frequent(run.alarms)}"
     return Section("alarms", "Alarms", "Alarms", about, whole)
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 
-from practicum.diagnosis.report.charts import Point, Ranged, bar_chart, diagonal_chart, legend, ranged_chart
-from practicum.diagnosis.report.markup import Section, count, note, number, percent, safe, table, unfolding
+from practicum.diagnosis.report.charts import Point, bar_chart, diagonal_chart, legend_figure, ranged_chart
+from practicum.diagnosis.report.markup import Section, count, note, number, panel, percent, safe, table
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.evaluation import Answered, agreeing, confidences
 from practicum.statistics import (
+    Interval,
     bootstrap,
     calibration_error,
     distinct_ngrams,
+    group_pairs,
     is_degenerate,
     longest_run,
     pass_at_k,
@@ -41,18 +43,14 @@ def evaluation_section(run: RunData) -> Section | None:
     body = "".join(
         [
             '<div class="panels">',
-            _panel("Before, after, teacher", _comparison(run)),
-            _panel("Domains", _domains(columns)),
-            _panel("pass@k", _pass_at_k(columns, run.seed)),
-            _panel("Calibration", _calibration(columns)),
+            panel("Before, after, teacher", _comparison(run)),
+            panel("Domains", _domains(columns)),
+            panel("pass@k", _pass_at_k(columns, run.seed)),
+            panel("Calibration", _calibration(columns)),
             "</div>",
         ]
     )
     return Section("evaluation", "Evaluation", "Held-out evaluation", "the same prompts before and after", body)
-
-
-def _panel(title: str, body: str) -> str:
-    return f'<div class="panel"><h3>{title}</h3>{body}</div>' if body else ""
 
 
 def _columns(run: RunData) -> list[Column]:
@@ -98,11 +96,8 @@ def _domains(columns: Sequence[Column]) -> str:
 
 def _by_prompt(evaluation: Row) -> list[list[Row]]:
     """The graded answers of each prompt."""
-    groups: dict[str, list[Row]] = {}
-    for answer in evaluation["answers"]:
-        if answer["reward"] is not None:
-            groups.setdefault(answer["prompt"], []).append(answer)
-    return list(groups.values())
+    graded = (answer for answer in evaluation["answers"] if answer["reward"] is not None)
+    return list(group_pairs((answer["prompt"], answer) for answer in graded).values())
 
 
 def _pass_at_k(columns: Sequence[Column], seed: int) -> str:
@@ -114,22 +109,17 @@ def _pass_at_k(columns: Sequence[Column], seed: int) -> str:
         return ""
     tries = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < most] + [most]
 
-    def ranged(groups: Sequence[Sequence[Row]]) -> list[Ranged]:
-        found = []
-        for place, k in enumerate(tries):
-            chances = [pass_at_k(len(group), sum(one["reward"] >= 1.0 for one in group), k) for group in groups]
-            interval = bootstrap(torch.tensor(chances, dtype=torch.float64), seed)
-            found.append(Ranged(place, interval.mean, interval.low, interval.high))
-        return found
+    def chance(groups: Sequence[Sequence[Row]], k: int) -> Interval:
+        chances = [pass_at_k(len(group), sum(one["reward"] >= 1.0 for one in group), k) for group in groups]
+        return bootstrap(torch.tensor(chances, dtype=torch.float64), seed)
 
-    drawn = [(name, role, ranged(groups)) for name, role, groups in grouped]
-    chart = ranged_chart("the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0)
-    body = [
-        [name, *(f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]" for value in values)]
-        for name, _, values in drawn
+    drawn = [
+        (name, role, [(place, chance(groups, k)) for place, k in enumerate(tries)]) for name, role, groups in grouped
     ]
+    chart = ranged_chart("the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0)
+    body = [[name, *(str(interval) for _, interval in values)] for name, _, values in drawn]
     numbers = table(["", *(f"pass@{k}" for k in tries)], body, numbers=range(1, len(tries) + 1), label="pass at k")
-    return f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in drawn])}</div></figure>{numbers}'
+    return legend_figure(chart, drawn) + numbers
 
 
 def _calibration(columns: Sequence[Column]) -> str:
@@ -156,7 +146,7 @@ def _calibration(columns: Sequence[Column]) -> str:
         else "the probability that the model which wrote the answer gave its whole text"
     )
     return (
-        f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in drawn])}</div></figure>'
+        legend_figure(chart, drawn)
         + table(head, body, numbers=(1, 2, 3, 4), label="calibration")
         + note(
             f"Confidence is {sure_of}. Bins hold equally many answers; the error is biased upwards where there are few "
@@ -188,7 +178,7 @@ def lengths_section(run: RunData) -> Section | None:
         "first fifth": [row for row in run.rollouts if row["step"] < steps[0] + reach],
         "last fifth": [row for row in run.rollouts if row["step"] > steps[-1] - reach],
     }
-    body = f'<div class="panels">{_panel("Lengths", _lengths(ends))}{_panel("Repetition and diversity", _variety(ends))}</div>'
+    body = f'<div class="panels">{panel("Lengths", _lengths(ends))}{panel("Repetition and diversity", _variety(ends))}</div>'
     return Section(
         "lengths",
         "Lengths",
@@ -209,10 +199,7 @@ def _lengths(ends: Mapping[str, Sequence[Row]]) -> str:
         shares = [sum(low <= value < low + width for value in values) / len(values) for low in edges]
         groups.append((name, role, shares))
     chart = bar_chart("share of rollouts by length in tokens", groups, names)
-    return (
-        f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}'
-        "<span>share of rollouts by tokens</span></div></figure>" + _length_table(ends)
-    )
+    return legend_figure(chart, groups, "<span>share of rollouts by tokens</span>") + _length_table(ends)
 
 
 def _length_table(ends: Mapping[str, Sequence[Row]]) -> str:
@@ -244,9 +231,7 @@ def _variety_of(rows: Sequence[Row]) -> dict[str, str]:
         "degenerate answers": percent(_mean([float(is_degenerate(row["text"])) for row in rows])),
         "empty answers": percent(_mean([float(not row["text"].strip()) for row in rows])),
     }
-    groups: dict[tuple[int, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["step"], row["prompt"]), []).append(row)
+    groups = group_pairs(((row["step"], row["prompt"]), row) for row in rows)
     several = [group for group in groups.values() if len(group) > 1][:MOST_COMPARED]
     if not several:
         return whole
@@ -282,10 +267,7 @@ def answers_section(run: RunData) -> Section | None:
         for sample in samples[:MOST_SHOWN]
     ]
     head = ["prompt", "expected", "before", "after"]
-    whole = table(head, body[:FIRST_SHOWN], label="answers before and after")
-    if len(body) > FIRST_SHOWN:
-        rest = table(head, body[FIRST_SHOWN:], label="more answers before and after")
-        whole += unfolding(f"{count(len(body) - FIRST_SHOWN)} more", rest)
+    whole = table(head, body, label="answers before and after", first=FIRST_SHOWN)
     if len(samples) > MOST_SHOWN:
         whole += note(f"The first {MOST_SHOWN} of {count(len(samples))} are here; all of them are in summary.json.")
     whole = f'<div class="answers">{whole}</div>'

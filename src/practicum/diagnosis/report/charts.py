@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from practicum.statistics import Interval, group_pairs
+
 WIDTH, HEIGHT = 400.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 14.0, 24.0
 """The margins around the plot, in the units of the drawing."""
@@ -62,10 +64,10 @@ def _round_step(rough: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
 
-def values_axis(values: Sequence[float], start: float, end: float, zero: bool = True) -> Axis:
+def values_axis(values: Sequence[float], start: float, end: float) -> Axis:
     """An axis that holds the values, from 0 where that is near, and ends at a round one."""
     low, high = min(values), max(values)
-    if zero and low >= 0:
+    if low >= 0:
         low = 0.0
     if high <= low:
         low, high = (1.5 * low, 0.0) if low < 0 else (0.0, 1.5 * high or 1.0)
@@ -133,31 +135,30 @@ def line_chart(id: str, label: str, curves: Sequence[Curve], time: Timeline, rea
 
 
 def _grid(across: Axis, up: Axis) -> str:
-    rows = "".join(
-        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        for tick in up.ticks(4)
-    )
+    rows = "".join(_row(up, tick) for tick in up.ticks(4))
     steps = sorted({round(tick) for tick in across.ticks(5) if tick >= across.low} | {round(across.low)})
     kept = [step for step in steps if step == round(across.low) or across.at(step) - across.at(across.low) > 34]
-    columns = "".join(
-        f'<text x="{across.at(step):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{count_label(step)}</text>'
-        for step in kept
-    )
+    columns = "".join(_column(across, step, f"{step:,.0f}") for step in kept)
     ground = HEIGHT - BOTTOM
     return f'{rows}<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{ground:g}" y2="{ground:g}"/>{columns}'
 
 
-def count_label(step: float | int) -> str:
-    """A step on the axis."""
-    return f"{step:,.0f}"
+def _row(up: Axis, tick: float) -> str:
+    """Draw a faint line at a value of the vertical axis, with its number."""
+    return (
+        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
+        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
+    )
+
+
+def _column(across: Axis, place: float | int, label: str) -> str:
+    """Write a label, which is HTML, below a place of the horizontal axis."""
+    return f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{label}</text>'
 
 
 def _marks(marks: Sequence[Mark], across: Axis, readings: Sequence[str]) -> str:
     """A flag at each place, with a dashed line where it is about one of the readings; those that fall together share one."""
-    places: dict[float, list[Mark]] = {}
-    for mark in marks:
-        places.setdefault(round(across.at(mark.step), 1), []).append(mark)
+    places = group_pairs((round(across.at(mark.step), 1), mark) for mark in marks)
     return "".join(_flag(x, found, any(mark.reading in readings for mark in found)) for x, found in places.items())
 
 
@@ -182,23 +183,17 @@ def _curve(curve: Curve, across: Axis, up: Axis) -> str:
     return line(points, " raw") + line(thinned(running_mean(curve.points), 400), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Ranged:
-    """A value with its interval at a place of the horizontal axis, in one role's colour."""
-
-    place: int
-    mean: float
-    low: float
-    high: float
+Ranged = tuple[int, Interval]
+"""A place of the horizontal axis, and the mean with its interval there."""
 
 
 def ranged_chart(
     label: str, groups: Sequence[tuple[str, str, Sequence[Ranged]]], names: Sequence[str], top: float | None = None
 ) -> str:
     """Points with intervals, a colour a group, at the places 0, 1, 2 ... called `names`; `top` fixes the upper end."""
-    highs = [value.high for _, _, group in groups for value in group]
+    highs = [interval.high for _, _, group in groups for _, interval in group]
     ends = [0.0, *highs] if top is None else [0.0, top]
-    lows = [value.low for _, _, group in groups for value in group]
+    lows = [interval.low for _, _, group in groups for _, interval in group]
     up = values_axis([*ends, *(low for low in lows if low < 0)], HEIGHT - BOTTOM, TOP)
     across = Axis(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)
     shift = [8 * (place - (len(groups) - 1) / 2) for place in range(len(groups))]
@@ -210,10 +205,10 @@ def ranged_chart(
 
 
 def _ranged(name: str, role: str, group: Sequence[Ranged], across: Axis, up: Axis, offset: float) -> str:
-    places = [(across.at(value.place) + offset, value) for value in group]
+    places = [(across.at(place) + offset, interval) for place, interval in group]
     line = " ".join(f"{x:.1f},{up.at(value.mean):.1f}" for x, value in places)
     whiskers = "".join(
-        f'<g class="{role}"><title>{html.escape(name)}: {value.mean:.3g} [{value.low:.3g}, {value.high:.3g}]</title>'
+        f'<g class="{role}"><title>{html.escape(name)}: {value:.3g}</title>'
         f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{up.at(value.low):.1f}" y2="{up.at(value.high):.1f}"/>'
         f'<circle class="dot" cx="{x:.1f}" cy="{up.at(value.mean):.1f}" r="3.5"/></g>'
         for x, value in places
@@ -239,17 +234,11 @@ def bar_chart(label: str, groups: Sequence[tuple[str, str, Sequence[float]]], na
 
 def _frame(up: Axis, across: Axis, names: Sequence[str]) -> str:
     """The grid of the vertical axis, and the names along the horizontal one, as many as there is room for."""
-    rows = "".join(
-        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        for tick in up.ticks(4)
-    )
+    rows = "".join(_row(up, tick) for tick in up.ticks(4))
     room = max(map(len, names)) * 7 + 8
     stride = max(-(-len(names) * room // (WIDTH - LEFT - RIGHT)), 1)
     columns = "".join(
-        f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{html.escape(name)}</text>'
-        for place, name in enumerate(names)
-        if place % stride == 0
+        _column(across, place, html.escape(name)) for place, name in enumerate(names) if place % stride == 0
     )
     ground = f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(0.0):.1f}" y2="{up.at(0.0):.1f}"/>'
     return rows + ground + columns
@@ -259,12 +248,7 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
     """Points of [0, 1] x [0, 1] beside the diagonal on which they would lie if confidence were earned."""
     across = Axis(0.0, 1.0, LEFT, WIDTH - RIGHT)
     up = Axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
-    grid = "".join(
-        f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(tick):.1f}" y2="{up.at(tick):.1f}"/>'
-        f'<text x="{LEFT - 6:g}" y="{up.at(tick) + 4:.1f}" text-anchor="end">{shown(tick)}</text>'
-        f'<text x="{across.at(tick):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{shown(tick)}</text>'
-        for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
-    )
+    grid = "".join(_row(up, tick) + _column(across, tick, shown(tick)) for tick in (0.0, 0.25, 0.5, 0.75, 1.0))
     drawn = "".join(
         f'<polyline class="curve {role}" points="{" ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in points)}"/>'
         + "".join(
@@ -280,7 +264,7 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
     )
 
 
-def interval_rows(label: str, values: Sequence[tuple[str, str, float, float, float]]) -> str:
+def interval_rows(label: str, values: Sequence[tuple[str, str, Interval]]) -> str:
     """One row each: a dot with its interval on the scale from 0 to 1, named at the left and read at the right."""
     height = 26.0 * len(values) + 24
     across = Axis(0.0, 1.0, 74.0, WIDTH - 62)
@@ -290,19 +274,17 @@ def interval_rows(label: str, values: Sequence[tuple[str, str, float, float, flo
         for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     drawn = "".join(
-        _interval_row(name, role, (mean, low, high), 26.0 * place + 17, across)
-        for place, (name, role, mean, low, high) in enumerate(values)
+        _interval_row(name, role, value, 26.0 * place + 17, across) for place, (name, role, value) in enumerate(values)
     )
     return f"{_opened(label, height)}{ticks}{drawn}</svg>"
 
 
-def _interval_row(name: str, role: str, value: tuple[float, float, float], y: float, across: Axis) -> str:
-    mean, low, high = (across.at(number) for number in value)
+def _interval_row(name: str, role: str, value: Interval, y: float, across: Axis) -> str:
     return (
         f'<g class="{role}"><text class="name" x="0" y="{y + 4:g}">{html.escape(name)}</text>'
-        f'<line class="whisker wide" x1="{low:.1f}" x2="{high:.1f}" y1="{y:g}" y2="{y:g}"/>'
-        f'<circle class="dot" cx="{mean:.1f}" cy="{y:g}" r="5.5"/>'
-        f'<text class="value" x="{WIDTH:g}" y="{y + 4:g}" text-anchor="end">{value[0]:.2f}</text></g>'
+        f'<line class="whisker wide" x1="{across.at(value.low):.1f}" x2="{across.at(value.high):.1f}" y1="{y:g}" y2="{y:g}"/>'
+        f'<circle class="dot" cx="{across.at(value.mean):.1f}" cy="{y:g}" r="5.5"/>'
+        f'<text class="value" x="{WIDTH:g}" y="{y + 4:g}" text-anchor="end">{value.mean:.2f}</text></g>'
     )
 
 
@@ -314,3 +296,10 @@ def _opened(label: str, height: float = HEIGHT) -> str:
 def legend(entries: Sequence[tuple[str, str]]) -> str:
     """Names with their colours; `entries` are (name, role) and a name is HTML."""
     return "".join(f'<span class="key"><i class="swatch {role}"></i>{name}</span>' for name, role in entries)
+
+
+def legend_figure(chart: str, groups: Sequence[tuple[str, str, object]], more: str = "") -> str:
+    """Put a chart above the legend of its groups, (name, role, values) each, and what else it says."""
+    return (
+        f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}{more}</div></figure>'
+    )

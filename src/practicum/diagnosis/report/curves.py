@@ -115,7 +115,9 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
         curves = [
             curve for key, name, role in wanted.readings if (curve := _curve(run.metrics, key, name, role)).points
         ]
-        if curves and [curve.points for curve in curves] not in [_points(chart) for chart in found.values()]:
+        if curves and [curve.points for curve in curves] not in [
+            [curve.points for curve in drawn] for _, drawn in found.values()
+        ]:
             found[id] = (wanted, curves)
     rest = [key for key in keys if key not in used and key not in NOT_DRAWN and key not in (*teachers, *places, *terms)]
     for place, key in enumerate(rest):
@@ -123,11 +125,6 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
         if len({value for _, value in curve.points}) > 1 and len(found) < len(WANTED) + OTHERS:
             found[f"other-{place}"] = (Wanted(safe(key), "", ((key, safe(key), "student"),)), [curve])
     return found
-
-
-def _points(chart: tuple[Wanted, Sequence[Curve]]) -> list[list[tuple[float, float]]]:
-    """What a chart draws, to tell whether another would draw the same."""
-    return [curve.points for curve in chart[1]]
 
 
 def _roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:

@@ -100,8 +100,9 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
         ("training rollouts, from the first step to the last", f'<div class="pair">{drawn_rollouts}</div>'),
     ]
     maps = "".join(f"<h3>{title}</h3>{body}" for title, body in parts if "<article" in body)
+    scales = "".join(_scale(one, hidden=place > 0) for place, one in enumerate(quantities))
     body = (
-        f'<div class="controls" hidden>{_choices(quantities)}</div>{_scales(quantities)}'
+        f'<div class="controls" hidden>{_choices(quantities)}</div>{scales}'
         f'<div class="heat"><div class="maps">{maps}</div>'
         '<aside class="detail" aria-live="polite" aria-label="the token you chose"></aside></div>'
         '<noscript><p class="note">With JavaScript each token answers to the pointer and the arrow keys.</p></noscript>'
@@ -128,15 +129,11 @@ def _pairs(run: RunData) -> list[list[View]]:
 
 
 def _trace_view(when: str, trace: Row) -> View:
-    gap = [
-        None if own is None or other is None else other - own
-        for own, other in zip(trace["logprobs"], trace["teacher_logprobs"], strict=True)
-    ]
     numbers = {
         "divergence": trace["reverse_kl"],
         "student_entropy": trace["student_entropy"],
         "teacher_entropy": trace["teacher_entropy"],
-        "gap": gap,
+        "gap": _gap(trace["logprobs"], trace["teacher_logprobs"]),
         "logprob": trace["logprobs"],
         "teacher_logprob": trace["teacher_logprobs"],
     }
@@ -172,17 +169,15 @@ def _rollout_views(run: RunData) -> list[View]:
 
 def _rollout_view(row: Row, run: RunData) -> View:
     known = [run.vocabulary.get(token, (f"<{token}>", True)) for token in row["tokens"][:SHOWN_TOKENS]]
-    own, other = row["policy_logprobs"], row["teacher_logprobs"]
-    gap = [None if mine is None or theirs is None else theirs - mine for mine, theirs in zip(own, other, strict=True)]
-    nothing = [None] * len(own)
+    nothing = [None] * len(row["tokens"])
     numbers: dict[str, Sequence[float | None]] = {
         "divergence": row["divergence"],
         "student_entropy": row.get("student_entropy") or nothing,
         "teacher_entropy": row.get("teacher_entropy") or nothing,
-        "gap": gap,
+        "gap": _gap(row["policy_logprobs"], row["teacher_logprobs"]),
         "weight": row.get("weight") or nothing,
-        "logprob": own,
-        "teacher_logprob": other,
+        "logprob": row["policy_logprobs"],
+        "teacher_logprob": row["teacher_logprobs"],
     }
     source = "" if row["source"] == "student" else f" by the {safe(row['source'])}"
     heading = f'<span class="when">step {row["step"]}</span> {safe(row["prompt"])}{source}{_mark(row.get("reward"))}'
@@ -197,6 +192,11 @@ def _rollout_view(row: Row, run: RunData) -> View:
     )
 
 
+def _gap(own: Sequence[float | None], other: Sequence[float | None]) -> list[float | None]:
+    """Return how much higher the teacher's log-probabilities are; None where one of the two is not known."""
+    return [None if mine is None or theirs is None else theirs - mine for mine, theirs in zip(own, other, strict=True)]
+
+
 def _drawn(view: View, place: int, quantity: Quantity) -> str:
     """An answer as text, its tokens coloured by the first quantity; they are told apart by their order alone."""
     column = view.numbers.get(quantity.key, ())
@@ -209,15 +209,10 @@ def _drawn(view: View, place: int, quantity: Quantity) -> str:
 
 
 def _token(text: str, control: bool, kind: str) -> str:
-    shown = html.escape(_visible(text))
+    shown = html.escape(printable(text) or "∅")
     if control:
         return f'<i class="{kind} control">{shown}</i>'
     return f'<i class="{kind}">{shown}</i>{"<br>" if text.endswith(chr(10)) else ""}'
-
-
-def _visible(text: str) -> str:
-    """The token as it stands in a line, its spaces kept."""
-    return printable(text) or "∅"
 
 
 def colour(value: float | None, quantity: Quantity) -> str:
@@ -234,10 +229,6 @@ def _choices(quantities: Sequence[Quantity]) -> str:
         for place, one in enumerate(quantities)
     )
     return f'<fieldset class="choices"><legend>colour by</legend>{buttons}</fieldset>'
-
-
-def _scales(quantities: Sequence[Quantity]) -> str:
-    return "".join(_scale(one, hidden=place > 0) for place, one in enumerate(quantities))
 
 
 def _scale(quantity: Quantity, hidden: bool) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from practicum.diagnosis.report.markup import seconds
 from practicum.diagnosis.report.page import Parts, navigation, page, parts_of
 from practicum.diagnosis.report.reading import RunData, read_run
+from practicum.run_dir import is_alive
 
 MOST_ROLLOUTS = 400
 """So many rollouts are read for a live page, so that it is made anew within a second."""
@@ -83,9 +83,10 @@ class Live:
     def _now(self) -> _Made:
         with self._lock:
             folder = stage_of(self._folder)
+            ended = (folder / "summary.json").is_file()
             signature = (folder, *(_mark(folder / name) for name in FILES))
             made = self._made
-            if made is None or (made.signature != signature and (monotonic() > made.good_until or _ended(folder))):
+            if made is None or (made.signature != signature and (monotonic() > made.good_until or ended)):
                 start = monotonic()
                 run = read_run(folder, MOST_ROLLOUTS)
                 parts = parts_of(run)
@@ -98,10 +99,6 @@ def stage_of(folder: Path) -> Path:
     """The folder itself, or of a pipeline the last stage that began."""
     begun = sorted(path.parent for path in (folder / "stages").glob("*/recipe.json"))
     return begun[-1] if begun else folder
-
-
-def _ended(folder: Path) -> bool:
-    return (folder / "summary.json").is_file()
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
@@ -165,16 +162,5 @@ def writer(folder: Path) -> Literal["alive", "gone", "unknown"]:
         return "gone"
     if not isinstance(signature, dict) or signature.get("host") != socket.gethostname():
         return "unknown"
-    return "alive" if _lives(signature.get("pid")) else "gone"
-
-
-def _lives(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    pid = signature.get("pid")
+    return "alive" if isinstance(pid, int) and pid > 0 and is_alive(pid) else "gone"

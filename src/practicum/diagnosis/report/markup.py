@@ -1,7 +1,7 @@
 """Small pieces of HTML: escaped text, numbers, tables, bars and sections."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,6 @@ def number(value: Any) -> str:
     return f"{value:.3g}"
 
 
-def signed(value: float) -> str:
-    """A difference with its sign and two digits, or three where two would hide it."""
-    text = f"{value:+.2f}"
-    return f"{value:+.3f}" if value and float(text) == 0 else text
-
-
 def count(value: float | int) -> str:
     """A count with its thousands apart, for example 12,800."""
     return f"{value:,.0f}"
@@ -60,8 +54,23 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def table(head: Sequence[str], body: Iterable[Sequence[str]], *, numbers: Sequence[int] = (), label: str = "") -> str:
-    """A table of ready HTML cells, the first of each row its heading; the columns in `numbers` are set flush right."""
+def table(
+    head: Sequence[str],
+    body: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    label: str = "",
+    first: int | None = None,
+    most: int | None = None,
+) -> str:
+    """A table of ready HTML cells, the first of each row its heading; the columns in `numbers` are set flush right.
+
+    Of more rows than `first` the others, up to row `most`, are in a table that opens on demand.
+    """
+    if first is not None and len(body) > first:
+        shown = table(head, body[:first], numbers=numbers, label=label)
+        rest = table(head, body[first:most], numbers=numbers, label=f"more {label}")
+        return shown + unfolding(f"{count(len(body) - first)} more", rest)
 
     def kind(place: int) -> str:
         return ' class="n"' if place in numbers else ""
@@ -78,11 +87,25 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]], *, numbers: Sequen
     )
 
 
-def bar(share: float | int, kind: str = "") -> str:
+def panel(title: str, body: str) -> str:
+    """Return one of several parts beside each other; nothing for an empty body."""
+    return f'<div class="panel"><h3>{title}</h3>{body}</div>' if body else ""
+
+
+def document(title: str, style: str, body: str) -> str:
+    """Return a page that loads nothing; `title` and `body` are HTML."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>'
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def bar(share: float | int) -> str:
     """A bar of a table's cell, filled to `share` of its width."""
     width = 100 * min(max(share, 0.0), 1.0)
     return (
-        f'<svg class="bar {kind}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<svg class="bar " viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{width:.1f}" height="8"/></svg>'
     )
 
@@ -92,6 +115,6 @@ def note(text: str) -> str:
     return f'<p class="note">{text}</p>'
 
 
-def unfolding(title: str, body: str, *, opened: bool = False) -> str:
+def unfolding(title: str, body: str) -> str:
     """A part that opens on demand."""
-    return f"<details{' open' if opened else ''}><summary>{title}</summary>{body}</details>"
+    return f"<details><summary>{title}</summary>{body}</details>"

@@ -95,19 +95,16 @@ def _section(section: Section) -> str:
 
 def _policy(live: bool) -> str:
     """The content security policy: this style, this script, nothing from anywhere; a live page may ask its own server."""
+    server = "'self'" if live else "'none'"
     rules = [
         "default-src 'none'",
         f"style-src '{_digest(STYLE)}'",
         f"script-src '{_digest(SCRIPT)}'",
-        f"connect-src {_sources(live)}",
+        f"connect-src {server}",
         "base-uri 'none'",
         "form-action 'none'",
     ]
     return f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">'
-
-
-def _sources(live: bool) -> str:
-    return "'self'" if live else "'none'"
 
 
 def _digest(text: str) -> str:

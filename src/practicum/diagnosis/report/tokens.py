@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from practicum.diagnosis.report.charts import Ranged, legend, ranged_chart
-from practicum.diagnosis.report.markup import Section, bar, count, note, number, percent, safe, table
+from practicum.diagnosis.report.charts import legend_figure, ranged_chart
+from practicum.diagnosis.report.markup import Section, bar, count, note, number, panel, percent, safe, table
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.statistics import Interval, auroc, clustered, concentration, participation
 
@@ -114,19 +114,15 @@ def tokens_section(run: RunData) -> Section | None:
         [
             _sample_note(run, tokens),
             '<div class="panels">',
-            _panel("By place in the answer", _by_place(tokens, first, last, run.seed)),
-            _panel("By kind of token", _by_kind(tokens, first, last, run)),
-            _panel("By correctness", _by_correctness(tokens, run)),
-            _panel("Dearest tokens", _dearest(tokens, run)),
+            panel("By place in the answer", _by_place(tokens, first, last, run.seed)),
+            panel("By kind of token", _by_kind(tokens, first, last, run)),
+            panel("By correctness", _by_correctness(tokens, run)),
+            panel("Dearest tokens", _dearest(tokens, run)),
             "</div>",
         ]
     )
     title = "Where the divergence sits" if tokens.exact else "Where the log-ratio sits"
     return Section("tokens", "Divergence", title, "sampled training rollouts, tokens that were learned from", body)
-
-
-def _panel(title: str, body: str) -> str:
-    return f'<div class="panel"><h3>{title}</h3>{body}</div>' if body else ""
 
 
 def _ends(tokens: Tokens) -> tuple[Tokens, Tokens]:
@@ -165,17 +161,13 @@ def _by_place(tokens: Tokens, first: Tokens, last: Tokens, seed: int) -> str:
     spans = _spans(int(tokens.place.max()) + 1)
     names = [str(low + 1) if high == low + 1 else f"{low + 1}-{high}" for low, high in spans]
 
-    def ranged(some: Tokens) -> list[Ranged]:
-        found = []
-        for place, (low, high) in enumerate(spans):
-            mean = some.where((some.place >= low) & (some.place < high)).mean(seed)
-            if mean is not None:
-                found.append(Ranged(place, mean.mean, mean.low, mean.high))
-        return found
+    def ranged(some: Tokens) -> list[tuple[int, Interval]]:
+        means = [some.where((some.place >= low) & (some.place < high)).mean(seed) for low, high in spans]
+        return [(place, mean) for place, mean in enumerate(means) if mean is not None]
 
     groups = [("first fifth of the steps", "before", ranged(first)), ("last fifth", "student", ranged(last))]
     chart = ranged_chart("mean by place in the answer, nats a token", groups, names)
-    return f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}</div></figure>'
+    return legend_figure(chart, groups)
 
 
 def _kinds(tokens: Tokens, run: RunData) -> Tensor:
@@ -203,7 +195,7 @@ def _by_kind(tokens: Tokens, first: Tokens, last: Tokens, run: RunData) -> str:
                 percent(len(some) / len(tokens)),
                 percent(share),
                 bar(share),
-                f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]",
+                f"{mean:.3f}",
                 f"{_plain(first.where(early == place))} → {_plain(last.where(late == place))}",
             ]
         )
@@ -243,13 +235,10 @@ def token_text(token: int, run: RunData) -> str:
 
 
 def _by_correctness(tokens: Tokens, run: RunData) -> str:
-    graded = [number_ for number_, row in enumerate(tokens.rows) if row.get("reward") is not None]
-    if not graded:
+    if all(row.get("reward") is None for row in tokens.rows):
         return ""
     rewards = torch.tensor([math.nan if row.get("reward") is None else row["reward"] for row in tokens.rows])
-    right = rewards >= 1.0
-    wrong = rewards < 1.0
-    columns = [("right", right), ("wrong", wrong)]
+    columns = [("right", rewards >= 1.0), ("wrong", rewards < 1.0)]
     lines: list[tuple[str, Callable[[Tensor], str]]] = [
         ("rollouts", lambda chosen: count(int(chosen.sum()))),
         ("mean value, nats", lambda chosen: _with_interval(tokens.where(chosen[tokens.row]).mean(run.seed))),
@@ -282,7 +271,7 @@ def _preference(tokens: Tokens, rewards: Tensor) -> str:
 
 
 def _with_interval(mean: Interval | None) -> str:
-    return "" if mean is None else f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]"
+    return "" if mean is None else f"{mean:.3f}"
 
 
 def _places(chosen: Tensor) -> list[int]:

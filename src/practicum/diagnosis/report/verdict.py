@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from practicum.costs import PHASES, cost_summary
 from practicum.diagnosis.report.charts import interval_rows
 from practicum.diagnosis.report.curves import recent
-from practicum.diagnosis.report.markup import count, number, percent, safe, seconds, signed
+from practicum.diagnosis.report.markup import count, number, percent, safe, seconds
 from practicum.diagnosis.report.reading import Row, RunData
 from practicum.diagnosis.tables import ALL_DONE
 from practicum.recipe import Prices
-from practicum.statistics import Interval, detectable, difference, overlaps_zero, ratio
+from practicum.statistics import Interval, detectable, difference, group_pairs, overlaps_zero, ratio
 
 
 def verdict(run: RunData) -> str:
@@ -22,10 +22,8 @@ def verdict(run: RunData) -> str:
 
 def scores(evaluation: Row | None) -> dict[str, float]:
     """Each prompt's mean reward; empty where there is no evaluation or no reward."""
-    rewards: dict[str, list[float]] = {}
-    for answer in (evaluation or {}).get("answers", ()):
-        if answer["reward"] is not None:
-            rewards.setdefault(answer["prompt"], []).append(answer["reward"])
+    answers = (evaluation or {}).get("answers", ())
+    rewards = group_pairs((answer["prompt"], answer["reward"]) for answer in answers if answer["reward"] is not None)
     return {prompt: sum(values) / len(values) for prompt, values in rewards.items()}
 
 
@@ -60,6 +58,12 @@ def _headline(run: RunData) -> str:
     return f'<p class="gain">{run.summary["steps"]}<small> steps</small></p><p class="what">no held-out accuracy was measured</p>'
 
 
+def signed(value: float) -> str:
+    """A difference with its sign and two digits, or three where two would hide it."""
+    text = f"{value:+.2f}"
+    return f"{value:+.3f}" if value and float(text) == 0 else text
+
+
 def _so_far(run: RunData) -> str:
     first = next((row["reverse_kl"] for row in run.metrics if row.get("reverse_kl") is not None), None)
     last = recent(run.metrics, "reverse_kl")
@@ -83,13 +87,13 @@ def _accuracies(run: RunData) -> str:
     if run.after is None and run.summary is not None:
         columns[1] = ("after", run.summary["after"], "student")
     values = [
-        (name, role, column["accuracy"]["mean"], column["accuracy"]["low"], column["accuracy"]["high"])
+        (name, role, Interval(*(column["accuracy"][end] for end in ("mean", "low", "high"))))
         for name, column, role in columns
         if column is not None and column["accuracy"] is not None
     ]
     if not values:
         return ""
-    label = "held-out accuracy: " + ", ".join(f"{name} {mean:.2f}" for name, _, mean, _, _ in values)
+    label = "held-out accuracy: " + ", ".join(f"{name} {accuracy.mean:.2f}" for name, _, accuracy in values)
     caption = "<figcaption>held-out accuracy, 95 % intervals</figcaption>"
     return f'<figure class="accuracies">{interval_rows(label, values)}{caption}</figure>'
 

@@ -119,12 +119,9 @@ def speculate(
     alive = list(texts)
     while alive:
         drafts = _drafts(drafter, alive, params, gamma)
-        mine = drafter.score(
-            [_request(text.drafter_prompt, text, draft) for text, draft in zip(alive, drafts, strict=True)], Full()
-        )
-        theirs = target.score(
-            [_request(text.target_prompt, text, draft) for text, draft in zip(alive, drafts, strict=True)], Full()
-        )
+        pairs = list(zip(alive, drafts, strict=True))
+        mine = drafter.score([_request(text.drafter_prompt, text, draft) for text, draft in pairs], Full())
+        theirs = target.score([_request(text.target_prompt, text, draft) for text, draft in pairs], Full())
         going = []
         for text, draft, own, other in zip(alive, drafts, mine, theirs, strict=True):
             new, kept = _round(text, draft, _logprobs(own, params)[:-1], _logprobs(other, params), params)

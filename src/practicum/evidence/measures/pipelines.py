@@ -1,6 +1,6 @@
 """Runs every arm as a whole pipeline with every seed: what its stages come to together, where each ended, what each cost."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from practicum.assembly import build_task
-from practicum.diagnosis.compare import Job, Outcome, read_outcome, run_all
+from practicum.diagnosis.compare import Job, Outcome, Point, read_outcome, run_all
 from practicum.errors import PracticumError
-from practicum.evidence.measures.runs import alarms_of, curve_of, readings_of, with_scratch_models
-from practicum.evidence.results import Moment, Results
+from practicum.evidence.measures.runs import alarms_of, readings_of, with_models
+from practicum.evidence.results import Results, by_measure
 from practicum.evidence.study import TEACHER, Form, Loaded
 from practicum.pipeline import parse_pipeline
 from practicum.run_dir import RunDir, read_json
+from practicum.statistics import group_pairs
 from practicum.stopping import stop_signals
 from practicum.tracking import Console
 
@@ -42,15 +42,16 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
     done = [Whole.read(job) for job in jobs if job not in failed]
     if not done:
         raise PracticumError(f"none of the {len(jobs)} pipelines finished; the first {next(iter(failed.values()))}")
-    readings = {arm: _by_measure({one.seed: one.readings() for one in mine}) for arm, mine in _by_arm(done)}
+    arms = group_pairs((one.arm, one) for one in done)
+    readings = {arm: by_measure({one.seed: one.readings() for one in mine}) for arm, mine in arms.items()}
     teacher = {one.seed: one.teacher for one in done if one.teacher is not None}
     return Results(
         name=study.name,
         form="",
         seeds=list(range(form.seeds)),
         readings={**readings, **({TEACHER: {"accuracy": teacher}} if teacher else {})},
-        curves={arm: {one.seed: one.curve() for one in mine} for arm, mine in _by_arm(done)},
-        alarms={arm: {one.seed: one.alarms() for one in mine} for arm, mine in _by_arm(done)},
+        curves={arm: {one.seed: one.curve() for one in mine} for arm, mine in arms.items()},
+        alarms={arm: {one.seed: one.alarms() for one in mine} for arm, mine in arms.items()},
         failed=[f"{job.arm}, seed {job.seed}: {reason}" for job, reason in failed.items()],
     )
 
@@ -61,10 +62,7 @@ def _pipelines(study: Loaded, form: Form, seed: int, home: Path) -> dict[str, di
     for arm in study.spec.arms:
         data = {**study.pipeline_of(arm, form), "name": f"seed-{seed}", "seed": seed}
         source = f"{study.name}, arm {arm}"
-        recipe = parse_pipeline(data, source).recipe
-        task = build_task(recipe)
-        models = ("student", "teacher", "reference")
-        data |= {role: with_scratch_models(data[role], recipe, task, home) for role in models if role in data}
+        data = with_models(data, parse_pipeline(data, source).recipe, home)
         found[arm] = parse_pipeline(data, source).resolved()
     return found
 
@@ -98,12 +96,12 @@ class Whole:
                 found[f"after/{name}"] = outcome.accuracy
         return found
 
-    def curve(self) -> list[Moment]:
+    def curve(self) -> list[Point]:
         """The accuracy over all stages, with what had been spent since the first began."""
         return [
-            Moment(_sum(before, moment.spent), moment.accuracy)
+            Point(_sum(before, point.spent), point.accuracy)
             for place, ((_, outcome), before) in enumerate(zip(self.stages.values(), self._spent(), strict=False))
-            for moment in curve_of(outcome)[min(place, 1) :]  # a stage starts where the one before it ended
+            for point in outcome.curve[min(place, 1) :]  # a stage starts where the one before it ended
         ]
 
     def alarms(self) -> list[str]:
@@ -120,14 +118,3 @@ class Whole:
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     return {unit: one.get(unit, 0.0) + other.get(unit, 0.0) for unit in {**one, **other}}
-
-
-def _by_arm(done: Sequence[Whole]) -> Iterator[tuple[str, list[Whole]]]:
-    for arm in dict.fromkeys(one.arm for one in done):
-        yield arm, [one for one in done if one.arm == arm]
-
-
-def _by_measure(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
-    """By measure and seed instead of by seed and measure."""
-    names = dict.fromkeys(name for values in by_seed.values() for name in values)
-    return {name: {seed: values[name] for seed, values in by_seed.items() if name in values} for name in names}

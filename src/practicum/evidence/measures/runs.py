@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -16,8 +16,8 @@ from practicum.assembly import build_task, make_scratch
 from practicum.diagnosis.compare import Failure, Outcome, Ran, Settings, run_arms
 from practicum.diagnosis.doctor import doctor
 from practicum.errors import PracticumError
-from practicum.evidence.results import TEACHER, Moment, Results, before
-from practicum.evidence.study import ArmOf, Form, Loaded, Reproduction, Warned, placed
+from practicum.evidence.results import TEACHER, Results, before, by_measure
+from practicum.evidence.study import Form, Loaded, Reproduction, Warned, placed
 from practicum.model_config import ModelConfig, Scratch
 from practicum.notes import hide_notes
 from practicum.pipeline import parse_pipeline
@@ -25,8 +25,10 @@ from practicum.pipeline.running import run as run_pipeline
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
-from practicum.statistics import pass_at_k, unique_share
+from practicum.statistics import group_pairs, pass_at_k, unique_share
 from practicum.tracking import Console
+
+R = TypeVar("R")
 
 ModelOf = Callable[[Mapping[str, Any]], str]
 
@@ -60,8 +62,8 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
     tried: list[dict[str, Any]] = []
     failures: list[Failure] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
-    rates = {name: _rates(arm, study) for name, arm in study.spec.arms.items()} if form.sweep else {}
-    swept = {name: found for name, found in rates.items() if len(found) > 1}
+    rates = {name: arm.learning_rates or study.spec.learning_rates for name, arm in study.spec.arms.items()}
+    swept = {name: several for name, several in rates.items() if form.sweep and len(several) > 1}
     if swept:
         files = {
             f"{arm}-lr{rate:g}": arm_file(study, arm, form, rate, model_of, home)
@@ -76,15 +78,13 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
     files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
+    readings = _by_arm(found, lambda outcome: read(home / "runs", outcome))
     return Results(
         name=study.name,
         form="",
         seeds=list(range(form.seeds)),
-        readings={
-            **_by_arm(found, lambda outcome: read(home / "runs", outcome), swap=True),
-            **_of_teacher(found, home / "runs"),
-        },
-        curves=_by_arm(found, curve_of),
+        readings={arm: by_measure(rows) for arm, rows in readings.items()} | _of_teacher(found, home / "runs"),
+        curves=_by_arm(found, lambda outcome: list(outcome.curve)),
         alarms=_by_arm(found, lambda outcome: alarms_of(home / "runs" / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
@@ -95,9 +95,8 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
 
 def _examined(study: Loaded, files: Mapping[str, Path], home: Path, console: Console) -> dict[str, dict[str, Any]]:
     """What the doctor says of the arms that a test asks it about, each examined once."""
-    tests = [test for claim in study.spec.claims for test in claim.tests]
     found = {}
-    for arm in dict.fromkeys(test.warned for test in tests if isinstance(test, Warned)):
+    for arm in dict.fromkeys(test.warned for test in study.spec.tests if isinstance(test, Warned)):
         known = home / "doctor" / f"{arm}.json"
         if not known.is_file():
             console.event(f"{arm}: the doctor looks at it")
@@ -140,7 +139,14 @@ def _average(folders: Sequence[Path], models: Path) -> Path:
     return folder
 
 
-def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
+def with_models(data: Mapping[str, Any], recipe: Recipe, home: Path) -> dict[str, Any]:
+    """Return the data of a recipe with a folder for every model from scratch."""
+    task = build_task(recipe)
+    roles = [role for role in ("student", "teacher", "reference") if role in data]
+    return {**data, **{role: _with_scratch_models(data[role], recipe, task, home) for role in roles}}
+
+
+def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
     """The section with a folder for every model from scratch, each made once for all arms and seeds with the same held-out prompts.
 
     It is taught on the training prompts of the first arm that names it, so that arms with other prompts start where it does.
@@ -149,7 +155,7 @@ def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) ->
         return section
     model = section.get("model")
     if not isinstance(model, Mapping) or "stage" in model:
-        return {key: with_scratch_models(value, recipe, task, home) for key, value in section.items()}
+        return {key: _with_scratch_models(value, recipe, task, home) for key, value in section.items()}
     config = ModelConfig(model=Scratch.model_validate(dict(model)))
     assert isinstance(config.model, Scratch)
     asked = [[message.content for message in prompt.messages] for prompt in task.heldout_prompts()]
@@ -159,20 +165,10 @@ def with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) ->
     return {**section, "model": str(home / "models" / name)}
 
 
-def _rates(arm: ArmOf, study: Loaded) -> Sequence[float]:
-    return arm.learning_rates or study.spec.learning_rates
-
-
 def arm_file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> Path:
     """An arm's recipe as a file, with its learning rate, and with a folder for every model."""
     data = placed(study.data_of(arm, form), model_of)
-    recipe = parse_recipe(data, f"{study.name}, arm {arm}")
-    task = build_task(recipe)
-    data |= {
-        role: with_scratch_models(data[role], recipe, task, home)
-        for role in ("student", "teacher", "reference")
-        if role in data
-    }
+    data = with_models(data, parse_recipe(data, f"{study.name}, arm {arm}"), home)
     if rate is not None:
         data["optimizer"] = {**data.get("optimizer", {}), "learning_rate": rate}
     path = home / "recipes" / (f"{arm}.json" if rate is None else f"{arm}-lr{rate:g}.json")
@@ -232,27 +228,13 @@ def rates_tried(
     return rows
 
 
-def _by_arm(found: Ran, read: Any, swap: bool = False) -> dict[str, Any]:
-    """What is read of each run, by arm and seed; with `swap` by arm, measure and seed."""
+def _by_arm(found: Ran, read: Callable[[Outcome], R]) -> dict[str, dict[int, R]]:
+    """What is read of each run, by arm and seed."""
     ordered = sorted(found.outcomes, key=lambda outcome: (outcome.arm, outcome.seed))
-    rows = {
+    return {
         arm: {outcome.seed: read(outcome) for outcome in mine}
         for arm, mine in groupby(ordered, key=lambda outcome: outcome.arm)
     }
-    if not swap:
-        return rows
-    return {
-        arm: {
-            name: {seed: by_seed[seed][name] for seed in by_seed if name in by_seed[seed]}
-            for name in dict.fromkeys(name for values in by_seed.values() for name in values)
-        }
-        for arm, by_seed in rows.items()
-    }
-
-
-def curve_of(outcome: Outcome) -> list[Moment]:
-    """The accuracy on the way, with what had been spent."""
-    return [Moment(dict(point.spent), point.accuracy) for point in outcome.curve]
 
 
 def alarms_of(folder: Path) -> list[str]:
@@ -295,9 +277,7 @@ def _of_teacher(found: Ran, home: Path) -> dict[str, Any]:
 
 def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """pass@k, and the share of a prompt's answers that differ, where prompts were answered several times."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for answer in answers:
-        groups.setdefault(answer["prompt"], []).append(answer)
+    groups: dict[str, list[Mapping[str, Any]]] = group_pairs((answer["prompt"], answer) for answer in answers)
     count = min(map(len, groups.values()), default=0)
     if count < 2:
         return {}
