@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.measuring import parser, session, single, table
 from benchmarks.toys import only_warned, pair, play, recipe_data, task_data
-from practicum.diagnosis.monitors import MONITORS, History, Limits, MonitorSettings, Seen, Watch
-from practicum.diagnosis.monitors.facts import Facts
+from practicum.monitors import MONITORS, History, Limits, MonitorSettings, Seen, Watch
+from practicum.monitors.facts import Facts
 from practicum.recipe import parse_recipe, resolved
 from practicum.statistics import wilson
 

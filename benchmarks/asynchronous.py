@@ -20,12 +20,12 @@ from torch import Tensor
 
 from benchmarks.measuring import interleaved, parser, ratios, session, significant, spread, table
 from benchmarks.toys import pair, play, recipe_data
-from practicum.assembly import assemble_run
-from practicum.asynchronous import stages
-from practicum.loop import train
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
 from practicum.recipe import parse_recipe
+from practicum.runs.assembly import assemble_run
+from practicum.training.asynchronous import stages
+from practicum.training.loop import train
 from practicum.types import Datum, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 LAGS, LEARNING_LAGS, SEEDS = (0, 1, 2), (0, 1, 2, 4, 8), (0, 1, 2)

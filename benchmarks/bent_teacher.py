@@ -12,8 +12,8 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from practicum.core.plugins import Plugin
 from practicum.objective import Full, Sampled, Signal
-from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
 from practicum.text import Renderer
 from practicum.types import Datum, HeadLike, Prompt, Rollout, Sample, SamplingParams, TeacherSignal

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Session, environment, parser, table
-from practicum.model_sources import packaged_model
+from practicum.models.sources import packaged_model
 
 MODEL = "smollm2-135m-instruct"
 PLAIN = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}{{ 'assistant: ' }}"

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.broken import MODEL
 from benchmarks.measuring import Session, environment, parser, table
-from practicum.model_sources import packaged_model
+from practicum.models.sources import packaged_model
 from practicum.teachers._probe import canary_of
 from tests.stub_server import FolderModel, Stub
 

@@ -16,12 +16,12 @@ import torch
 
 from benchmarks.measuring import Session, parser, spread
 from practicum import functional as F
-from practicum.assembly import build_task, load_model
-from practicum.model_config import ModelConfig, ScorerConfig
+from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.objective import Full
 from practicum.ports import SamplingClient
 from practicum.recipe import load_recipe
 from practicum.runs import open_student
+from practicum.runs.assembly import build_task, load_model
 from practicum.statistics import bootstrap
 from practicum.text import Renderer
 from practicum.types import Message, SampleRequest, SamplingParams, ScoreRequest

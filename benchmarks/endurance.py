@@ -14,7 +14,7 @@ import psutil
 from benchmarks.measuring import parser, session, single, table
 from practicum.recipe import load_recipe
 from practicum.runs import run
-from practicum.tracking import Quiet
+from practicum.runs.console import Quiet
 
 WARM = 500
 """Steps after which caches are full."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.measuring import parser, session, table
 from benchmarks.toys import TASK, Played, only_warned, pair, play
-from practicum import loop
-from practicum.diagnosis.monitors import MONITORS
+from practicum.monitors import MONITORS
+from practicum.training import loop
 from practicum.types import Rollout
 
 STUDENT, TEACHER = 40, 120

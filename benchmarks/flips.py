@@ -11,7 +11,7 @@ import torch
 from benchmarks.measuring import parser, session, single
 from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
-from practicum.model_config import ModelConfig
+from practicum.models.config import ModelConfig
 from practicum.types import Message, SampleRequest, SamplingParams
 
 MODEL, SLOTS = "smollm2-135m-instruct", (16, 23)

@@ -56,9 +56,9 @@ def main() -> None:
 
 
 def _legs() -> dict[str, Journey]:
-    from practicum.assembly import assemble_run
-    from practicum.loop import train_step
     from practicum.recipe import load_recipe
+    from practicum.runs.assembly import assemble_run
+    from practicum.training.loop import train_step
 
     recipe, loading = follow(lambda: load_recipe(RECIPE, OVERRIDES))
     with tempfile.TemporaryDirectory() as folder:

@@ -15,14 +15,14 @@ from benchmarks.measuring import Session, parser, ratios, session, spread, table
 from benchmarks.step_ours import Given
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import scorer
-from practicum.diagnosis.monitors import Watch
-from practicum.loop import Parts, StepPlan, StepResult, StepSettings, train_step
-from practicum.model_config import ScorerConfig, StudentConfig
+from practicum.models.config import ScorerConfig, StudentConfig
+from practicum.monitors import Watch
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.recipe import load_recipe, resolved
 from practicum.rollouts import StudentSource, digits
 from practicum.teachers._client import ClientTeacher
+from practicum.training.loop import Parts, StepPlan, StepResult, StepSettings, train_step
 from practicum.types import Message, Prompt, SamplingParams
 
 WORKLOADS = {"17m": ("17m", "57m", 8, 128), "toy": ("toy", "toy-teacher", 16, 64)}

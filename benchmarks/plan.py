@@ -54,11 +54,11 @@ def main() -> None:
 
 def _steps(case: str) -> dict[str, Any]:
     """The peak of a process that does a few steps, and the seconds of the later ones beside those foretold by the second."""
-    from practicum.assembly import assemble_run
     from practicum.costs import PHASES
-    from practicum.diagnosis.plan.planning import Calibration
-    from practicum.loop import train_step
     from practicum.recipe import load_recipe
+    from practicum.runs.assembly import assemble_run
+    from practicum.studies.plan.planning import Calibration
+    from practicum.training.loop import train_step
 
     recipe, *overrides = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
@@ -78,8 +78,8 @@ def _steps(case: str) -> dict[str, Any]:
 
 def _planned(case: str, answer_tokens: int | None) -> dict[str, Any]:
     """The planned peak in MiB of the phases of a step, which is what the other process does."""
-    from practicum.diagnosis.plan import plan
     from practicum.recipe import load_recipe
+    from practicum.studies.plan import plan
 
     recipe, *overrides = CASES[case]
     made = plan(load_recipe(recipe, overrides), limit=2**60, answer_tokens=answer_tokens)

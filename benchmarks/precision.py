@@ -18,7 +18,7 @@ from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
 from practicum.backends.local.packing import hidden_states
-from practicum.model_config import ScorerConfig
+from practicum.models.config import ScorerConfig
 from practicum.types import ScoreRequest
 
 MODEL, DISTANCE = "smollm2-135m-instruct", 0.5

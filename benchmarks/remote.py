@@ -17,9 +17,9 @@ from time import monotonic, process_time
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from practicum.http import JsonClient, Server
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Capabilities
+from practicum.remote.http import JsonClient, Server
 from practicum.teachers._dialects import Vllm
 from practicum.teachers._probe import Probe
 from practicum.teachers._remote import Limits, RemoteClient, Speaker

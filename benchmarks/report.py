@@ -51,8 +51,8 @@ def main() -> None:
 
 def _seconds(folder: Path) -> tuple[float, float]:
     """Processor seconds of writing the page, and of making the parts of a live one."""
-    from practicum.diagnosis.report import write_report
-    from practicum.diagnosis.report.live import Live
+    from practicum.report import write_report
+    from practicum.report.live import Live
 
     start = time.process_time()
     write_report(folder)

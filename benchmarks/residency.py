@@ -19,7 +19,7 @@ from practicum import functional as F
 from practicum.backends.local.loading import load
 from practicum.backends.local.residency import scorer
 from practicum.backends.local.scratch import make_scratch_model
-from practicum.model_config import ScorerConfig, Scratch
+from practicum.models.config import ScorerConfig, Scratch
 from practicum.objective import Full
 from practicum.ports import Teacher
 from practicum.teachers._client import ClientTeacher

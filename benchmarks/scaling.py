@@ -29,9 +29,9 @@ from benchmarks.measuring import (
     table,
 )
 from benchmarks.peers import Worker, serve
-from practicum.loop import assemble
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
+from practicum.training.loop import assemble
 from practicum.types import Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest
 
 FULL = {

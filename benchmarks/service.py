@@ -33,10 +33,10 @@ from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.backends.tinker import ServiceTrainer
-from practicum.model_config import Lora, ModelConfig
+from practicum.models.config import Lora, ModelConfig
 from practicum.objective import Objective, Sampled, Term
 from practicum.ports import AdamParams, TrainingClient
-from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
+from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
 from practicum.types import Datum, Prompt, Rollout, ScoreRequest, TeacherSignal
 
 AT_ONCE = 16

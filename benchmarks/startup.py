@@ -69,9 +69,9 @@ def _processor_seconds(*words: str) -> float:
 
 def _steps(recipe: str) -> list[float]:
     """Wall seconds of the first steps of a recipe."""
-    from practicum.assembly import assemble_run
-    from practicum.loop import train_step
     from practicum.recipe import load_recipe
+    from practicum.runs.assembly import assemble_run
+    from practicum.training.loop import train_step
 
     with tempfile.TemporaryDirectory() as folder:
         built = assemble_run(load_recipe(recipe, [f"train.steps={STEPS}"]), models=Path(folder))

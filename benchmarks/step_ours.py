@@ -17,12 +17,12 @@ from benchmarks.models import trainer as make_trainer
 from benchmarks.models import words
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import scorer
-from practicum.loop import Parts, StepPlan, StepSettings, assemble, train_step
-from practicum.model_config import ScorerConfig, StudentConfig
+from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
 from practicum.rollouts import StudentSource
 from practicum.teachers._client import ClientTeacher
+from practicum.training.loop import Parts, StepPlan, StepSettings, assemble, train_step
 from practicum.types import Message, Prompt, Rollout, SamplingParams
 
 

@@ -31,12 +31,12 @@ from benchmarks.measuring import (
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import scorer
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.loop import assemble
-from practicum.model_config import ScorerConfig, StudentConfig
+from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams, Teacher
 from practicum.teachers import pool, route
 from practicum.teachers._client import ClientTeacher
+from practicum.training.loop import assemble
 from practicum.types import Message, Prompt, Rollout
 
 PAIR, QUICK_PAIR = ("toy", "toy-teacher"), ("tiny", "tiny-teacher")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from practicum.backends.local.scratch import make_scratch_model
-from practicum.diagnosis.monitors import MONITORS
+from practicum.core.plugins import module_of
 from practicum.errors import AlarmError, NumericError
-from practicum.model_config import Pretrain, Scratch
-from practicum.plugins import module_of
+from practicum.models.config import Pretrain, Scratch
+from practicum.monitors import MONITORS
 from practicum.recipe import parse_recipe
 from practicum.runs import run
 from practicum.tasks import TaskContext

@@ -51,7 +51,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def notes() -> Iterator[list[str]]:
     """What the test's own context notes, as a console would show it."""
-    from practicum.notes import show_notes
+    from practicum.core.notes import show_notes
 
     texts: list[str] = []
     with show_notes(texts.append):
@@ -71,7 +71,7 @@ def rich(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with alarms and a doctor's word, and its page."""
     from report_pages import copied
 
-    from practicum.diagnosis.report import write_report
+    from practicum.report import write_report
 
     folder = copied(finished, tmp_path_factory.mktemp("rich") / "toy")
     write_report(folder)
@@ -83,7 +83,7 @@ def harmful(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every text is hostile, and its page."""
     from report_pages import hostile
 
-    from practicum.diagnosis.report import write_report
+    from practicum.report import write_report
 
     folder = hostile(finished, tmp_path_factory.mktemp("harmful") / "toy")
     write_report(folder)

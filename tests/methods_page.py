@@ -5,8 +5,8 @@ from functools import cache
 from typing import Any
 
 from benchmarks.papers import fingerprint, lines
-from practicum.methods import axes
 from practicum.recipe import Recipe, find_recipe, load_recipe, read_recipe, recipe_names, teacher_off
+from practicum.recipe.methods import axes
 from practicum.statistics import overlaps_zero, t_interval
 
 PAPERS = [name for name in recipe_names() if name.startswith("papers/")]

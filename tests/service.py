@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from toy import rows
 
-from practicum.model_config import ModelConfig
-from practicum.notes import show_notes
+from practicum.core.notes import show_notes
+from practicum.models.config import ModelConfig
 
 pytest.importorskip("tinker")
 pytest.importorskip("starlette")

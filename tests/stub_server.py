@@ -15,7 +15,7 @@ from torch import Tensor
 
 from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
-from practicum.model_config import ModelConfig
+from practicum.models.config import ModelConfig
 from practicum.types import SampleRequest, SamplingParams
 
 Fault = Callable[["Handler", bytes], bytes | None]

@@ -24,16 +24,18 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from practicum import errors, model_config, plugins, recipe, rollouts
+from practicum import errors, recipe, rollouts
 from practicum.cli.app import app
-from practicum.diagnosis import doctor
-from practicum.diagnosis.monitors import MONITORS, MonitorSettings
+from practicum.core import plugins
 from practicum.evidence import Results, evidence_page, load_reproduction, read_results, reproduction_names
 from practicum.evidence.plot import plot
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
+from practicum.models import config as model_config
+from practicum.monitors import MONITORS, MonitorSettings
 from practicum.objective import Objective, Term, choices
-from practicum.pipeline import parse_pipeline
-from practicum.schedule import SCHEDULES
+from practicum.recipe.schedule import SCHEDULES
+from practicum.runs.pipeline import parse_pipeline
+from practicum.studies import doctor
 from tests import methods_page
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum import http
+from practicum.core.notes import show_notes
 from practicum.errors import PracticumError, VocabularyError
-from practicum.http import JsonClient, Question, Server
-from practicum.notes import show_notes
+from practicum.remote import http
+from practicum.remote.http import JsonClient, Question, Server
 from practicum.teachers._checks import check_texts
 from practicum.teachers._probe import probe
 from practicum.text import character_tokenizer

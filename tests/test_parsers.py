@@ -17,8 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_foreign_text import Client
 
+from practicum.core.notes import show_notes
 from practicum.errors import PracticumError
-from practicum.notes import show_notes
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Capabilities
 from practicum.rollouts.tape import Archive, TapeRow, read_tape
@@ -236,7 +236,7 @@ ARRAYS = st.one_of(
 def test_answers_of_a_service_are_read_or_refused(
     logprobs: Any, ids: list[list[int]], values: list[list[float]], tokens: list[int], k: int
 ) -> None:
-    from practicum.tinker_api.sampling import ServiceSampler
+    from practicum.remote.tinker.sampling import ServiceSampler
 
     table = SimpleNamespace(
         token_ids=np.array(ids, dtype=np.int32).reshape(-1, 2),

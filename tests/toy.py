@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from practicum.backends.local.scratch import make_scratch_model
 from practicum.errors import PracticumError
-from practicum.model_config import Pretrain, Scratch
+from practicum.models.config import Pretrain, Scratch
 from practicum.recipe import Recipe, parse_recipe
 from practicum.runs import RunResult, run
+from practicum.runs.console import Console
 from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config, build
-from practicum.tracking import Console
 
 ALPHABET = "abcd"
 TASK = {"type": "reverse", "alphabet": ALPHABET, "shortest": 2, "longest": 3, "train_size": 48, "heldout_size": 8}

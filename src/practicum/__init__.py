@@ -4,7 +4,7 @@ Three depths, from the outside in:
 
     practicum.run("recipes/quickstart.yaml")                       a recipe
     practicum.distill(student=..., teacher=..., task=..., ...)     its sections as arguments
-    practicum.loop.train_step(step, parts, settings)               the seven calls of one step
+    practicum.training.loop.train_step(step, parts, settings)               the seven calls of one step
 
 `practicum.doctor("recipes/quickstart.yaml")` examines a recipe before it is run; `practicum.functional` is the
 mathematics on its own.
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from practicum import functional
-    from practicum.diagnosis.doctor import Diagnosis, doctor
     from practicum.errors import PracticumError
-    from practicum.pipeline.running import run
     from practicum.recipe import Recipe, load_recipe
     from practicum.runs import RunResult, distill
+    from practicum.runs.pipeline.running import run
+    from practicum.studies.doctor import Diagnosis, doctor
 
 __version__ = "0.1.0"
 
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Diagnosis": "practicum.diagnosis.doctor",
+    "Diagnosis": "practicum.studies.doctor",
     "PracticumError": "practicum.errors",
     "Recipe": "practicum.recipe",
     "RunResult": "practicum.runs",
     "distill": "practicum.runs",
-    "doctor": "practicum.diagnosis.doctor",
+    "doctor": "practicum.studies.doctor",
     "load_recipe": "practicum.recipe",
-    "run": "practicum.pipeline.running",
+    "run": "practicum.runs.pipeline.running",
 }
 
 

@@ -26,7 +26,7 @@ from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import PracticumError
-from practicum.model_config import Lora, StudentConfig
+from practicum.models.config import Lora, StudentConfig
 from practicum.objective import Objective, Sampled
 from practicum.ports import AdamParams
 from practicum.text import character_tokenizer

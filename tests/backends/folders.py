@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from practicum.backends.local.scratch import make_scratch_model
-from practicum.model_config import Scratch
+from practicum.models.config import Scratch
 
 ALPHABET = "abcdefgh"
 TOKENS = 7 + len(ALPHABET)

@@ -7,10 +7,10 @@ import pytest
 from toy import toy_recipe, toy_run
 
 from backends.child.held import ASK
-from practicum.assembly import assemble_run
-from practicum.diagnosis.doctor import doctor
 from practicum.errors import RecipeError, ResourceError
 from practicum.objective import Full
+from practicum.runs.assembly import assemble_run
+from practicum.studies.doctor import doctor
 from practicum.types import ScoreRequest
 
 pytestmark = pytest.mark.long

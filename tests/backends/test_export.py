@@ -10,7 +10,7 @@ from practicum.backends.local.export import export
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ResourceError
-from practicum.model_config import Lora, ModelConfig, StudentConfig
+from practicum.models.config import Lora, ModelConfig, StudentConfig
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 

@@ -14,8 +14,8 @@ from practicum.backends.local.prompt_scores import score_prompts
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import NumericError
-from practicum.hosting import GivenTokens, PromptQuestion
-from practicum.model_config import Lora, ModelConfig
+from practicum.models.config import Lora, ModelConfig
+from practicum.ports.hosting import GivenTokens, PromptQuestion
 from practicum.types import SampleRequest, SamplingParams
 
 

@@ -15,8 +15,8 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import make_scratch_model
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
-from practicum.model_config import Lora, ModelConfig, Pretrain, Scratch, StudentConfig
-from practicum.model_sources import PACKAGED, Packaged, cache_folder, locate, packaged_model
+from practicum.models.config import Lora, ModelConfig, Pretrain, Scratch, StudentConfig
+from practicum.models.sources import PACKAGED, Packaged, cache_folder, locate, packaged_model
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams
@@ -220,7 +220,7 @@ def test_a_hub_name_without_network_fails_quickly():
     code = (
         "from practicum.backends.local.loading import load\n"
         "from practicum.errors import ModelError\n"
-        "from practicum.model_config import ModelConfig\n"
+        "from practicum.models.config import ModelConfig\n"
         "try:\n    load(ModelConfig(model='nobody/nothing'))\n"
         "except ModelError as error:\n    print('ModelError', error)\n"
     )

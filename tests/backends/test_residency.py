@@ -16,7 +16,7 @@ from practicum.backends.local.residency import StoredHead, scorer
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
 from practicum.functional.head import Head
-from practicum.model_config import ModelConfig, ScorerConfig
+from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.objective import Full, Objective, Sampled
 from practicum.ports import LockstepClient, MixedRequest, SampleRequest, SamplingClient
 from practicum.types import HeadLike, SamplingParams, ScoreRequest

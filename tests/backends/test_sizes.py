@@ -7,7 +7,7 @@ import pytest
 from practicum.backends.local.loading import load_student
 from practicum.backends.local.paper import footprint_of
 from practicum.backends.local.sizes import learning_of, shape_of
-from practicum.model_config import Lora, StudentConfig
+from practicum.models.config import Lora, StudentConfig
 
 from .mixtures import family_folder
 

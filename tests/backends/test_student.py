@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from practicum.backends.local import Config, build
-from practicum.model_config import StudentConfig
-from practicum.notes import show_notes
+from practicum.core.notes import show_notes
+from practicum.models.config import StudentConfig
 from practicum.objective import Objective
 from practicum.ports import BackendContext, SampleRequest, SamplingParams
 from practicum.types import Datum, Prompt, Rollout

@@ -249,7 +249,7 @@ def test_a_key_is_needed_for_other_machines_and_shown_to_nobody(
 
 
 def test_a_local_checkpoint_is_not_resumed_at_a_service(models: Path, served: Served, tmp_path: Path) -> None:
-    from practicum.assembly import assemble_run
+    from practicum.runs.assembly import assemble_run
 
     built = assemble_run(toy_recipe(models, {**at(served), "objective": {"signal": "sampled"}}), tmp_path)
     with pytest.raises(CheckpointError, match="holds the student's weights and not the address of a service"):

@@ -8,7 +8,6 @@ import torch
 from toy import toy_recipe
 from transformers import AutoModelForCausalLM
 
-from practicum.assembly import assemble_run
 from practicum.backends.local.language_model import UNBOUNDED, LanguageModel, find_body, forwards_exchanged
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.packing import ready_to_pack
@@ -17,8 +16,9 @@ from practicum.backends.local.reading import SlotReading
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trial import why_unsampled
 from practicum.errors import ModelError
-from practicum.model_config import ModelConfig, StudentConfig
+from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Sampled
+from practicum.runs.assembly import assemble_run
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 from .families import FAMILIES, VOCABULARY, build, config_of

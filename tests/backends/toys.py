@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from practicum.backends.local.loading import load
-from practicum.model_config import ModelConfig
+from practicum.models.config import ModelConfig
 
 from .folders import TOKENS
 from .tiny import data_for, rollout

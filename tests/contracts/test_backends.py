@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from toy import toy_recipe
 
-from practicum.assembly import Assembled, assemble_run
+from practicum.core.plugins import module_of, names
 from practicum.errors import CapabilityError
-from practicum.loop import assemble as paired
 from practicum.objective import Full, Objective, Sampled, Term, TopK
-from practicum.plugins import module_of, names
 from practicum.ports import AdamParams, Backend, SamplingClient, SelfRule, SelfTeacher, TrainingClient
 from practicum.rollouts import Batch, sample_rollouts
+from practicum.runs.assembly import Assembled, assemble_run
+from practicum.training.loop import assemble as paired
 from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
 
 Build = Callable[[], Assembled]

@@ -16,15 +16,15 @@ from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.residency import scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.candidates import candidates_of
-from practicum.model_config import ModelConfig, StudentConfig
+from practicum.core.plugins import module_of, names
+from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
-from practicum.plugins import module_of, names
 from practicum.ports import AdamParams, Model, Teacher, TeacherContext, TeacherRequest
 from practicum.tasks import Answered, TaskContext
 from practicum.tasks.reverse import Config as Reverse
 from practicum.tasks.reverse import build as reverse
 from practicum.text.tokenizers import load_renderer
+from practicum.training.candidates import candidates_of
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see tests/service.py

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from toy import environment, forked, rows, toy_recipe, toy_run
 
+from practicum.core.plugins import module_of, names
 from practicum.errors import RecipeError
-from practicum.plugins import module_of, names
-from practicum.tracked import Tracked, flat
+from practicum.runs.console import PlainConsole
+from practicum.runs.tracked import Tracked, flat
 from practicum.trackers import Tracker, TrackerContext, client
-from practicum.tracking import PlainConsole
 
 RECORDING = "tests.contracts.recording"
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -129,7 +129,7 @@ def test_a_password_does_not_belong_into_a_recipe(models):
 @pytest.mark.long
 def test_reading_a_recipe_imports_no_client():
     code = (
-        "import sys; from practicum.plugins import module_of, names; found = names('trackers'); "
+        "import sys; from practicum.core.plugins import module_of, names; found = names('trackers'); "
         "[module_of('trackers', name).Config() for name in found]; sys.exit(any(name in sys.modules for name in found))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -138,7 +138,7 @@ def test_reading_a_recipe_imports_no_client():
 SENDER = """
 import json, os, sys
 from pathlib import Path
-from practicum.plugins import module_of
+from practicum.core.plugins import module_of
 from practicum.trackers import TrackerContext
 
 name, home, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

@@ -19,7 +19,7 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import Packing
 from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.costs import Learning, Reading, Shape, read_once
-from practicum.model_config import Lora
+from practicum.models.config import Lora
 from practicum.types import ScoreRequest
 
 TINY = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)

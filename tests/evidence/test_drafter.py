@@ -12,7 +12,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import RecipeError
 from practicum.evidence import reproduce
 from practicum.evidence.measures.drafter import Spent, Text, drafting, speculate
-from practicum.model_config import ModelConfig
+from practicum.models.config import ModelConfig
 from practicum.types import SampleRequest, SamplingParams
 from tests.evidence.test_reproductions import SMALL
 from tests.toy import make_model, toy_run

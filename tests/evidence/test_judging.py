@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.diagnosis.compare import Point
 from practicum.errors import DataError
 from practicum.evidence import Results
 from practicum.evidence.judging import judge, judged, verdict
 from practicum.evidence.results import read_results, write_results
 from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Tie, Warned
+from practicum.studies.compare import Point
 
 
 def results(**arms: list[float]) -> Results:

@@ -10,8 +10,8 @@ from practicum.errors import PracticumError, RecipeError
 from practicum.evidence import evidence_page, load_reproduction, read_results, reproduce, reproduction_names
 from practicum.evidence.measures.runs import rates_tried
 from practicum.evidence.study import Reproduction, placed
-from practicum.pipeline import parse_pipeline
 from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
+from practicum.runs.pipeline import parse_pipeline
 
 pytestmark = pytest.mark.long
 

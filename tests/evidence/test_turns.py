@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from practicum.core.plugins import module_of
 from practicum.errors import RecipeError
 from practicum.evidence.measures.turns import counted, growth_of, shares_wrong, tasks_by_turns
-from practicum.plugins import module_of
 from practicum.recipe import parse_recipe
 from practicum.run_dir import read_json
 from practicum.runs import run

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from practicum.objective import Objective, TeacherTokens, logit_side, token_batch, token_side
 from practicum.recipe import Recipe
-from practicum.schedule import Courses
+from practicum.recipe.schedule import Courses
 from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
 
 V = 300

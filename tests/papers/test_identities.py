@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from toy import in_check
 
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
-from practicum.loop import split_data
 from practicum.objective import Objective
+from practicum.training.loop import split_data
 from practicum.types import Datum, Pool, TeacherSignal
 
 from .worlds import (

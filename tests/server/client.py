@@ -16,8 +16,8 @@ pytest.importorskip("google.protobuf")
 
 from starlette.testclient import TestClient
 
-from practicum.model_config import ModelConfig
-from practicum.notes import show_notes
+from practicum.core.notes import show_notes
+from practicum.models.config import ModelConfig
 from practicum.server.app import make_app
 from practicum.server.futures import Answer, Futures
 from practicum.server.limits import Limits

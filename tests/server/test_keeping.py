@@ -11,7 +11,7 @@ import torch
 
 from practicum.backends.local.loading import load
 from practicum.errors import ResourceError
-from practicum.model_config import ModelConfig
+from practicum.models.config import ModelConfig
 from practicum.server.futures import Answer, Futures
 from practicum.server.refusals import Refused
 from practicum.server.requests import CreateSession

@@ -9,8 +9,8 @@ import torch
 from practicum import functional as F
 from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
-from practicum.model_config import ModelConfig
-from practicum.randomness import seed_of
+from practicum.core.randomness import seed_of
+from practicum.models.config import ModelConfig
 from practicum.server.wire import messages
 from practicum.types import SampleRequest, SamplingParams
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from practicum.core.notes import show_notes
 from practicum.errors import DataError
-from practicum.notes import show_notes
 from practicum.ports import Task
 from practicum.tasks import TaskContext, _rows
 from practicum.tasks._rows import Rejected, read_prompt

@@ -21,11 +21,11 @@ from practicum import functional as F
 from practicum.backends.local.loading import load_student
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.cli.after import evaluate_target
+from practicum.core.plugins import module_of
 from practicum.errors import RecipeError, TeacherError
 from practicum.functional.head import Head
-from practicum.model_config import ScorerConfig, StudentConfig
+from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Sampled, Signal, TopK
-from practicum.plugins import module_of
 from practicum.ports import Capabilities, Model, Teacher, TeacherContext
 from practicum.recipe import Recipe
 from practicum.teachers import privileged

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from practicum.assembly import scorer_names
-from practicum.plugins import read_plugin
+from practicum.core.plugins import read_plugin
 from practicum.ports import Capabilities, walk
+from practicum.runs.assembly import scorer_names
 
 MODEL = {"type": "model", "model": "somewhere"}
 SELF = {"type": "self", "weights": "frozen"}

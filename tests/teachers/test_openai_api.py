@@ -18,10 +18,10 @@ from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import CapabilityError, RecipeError, TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
-from practicum.http import JsonClient, Server
-from practicum.model_config import ModelConfig, StudentConfig
+from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Teacher, TeacherContext, TeacherRequest
+from practicum.remote.http import JsonClient, Server
 from practicum.run_dir import changed_fields
 from practicum.teachers._probe import probe
 from practicum.teachers.openai_api import Config, build

@@ -21,11 +21,11 @@ from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
 from practicum.cli.probe import probed
 from practicum.errors import TeacherError
-from practicum.http import JsonClient, Question, Server
-from practicum.model_config import ModelConfig
-from practicum.model_sources import packaged_model
+from practicum.models.config import ModelConfig
+from practicum.models.sources import packaged_model
 from practicum.objective import Sampled, TopK
 from practicum.ports import Capabilities, TeacherRequest
+from practicum.remote.http import JsonClient, Question, Server
 from practicum.teachers._probe import probe
 from practicum.teachers._remote import Limits, RemoteClient, Speaker, TextTeacher
 from practicum.text.tokenizers import load_renderer

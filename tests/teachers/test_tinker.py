@@ -13,7 +13,7 @@ from toy import curve, rows, toy_recipe, toy_run
 
 from practicum.errors import RecipeError, TeacherError
 from practicum.objective import Sampled, Signal, TopK
-from practicum.tinker_api import Connection, ServiceSampler
+from practicum.remote.tinker import Connection, ServiceSampler
 from practicum.types import ScoreRequest
 
 pytestmark = [pytest.mark.long, LEFT_OPEN]

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.assembly import build_task, evaluation_settings, load_model
 from practicum.cli._remarks import remark
-from practicum.diagnosis.pipeline_report import write_pipeline_report
-from practicum.diagnosis.report import write_report
+from practicum.core.notes import show_notes
+from practicum.core.randomness import seed_of
 from practicum.errors import DataError, RecipeError
-from practicum.evaluation import evaluate
-from practicum.model_config import ModelConfig, ScorerConfig
-from practicum.notes import show_notes
+from practicum.models.config import ModelConfig, ScorerConfig
 from practicum.ports import Learner, Model, SamplingClient, TeacherRequest
-from practicum.randomness import seed_of
 from practicum.recipe import Recipe, load_recipe, parse_recipe, resolved
+from practicum.report import write_report
+from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import RunDir
 from practicum.runs import open_run, open_student, restored
+from practicum.runs.assembly import build_task, evaluation_settings, load_model
 from practicum.text import printable
+from practicum.training.evaluation import evaluate
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
 
 

@@ -60,8 +60,8 @@ def run(  # noqa: PLR0913  (its options, one by one)
 ) -> None:
     """Train: evaluate, distil, evaluate again; a pipeline does so stage by stage."""
     with _errors(debug):
-        from practicum.pipeline.running import run as run_recipe
-        from practicum.tracking import open_console
+        from practicum.runs.console import open_console
+        from practicum.runs.pipeline.running import run as run_recipe
 
         with closing(open_console(as_json=as_json)) as console:
             changes = [*(overrides or []), *([] if track is None else [f"tracking={track}"])]
@@ -72,7 +72,7 @@ def run(  # noqa: PLR0913  (its options, one by one)
 def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
     """Every mistake of a recipe at once, before anything loads."""
     with _errors(debug):
-        from practicum.pipeline import load
+        from practicum.runs.pipeline import load
 
         load(recipe, overrides or [])
         print(f"{recipe}: no mistakes found")
@@ -93,7 +93,7 @@ def doctor(
     """Before a run: do student, teacher and prompts fit? A verdict, its numbers, and what to change."""
     with _errors(debug):
         from practicum.cli.doctor import examine_recipe
-        from practicum.tracking import open_console
+        from practicum.runs.console import open_console
 
         with closing(open_console(as_json=as_json)) as console:
             code = examine_recipe(recipe, overrides or [], (prompts, samples), out, console)
@@ -113,9 +113,9 @@ def show(
         import yaml
 
         from practicum.cli.drawing import schedules_drawn
-        from practicum.methods import axes
-        from practicum.pipeline import Pipeline, load
         from practicum.recipe import resolved
+        from practicum.recipe.methods import axes
+        from practicum.runs.pipeline import Pipeline, load
 
         found = load(recipe, overrides or [])
         parts = found.recipes() if isinstance(found, Pipeline) else {"": found}
@@ -262,7 +262,7 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     """Several methods on the same task, prompts, seeds and budget: one table, one page, one verdict."""
     with _errors(debug):
         from practicum.cli.compare import compare_arms, fit_law
-        from practicum.diagnosis.compare import Budget, Settings
+        from practicum.studies.compare import Budget, Settings
 
         if fit:
             return fit_law(arms, as_json)
@@ -285,7 +285,7 @@ def reproduce(
     """Put a published claim to the test: its arms and controls, a table, a plot, a verdict."""
     with _errors(debug):
         from practicum.evidence import reproduce as reproduced
-        from practicum.tracking import open_console
+        from practicum.runs.console import open_console
 
         with closing(open_console(as_json=as_json)) as console:
             found = reproduced(name, full=full, out=out, at_once=jobs, resume=resume, console=console)

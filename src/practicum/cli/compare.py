@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from practicum.diagnosis.compare import Settings, compare
-from practicum.diagnosis.compare.fitting import QUANTITIES, RESULTS, Law, Run, fit, read_runs
 from practicum.errors import DataError, PracticumError
-from practicum.tracking import open_console
+from practicum.runs.console import open_console
+from practicum.studies.compare import Settings, compare
+from practicum.studies.compare.fitting import QUANTITIES, RESULTS, Law, Run, fit, read_runs
 
 
 def compare_arms(words: Sequence[str], settings: Settings, as_json: bool) -> None:

@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from practicum.diagnosis.doctor import Diagnosis, Result, doctor
-from practicum.diagnosis.doctor.findings import shown
-from practicum.notes import show_notes
+from practicum.core.notes import show_notes
 from practicum.recipe import load_recipe
+from practicum.runs.console import Console, JsonConsole
+from practicum.studies.doctor import Diagnosis, Result, doctor
+from practicum.studies.doctor.findings import shown
 from practicum.text import printable
-from practicum.tracking import Console, JsonConsole
 
 LOUD = {"warn": "WARN", "fail": "FAIL", "not applicable": "-"}
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from practicum.recipe import Recipe
-from practicum.schedule import Adaptive, drawn
+from practicum.recipe.schedule import Adaptive, drawn
 
 HEIGHT, WIDTH = 6, 60
 BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -5,8 +5,8 @@ import inspect
 from pathlib import Path
 
 import practicum
+from practicum.core.calls import did_you_mean
 from practicum.errors import RecipeError
-from practicum.objective.calls import did_you_mean
 
 FOLDERS = ("teachers", "tasks", "backends", "trackers")
 TABLES = ("divergences", "weights", "corrections", "monitors")
@@ -31,8 +31,8 @@ def listing(room: str) -> list[dict[str, str]]:
 
 
 def _recipes() -> list[dict[str, str]]:
-    from practicum.methods import in_one_line
     from practicum.recipe import find_recipe, load_recipe, read_recipe, recipe_names
+    from practicum.recipe.methods import in_one_line
 
     rows = []
     for name in recipe_names():
@@ -80,7 +80,7 @@ def _table(room: str) -> list[dict[str, str]]:
 
 
 def _monitors() -> list[dict[str, str]]:
-    from practicum.diagnosis.monitors import MONITORS
+    from practicum.monitors import MONITORS
 
     return [
         {"name": monitor.id, "summary": f"{monitor.name}: {inspect.getdoc(monitor.judge) or ''}"}

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.cli._remarks import remark
+from practicum.core.notes import show_notes
 from practicum.costs import PHASES
-from practicum.diagnosis.plan import plan, plan_data
-from practicum.diagnosis.plan.memory import parse_bytes
-from practicum.diagnosis.tables import shown_bytes
 from practicum.errors import RecipeError
-from practicum.notes import show_notes
-from practicum.pipeline import Pipeline, load
+from practicum.report.tables import shown_bytes
+from practicum.runs.pipeline import Pipeline, load
+from practicum.studies.plan import plan, plan_data
+from practicum.studies.plan.memory import parse_bytes
 from practicum.text import printable
 
 

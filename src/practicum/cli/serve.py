@@ -3,7 +3,7 @@
 import sys
 import time
 
-from practicum.notes import show_notes
+from practicum.core.notes import show_notes
 from practicum.server.serving import Options, serve
 from practicum.text import printable
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from time import sleep
 from urllib.parse import parse_qs, urlsplit
 
-from practicum.diagnosis.report.live import Live, stage_of
 from practicum.errors import PracticumError, RecipeError, ResourceError
+from practicum.report.live import Live, stage_of
 
 HOST, PORT = "127.0.0.1", 8765
 """Where the page is served; the port is tried first, and any free one where it is taken."""

@@ -160,7 +160,7 @@ class CountedHead:
         self._count = count
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process nobody counts, unless somebody there does: see `practicum.metering.count_heads`."""
+        """In another process nobody counts, unless somebody there does: see `practicum.ports.metering.count_heads`."""
         return CountedHead, (self.bare, self.name, _ignore)
 
     @property

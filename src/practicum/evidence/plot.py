@@ -4,10 +4,10 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from practicum.diagnosis.compare import mean_curve
 from practicum.evidence.results import Results
 from practicum.evidence.study import Loaded, is_map, measures_of
 from practicum.statistics import t_interval
+from practicum.studies.compare import mean_curve
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d", "#12b886", "#e64980")
 CELL = 64

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from practicum.diagnosis.compare import Point
 from practicum.errors import DataError
 from practicum.run_dir import read_json, write_json
+from practicum.studies.compare import Point
 
 Values = Mapping[int, float]
 """One number a seed."""

@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from practicum.core.plugins import module_of
 from practicum.errors import RecipeError
 from practicum.evidence.judging import judged
 from practicum.evidence.plot import plot
 from practicum.evidence.results import Results, write_results
 from practicum.evidence.study import Loaded, load_reproduction
-from practicum.plugins import module_of
 from practicum.run_dir import current_versions, near, read_json, write_json, write_text
-from practicum.tracking import Console, Quiet
+from practicum.runs.console import Console, Quiet
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from practicum.core.calls import did_you_mean
+from practicum.core.plugins import Plugin, module_of
 from practicum.errors import RecipeError
 from practicum.evidence.results import TEACHER
-from practicum.objective.calls import did_you_mean
-from practicum.plugins import Plugin, module_of
 from practicum.recipe import merged, packaged_recipes, read_recipe, validated
 
 FOLDER = "reproductions"

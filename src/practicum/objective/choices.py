@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 
+from practicum.core.calls import Call, bind, did_you_mean, format_call, parse_call
 from practicum.functional.advantages import ADVANTAGES
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 from practicum.functional.weights import WEIGHTS, TokenStatistics
-from practicum.objective.calls import Call, bind, did_you_mean, format_call, parse_call
 from practicum.objective.estimators import Auto, K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.signals import AdvantageName, Draws, Full, Sampled, Score, Text, TopK
 

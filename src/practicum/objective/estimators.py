@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from practicum.objective.calls import Call
+from practicum.core.calls import Call
 
 
 class Auto(Call):

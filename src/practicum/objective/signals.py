@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from practicum.objective.calls import Call
+from practicum.core.calls import Call
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 
 SignalName = Literal["sampled", "topk", "full"]

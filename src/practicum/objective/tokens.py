@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from practicum.core.randomness import seed_of
 from practicum.functional.sequence import token_coefficients
 from practicum.objective.spec import Objective
-from practicum.randomness import seed_of
 from practicum.types import AUTHORS, Datum, Rollout, Source
 
 

@@ -7,9 +7,9 @@ source takes from the dataset. The reference is none: it holds the student near 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.diagnosis.monitors import number_at
 from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
+from practicum.monitors import number_at
 from practicum.objective import Term
 from practicum.objective.spec import OTHER_ANSWERS
 from practicum.recipe.mistakes import validated

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from practicum.core.calls import did_you_mean
 from practicum.errors import RecipeError
-from practicum.objective.calls import did_you_mean
 
 LARGEST_RECIPE = 1 << 18
 """Bytes; packaged recipes have at most a few thousand, and denser text takes seconds to read."""

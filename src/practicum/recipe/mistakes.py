@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from practicum.core.calls import did_you_mean
+from practicum.core.plugins import module_of
 from practicum.errors import CapabilityError, RecipeError
-from practicum.objective.calls import did_you_mean
-from practicum.plugins import module_of
 from practicum.recipe.older import MOVED
 
 Model = TypeVar("Model", bound=BaseModel)

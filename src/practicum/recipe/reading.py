@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from practicum.diagnosis.monitors import number_at
 from practicum.errors import RecipeError
+from practicum.monitors import number_at
 from practicum.recipe.controls import no_control, teacher_off, without_switch
 from practicum.recipe.files import find_recipe, read_recipe
 from practicum.recipe.mistakes import validated
 from practicum.recipe.overrides import is_named, override, whole_path
+from practicum.recipe.schedule import SCHEDULED, Adaptive, planned, taken_out
 from practicum.recipe.schema import Recipe, resolved
-from practicum.schedule import SCHEDULED, Adaptive, planned, taken_out
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from practicum.diagnosis.monitors import MonitorsSection
-from practicum.model_config import StudentConfig
+from practicum.core.plugins import Plugin, module_of
+from practicum.models.config import StudentConfig
+from practicum.monitors import MonitorsSection
 from practicum.objective import Objective
-from practicum.plugins import Plugin, module_of
 from practicum.recipe.mistakes import validated
 from practicum.recipe.possible import STALENESS, capability_problems, staleness_problems, truncation_problem
+from practicum.recipe.schedule import Adaptive, Schedule, planned, put_in
 from practicum.recipe.sections import EvaluationConfig, OptimizerConfig, Prices, RolloutConfig, TrainConfig
 from practicum.rollouts import source_problems
-from practicum.schedule import Adaptive, Schedule, planned, put_in
 
 WORDS = ("about", "paper", "claim", "differs", "formula", "reduced", "slot")
 """What a recipe says about itself, which changes nothing that is computed."""

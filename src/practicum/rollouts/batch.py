@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from practicum.randomness import seed_of
+from practicum.core.randomness import seed_of
 from practicum.types import Prompt
 
 

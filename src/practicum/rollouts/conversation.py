@@ -12,10 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from practicum.abandon import Abandoned
+from practicum.core.abandon import Abandoned
+from practicum.core.randomness import seed_of
 from practicum.errors import VerifierError
 from practicum.ports import Environment, Episode, Observation, Voice
-from practicum.randomness import seed_of
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
     AUTHORS,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from practicum.objective.calls import Call
+from practicum.core.calls import Call
 from practicum.objective.choices import by_name, reader
 from practicum.ports import Capabilities
 

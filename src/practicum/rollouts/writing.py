@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from practicum.core.randomness import seeds_of
 from practicum.errors import CapabilityError, DataError
 from practicum.ports import (
     Environment,
@@ -22,7 +23,6 @@ from practicum.ports import (
     TeacherRequest,
     Voice,
 )
-from practicum.randomness import seeds_of
 from practicum.rollouts.batch import Batch, Place, numbered, shuffled
 from practicum.rollouts.conversation import Conversation, Opening, converse
 from practicum.rollouts.sources import (

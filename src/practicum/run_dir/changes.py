@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from practicum.core.calls import did_you_mean
 from practicum.errors import RecipeError
-from practicum.objective.calls import did_you_mean
 from practicum.run_dir.differences import Difference, changes, covers
 
 FLAG = "--allow-changed"

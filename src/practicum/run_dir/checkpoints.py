@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from practicum.errors import CheckpointError
+from practicum.models.tensors import read_tensors
 from practicum.run_dir.files import parse_json
 from practicum.run_dir.folder import RunDir
-from practicum.tensor_files import read_tensors
 
 MANIFEST = "MANIFEST.json"
 # `step-N.old-K` is the earlier save of step N, which exists only between the two renames that replace it.

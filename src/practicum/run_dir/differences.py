@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from practicum.plugins import module_of
+from practicum.core.plugins import module_of
 
 OPERATIONAL = re.compile(
     r"(teacher|reference)\.(\S+\.)?"

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from practicum.core.faults import fault
 from practicum.errors import ResourceError
-from practicum.faults import fault
+from practicum.models.tensors import HEADER_BYTES, write_tensors
 from practicum.run_dir.checkpoints import FILE_NAME, MANIFEST, Damage, check_manifest, sha256, step_folders
 from practicum.run_dir.differences import current_versions
 from practicum.run_dir.files import discard, encode_json, remove_debris, resource_error, sync, write_synced
 from practicum.run_dir.folder import RunDir
-from practicum.tensor_files import HEADER_BYTES, write_tensors
 
 TAG = "TAG"
 """The file that says why a checkpoint is kept."""

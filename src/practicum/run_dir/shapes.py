@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from practicum.evaluation import Evaluation
 from practicum.rollouts import TapeRow
 from practicum.run_dir.differences import Change
 from practicum.statistics import Interval
+from practicum.training.evaluation import Evaluation
 
 Number = Annotated[float, Field(allow_inf_nan=False, gt=-1e100, lt=1e100)]
 Step = Annotated[int, Field(ge=0, lt=2**53)]

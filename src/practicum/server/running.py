@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from practicum.core.randomness import seed_of
 from practicum.errors import DataError, PracticumError
-from practicum.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
-from practicum.randomness import seed_of
+from practicum.ports.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
 from practicum.server.futures import Answer
 from practicum.server.refusals import Refused
 from practicum.server.requests import SampleBody, TensorData

@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from practicum.core.randomness import seed_of
 from practicum.errors import CheckpointError, DataError, PracticumError
 from practicum.ports import AdamParams
-from practicum.randomness import seed_of
 from practicum.server import requests as asked
 from practicum.server.catalogue import Catalogue, run_data
 from practicum.server.futures import Answer, Futures

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.errors import RecipeError, ResourceError
-from practicum.model_config import ModelConfig
-from practicum.model_sources import conversion_pending, locate
+from practicum.models.config import ModelConfig
+from practicum.models.sources import conversion_pending, locate
 
 TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
 PREFIX = "tml-"

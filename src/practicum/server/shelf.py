@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from practicum.assembly import host_model
 from practicum.errors import ResourceError
-from practicum.hosting import Hosted
-from practicum.model_config import ModelConfig
-from practicum.model_files import fingerprint
-from practicum.model_sources import locate
+from practicum.models.config import ModelConfig
+from practicum.models.files import fingerprint
+from practicum.models.sources import locate
+from practicum.ports.hosting import Hosted
+from practicum.runs.assembly import host_model
 
 MIB = 2**20
 UNKNOWN_CONTEXT = 2**17

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.functional import POLICY_LOSSES, PolicyLoss
-from practicum.hosting import Adapters, GivenResult, GivenTokens, Hosted
-from practicum.model_config import Lora
+from practicum.models.config import Lora
 from practicum.ports import AdamParams
-from practicum.randomness import seed_of
+from practicum.ports.hosting import Adapters, GivenResult, GivenTokens, Hosted
 from practicum.server.requests import NOT_STABLE, STABLE
 from practicum.server.wire import TrainDatum, TrainRequest
 from practicum.types import Metrics

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.randomness import seed_of
+from practicum.core.randomness import seed_of
 
 RESAMPLES = 2000
 Z = 1.959964

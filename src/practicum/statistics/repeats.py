@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.randomness import seed_of
+from practicum.core.randomness import seed_of
 from practicum.statistics.intervals import Interval
 
 LEVEL, POWER = 0.05, 0.8

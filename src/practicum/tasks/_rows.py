@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from practicum.core.calls import did_you_mean
 from practicum.errors import DataError
-from practicum.objective.calls import did_you_mean
 from practicum.types import Message, Prompt
 
 HOPELESS_ROW = 1 << 26

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.ports import Task
-from practicum.randomness import seed_of
 from practicum.tasks import Answered, TaskContext
 from practicum.tasks._deadline import Walls
 from practicum.tasks._rows import HOPELESS_ROW, Rejected, numbered_lines, read_prompt

@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from practicum.core.randomness import seed_of
 from practicum.ports import Task
-from practicum.randomness import seed_of
 from practicum.tasks import TaskContext
 from practicum.tasks._verifiers import contains
 from practicum.types import Message, Prompt, Rollout

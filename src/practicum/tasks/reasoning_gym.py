@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from practicum.core.calls import did_you_mean
+from practicum.core.randomness import seed_of
 from practicum.errors import DataError
-from practicum.objective.calls import did_you_mean
 from practicum.ports import Task
-from practicum.randomness import seed_of
 from practicum.sandbox import NoLine
 from practicum.tasks import TaskContext
 from practicum.tasks._deadline import Deadline, Failed, Walls

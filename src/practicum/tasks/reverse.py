@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from practicum.core.randomness import seed_of
 from practicum.ports import Task
-from practicum.randomness import seed_of
 from practicum.tasks import Answered, TaskContext
 from practicum.tasks._words import check_enough, drawn_words
 from practicum.types import Message, Prompt

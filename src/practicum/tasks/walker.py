@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from practicum.core.randomness import seed_of
 from practicum.ports import Task
-from practicum.randomness import seed_of
 from practicum.tasks import FunctionEpisode, TaskContext
 from practicum.types import Message, Prompt, Rollout
 

@@ -13,7 +13,7 @@ import torch
 
 from practicum.errors import TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
-from practicum.http import JsonClient
+from practicum.remote.http import JsonClient
 from practicum.statistics.signal import constant
 from practicum.teachers._dialects import Said
 from practicum.types import ScoreRequest, TeacherSignal

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from practicum.http import Question
+from practicum.remote.http import Question
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 DialectName = Literal["auto", "vllm", "sglang", "echo", "chat"]

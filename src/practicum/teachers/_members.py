@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 from torch import Tensor
 
+from practicum.core.plugins import Plugin
 from practicum.errors import TeacherError
 from practicum.objective import Signal
-from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext
 from practicum.types import Datum, Rollout, TeacherSignal
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from practicum.errors import CapabilityError, TeacherError
-from practicum.http import JsonClient, Question, Refused
+from practicum.remote.http import JsonClient, Question, Refused
 from practicum.teachers._checks import checked
 from practicum.teachers._dialects import DIALECTS, Dialect, DialectName, Said, answered_by, chatted, chatting
 from practicum.text import printable

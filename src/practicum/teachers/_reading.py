@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel, Field
 
-from practicum.model_config import ModelConfig
+from practicum.models.config import ModelConfig
 from practicum.ports import TeacherContext
 from practicum.text import Renderer, compare_renderers
 

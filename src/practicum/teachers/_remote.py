@@ -15,9 +15,9 @@ from torch import Tensor
 
 from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
-from practicum.http import JsonClient, Question
 from practicum.objective import Signal
 from practicum.ports import Capabilities, Stateful, Teacher, TeacherRequest, Voice
+from practicum.remote.http import JsonClient, Question
 from practicum.teachers._checks import MOST, checked, is_token
 from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
 from practicum.teachers._probe import Probe, difference, served

@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from practicum.core.faults import fault
 from practicum.errors import ResourceError, TeacherError
-from practicum.faults import fault
 
 Entry = dict[str, Tensor]
 """One answer by field, in its stored form, on the CPU; the first axis of each tensor is the tokens."""

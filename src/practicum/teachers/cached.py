@@ -17,10 +17,10 @@ from jaxtyping import Float, Int8
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from practicum.core.plugins import Plugin
 from practicum.errors import RecipeError, TeacherError
-from practicum.model_config import ModelConfig, Scratch
+from practicum.models.config import ModelConfig, Scratch
 from practicum.objective import Full, Signal
-from practicum.plugins import Plugin
 from practicum.ports import (
     Capabilities,
     LockstepClient,

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from practicum.model_config import ModelConfig, ScorerConfig, Scratch
-from practicum.model_files import commit_of
+from practicum.models.config import ModelConfig, ScorerConfig, Scratch
+from practicum.models.files import commit_of
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
 

@@ -11,11 +11,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from practicum.core.randomness import seed_of
 from practicum.errors import RecipeError, TeacherError
-from practicum.http import Address, JsonClient, Server
 from practicum.objective import SignalName
 from practicum.ports import Capabilities, Teacher, TeacherContext
-from practicum.randomness import seed_of
+from practicum.remote.http import Address, JsonClient, Server
 from practicum.teachers._checks import check_texts
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._dialects import DialectName

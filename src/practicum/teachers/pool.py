@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from practicum.core.calls import did_you_mean
 from practicum.objective import Full, Signal
-from practicum.objective.calls import did_you_mean
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, walk
 from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, shared
 from practicum.types import Pool, Rollout, TeacherSignal

@@ -13,9 +13,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from practicum.core.plugins import Plugin
 from practicum.errors import DataError
 from practicum.objective import Signal
-from practicum.plugins import Plugin
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
 from practicum.teachers._outcome import outcome
 from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal

@@ -10,9 +10,9 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from practicum.core.calls import did_you_mean
 from practicum.errors import DataError
 from practicum.objective import Signal
-from practicum.objective.calls import did_you_mean
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
 from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, shared
 from practicum.teachers._outcome import Outcome, outcome

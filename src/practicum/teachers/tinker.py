@@ -15,12 +15,12 @@ from torch import Tensor
 from practicum.errors import TeacherError
 from practicum.objective import Sampled, Signal
 from practicum.ports import Capabilities, SamplingClient, Stateful, Teacher, TeacherContext
+from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
+from practicum.remote.tinker.sampling import service_capabilities
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._probe import canary_of, difference
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import canary_folder
-from practicum.tinker_api import Connection, ServiceConfig, ServiceSampler
-from practicum.tinker_api.sampling import service_capabilities
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)

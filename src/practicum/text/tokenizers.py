@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from practicum.errors import ModelError
-from practicum.model_config import ModelConfig
-from practicum.model_sources import PACKAGED, packaged_model
+from practicum.models.config import ModelConfig
+from practicum.models.sources import PACKAGED, packaged_model
 from practicum.text.renderer import Renderer, stop_ids
 
 UNREADABLE = (

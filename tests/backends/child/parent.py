@@ -36,7 +36,7 @@ from practicum.types import (
 PATIENCE = 300.0
 """Seconds that an answer is waited for."""
 
-PRELOAD = ["practicum.assembly", "transformers.modeling_utils"]
+PRELOAD = ["practicum.runs.assembly", "transformers.modeling_utils"]
 """What takes seconds to import is imported once for all children."""
 
 log = logging.getLogger("practicum.backends.child")

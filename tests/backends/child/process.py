@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from backends.child.held import HELD, ChildHead, ChildStates
-from practicum.assembly import open_local
+from practicum.core.notes import show_notes
 from practicum.errors import PracticumError
-from practicum.metering import count_heads
-from practicum.notes import show_notes
 from practicum.ports import BackendContext
+from practicum.ports.metering import count_heads
+from practicum.runs.assembly import open_local
 from practicum.types import TeacherSignal
 
 LEARNER = ("renderer", "context_length", "source", "shape", "learning", "state_bytes")

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from practicum.hosting import Hosted
-from practicum.model_config import ModelConfig, Scratch, StudentConfig
+from practicum.models.config import ModelConfig, Scratch, StudentConfig
 from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext, PaperBackend, Task
+from practicum.ports.hosting import Hosted
 
 
 class Config(BaseModel):

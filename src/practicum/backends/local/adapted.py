@@ -3,7 +3,7 @@
 from practicum.backends.local.adapters import PARTS, add_adapters
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.residency import copy_on
-from practicum.model_config import Lora
+from practicum.models.config import Lora
 
 
 def adapted(base: LanguageModel, lora: Lora, seed: int, parts: tuple[str, ...] = PARTS) -> LanguageModel:

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from practicum.backends.local.language_model import find_layers
 from practicum.errors import ModelError
-from practicum.model_config import Lora
+from practicum.models.config import Lora
 
 PARTS = ("attention", "mlp")
 """The halves of a layer: what mixes tokens, and what works on each token alone."""

@@ -16,10 +16,10 @@ from practicum.backends.local.scratch import scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
-from practicum.model_config import ModelConfig, ScorerConfig, Scratch, StudentConfig
-from practicum.model_sources import conversion_pending
+from practicum.models.config import ModelConfig, ScorerConfig, Scratch, StudentConfig
+from practicum.models.sources import conversion_pending
+from practicum.models.tensors import read_tensors, write_tensors
 from practicum.ports import BackendContext, Learner, Model, SelfRule
-from practicum.tensor_files import read_tensors, write_tensors
 
 log = logging.getLogger(__name__)
 

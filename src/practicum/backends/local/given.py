@@ -19,7 +19,7 @@ from practicum.costs.segments import how_many_fit
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
-from practicum.hosting import GivenResult, GivenTokens
+from practicum.ports.hosting import GivenResult, GivenTokens
 from practicum.types import ScoreRequest
 
 

@@ -1,4 +1,4 @@
-"""Models of this process as a service holds them; see `practicum.hosting`."""
+"""Models of this process as a service holds them; see `practicum.ports.hosting`."""
 
 from collections.abc import Generator, Mapping, Sequence
 
@@ -11,9 +11,9 @@ from practicum.backends.local.loading import load
 from practicum.backends.local.prompt_scores import score_prompts
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
-from practicum.hosting import GivenResult, GivenTokens, PromptQuestion, PromptScores, Weights
-from practicum.model_config import Lora, ModelConfig
+from practicum.models.config import Lora, ModelConfig
 from practicum.ports import AdamParams
+from practicum.ports.hosting import GivenResult, GivenTokens, PromptQuestion, PromptScores, Weights
 from practicum.types import Metrics, Sample, SampleRequest, SamplingParams
 
 MIB = 2**20
@@ -22,7 +22,7 @@ KEYS_AND_VALUES_MIB = 1024
 
 
 class LocalReader:
-    """See `practicum.hosting.Reader`."""
+    """See `practicum.ports.hosting.Reader`."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self._model = language_model
@@ -44,7 +44,7 @@ class LocalReader:
 
 
 class LocalAdapters:
-    """See `practicum.hosting.Adapters`."""
+    """See `practicum.ports.hosting.Adapters`."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self.trainer = LocalTrainer(language_model)
@@ -86,7 +86,7 @@ class LocalAdapters:
 
 
 class LocalHosted:
-    """See `practicum.hosting.Hosted`."""
+    """See `practicum.ports.hosting.Hosted`."""
 
     def __init__(self, config: ModelConfig) -> None:
         loaded = load(config)

@@ -17,8 +17,8 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import ready_to_pack
 from practicum.backends.local.trial import why_unsampled
 from practicum.errors import ModelError, ResourceError
-from practicum.model_config import ModelConfig, StudentConfig
-from practicum.model_sources import locate
+from practicum.models.config import ModelConfig, StudentConfig
+from practicum.models.sources import locate
 from practicum.text import Renderer, stop_ids
 from practicum.text.tokenizers import UNREADABLE, load_tokenizer, named_eos, named_tokens, one_line
 

@@ -22,8 +22,8 @@ from practicum.backends.local.loading import LoadedModel, check_config, choose_w
 from practicum.backends.local.packing import hidden_states, ready_to_pack
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
-from practicum.model_config import ModelConfig, StudentConfig
-from practicum.model_sources import locate
+from practicum.models.config import ModelConfig, StudentConfig
+from practicum.models.sources import locate
 from practicum.text import Renderer, stop_ids
 from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest

@@ -15,7 +15,7 @@ from practicum.backends.local.scratch import scratch_folder
 from practicum.backends.local.sizes import learning_of, shape_of
 from practicum.costs import GraphPlan
 from practicum.functional.head import Head
-from practicum.model_config import ModelConfig, Pretrain, ScorerConfig, Scratch, StudentConfig
+from practicum.models.config import ModelConfig, Pretrain, ScorerConfig, Scratch, StudentConfig
 from practicum.objective import Objective, Signal
 from practicum.objective.passes import longest
 from practicum.ports import (

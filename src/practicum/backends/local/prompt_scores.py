@@ -16,11 +16,11 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
 from practicum.backends.local.sampler import SCORED_TOKENS
+from practicum.core.randomness import seed_of
 from practicum.costs.segments import how_many_fit
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
-from practicum.hosting import PromptQuestion, PromptScores
-from practicum.randomness import seed_of
+from practicum.ports.hosting import PromptQuestion, PromptScores
 from practicum.text import stop_check
 from practicum.types import Sample, ScoreRequest
 

@@ -21,7 +21,7 @@ from practicum.backends.local.loading import LoadedModel, read_model
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import ModelError
 from practicum.functional.head import Head
-from practicum.model_config import ScorerConfig
+from practicum.models.config import ScorerConfig
 from practicum.objective import Signal
 from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, SamplingClient
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal

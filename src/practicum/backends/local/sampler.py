@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum import abandon
 from practicum import functional as F
 from practicum.backends.local.drawing import draw, draw_mixed, next_noise, random_stream
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.reading import open_reading
+from practicum.core import abandon
 from practicum.costs.segments import how_many_fit
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from practicum.backends.local.packing import padded
 from practicum.errors import DataError
-from practicum.model_config import Pretrain, Scratch
+from practicum.models.config import Pretrain, Scratch
 from practicum.ports import Lettered, Task
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.types import Prompt

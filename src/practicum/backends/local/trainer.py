@@ -21,10 +21,12 @@ from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
 from practicum.backends.local.residency import copy_on
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
+from practicum.core.randomness import seed_of
 from practicum.costs import GraphPlan
 from practicum.errors import CheckpointError, ResourceError
 from practicum.functional.chunked import Tiles, chunks
 from practicum.functional.head import Head
+from practicum.models.tensors import HEADER_BYTES
 from practicum.objective import (
     Chunk,
     Objective,
@@ -47,8 +49,6 @@ from practicum.objective.passes import (
     texts_of,
 )
 from practicum.ports import AdamParams, SelfRule
-from practicum.randomness import seed_of
-from practicum.tensor_files import HEADER_BYTES
 from practicum.types import Datum, ForwardResult, Metrics
 
 

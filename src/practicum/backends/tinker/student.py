@@ -8,13 +8,13 @@ from pydantic import Field
 
 from practicum.backends.tinker.trainer import ServiceTrainer, StudentClient
 from practicum.errors import CapabilityError, CheckpointError, ModelError, RecipeError
-from practicum.model_config import ModelConfig, ScorerConfig, StudentConfig
+from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
+from practicum.models.tensors import read_tensors, write_tensors
 from practicum.objective import Objective, Term
 from practicum.ports import Backend, BackendContext, Learner, Model, PaperBackend, SelfRule
-from practicum.tensor_files import read_tensors, write_tensors
+from practicum.remote.tinker import Connection, ServiceConfig
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
-from practicum.tinker_api import Connection, ServiceConfig
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends.tinker.wire import Columns, Text, columns_of, told
-from practicum.candidates import candidates_of
 from practicum.costs import Meter
 from practicum.errors import CheckpointError, TeacherError
 from practicum.objective import (
@@ -31,8 +30,9 @@ from practicum.objective import (
 from practicum.objective.measures import Records, measure
 from practicum.objective.passes import Pass, one_teacher_each, rows_of_passes
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
-from practicum.tinker_api import Connection, Gone, ServiceSampler
-from practicum.tinker_api.sampling import HIGHEST, service_capabilities
+from practicum.remote.tinker import Connection, Gone, ServiceSampler
+from practicum.remote.tinker.sampling import HIGHEST, service_capabilities
+from practicum.training.candidates import candidates_of
 from practicum.types import (
     Datum,
     ForwardResult,

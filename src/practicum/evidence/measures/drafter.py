@@ -18,9 +18,8 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from practicum.assembly import Assembled
+from practicum.core.randomness import seed_of
 from practicum.errors import RecipeError
-from practicum.evaluation import EvaluationSettings
 from practicum.evidence.measures.runs import measure_with
 from practicum.evidence.results import Results
 from practicum.evidence.study import Form, Loaded
@@ -28,11 +27,12 @@ from practicum.functional.speculative import expected_acceptance, verify
 from practicum.functional.truncation import sampling_logprobs
 from practicum.objective import Full, read_signal
 from practicum.ports import Environment, SamplingClient, Teacher
-from practicum.randomness import seed_of
 from practicum.rollouts import Batch, taught_rollouts
 from practicum.run_dir import read_json, write_json
 from practicum.runs import open_run, restored
-from practicum.tracking import Console
+from practicum.runs.assembly import Assembled
+from practicum.runs.console import Console
+from practicum.training.evaluation import EvaluationSettings
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 

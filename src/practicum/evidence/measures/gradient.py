@@ -9,15 +9,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from practicum.assembly import Assembled, assemble_run
+from practicum.core.notes import hide_notes
 from practicum.evidence.measures.runs import ModelOf, arm_file, models_of
 from practicum.evidence.results import Results
 from practicum.evidence.study import Form, Loaded
-from practicum.loop import ask_teachers, begin_step
-from practicum.notes import hide_notes
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json, write_json
-from practicum.tracking import Console
+from practicum.runs.assembly import Assembled, assemble_run
+from practicum.runs.console import Console
+from practicum.training.loop import ask_teachers, begin_step
 
 
 class Config(BaseModel):

@@ -8,16 +8,16 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from practicum.diagnosis.compare import Job, Outcome, Point, read_outcome, run_all
+from practicum.core.stopping import stop_signals
 from practicum.errors import PracticumError
 from practicum.evidence.measures.runs import alarms_of, readings_of, with_models
 from practicum.evidence.results import Results, by_measure
 from practicum.evidence.study import TEACHER, Form, Loaded
-from practicum.pipeline import parse_pipeline
 from practicum.run_dir import RunDir, read_json
+from practicum.runs.console import Console
+from practicum.runs.pipeline import parse_pipeline
 from practicum.statistics import group_pairs
-from practicum.stopping import stop_signals
-from practicum.tracking import Console
+from practicum.studies.compare import Job, Outcome, Point, read_outcome, run_all
 
 
 class Config(BaseModel):

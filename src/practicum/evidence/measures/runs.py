@@ -12,21 +12,21 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
-from practicum.assembly import build_task, make_scratch
-from practicum.diagnosis.compare import Failure, Outcome, Ran, Settings, run_arms
-from practicum.diagnosis.doctor import doctor
+from practicum.core.notes import hide_notes
 from practicum.errors import PracticumError
 from practicum.evidence.results import TEACHER, Results, before, by_measure
 from practicum.evidence.study import Form, Loaded, Reproduction, Warned, placed
-from practicum.model_config import ModelConfig, Scratch
-from practicum.notes import hide_notes
-from practicum.pipeline import parse_pipeline
-from practicum.pipeline.running import run as run_pipeline
+from practicum.models.config import ModelConfig, Scratch
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
+from practicum.runs.assembly import build_task, make_scratch
+from practicum.runs.console import Console
+from practicum.runs.pipeline import parse_pipeline
+from practicum.runs.pipeline.running import run as run_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
-from practicum.tracking import Console
+from practicum.studies.compare import Failure, Outcome, Ran, Settings, run_arms
+from practicum.studies.doctor import doctor
 
 R = TypeVar("R")
 

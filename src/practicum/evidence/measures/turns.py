@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from practicum.assembly import build_task
 from practicum.errors import RecipeError
 from practicum.evidence.measures.runs import measure_with
 from practicum.evidence.results import Results
@@ -23,7 +22,8 @@ from practicum.ports import Task
 from practicum.recipe import Recipe
 from practicum.run_dir import read_json
 from practicum.runs import open_run
-from practicum.tracking import Console
+from practicum.runs.assembly import build_task
+from practicum.runs.console import Console
 from practicum.types import Rollout
 
 

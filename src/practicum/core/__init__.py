@@ -1,0 +1,1 @@
+"""Beneath everything: seeds, crash points, notes, cancellation, signals, and names that are files."""

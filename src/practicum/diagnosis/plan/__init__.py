@@ -1,6 +1,0 @@
-"""What a run will cost: one step gone through on paper, without weights, and what follows from it."""
-
-from practicum.diagnosis.plan.memory import Memory, memory_limit
-from practicum.diagnosis.plan.planning import Plan, plan, plan_data, run_device
-
-__all__ = ["Memory", "Plan", "memory_limit", "plan", "plan_data", "run_device"]

@@ -1,0 +1,70 @@
+"""The section `monitors` of a recipe: which are off, what they do, and what they may change."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from practicum.core.calls import did_you_mean
+from practicum.monitors.table import MONITORS
+
+ACTIONS = ("off", "log", "warn", "checkpoint", "finish", "pause", "stop")
+"""From the mildest to the gravest."""
+
+Action = Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"]
+
+
+class MonitorSettings(BaseModel):
+    """What a run does differently about one monitor; what is not written is as in the table of monitors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    action: Action | None = Field(default=None, description="off, log, warn, checkpoint, finish, pause or stop")
+    level: float | None = Field(default=None, description="the absolute threshold")
+    change: float | None = Field(default=None, description="the threshold against the run's own beginning")
+    persistence: int | None = Field(default=None, ge=1, description="steps in a row before it counts")
+    set: dict[str, float | str] = Field(
+        default={},
+        description="numbers of the recipe to change at an alarm: to a number, or by a factor such as `x0.5`",
+    )
+
+    @field_validator("set")
+    @classmethod
+    def _numbers(cls, changes: dict[str, float | str]) -> dict[str, float | str]:
+        for path, change in changes.items():
+            if factor(change) is None and not isinstance(change, int | float):
+                raise ValueError(
+                    f"{path}: {change!r} is no change; write a number such as 1e-5, or a factor such as x0.5"
+                )
+        return changes
+
+
+def factor(change: float | str) -> float | None:
+    """The factor that `x0.5` stands for, or None where the change is no factor."""
+    if not isinstance(change, str) or not change.startswith("x"):
+        return None
+    try:
+        return float(change[1:])
+    except ValueError:
+        return None
+
+
+def _read(value: Any) -> Any:
+    """`monitors: off`, and an action alone where a monitor's settings could stand (YAML reads `off` as false)."""
+    if value is False or value == "off":
+        value = dict.fromkeys(MONITORS, "off")
+    if not isinstance(value, Mapping):
+        return value
+    for name in value:
+        if name not in MONITORS:
+            raise ValueError(f"no monitor {name!r}; {did_you_mean(str(name), list(MONITORS))}")
+    return {name: _one(settings) for name, settings in value.items()}
+
+
+def _one(settings: Any) -> Any:
+    settings = "off" if settings is False else settings
+    if isinstance(settings, Mapping) and settings.get("action") is False:
+        return {**settings, "action": "off"}
+    return {"action": settings} if isinstance(settings, str) else settings
+
+
+MonitorsSection = Annotated[dict[str, MonitorSettings], BeforeValidator(_read)]

@@ -1,0 +1,97 @@
+"""What a run came to: the content of summary.json, and what the console shows at the end."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from practicum.costs import Shape, cost_summary
+from practicum.report.tables import ALL_DONE, answers, comparison, side_by_side
+from practicum.training.evaluation import Evaluation, gain
+from practicum.recipe import Recipe
+from practicum.run_dir import RunDir, read_rows, shapes
+from practicum.statistics import Interval
+from practicum.runs.console import Console
+from practicum.types import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """The student before and after, its teacher, and what it cost to evaluate them; None where there is no evaluation."""
+
+    before: Evaluation | None
+    teacher: Evaluation | None
+    after: Evaluation | None
+    costs: Mapping[str, Metrics]
+
+    def gain(self, seed: int) -> Interval | None:
+        """The gain in accuracy, paired by prompt."""
+        return None if self.before is None or self.after is None else gain(self.before, self.after, seed)
+
+
+def summary_of(
+    home: RunDir, recipe: Recipe, evaluations: Evaluations, model_shapes: Mapping[str, Shape], ended: str | None
+) -> dict[str, Any]:
+    """The content of summary.json, without the clock; `ended` is why it ended before all steps were done."""
+    rows = list(read_rows(home.metrics_jsonl, shapes.METRICS))
+    before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
+    won = evaluations.gain(recipe.seed)
+    evaluating = {when: cost_summary([cost]) for when, cost in evaluations.costs.items()}
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "steps": rows[-1]["step"],
+        "ended": ALL_DONE if ended is None else ended,
+        "rollouts": int(sum(row["rollouts"] for row in rows)),
+        "tokens": int(sum(row["tokens"] for row in rows)),
+        "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),
+        "empty_updates": int(sum(row.get("empty_updates", 0.0) for row in rows if not row.get("nonfinite"))),
+        "before": None if before is None else before.summary(),
+        "teacher": None if teacher is None else teacher.summary(),
+        "after": None if after is None else after.summary(),
+        "gain": None if won is None else asdict(won),
+        "alarms": dict(sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl, shapes.ALARM)).items())),
+        "cost": {**cost_summary(rows), "evaluation": evaluating},
+        "scaling": scaling(model_shapes, rows, after),
+        "samples": side_by_side(before, after),
+    }
+
+
+def scaling(
+    model_shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None
+) -> dict[str, Any]:
+    """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
+
+    Parameters of student and teachers, D tokens learned from, rollouts and their mean length T, held-out accuracy and
+    reverse KL; None where it is not known.
+    """
+    rollouts = sum(row["rollouts"] for row in rows)
+    return {
+        "N_student": model_shapes["student"].parameters if "student" in model_shapes else None,
+        "N_teacher": {name: shape.parameters for name, shape in model_shapes.items() if name != "student"},
+        "D": sum(row["tokens"] for row in rows),
+        "rollouts": rollouts,
+        "T": sum(row["rollouts"] * row["length"] for row in rows) / rollouts,
+        "result": {
+            "accuracy": None if after is None or after.accuracy is None else after.accuracy.mean,
+            "reverse_kl": None if after is None else after.reverse_kl,
+        },
+    }
+
+
+def show_outcome(
+    console: Console, evaluations: Evaluations, summary: Mapping[str, Any], more: Mapping[str, object]
+) -> None:
+    """The end of a run as a person wants to see it: answers, numbers, gain, alarms, and `more` below them."""
+    if summary["samples"]:
+        columns = ["prompt", "before", "after"]
+        console.table("held-out prompts, before and after", columns, answers(summary["samples"], columns))
+    if evaluations.before is not None and evaluations.after is not None:
+        rows = comparison(evaluations.before, evaluations.after, evaluations.teacher)
+        console.table("held-out evaluation", ["", "before", "after", "teacher"], rows)
+    won = summary["gain"]
+    shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
+    if summary["alarms"]:
+        counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
+        shown["alarms"] = f"{counts}; see alarms.jsonl"
+    console.finish({**shown, **more})

@@ -1,0 +1,1 @@
+"""Experiments over recipes and runs: the doctor, the plan, the comparison."""

@@ -1,0 +1,1 @@
+"""The step and its two loops, evaluation, and the view of single tokens."""

@@ -1,0 +1,234 @@
+"""The control of a recipe that joins a reward and a teacher: what is left with the teacher off, and how one asks for it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from papers.worlds import gradient, random_batch
+
+from practicum.errors import RecipeError
+from practicum.functional.estimators import CORRECTIONS
+from practicum.objective import Term
+from practicum.recipe import SECTIONS, Recipe, load_recipe, parse_recipe, recipe_names, resolved, teacher_off
+from practicum.rollouts import StudentSource, other_writer
+from practicum.run_dir import read_json
+from practicum.runs import run
+from practicum.runs.pipeline import Pipeline, load
+
+
+def every_recipe() -> dict[str, Recipe]:
+    """Every packaged recipe, and every stage of a pipeline, by its name."""
+    recipes = {}
+    for name in recipe_names():
+        found = load(name)
+        parts = found.recipes() if isinstance(found, Pipeline) else {"": found}
+        recipes |= {f"{name} {stage}".strip(): recipe for stage, recipe in parts.items()}
+    return recipes
+
+
+RECIPES = every_recipe()
+CONTROLS = {name: control for name, recipe in RECIPES.items() if (control := teacher_off(recipe)) is not None}
+
+
+def is_taught(recipe: Recipe) -> bool:
+    """Return whether somebody besides the verifier is learned from."""
+    return recipe.objective.signal is not None or other_writer(recipe.rollout.source) is not None
+
+
+def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
+    joined = "hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd scope sdpg skill-sd slime srpo vold"
+    assert set(CONTROLS) >= {*(f"papers/{name}" for name in joined.split()), "teams/mimo_v2 mopd"}
+    rewarded = {
+        name for name, recipe in RECIPES.items() if any(term.signal.type == "score" for term in recipe.objective.losses)
+    }
+    rewarded |= {
+        name for name, recipe in RECIPES.items() if any(term.reward.type != "none" for term in recipe.objective.losses)
+    }
+    assert {name for name in rewarded if is_taught(RECIPES[name])} <= set(CONTROLS)
+
+
+def test_without_a_teacher_or_without_a_reward_there_is_none() -> None:
+    for name in (
+        "papers/grpo",
+        "papers/gkd",
+        "papers/sft",
+        "papers/dagger",
+        "default rl_polish",
+        "default self_distillation",
+    ):
+        assert teacher_off(RECIPES[name]) is None, name
+    # Here the verifier only chooses what the teacher says or how much it counts: with the teacher off nothing is left.
+    for name in ("papers/sdpo", "papers/caopd", "papers/sd-zero", "papers/paced"):
+        assert teacher_off(RECIPES[name]) is None, name
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_asks_no_teacher_and_changes_nothing_else(name: str) -> None:
+    recipe, control = RECIPES[name], CONTROLS[name]
+    assert not is_taught(control)
+    assert control.teacher.type == "none"
+    assert any(term.learns_from_reward for term in control.objective.losses)
+    assert parse_recipe(resolved(control), name) == control
+    assert teacher_off(control) is None
+    before, after = resolved(recipe), resolved(control)
+    words = {"name", "about", "paper", "claim", "differs"}
+    assert {key for key in before if before[key] != after[key]} <= {*SECTIONS, *words}
+    assert {**before["rollout"], "source": "student"} == after["rollout"]
+    assert before["objective"]["aggregate"] == after["objective"]["aggregate"]
+    assert after["about"].startswith("control: ") and after["name"].endswith("-teacher-off")
+
+
+def with_teacher_at_zero(term: Term) -> Term:
+    """Return a term whose answers and correction are those of a control."""
+    arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
+    filtered = "all" if term.signal.type == "score" else term.filter
+    correction = term.correction.model_copy(update={"arguments": arguments})
+    return term.model_copy(update={"correction": correction, "filter": filtered})
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_teacher_that_says_what_the_student_says_adds_nothing_to_its_control(name: str) -> None:
+    objective = RECIPES[name].objective
+    agreed = objective.model_copy(update={"losses": tuple(with_teacher_at_zero(term) for term in objective.losses)})
+    for seed in range(3):
+        batch = random_batch(seed)
+        batch = replace(batch, T=batch.S)
+        expected = gradient(CONTROLS[name].objective.model_dump(), batch)
+        assert expected.norm() > 0
+        torch.testing.assert_close(gradient(agreed.model_dump(), batch), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reward_that_the_teacher_weighs_is_plain_at_strength_0(seed: int) -> None:
+    batch = random_batch(seed)
+    plain = load_recipe("papers/rlsd", ["reward=modulate(strength=0)"]).objective
+    control = load_recipe("papers/rlsd", ["teacher=off"]).objective
+    torch.testing.assert_close(gradient(plain.model_dump(), batch), gradient(control.model_dump(), batch))
+
+
+def test_an_added_reward_keeps_its_size() -> None:
+    recipe = load_recipe(
+        "papers/slime", ["reward=add_advantage(0.5, leave_one_out)", "coefficient=3", "weights=prefix(4)"]
+    )
+    control = teacher_off(recipe)
+    assert control is not None
+    (term,) = control.objective.losses
+    assert (str(term.signal.model_dump()), term.coefficient) == ("score(advantage=leave_one_out)", 1.5)
+    assert str(term.weights.model_dump()) == "prefix(length=4)"
+    assert term.correction == recipe.objective.losses[0].correction
+
+
+def test_what_is_about_the_teacher_does_not_stay() -> None:
+    changes = [
+        "clip=advantage(-1, 1)",
+        "weights=trust(2)",
+        "samples=ppl_softmax(teacher)",
+        "estimator=score_function(0.5)",
+    ]
+    (term,) = load_recipe("papers/slime", [*changes, "teacher=off"]).objective.losses
+    assert term == Term.model_validate({"signal": "score", "correction": "ratio_clip(0.2, 0.28)"})
+    losses = "[{signal: text, divergence: ce}, {signal: score}, {signal: text, divergence: ce, filter: correct}]"
+    likelihood = load_recipe("papers/pi-distill", [f"objective.losses={losses}", "teacher=off"]).objective
+    assert [term.signal.type for term in likelihood.losses] == ["score", "text"], (
+        "its own answers are not imitated, unless right"
+    )
+
+
+def test_the_answers_that_a_filter_left_to_the_teacher_are_the_rewards() -> None:
+    assert [term.filter for term in CONTROLS["papers/srpo"].objective.losses] == ["all"]
+    assert [term.filter for term in CONTROLS["papers/hdpo"].objective.losses] == ["all"]
+    # Likelihood of right answers learns from the reward by its filter alone.
+    assert [term.filter for term in CONTROLS["papers/scope"].objective.losses] == ["correct"]
+
+
+def test_a_schedule_follows_its_term() -> None:
+    losses = "[{signal: full, coefficient: 'linear(1, 0)'}, {signal: score, coefficient: 'cosine(1, 0.5)'}]"
+    control = load_recipe("papers/vold", [f"objective.losses={losses}", "teacher=off"])
+    assert {path: schedule.type for path, schedule in control.schedules.items()} == {
+        "objective.losses.0.coefficient": "cosine"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedules"),
+    [
+        (["reward=add_advantage(coefficient=linear(1, 0))"], {"objective.losses.0.coefficient"}),
+        (["coefficient=linear(1, 0)"], {"objective.losses.0.coefficient"}),
+        (["correction=ratio_clip(low=linear(0.2, 0.1), high=0.28)"], {"objective.losses.0.correction.low"}),
+        (
+            ["rollout.source=mix(student=linear(0, 1), other=teacher)", "rollout.max_new_tokens=linear(4, 8)"],
+            {"rollout.max_new_tokens"},
+        ),
+        (
+            ["reward=modulate(strength=linear(1, 0))", "optimizer.learning_rate=linear(1e-3, 1e-4)"],
+            {"optimizer.learning_rate"},
+        ),
+    ],
+)
+def test_schedules_go_where_their_numbers_go(changes: list[str], schedules: set[str]) -> None:
+    control = load_recipe("papers/slime", [*changes, "teacher=off"])
+    assert set(control.schedules) == schedules
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["coefficient=2", "reward=add_advantage(coefficient=linear(1, 0))"], "is multiplied by 2; write 1 there"),
+        (
+            ["coefficient=linear(1, 0)", "reward=add_advantage(coefficient=linear(1, 0))"],
+            "another number that changes too",
+        ),
+    ],
+)
+def test_a_product_of_numbers_that_change_is_refused(changes: list[str], reason: str) -> None:
+    with pytest.raises(RecipeError, match=reason) as refused:
+        load_recipe("papers/slime", [*changes, "teacher=off"])
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_monitor_sets_goes_where_its_number_goes() -> None:
+    changes = (
+        "{objective.losses.1.coefficient: x0.5, objective.losses.0.coefficient: 2.0, optimizer.learning_rate: x0.1}"
+    )
+    control = load_recipe("papers/vold", [f"monitors.M21.set={changes}", "teacher=off"])
+    assert control.monitors["M21"].set == {"objective.losses.0.coefficient": 2.0, "optimizer.learning_rate": "x0.1"}
+
+
+# Its door.
+
+
+def test_the_switch_comes_after_all_other_overrides() -> None:
+    control = load_recipe("papers/kdrl", ["teacher=off", "train.steps=3", "objective.losses.1.coefficient=1"])
+    assert (control.name, control.train.steps, len(control.objective.losses)) == ("kdrl-teacher-off", 3, 1)
+    assert load_recipe("papers/kdrl", ["name=mine", "teacher=off"]).name == "mine"
+
+
+def test_a_pipeline_has_the_teacher_off_where_a_stage_joins_the_two() -> None:
+    pipeline, control = load("teams/mimo_v2"), load("teams/mimo_v2", ["teacher=off"])
+    assert isinstance(pipeline, Pipeline) and isinstance(control, Pipeline)
+    assert control.recipe.name == "mimo_v2-teacher-off"
+    changed = [name for name, recipe in control.recipes().items() if recipe != pipeline.recipes()[name]]
+    assert changed == ["mopd"]
+    assert control.recipes()["mopd"].objective == CONTROLS["teams/mimo_v2 mopd"].objective
+
+
+@pytest.mark.parametrize("name", ["papers/gkd", "papers/grpo", "teams/qwen3"])
+def test_a_recipe_without_a_control_says_so_in_one_line(name: str) -> None:
+    with pytest.raises(RecipeError, match="teacher=off leaves the reward alone") as refused:
+        load(name, ["teacher=off"])
+    assert "\n" not in str(refused.value)
+
+
+def test_the_run_folder_of_a_control_says_what_it_is(tmp_path: Path) -> None:
+    short = ["train.steps=1", "train.prompts_per_step=2", "evaluation.prompts=4", "student.model.pretrain.steps=1"]
+    result = run("papers/kdrl", [*short, "teacher=off"], out=tmp_path)
+    assert result.folder.name == "kdrl-teacher-off"
+    recipe = read_json(result.folder / "recipe.json")["recipe"]
+    assert recipe["about"].startswith("control: the reward alone") and recipe["teacher"] == {"type": "none"}
+    assert "control: the reward alone" in (result.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_students_answers_are_as_many() -> None:
+    control = CONTROLS["papers/hdpo"]
+    assert (control.rollout.source, control.rollout.n) == (StudentSource(), 4)

@@ -1,0 +1,64 @@
+"""Every recipe that comes with the package parses, reads back, and runs where it needs nothing but itself."""
+
+from pathlib import Path
+
+import pytest
+from toy import rows
+
+from practicum.core.plugins import names
+from practicum.models.config import Scratch
+from practicum.recipe import (
+    load_recipe,
+    packaged_recipes,
+    parse_recipe,
+    read_recipe,
+    read_yaml,
+    recipe_names,
+    resolved,
+)
+from practicum.runs import run
+
+
+def test_there_are_recipes() -> None:
+    assert {"quickstart", "smoke/toy"} <= set(recipe_names())
+
+
+PIPELINES = [name for name in recipe_names() if "stages" in read_yaml(packaged_recipes() / f"{name}.yaml")]
+RECIPES = [name for name in recipe_names() if name not in PIPELINES]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_parses_and_reads_back(name: str) -> None:
+    recipe = load_recipe(name)
+    assert parse_recipe(resolved(recipe), name) == recipe
+    assert recipe.about, "a recipe says what it is for"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_speaks_of_files_that_come_with_it(name: str) -> None:
+    data = read_recipe(packaged_recipes() / f"{name}.yaml")
+    task = data["task"] if isinstance(data["task"], dict) else {}
+    for key in ("path", "heldout"):
+        if isinstance(task.get(key), str):
+            assert (Path(data["base_dir"]) / task[key]).is_file(), f"{name}: task.{key}"
+
+
+# The papers' recipes run in tests/papers, the pipelines in test_teams.
+TOYS = [
+    name for name in RECIPES if not name.startswith("papers/") and isinstance(load_recipe(name).student.model, Scratch)
+]
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    short = ["train.steps=2", "train.prompts_per_step=4", "evaluation.prompts=4", "student.model.pretrain.steps=2"]
+    if isinstance(read_yaml(packaged_recipes() / f"{name}.yaml")["teacher"].get("model"), dict):
+        short.append("teacher.model.pretrain.steps=2")
+    result = run(name, short, out=tmp_path)
+    assert [row["step"] for row in rows(result.folder / "metrics.jsonl")] == [1, 2]
+    assert result.folder.name == recipe.name
+
+
+def test_a_toy_is_among_them() -> None:
+    assert TOYS and "model" in names("teachers")

@@ -1,0 +1,125 @@
+"""Observers one by one: what each does with a step, and how a run ends."""
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from practicum.monitors import Alarm
+from practicum.runs.ending import Ending
+from practicum.errors import AlarmError, Interrupted
+from practicum.training.loop import StepResult
+from practicum.runs.observers import FinishedStep, HearSignals, LeaveRun, Observer, SaveCheckpoints, SoundAlarms, tag_of
+from practicum.recipe import TrainConfig
+from practicum.recipe.schedule import Courses
+from practicum.types import TokenOutputs
+
+
+class Spy:
+    """Stands for records and for whoever saves, and keeps the order of what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+
+    def save(self, step: int, tag: str | None) -> None:
+        self.calls.append((step, tag))
+
+    def write_alarms(self, alarms: Any) -> None:
+        self.calls.append([alarm.id for alarm in alarms])
+
+
+def alarm(action: str, step: int = 2) -> Alarm:
+    return Alarm(step, "M1", "collapse", "entropy", 0.1, None, 8, "below 1", action, [])
+
+
+def finished(step: int, *alarms: Alarm, **metrics: float) -> FinishedStep:
+    return FinishedStep(StepResult(step, [], TokenOutputs(*[torch.empty(0)] * 7), metrics), alarms)
+
+
+def ending(steps: int = 4, **train: Any) -> Ending:
+    return Ending(TrainConfig(steps=steps, **train))
+
+
+def saving(spy: Spy, end: Ending, every: int | None = None) -> SaveCheckpoints:
+    return SaveCheckpoints(spy, spy.save, every, end, saved=0)  # type: ignore[arg-type]
+
+
+def observe(observers: Sequence[Observer], step: FinishedStep) -> None:
+    for observer in observers:
+        observer.on_step(step)
+
+
+def test_a_checkpoint_is_saved_where_it_is_time_to_and_at_the_end_after_the_rows() -> None:
+    spy = Spy()
+    saver = saving(spy, ending(5), every=2)
+    for step in range(1, 6):
+        saver.on_step(finished(step))
+    assert spy.calls == ["sync", (2, None), "sync", (4, None), "sync", (5, None)]
+    assert saver.saved == 5
+
+
+@pytest.mark.parametrize("action", ["checkpoint", "finish", "pause"])
+def test_a_checkpoint_that_an_alarm_asks_for_says_why_it_is_kept(action: str) -> None:
+    spy = Spy()
+    saving(spy, ending()).on_step(finished(2, alarm("warn"), alarm(action)))
+    assert spy.calls == ["sync", (2, alarm(action).line())]
+    assert tag_of([alarm("warn"), alarm("log"), alarm("stop")]) is None
+
+
+def test_a_signal_is_heard_once_saved_and_then_obeyed() -> None:
+    spy, end = Spy(), ending()
+    asked = iter([None, signal.SIGTERM])
+    observers = [HearSignals(lambda: next(asked), end), saving(spy, end), LeaveRun(end)]
+    observe(observers, finished(1))
+    assert spy.calls == []
+    with pytest.raises(Interrupted, match="stopped by SIGTERM after step 2 of 4; the state is saved"):
+        observe(observers, finished(2))
+    assert spy.calls == ["sync", (2, None)]
+
+
+def test_a_signal_in_the_last_step_changes_nothing() -> None:
+    end = ending()
+    end.signal = signal.SIGINT
+    LeaveRun(end).on_step(finished(4))
+
+
+def test_a_pause_ends_the_run_unless_it_is_over() -> None:
+    with pytest.raises(AlarmError, match="paused by M1 collapse"):
+        LeaveRun(ending()).on_step(finished(2, alarm("pause")))
+    LeaveRun(ending(2)).on_step(finished(2, alarm("pause")))
+
+
+def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) -> None:
+    spy, end = Spy(), ending()
+    sound = SoundAlarms(spy, Courses({}, 4), end)  # type: ignore[arg-type]
+    with pytest.raises(AlarmError, match=r"stopped by M1 collapse .*with --resume monitors.M1=warn"):
+        sound.on_step(finished(2, alarm("log"), alarm("stop")))
+    assert spy.calls == [["M1", "M1"]]
+    assert notes == [f"alarm: {alarm('stop').line()}"]
+
+
+def test_a_finish_ends_the_run_well_and_the_first_is_the_reason(notes: list[str]) -> None:
+    end = ending()
+    sound = SoundAlarms(Spy(), Courses({}, 4), end)  # type: ignore[arg-type]
+    assert not end.comes_after(2) and end.comes_after(4)
+    sound.on_step(finished(2, alarm("finish")))
+    assert end.comes_after(2) and end.reason == "finished by M1 collapse"
+    assert notes[-1] == "finished after step 2 of 4, as M1 asks"
+    assert not ending().finish_by(alarm("finish", step=4))
+
+
+def test_a_budget_ends_the_run_before_the_step_that_it_does_not_pay() -> None:
+    end = ending(budget={"tokens": 250})
+    end.spending.add({"tokens": 100.0})
+    assert end.reason is None
+    end.spending.add({"tokens": 100.0})
+    assert (
+        end.reason is not None
+        and end.reason.startswith("budget spent: no further step fits its")
+        and end.comes_after(2)
+    )

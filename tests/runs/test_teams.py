@@ -1,0 +1,113 @@
+"""The pipelines of published models: each reads and runs to its end, and, given time, shows what it is there to show."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from practicum.runs.pipeline import Pipeline, load, parse_pipeline
+from practicum.runs.pipeline.running import run
+from practicum.recipe import recipe_names
+
+pytestmark = pytest.mark.long
+
+TEAMS = [name for name in recipe_names() if name.startswith("teams/")]
+SHORT = (
+    "train.steps=1",
+    "train.prompts_per_step=4",
+    "evaluation.prompts=4",
+    "task.train_size=8",
+    "task.heldout_size=2",
+    "student.model.pretrain.steps=1",
+)
+
+
+def loaded(name: str, *overrides: str) -> Pipeline:
+    found = load(name, overrides)
+    assert isinstance(found, Pipeline)
+    return found
+
+
+def test_there_are_four() -> None:
+    assert TEAMS == ["teams/deepseek_v4", "teams/glm5", "teams/mimo_v2", "teams/qwen3"]
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_a_pipeline_reads_back_and_says_what_it_is(name: str) -> None:
+    pipeline = loaded(name)
+    assert parse_pipeline(pipeline.resolved(), name).recipes() == pipeline.recipes()
+    about = pipeline.recipe
+    assert about.about and about.paper and about.claim and about.differs
+    assert all(recipe.slot for recipe in pipeline.recipes().values())
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
+    more = ["teacher.model.pretrain.steps=1"] if name == "teams/qwen3" else []
+    result = run(name, [*SHORT, *more], out=tmp_path)
+    assert [stage["steps"] for stage in result.summary["stages"]] == [1] * len(loaded(name).stages)
+    assert len(result.summary["accuracy"]) == len(loaded(name).stages) + 1
+    assert (result.folder / "report.html").is_file()
+
+
+def test_the_default_pipeline_is_found_by_its_name_and_ends_by_its_monitor(tmp_path: Path) -> None:
+    stages = loaded("default").recipes().values()
+    assert [recipe.slot for recipe in stages] == ["cold_start", "rl_replacement", "inside_rl", "consolidation"]
+    assert all(recipe.monitors["M31"].action == "finish" and recipe.evaluation.every for recipe in stages)
+    patience = ["monitors.M31.change=1.0", "monitors.M31.level=-1.0", "monitors.M31.persistence=1"]
+    short = [*SHORT, "teacher.model.pretrain.steps=1", "train.steps=3", "evaluation.every=1", *patience]
+    result = run("default", short, out=tmp_path)
+    assert [(stage["steps"], stage["ended"]) for stage in result.summary["stages"]] == [
+        (1, "finished by M31 plateau")
+    ] * 4
+    assert "1, finished by M31 plateau</td>" in (result.folder / "report.html").read_text()
+
+
+def whole(name: str, out: Path) -> dict[str, dict[str, float]]:
+    """The accuracy after each stage of the whole pipeline, `all` and by domain."""
+    summary: dict[str, Any] = run(name, out=out).summary
+    return {
+        row["stage"]: {
+            "all": row["all"]["mean"],
+            **{name: interval["mean"] for name, interval in row["by_domain"].items()},
+        }
+        for row in summary["accuracy"]
+    }
+
+
+@pytest.mark.slow
+def test_qwen3_gains_from_the_teachers_answers_and_more_from_its_own(tmp_path: Path) -> None:
+    after = whole("teams/qwen3", tmp_path)
+    assert after["base"]["all"] + 0.2 < after["off_policy"]["all"] < after["on_policy"]["all"] - 0.1
+
+
+@pytest.mark.slow
+def test_glm5_unlearns_stage_by_stage_and_recovers(tmp_path: Path) -> None:
+    after = whole("teams/glm5", tmp_path)
+    assert after["reasoning_rl"]["sort"] > after["base"]["sort"]
+    assert after["general_rl"]["sort"] < after["reasoning_rl"]["sort"] - 0.2
+    assert after["general_rl"]["all"] < after["base"]["all"] - 0.2
+    assert after["distillation"]["sort"] > after["general_rl"]["sort"] + 0.2
+    assert after["distillation"]["all"] > after["general_rl"]["all"] + 0.2
+
+
+@pytest.mark.slow
+def test_mimo_v2_makes_experts_and_one_student_of_them(tmp_path: Path) -> None:
+    after = whole("teams/mimo_v2", tmp_path)
+    skills = ("sort", "left", "reverse")
+    for skill in skills:
+        assert after[f"{skill}_expert"][skill] > after["sft"][skill] + 0.1
+    assert sum(after["mopd"][skill] for skill in skills) > sum(after["sft"][skill] for skill in skills) + 0.2
+    assert after["mopd"]["all"] > max(after[f"{skill}_expert"]["all"] for skill in skills)
+
+
+@pytest.mark.slow
+def test_deepseek_v4_makes_one_student_of_eleven_experts(tmp_path: Path) -> None:
+    after = whole("teams/deepseek_v4", tmp_path)
+    experts = [name for name in after if name.endswith("_expert")]
+    assert len(experts) == 11
+    for name in experts:
+        skill = name.removesuffix("_expert")
+        assert after[name][skill] >= after["sft"][skill] - 0.05
+    assert after["routed"]["all"] > max(after[name]["all"] for name in experts)
+    assert after["routed"]["all"] > after["summed"]["all"]

@@ -1,0 +1,377 @@
+"""Comparisons: what may be compared, what the runs come to, and what may be said of it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy import command, environment, forked, make_model, rows, write_recipe
+
+from practicum.errors import DataError, RecipeError
+from practicum.run_dir import write_json
+from practicum.runs import run
+from practicum.studies.compare import Arm, Budget, Settings, compare, design, findings
+from practicum.studies.compare.arms import ENDING, recipe_of, split
+from practicum.studies.compare.outcomes import Failure, Outcome, Point, read_outcome
+from practicum.studies.compare.page import write_page
+from practicum.studies.compare.running import Job, free_memory, jobs_of, start
+from practicum.studies.compare.tables import arm_table, pair_table
+
+CHANGES = {
+    "task.heldout_size": 24,
+    "evaluation.prompts": 24,
+    "evaluation.teacher": False,
+    "train.steps": 2,
+    "train.prompts_per_step": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose student can reverse strings and whose teacher cannot, so that an arm may spoil it."""
+    folder = tmp_path_factory.mktemp("able")
+    make_model(folder / "student", seed=2, hidden_size=64, layers=2, heads=4, pretrain=200)
+    make_model(folder / "teacher", seed=3)
+    return write_recipe(folder, folder / "able.yaml", CHANGES)
+
+
+def done(words: Sequence[str], settings: Settings) -> None:
+    """The runs of a comparison in this process, as its own processes would leave them."""
+    found = design(words, settings.seeds, settings.budget, settings.common)
+    for job in jobs_of(found, settings.out, resume=False):
+        job.file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(job.file, dict(job.data))
+        run(job.file, out=job.file.parent)
+
+
+@pytest.mark.slow
+def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path):
+    words = [f"kept={recipe},optimizer.learning_rate=0.0000001", f"same={recipe},optimizer.learning_rate=0.0000001"]
+    words.append(f"spoilt={recipe},optimizer.learning_rate=0.3")
+    settings = Settings(seeds=3, out=tmp_path / "out")
+    done(words, settings)
+    found = compare(words, replace(settings, resume=True))
+    pairs = {(pair.one, pair.other): pair for pair in found.pairs}
+    same = pairs["kept", "same"]
+    assert (same.mean, same.p, same.resolved, same.seeds_needed) == (0.0, 1.0, False, None)
+    assert pairs["kept", "spoilt"].resolved
+    assert pairs["same", "spoilt"].resolved
+    assert found.verdict[0].startswith("kept leads, but no difference is resolved between it and same")
+    assert "no difference resolved between kept and same: +0.000 [+0.000, +0.000], p = 1.000" in found.verdict
+    saved = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert saved["verdict"] == list(found.verdict)
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "kept leads" in page and "http" not in page and "<script" not in page
+
+
+@pytest.mark.long
+def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
+    words = [f"one={recipe}", f"two={recipe},rollout.n=2"]
+    settings = Settings(1, Budget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",))
+    done(words, settings)
+    found = compare(words, replace(settings, resume=True))
+    for outcome in found.outcomes:
+        costs = [row["cost/flops"] for row in rows(tmp_path / "out" / outcome.folder / "metrics.jsonl")]
+        assert outcome.spent["flops"] == sum(costs)
+        assert sum(costs) <= 4e8 < sum(costs) + max(costs[-10:])
+        assert len(costs) < 100
+    assert not any(line.startswith("unequal") for line in found.verdict)
+    assert found.verdict[0].startswith("single seed: how much seeds differ is unknown")
+
+
+@pytest.mark.long
+def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
+    found = design([f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"], 1, Budget())
+    folders = [run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")]
+    often, never = (rows(folder / "metrics.jsonl") for folder in folders)
+    assert [row.get("heldout_accuracy") is None for row in often] == [False, True], "the end is evaluated as always"
+    told = [{name: value for name, value in row.items() if not name.startswith("heldout_")} for row in often]
+    assert told == never
+    assert (folders[0] / "rollouts.jsonl").read_bytes() == (folders[1] / "rollouts.jsonl").read_bytes()
+    curve = read_outcome("often", 0, folders[0], tmp_path).curve
+    assert curve[-1].accuracy == rows_after(folders[0])
+    assert [point.spent.get("steps", 0.0) for point in curve] == [0.0, 1.0, 2.0]
+
+
+def rows_after(folder: Path) -> float:
+    return json.loads((folder / "summary.json").read_text())["after"]["accuracy"]["mean"]
+
+
+def outcome(arm: str, seed: int, rewards: Sequence[float], **more: object) -> Outcome:
+    """A run whose prompts were answered with these rewards."""
+    scores = {f"prompt {place}": reward for place, reward in enumerate(rewards)}
+    accuracy = sum(rewards) / len(rewards)
+    spent = {"flops": 100.0, "steps": 10.0}
+    curve = [Point(spent, accuracy)]
+    return replace(Outcome(arm, seed, f"{arm}/seed-{seed}", accuracy, 0.1, spent, scores, curve), **more)
+
+
+def said(
+    outcomes: Sequence[Outcome], failures: Sequence[Failure] = (), budget: Mapping[str, float] | None = None
+) -> list[str]:
+    methods = dict.fromkeys([one.arm for one in outcomes] + [failure.arm for failure in failures], "method")
+    return list(findings(methods, outcomes, failures, budget or {}).verdict)
+
+
+GOOD, BAD = [1.0] * 18 + [0.0] * 2, [1.0] * 4 + [0.0] * 16
+
+
+def test_a_difference_over_seeds_and_prompts_is_resolved():
+    lines = said(
+        [outcome("a", seed, GOOD[seed:]) for seed in range(3)] + [outcome("b", seed, BAD[seed:]) for seed in range(3)]
+    )
+    assert lines[0] == "a is best, resolved against every other arm"
+    assert lines[1].startswith("a is better than b: +0.")
+
+
+def test_one_lucky_prompt_in_every_seed_is_not_a_difference():
+    """The seeds agree exactly, so Student's t alone would be certain; the prompts say that it is one of twenty."""
+    one, other = GOOD, [*GOOD[:17], 0.0, 0.0, 0.0]
+    lines = said([outcome("a", seed, one) for seed in range(3)] + [outcome("b", seed, other) for seed in range(3)])
+    assert lines[0] == "no difference resolved"
+    assert "p = 1.000; a difference like this needs about" in lines[1] and "held-out prompts" in lines[1]
+
+
+def test_seeds_that_disagree_ask_for_more_seeds():
+    runs = [outcome("a", 0, GOOD), outcome("a", 1, BAD), outcome("a", 2, GOOD)]
+    runs += [outcome("b", seed, BAD) for seed in range(3)]
+    lines = said(runs)
+    assert lines[0] == "no difference resolved"
+    assert lines[1] == (
+        "no difference resolved between a and b: +0.467 [-0.537, +1.471], p = 0.184; a difference like this needs about 8 seeds"
+    )
+
+
+def test_a_single_seed_resolves_nothing():
+    lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD)])
+    assert lines[0].startswith(
+        "single seed: how much seeds differ is unknown, so no difference is called resolved; write --seeds 3"
+    )
+    assert lines[1] == "a over b: +0.700 [+0.500, +0.900] on a single seed (interval over prompts only)"
+
+
+def test_failed_runs_are_named_and_counted_and_pairs_use_the_seeds_that_both_finished():
+    runs = [outcome("a", seed, GOOD) for seed in range(3)] + [outcome("b", seed, GOOD) for seed in (0, 2)]
+    failure = Failure("b", 1, "failed: the disk <b>is</b> full")
+    found = findings({"a": "m", "b": "m"}, runs, [failure], {})
+    assert found.pairs[0].seeds == 2
+    assert found.verdict[-2:] == ["1 of 6 runs failed and count nowhere", "b, seed 1, failed: the disk <b>is</b> full"]
+    assert [(arm.finished, arm.failed) for arm in found.arms] == [(3, 0), (2, 1)]
+
+
+def test_a_run_short_of_its_budget_is_named():
+    lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD, spent={"flops": 62.0})], budget={"flops": 100.0})
+    assert (
+        "unequal: b spent 62% of the flops, because its train.steps or a monitor end it; raise them, or turn that off"
+        in lines
+    )
+    coarse = outcome("b", 0, BAD, spent={"flops": 62.0}, by_budget=True)
+    lines = said([outcome("a", 0, GOOD, spent={"flops": 93.0}, by_budget=True), coarse], budget={"flops": 100.0})
+    assert [line for line in lines if line.startswith("unequal")] == [
+        "unequal: b spent 62% of the flops, because another step would be too much; make its steps smaller, or the budget larger"
+    ]
+
+
+def test_without_a_verifier_the_distance_from_the_teacher_is_compared():
+    near = [outcome("near", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.1 + seed / 100) for seed in range(3)]
+    far = [outcome("far", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.9 + seed / 90) for seed in range(3)]
+    found = findings({"far": "m", "near": "m"}, [*near, *far], [], {})
+    assert found.metric == "reverse_kl"
+    assert found.verdict[:1] == ["near is best, resolved against every other arm"]
+    assert [round(arm.mean, 2) for arm in found.arms] == [0.91, 0.11]
+
+
+def test_runs_without_any_measure_are_refused():
+    with pytest.raises(DataError, match="the runs share no measure"):
+        said([outcome("a", 0, GOOD, accuracy=None, reverse_kl=None)])
+
+
+def test_many_arms_are_corrected_for_their_number():
+    """Eight arms make 28 pairs: what would pass alone at 0.01 does not."""
+    slightly = [1.0] * 12 + [0.0] * 8
+    runs = [outcome(f"arm{number}", seed, GOOD[seed:]) for number in range(7) for seed in range(3)]
+    runs += [outcome("low", seed, slightly[seed:]) for seed in range(3)]
+    found = findings(dict.fromkeys([f"arm{n}" for n in range(7)] + ["low"], "m"), runs, [], {})
+    assert len(found.pairs) == 28
+    assert not any(pair.resolved for pair in found.pairs)
+
+
+def test_tables_and_page_are_safe_to_show(tmp_path):
+    failure = Failure("b", 0, "failed: <script>alert(1)</script> \u202e")
+    found = findings({"a": "<i>m</i>", "b": "m"}, [outcome("a", 0, GOOD)], [failure], {})
+    content = json.loads(json.dumps({"design": {"seeds": [0], "budget": "b", "arms": []}, **_as_data(found)}))
+    write_page(tmp_path / "page.html", content)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script>" not in page and "<i>m</i>" not in page and "\u202e" not in page
+    columns, lines = arm_table(content)
+    assert list(columns) == ["arm", "runs", "accuracy", "95 % over seeds", "reverse KL", "flops", "steps"]
+    assert list(lines[0]) == ["a", "1 of 1", "0.900", "", "0.100", "100", "10"]
+    assert list(lines[1]) == ["b", "0 of 1", "", "", "", "", ""]
+    assert list(pair_table(content)[1]) == []
+
+
+def _as_data(found: object) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(found)  # type: ignore[call-overload]
+
+
+def test_an_arm_is_a_recipe_with_a_name_and_changes():
+    assert Arm.parse("recipes/papers/gkd.yaml") == Arm("gkd", "recipes/papers/gkd.yaml")
+    text = "mix=papers/gkd,rollout.source=mix(student=0.5,other=teacher),train.budget2={a: 1, b: 2}"
+    assert Arm.parse(text).overrides == ("rollout.source=mix(student=0.5,other=teacher)", "train.budget2={a: 1, b: 2}")
+    assert split("a='x,y',b") == ["a='x,y'", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["papers/gkd"], "one arm is nothing to compare with; write two recipes, or NAME=RECIPE"),
+        (["papers/gkd", "papers/gkd"], "two arms are named 'gkd'; write NAME=RECIPE for each"),
+        (["../x=papers/gkd", "papers/sft"], "cannot name it; write NAME=RECIPE,key=value"),
+        (["a=papers/gkd,seed=3", "papers/sft"], "'seed=3' is the comparison's to set"),
+        (
+            ["a=papers/gkd", "b=papers/gkd,evaluation.samples=4"],
+            r"arms 'a' and 'b' differ in evaluation.samples \(1 and 4\)",
+        ),
+        (
+            ["a=papers/gkd", "b=papers/gkd,task.longest=5"],
+            "arms 'a' and 'b' differ in the held-out prompts; a comparison",
+        ),
+        (["a=papers/gkd", "b=papers/gkd,train.steps=41"], r"arms 'a' and 'b' differ in train.steps \(40 and 41\)"),
+        (["a=papers/gkd,evaluation.prompts=0", "papers/gkd"], "no held-out prompts to compare on"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(words, message):
+    with pytest.raises(RecipeError, match=message) as caught:
+        design(words, 1, Budget())
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_arms_own_changes_win_over_those_of_all():
+    found = design(
+        ["a=papers/gkd,optimizer.learning_rate=0.5", "b=papers/gkd"],
+        1,
+        Budget("steps", 7.0),
+        ["optimizer.learning_rate=0.1"],
+    )
+    assert [found.recipes[name][0].optimizer.learning_rate for name in "ab"] == [0.5, 0.1]
+    assert found.recipes["a"][0].train.steps == 7
+    assert found.recipes["a"][0].train.threads == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "action"), [((), "warn"), (("monitors.M4=pause",), "pause"), (("monitors=off",), "off")]
+)
+def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
+    found = recipe_of(Arm("one", "smoke/toy", own), 0, Budget())
+    assert found.monitors["M4"].action == action
+    assert all(found.monitors[name].action in ("warn", action) for name in ENDING)
+
+
+@pytest.mark.parametrize("text", ["flops", "flops=many", "flops=-1", "euros=3", "tokens=0", "steps=nan"])
+def test_a_budget_that_is_none_is_refused(text):
+    with pytest.raises(RecipeError, match="write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"):
+        Budget.parse(text)
+
+
+def test_budgets_become_recipe_keys():
+    assert Budget.parse("flops=1e12").overrides() == ["train.budget={flops: 1000000000000.0}"]
+    assert Budget.parse("steps=40").overrides() == ["train.steps=40"]
+    assert Budget.parse("steps").overrides() == []
+
+
+@pytest.mark.long
+def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
+    words = [f"a={recipe}", f"b={recipe}"]
+    (job, _) = jobs_of(design(words, 1, Budget()), tmp_path, resume=False)
+    with pytest.raises(RecipeError, match="holds no comparison to go on with; leave --resume out"):
+        jobs_of(design(words, 1, Budget()), tmp_path, resume=True)
+    job.file.parent.mkdir()
+    write_json(job.file, dict(job.data))
+    with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
+        jobs_of(design(words, 1, Budget()), tmp_path, resume=False)
+    assert len(jobs_of(design([*words, f"c={recipe}"], 2, Budget()), tmp_path, resume=True)) == 6, (
+        "arms and seeds may be added"
+    )
+    with pytest.raises(
+        RecipeError,
+        match=r"arm 'a' changed; undo this, or name a new arm or --out:\ntrain[.]steps: 2 in the run, 9 now",
+    ):
+        jobs_of(design(words, 1, Budget("steps", 9.0)), tmp_path, resume=True)
+
+
+def test_there_is_memory():
+    assert free_memory() > 1 << 20
+
+
+@pytest.mark.slow
+def test_a_broken_arm_leaves_the_others_alone(recipe, tmp_path):
+    words = ["compare", f"good={recipe}", f"broken={recipe},student.model={tmp_path / 'nowhere'}"]
+    words += ["--out", str(tmp_path / "out"), "--seeds", "1", "--jobs", "2"]
+    status = forked(command(*words), environment({}), tmp_path / "said")
+    said = (tmp_path / "said").read_text()
+    assert status == 1, said
+    assert "error: 1 of 2 runs failed, and the table stands without them; --resume tries them again" in said
+    saved = json.loads((tmp_path / "out" / "compare.json").read_text())
+    (failure,) = saved["failures"]
+    assert failure["reason"].startswith("failed: ") and "nowhere" in failure["reason"]
+    assert "\n" not in failure["reason"]
+    assert [run["arm"] for run in saved["outcomes"]] == ["good"]
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_and_resumed_has_the_same_table(recipe, tmp_path):
+    words = [f"a={recipe},train.steps=8", f"b={recipe},train.steps=8,optimizer.learning_rate=0.1", "--seeds", "2"]
+
+    def line(out: str, *more: str) -> list[str]:
+        return [sys.executable, "-m", "practicum", "compare", *words, "--out", str(tmp_path / out), *more]
+
+    subprocess.run(line("whole"), env=environment(), check=True, capture_output=True)
+    killed = subprocess.run(line("torn"), env=environment({"PRACTICUM_FAULT": "compare.run_ended:1"}), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    time.sleep(1)  # its runs end when it dies
+    stopped = subprocess.Popen(line("torn", "--resume"), env=environment(), stderr=subprocess.PIPE, text=True)
+    when_running(tmp_path / "torn")
+    stopped.terminate()
+    assert "go on with --resume" in stopped.communicate()[1]
+    assert stopped.returncode == 128 + signal.SIGTERM
+    subprocess.run(line("torn", "--resume"), env=environment(), check=True, capture_output=True)
+    assert table(tmp_path / "whole") == table(tmp_path / "torn")
+
+
+def when_running(home: Path, patience: float = 120.0) -> None:
+    """Wait until a run holds its lock and has done a step."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if any(
+            path.stat().st_size and not (path.parent / "summary.json").exists()
+            for path in home.glob("*/*/metrics.jsonl")
+        ):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no run came to its first step")
+
+
+def table(home: Path) -> object:
+    """What a comparison came to, without the clock."""
+    found = json.loads((home / "compare.json").read_text())
+    for place in [*found["arms"], *found["outcomes"], *(point for one in found["outcomes"] for point in one["curve"])]:
+        place["spent"].pop("seconds", None)
+    return found
+
+
+@pytest.mark.long
+def test_a_run_of_a_comparison_is_this_package_and_no_file_that_stands_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "practicum.py").write_text("print('a file of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    job = Job("one", 0, {"no": "recipe"}, tmp_path / "home")
+    assert start(job).wait() == RecipeError.exit_code
+    assert "a file of the working directory" not in job.log.read_text()

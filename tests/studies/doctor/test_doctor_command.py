@@ -1,0 +1,174 @@
+"""`practicum doctor` as it is typed: what it prints, what it writes, what it returns, and the rule of its verdict."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from pairs import ALPHABET
+from toy import command, forked, make_model, write_recipe
+
+import practicum
+from practicum.errors import PracticumError, RecipeError
+from practicum.recipe import load_recipe
+from practicum.statistics import Interval
+from practicum.studies.doctor import CHECKS, GO, RULES, Finding, Result
+from practicum.studies.doctor.findings import accepted, changed, grade, shown, worst
+from practicum.studies.doctor.verdict import decide
+
+pytestmark = pytest.mark.long
+
+
+def said(tmp_path: Path, *words: str) -> tuple[int, str]:
+    output = tmp_path / "output"
+    status = forked(command(*words), output=output)
+    return status, output.read_text(encoding="utf-8")
+
+
+def test_a_diagnosis_is_printed_and_written(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(models, tmp_path / "mine.yaml", {"name": "mine"})
+    status, text = said(tmp_path, "doctor", str(recipe), "--prompts", "4", "--samples", "2")
+    found = json.loads((tmp_path / "runs" / "mine.doctor.json").read_text())
+    assert status == found["verdict"]["exit_code"] and found["verdict"]["word"] in text and "\x1b" not in text
+    assert [row["id"] for row in found["checks"]] == [check.id for check in CHECKS]
+    assert all(check.id in text for check in CHECKS) and "SFT, OPD or RL?" in text and "the student answers" in text
+    assert (tmp_path / "runs" / "mine.doctor.html").is_file()
+
+
+def test_json_is_one_object_a_line_and_ends_with_the_diagnosis(models: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(models, tmp_path / "mine.yaml")
+    out = tmp_path / "here.json"
+    status, text = said(tmp_path, "doctor", str(recipe), "--prompts", "4", "--out", str(out), "--json")
+    events = [json.loads(line) for line in text.splitlines()]
+    last = events[-1]["summary"]
+    assert events[-1]["event"] == "finish" and last["diagnosis"] == json.loads(out.read_text())
+    assert (
+        last["verdict"] == last["diagnosis"]["verdict"]["word"] and status == last["diagnosis"]["verdict"]["exit_code"]
+    )
+
+
+def test_vocabularies_that_differ_are_a_verdict_with_its_code(models: Path, tmp_path: Path) -> None:
+    make_model(tmp_path / "other", alphabet=ALPHABET)
+    recipe = write_recipe(models, tmp_path / "mine.yaml")
+    words = ("doctor", str(recipe), f"teacher.model={tmp_path / 'other'}", "--out", str(tmp_path / "x.json"))
+    status, text = said(tmp_path, *words)
+    assert (
+        status == 20 and "BROKEN-SETUP" in text and "Traceback" not in text and "write 'teacher={type: none}'" in text
+    )
+
+
+def test_a_recipe_that_cannot_be_right_is_an_error_as_everywhere(models: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(models, tmp_path / "mine.yaml", {"seeed": 1})
+    status, text = said(tmp_path, "doctor", str(recipe))
+    assert status == 2 and "did you mean 'seed'" in text
+    status, text = said(tmp_path, "doctor", str(recipe), "--prompts", "0")
+    assert status == 2
+
+
+def test_the_function_is_the_command(models: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(models, tmp_path / "mine.yaml")
+    found = practicum.doctor(recipe, ["train.steps=2"], prompts=2, samples=1, out=tmp_path / "x.json")
+    assert isinstance(found, practicum.Diagnosis) and found.prompts == 2
+    assert json.loads((tmp_path / "x.json").read_text()) == found.to_json()
+    with pytest.raises(RecipeError, match="draw nothing"):
+        practicum.doctor(recipe, prompts=0)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_loads_nothing_and_shows_text_as_text(models: Path, tmp_path: Path) -> None:
+    rows = [{"id": f"<script>{n}\u202e", "prompt": f"a<assistant>b{n}", "answer": "b"} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"type": "jsonl", "path": str(tmp_path / "rows.jsonl"), "heldout": 1}
+    recipe = write_recipe(models, tmp_path / "mine.yaml", {"task": task})
+    status, text = said(tmp_path, "doctor", str(recipe), "--out", str(tmp_path / "x.json"))
+    page = (tmp_path / "x.html").read_text()
+    tags = _Tags()
+    tags.feed(page)
+    assert not tags.open and not tags.loaded and "<script>" not in page and "&lt;script&gt;" in page
+    assert "\u202e" not in page + text and "\\u202e" in text, status
+
+
+def _results(**statuses: str) -> list[Result]:
+    findings = {check.id: Finding("pass", check.name, Interval(0.5, 0.4, 0.6)) for check in CHECKS}
+    values = {"below": Interval(-0.2, -0.3, -0.1), "within": Interval(0.0, -0.02, 0.02)}
+    for check, status in statuses.items():
+        word = "fail" if status in values else status.partition("+")[0]
+        fix = ("train.steps=2",) if status.endswith("+fix") else ()
+        findings[check] = Finding(word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix)  # type: ignore[arg-type]
+    return [Result(check, findings[check.id]) for check in CHECKS]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "word"),
+    [
+        ({}, "GO"),
+        ({"P1": "fail", "P11": "fail"}, "BROKEN-SETUP"),
+        ({"P2": "fail"}, "BROKEN-SETUP"),
+        ({"P4": "fail", "P5": "fail"}, "BROKEN-SETUP"),
+        ({"P11": "fail", "P5": "fail"}, "NO-GO"),
+        ({"P10": "below", "P6": "fail"}, "NO-GO"),
+        ({"P10": "within", "P5": "fail"}, "NO-GAP"),
+        ({"P5": "fail", "P9": "fail+fix"}, "COLD-START-FIRST"),
+        ({"P6": "fail", "P10": "inconclusive"}, "COLD-START-FIRST"),
+        ({"P9": "fail+fix", "P10": "inconclusive"}, "GO-WITH-CHANGES"),
+        ({"P6": "warn+fix"}, "GO-WITH-CHANGES"),
+        ({"P10": "inconclusive", "P12": "warn"}, "INCONCLUSIVE"),
+        ({"P11": "inconclusive", "P12": "fail", "P16": "warn+fix", "P14": "warn"}, "GO"),
+    ],
+)
+def test_the_first_rule_that_holds_decides(statuses: dict[str, str], word: str) -> None:
+    verdict = decide(_results(**statuses), None)
+    assert verdict.word == word
+    assert word == "GO" or all(line.split()[0] in statuses for line in verdict.because)
+
+
+def test_sft_instead_where_answers_are_short_and_the_teacher_is_far_larger() -> None:
+    assert decide(_results(P16="warn"), 12.0).advice.startswith("SFT instead")
+    assert decide(_results(P16="warn"), 2.0).advice.startswith("OPD will do")
+    assert decide(_results(), 12.0).advice.startswith("OPD.")
+
+
+def test_exit_codes_are_their_own_and_only_a_go_is_zero() -> None:
+    codes = {rule.word: rule.exit_code for rule in (*RULES, GO)}
+    assert [word for word, code in codes.items() if code == 0] == ["GO-WITH-CHANGES", "GO"]
+    rest = [code for code in codes.values() if code]
+    kinds = PracticumError.__subclasses__()
+    assert len(set(rest)) == len(rest) and not set(rest) & {kind.exit_code for kind in kinds}
+
+
+def test_a_check_fails_only_where_the_whole_interval_does() -> None:
+    assert grade(Interval(0.4, 0.3, 3.0), 0.5, 1.0) == "pass"
+    assert grade(Interval(2.0, 0.9, 3.0), 0.5, 1.0) == "warn"
+    assert grade(Interval(2.0, 1.1, 3.0), 0.5, 1.0) == "fail"
+    assert grade(Interval(0.8, 0.1, 0.9), 0.7, 0.5) == "pass"
+    assert grade(Interval(0.4, 0.3, 0.6), 0.7, 0.5) == "warn"
+    assert grade(Interval(0.4, 0.3, 0.45), 0.7, 0.5) == "fail"
+    assert worst("pass", "warn", "not applicable") == "warn" and worst("pass", "not applicable") == "pass"
+
+
+def test_a_fix_that_the_recipe_refuses_or_already_has_is_not_offered() -> None:
+    recipe = load_recipe("smoke/toy", ["signal=sampled"])
+    assert accepted(recipe, ["rollout.top_p=0.9"]) == (), "a truncated sampler does not go with sampled tokens"
+    assert accepted(recipe, [f"rollout.temperature={recipe.rollout.temperature}"]) == ()
+    assert accepted(recipe, ["weights=prefix(8)"]) == ("weights=prefix(8)",)
+    assert changed(recipe, ["weights=prefix(8)"]).objective.losses[0].weights.arguments == {"length": 8}
+
+
+def test_numbers_are_shown_with_the_digits_they_have() -> None:
+    assert shown(Interval(0.123456, 0.1, 0.15), "nats") == "0.123 [0.1, 0.15] nats"
+    assert shown(Interval(12345.6, 12345.6, 12345.6)) == "12346" and shown(None) == ""

@@ -1,0 +1,207 @@
+"""The plan of a recipe: what it counts is what a run counts, and what it says fits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import command, forked, make_model, rows, toy_recipe, toy_run, write_recipe
+
+from practicum.costs import Learning, Shape, read_once
+from practicum.errors import RecipeError, ResourceError, TeacherError
+from practicum.objective import Objective
+from practicum.runs.assembly import Assembled
+from practicum.studies.plan import paper, plan, plan_data, planning
+from practicum.studies.plan.memory import parse_bytes, tiles
+from practicum.studies.plan.methods import break_even, methods, wire_bytes
+from practicum.studies.plan.planning import Calibration
+
+SHAPE = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+ALL = Learning(parameters=13_000, layers=2, body=1000, adapters=0, head=True)
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_model(folder / "student", seed=1)
+    make_model(folder / "teacher", seed=2)
+    return folder
+
+
+def member(models: Path) -> dict[str, Any]:
+    return {"type": "model", "model": str(models / "teacher")}
+
+
+SELF = {"type": "self", "weights": "frozen"}
+CASES: dict[str, Any] = {
+    "sampled": {"objective": {"signal": "sampled"}, "rollout.n": 2},
+    "whole sequences": {"objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"}},
+    "adapters": {"student.lora": {"rank": 4, "alpha": 8}},
+    "privileged": {"teacher": {"type": "privileged", "teacher": SELF, "system": "abcdabcdabcdabcdabcd"}},
+    "a pool": {"teacher": {"type": "pool", "kind": "sum", "teachers": {"a": "MODEL", "b": SELF}}},
+    "a cached teacher": {"teacher": {"type": "cached", "teacher": "MODEL"}},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_on_paper_counts_what_a_real_one_counts(models: Path, tmp_path: Path, name: str) -> None:
+    """Where every answer is as long as it may be, to the last operation."""
+    changes = json.loads(json.dumps(CASES[name]).replace('"MODEL"', json.dumps(member(models))))
+    changes |= {"rollout.max_new_tokens": 1, "train.steps": 1}
+    real = rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl")[0]
+    paper = plan(toy_recipe(models, changes)).run.metrics
+    counted = {key: value for key, value in real.items() if key.startswith("cost/")}
+    assert counted == {key: value for key, value in paper.items() if key.startswith("cost/")}
+    assert counted["cost/flops"] > 0
+
+
+def test_methods_by_hand() -> None:
+    """One prompt of two tokens, answers of three: contexts 1 to 4 go through the body, three tokens through the head."""
+    table = {row["method"]: row for row in methods([(1, 2)], 3, 1, SHAPE, ALL, SHAPE)}
+    forward = 2000 * 4 + 64 * 10 + 800 * 3
+    assert table["SFT on given answers"]["flops"] == 3 * forward
+    assert table["SFT on the teacher's answers"]["flops"] == 4 * forward
+    assert table["OPD, 1 answer"]["flops"] == 5 * forward
+    read = read_once([((1, 2), 3)] * 8)
+    generate = 2000 * (2 + 8 * 2) + 64 * (3 + 8 * 7) + 800 * 24
+    assert table["GRPO, 8 answers"]["generate"] == generate
+    assert table["GRPO, 8 answers"]["update"] == 3 * (2000 * read.tokens + 64 * read.contexts + 800 * 24)
+    assert break_even(list(table.values())) == pytest.approx(5 * forward / (table["GRPO, 8 answers"]["flops"] / 8))
+
+
+def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
+    """0.6B taught by 8B: 1.43 and 15.7 GFLOP a token at an average context of 1,024; 43.9 TFLOP for one answer."""
+    small = Shape(
+        596_000_000, 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072), 151_936, 1024, 28, 16, 8, 128
+    )
+    large = Shape(
+        8_190_000_000, 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288), 151_936, 4096, 36, 32, 8, 128
+    )
+    assert small.forward(1024) == pytest.approx(1.43e9, rel=0.01)
+    assert large.forward(1024) == pytest.approx(15.7e9, rel=0.01)
+    everything = Learning(small.parameters, 28, small.body, 0, True)
+    table = {row["method"]: row for row in methods([(1,)], 2048, 1, small, everything, large)}
+    assert table["OPD, 1 answer"]["flops"] == pytest.approx(43.9e12, rel=0.01)
+    assert table["GRPO, 8 answers"]["flops"] == pytest.approx(93.5e12, rel=0.01)
+    assert break_even(list(table.values())) == pytest.approx(3.8, abs=0.05)
+
+
+def test_bytes_on_a_wire_by_hand() -> None:
+    assert wire_bytes(10, 4, SHAPE) == {"sampled": 56 + 40, "top-64": 56 + 3840, "hidden": 56 + 160, "full": 56 + 1000}
+
+
+def test_the_plan_of_a_toy(models: Path) -> None:
+    data = plan_data(plan(toy_recipe(models), limit=2**40))
+    assert json.loads(json.dumps(data)) == data
+    assert data["models"]["student"]["parameters"] == data["models"]["teacher"]["parameters"]
+    assert data["run"]["cost"]["flops"] == 4 * data["step"]["cost"]["flops"]
+    assert data["step"]["seconds"] is None and data["run"]["seconds"] is None and data["run"]["money"] is None
+    phases = data["memory"]["phases"]
+    assert list(phases) == ["sample", "score", "update", "save"]
+    assert data["memory"]["fits"] and data["memory"]["change"] is None
+    assert data["memory"]["peak"] == max(sum(items.values()) for items in phases.values())
+    moving = 4 * data["models"]["student"]["learns"]
+    assert phases["update"]["gradients"] == moving and phases["update"]["moments of AdamW"] == 2 * moving
+
+
+def test_rollouts_ahead_hold_copies_of_what_learns_and_phases_at_once(models: Path) -> None:
+    in_turn, ahead = (
+        plan(toy_recipe(models, {"rollout.max_staleness": lag}), limit=2**40).memory.phases for lag in (0, 2)
+    )
+    moving = in_turn["update"]["gradients"]
+    assert ahead["sample"]["copies of what learns, for rollouts ahead"] == 3 * moving
+    assert ahead["update"]["hidden states of steps ahead"] == 2 * in_turn["update"]["hidden states"]
+    assert ahead["update"].keys() >= in_turn["sample"].keys() | in_turn["score"].keys() | in_turn["update"].keys()
+
+
+def test_what_does_not_fit_is_told_with_a_change_that_does(models: Path) -> None:
+    long = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 32}
+    whole = plan(toy_recipe(models, long), limit=2**40)
+    limit = whole.memory.peak - whole.run.body.update.each * 100
+    tight = plan(toy_recipe(models, long), limit=limit)
+    assert not tight.fits and tight.change is not None
+    assert tight.largest_micro_batch < whole.largest_micro_batch
+    assert tight.change == (f"backend.micro_batch_tokens={tight.largest_micro_batch}",)
+    assert plan(toy_recipe(models, long), limit=1).change is None
+
+
+def test_a_calibration_tells_seconds_by_the_operations_of_each_phase() -> None:
+    seconds = {"sample": 2.0, "score": 1.0, "update": 4.0}
+    flops = {"sample": 10.0, "score": 0.0, "update": 8.0}
+    found = Calibration(seconds, flops, 3.0).predict({"sample": 20.0, "score": 0.0, "update": 2.0})
+    assert found == {"sample": 4.0, "score": 1.0, "update": 1.0}
+
+
+def test_calibrated_seconds_and_money(models: Path) -> None:
+    prices = {"machine_hour": 3600, "million_scored_tokens": 1e6}
+    data = plan_data(plan(toy_recipe(models, {"prices": prices}), calibrate=True))
+    assert data["run"]["seconds"] == pytest.approx(4 * sum(data["step"]["seconds"].values()))
+    assert data["run"]["money"]["machine"] == pytest.approx(data["run"]["seconds"])
+    unknown = plan_data(plan(toy_recipe(models, {"prices": prices})))
+    assert "machine" not in unknown["run"]["money"] and unknown["run"]["money"]["scored tokens"] > 0
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_a_student_at_a_service_is_refused_before_anything_is_asked_there(models: Path, calibrate: bool) -> None:
+    there = {
+        "student": {"model": "base", "lora": {"rank": 4}},
+        "backend": {"type": "tinker", "url": "http://127.0.0.1:9"},
+        "objective.signal": "sampled",
+    }
+    with pytest.raises(RecipeError, match="plan: the student is at a service"):
+        plan(toy_recipe(models, there), calibrate=calibrate)
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_what_was_opened_is_closed_where_a_step_fails(
+    models: Path, monkeypatch: pytest.MonkeyPatch, calibrate: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise TeacherError("the teacher is gone")
+
+    closed: list[Assembled] = []
+    monkeypatch.setattr(planning if calibrate else paper, "train_step", fail)
+    monkeypatch.setattr(Assembled, "close", lambda self: closed.append(self))
+    with pytest.raises(TeacherError, match="the teacher is gone"):
+        plan(toy_recipe(models), calibrate=calibrate)
+    assert len(closed) == (2 if calibrate else 1)
+
+
+def test_tiles_are_those_of_the_logit_side() -> None:
+    assert tiles(Objective()) == 6
+    assert tiles(Objective.model_validate({"signal": "sampled"})) == 4
+    assert tiles(Objective.model_validate({"signal": "topk(4)"})) == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 * 2**30), ("1.5 MiB", 3 * MIB // 2), ("2gb", 2 * 10**9), ("7", 7)]
+)
+def test_amounts_of_memory(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1GiB", "3 furlongs", "inf"])
+def test_what_is_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(ResourceError, match="no amount of memory; write for example 8GiB"):
+        parse_bytes(text)
+
+
+def test_the_command(models: Path, tmp_path: Path) -> None:
+    recipe = str(write_recipe(models, tmp_path / "mine.yaml"))
+    output = tmp_path / "out.txt"
+    assert forked(command("plan", recipe, "--memory", "64GiB"), output=output) == 0
+    text = output.read_text()
+    assert "4 steps:" in text and "seconds are not known without --calibrate" in text and ": it fits" in text
+    assert "OPD, 1 answer" in text and "GRPO, 8 answers" in text and "Traceback" not in text
+    assert forked(command("plan", recipe, "--memory", "much"), output=output) == 8
+    assert output.read_text().startswith("error: --memory 'much'") and len(output.read_text().splitlines()) == 1
+
+
+def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path) -> None:
+    """On paper answers have no width, and a run that found them would learn from them."""
+    inner = {"type": "model", "model": str(models / "teacher")}
+    teacher = {"type": "cached", "folder": str(tmp_path / "kept"), "teacher": inner}
+    plan(toy_recipe(models, {"teacher": teacher}))
+    assert not list(tmp_path.rglob("*"))
