@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.measuring import parser, session, single, table
 from benchmarks.toys import only_warned, pair, play, recipe_data, task_data
-from practicum.monitors import MONITORS, History, Limits, MonitorSettings, Seen, Watch
-from practicum.monitors.facts import Facts
+from practicum.monitors import MONITORS, History, MonitorSettings, StepView, Thresholds, Watch
+from practicum.monitors.facts import RecipeFacts
 from practicum.recipe import parse_recipe, resolved
 from practicum.statistics import wilson
 
@@ -107,7 +107,7 @@ KINDS: dict[str, Kind] = {
 }
 HEALTH = ("reward", "settled_prompts", "truncated", "repetition", "reverse_kl")
 """Readings by which it is seen whether a kind of run is healthy."""
-Run = tuple[str, dict[str, Any], list[dict[str, Any]]]
+LawPoint = tuple[str, dict[str, Any], list[dict[str, Any]]]
 """The kind of a run, its resolved recipe, its rows."""
 
 
@@ -176,19 +176,19 @@ def _seen(ends: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
 
 def looking(recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], rows: list[dict[str, Any]]) -> set[str]:
     """The monitors that had something to look at in a run; those of the overlap have where there are tokens outside of it."""
-    history, facts, found = History(), Facts.of(recipe), set()
+    history, facts, found = History(), RecipeFacts.of(recipe), set()
     for row in rows:
         history.add({name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)})
-        seen = Seen(row["step"], history.rows(1)[0], history, facts)
+        seen = StepView(row["step"], history.rows(1)[0], history, facts)
         for monitor in (one for one in MONITORS.values() if one.action != "off"):
             level = settings[monitor.id].level if monitor.level is None else monitor.level
-            if monitor.judge(seen, Limits(level, monitor.change)) is not None:
+            if monitor.judge(seen, Thresholds(level, monitor.change)) is not None:
                 found.add(monitor.id)
     everything = all(row.get("overlap", 1.0) > 0.95 for row in rows)
     return found - {"M9", "M10"} if everything else found
 
 
-def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[Run]:
+def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[LawPoint]:
     """The runs that are kept, and those that are missing, which are kept where that is wanted."""
     done = {} if kept is None else dict(_kept(kept))
     with ExitStack() as stack:
@@ -201,7 +201,7 @@ def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[Run]:
             yield done.pop(number)
 
 
-def _kept(path: Path) -> Iterator[tuple[int, Run]]:
+def _kept(path: Path) -> Iterator[tuple[int, LawPoint]]:
     """The runs of a file by their number; a last line that was torn by a kill is cut off."""
     whole = path.read_bytes() if path.is_file() else b""
     end = whole.rfind(b"\n") + 1
@@ -212,13 +212,13 @@ def _kept(path: Path) -> Iterator[tuple[int, Run]]:
         yield row["number"], (row["kind"], row["recipe"], row["rows"])
 
 
-def _keep(path: Path, number: int, run: Run) -> None:
+def _keep(path: Path, number: int, run: LawPoint) -> None:
     row = {"number": number, **dict(zip(("kind", "recipe", "rows"), run, strict=True))}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
 
-def _new_run(number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack) -> Run:
+def _new_run(number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack) -> LawPoint:
     """One run; pairs of models are made when they are first needed."""
     name = list(KINDS)[number % len(KINDS)]
     kind = KINDS[name]

@@ -21,10 +21,10 @@ from torch import Tensor
 from benchmarks.measuring import interleaved, parser, ratios, session, significant, spread, table
 from benchmarks.toys import pair, play, recipe_data
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherRequest, Voice
+from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherRequest
 from practicum.recipe import parse_recipe
 from practicum.runs.assembly import assemble_run
-from practicum.training.asynchronous import stages
+from practicum.training.asynchronous import open_step_runner
 from practicum.training.loop import train
 from practicum.types import Datum, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -57,7 +57,7 @@ class Distant:
         """The teacher's own answers."""
         return self._teacher.sample(requests, params)
 
-    def voice(self, prompt: Prompt) -> Voice | None:
+    def voice(self, prompt: Prompt) -> PromptedClient | None:
         """The teacher's."""
         return self._teacher.voice(prompt)
 
@@ -127,7 +127,7 @@ def _run(folder: Path, options: argparse.Namespace, lag: int, seconds: float) ->
     whole = built.parts
     parts = replace(whole, teacher=Distant(whole.teacher, seconds))
     start = time.monotonic()
-    with stages(parts, built.settings, options.steps, lag) as how:
+    with open_step_runner(parts, built.settings, options.steps, lag) as how:
         tokens = sum(result.metrics["tokens"] for result in train(1, options.steps, parts, built.settings, how.step))
     wall = time.monotonic() - start
     return tokens / wall, options.steps / wall

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.objective import Full, Sampled, Signal
-from practicum.ports import Capabilities, Teacher, TeacherContext, TeacherRequest, Voice
+from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherContext, TeacherRequest
 from practicum.text import Renderer
 from practicum.types import Datum, HeadLike, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -112,7 +112,7 @@ class Bent:
         """The teacher's own answers, which have no fault."""
         return self._teacher.sample(requests, params)
 
-    def voice(self, prompt: Prompt) -> Voice | None:
+    def voice(self, prompt: Prompt) -> PromptedClient | None:
         """The teacher's."""
         return self._teacher.voice(prompt)
 

@@ -21,8 +21,8 @@ from practicum import functional as F
 from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, Signal
 from practicum.ports import SamplingClient
-from practicum.teachers._scores import Scores
-from practicum.teachers.cached import KeepingClient, Kept, scaled, unscaled
+from practicum.teachers._scores import ScoreStore
+from practicum.teachers.cached import CachingClient, ModelScores, scaled, unscaled
 from practicum.types import ScoreRequest, TeacherSignal
 
 SLOTS, CHUNK, ROOM = 8, 256, 1 << 32
@@ -83,12 +83,12 @@ def _requests(count: int, tokens: int, vocabulary: int) -> list[ScoreRequest]:
     ]
 
 
-def _client(client: SamplingClient, folder: Path) -> KeepingClient:
-    return KeepingClient(client, lambda: Kept("benchmark", Scores(folder, ROOM)))
+def _client(client: SamplingClient, folder: Path) -> CachingClient:
+    return CachingClient(client, lambda: ModelScores("benchmark", ScoreStore(folder, ROOM)))
 
 
 def _contenders(
-    client: SamplingClient, kept: KeepingClient, requests: Sequence[ScoreRequest], folder: Path
+    client: SamplingClient, kept: CachingClient, requests: Sequence[ScoreRequest], folder: Path
 ) -> dict[str, Callable[[], float]]:
     fresh = client.score(requests, Full())
 
@@ -113,7 +113,7 @@ def _read(signals: Sequence[TeacherSignal]) -> None:
         head.logprobs(hidden[part])
 
 
-def _check(client: SamplingClient, kept: KeepingClient, requests: Sequence[ScoreRequest]) -> None:
+def _check(client: SamplingClient, kept: CachingClient, requests: Sequence[ScoreRequest]) -> None:
     """Both scorings give the same bits, and those of the bare model within the rounding of float16."""
     own, first, second = (who.score(requests, Full()) for who in (client, kept, kept))
     for fresh, missed, found in zip(own, first, second, strict=True):
@@ -123,7 +123,7 @@ def _check(client: SamplingClient, kept: KeepingClient, requests: Sequence[Score
     assert kept.counts.found == len(requests), "the second scoring asked the model"
 
 
-def _bytes(kept: KeepingClient) -> float:
+def _bytes(kept: CachingClient) -> float:
     assert kept.scores is not None
     return kept.scores.size / kept.scores.tokens
 

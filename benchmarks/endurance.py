@@ -14,7 +14,7 @@ import psutil
 from benchmarks.measuring import parser, session, single, table
 from practicum.recipe import load_recipe
 from practicum.runs import run
-from practicum.runs.console import Quiet
+from practicum.runs.console import SilentConsole
 
 WARM = 500
 """Steps after which caches are full."""
@@ -50,7 +50,7 @@ def main() -> None:
     )
 
 
-class Gauge(Quiet):
+class Gauge(SilentConsole):
     """A console that reads the resident set and the processor's clock at the end of each step."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ STUDENT, TEACHER = 40, 120
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRun:
     """One failure: how it is provoked, which monitor should speak up, the remedy, and the reading that shows what that does.
 
     `less` is whether less of the reading is better. `tampered` changes the completions between sampler and learner.
@@ -72,8 +72,8 @@ REWARDED = [
     {"signal": "full", "divergence": "reverse_kl", "coefficient": 0.01},
 ]
 
-FAILURES: dict[str, Failure] = {
-    "stop id that the student never sees": Failure(
+FAILURES: dict[str, FailedRun] = {
+    "stop id that the student never sees": FailedRun(
         "M8",
         {
             "teacher": bent(stop=-25.0),
@@ -86,7 +86,7 @@ FAILURES: dict[str, Failure] = {
         "`weights: trust` leaves out the tokens that the teacher would never write",
         "the SimOPD audit",
     ),
-    "repetition": Failure(
+    "repetition": FailedRun(
         "M5",
         {
             "teacher": bent(bias={"a": 9.0}),
@@ -99,7 +99,7 @@ FAILURES: dict[str, Failure] = {
         "good answers and the old self beside the student's own (Stable-OPD)",
         "2604.08527",
     ),
-    "length collapse": Failure(
+    "length collapse": FailedRun(
         "M6",
         {
             "teacher": bent(stop=12.0),
@@ -113,7 +113,7 @@ FAILURES: dict[str, Failure] = {
         "2607.13399",
         student=0,
     ),
-    "diversity collapse": Failure(
+    "diversity collapse": FailedRun(
         "M12",
         {
             "student": {"model": "teacher"},
@@ -128,7 +128,7 @@ FAILURES: dict[str, Failure] = {
         "2605.08737",
         less=False,
     ),
-    "overconfidence": Failure(
+    "overconfidence": FailedRun(
         "M30",
         {
             "objective.target": "teacher(temperature=0.25)",
@@ -145,7 +145,7 @@ FAILURES: dict[str, Failure] = {
         student=150,
         teacher=300,
     ),
-    "one token dominates": Failure(
+    "one token dominates": FailedRun(
         "M15",
         {"teacher": bent(bias={"a": -30.0}), "train.steps": 20},
         {"objective.divergence": "jsd(0.5)"},
@@ -153,7 +153,7 @@ FAILURES: dict[str, Failure] = {
         "a bounded divergence",
         "2603.25562",
     ),
-    "refresh shock": Failure(
+    "refresh shock": FailedRun(
         "M27",
         {
             "teacher": {"type": "self", "weights": "periodic", "period": 8},
@@ -167,7 +167,7 @@ FAILURES: dict[str, Failure] = {
         "an average (`ema`) instead of copies",
         "2605.02943",
     ),
-    "learning rate x 100": Failure(
+    "learning rate x 100": FailedRun(
         "M29",
         {"optimizer.learning_rate": 0.1, "train.steps": 16},
         {"optimizer.learning_rate": 0.001},
@@ -175,7 +175,7 @@ FAILURES: dict[str, Failure] = {
         "the learning rate as it was",
         "common practice",
     ),
-    "no numbers": Failure(
+    "no numbers": FailedRun(
         "M1",
         {"optimizer.learning_rate": 1e30, "train.steps": 12},
         {"optimizer.learning_rate": 0.001},
@@ -183,7 +183,7 @@ FAILURES: dict[str, Failure] = {
         "the learning rate as it was",
         "common practice",
     ),
-    "self-play saturation": Failure(
+    "self-play saturation": FailedRun(
         "M22",
         {"teacher": {"type": "self", "weights": "live"}, "train.steps": 12},
         {
@@ -198,7 +198,7 @@ FAILURES: dict[str, Failure] = {
         "2606.11709",
         less=False,
     ),
-    "flawed prefix": Failure(
+    "flawed prefix": FailedRun(
         "M14",
         {
             "teacher": bent(agree_from=60),
@@ -216,7 +216,7 @@ FAILURES: dict[str, Failure] = {
         task={"alphabet": "abcdefghijklmnopqrstuvwxyz"},
         student=0,
     ),
-    "log-probabilities of the token before": Failure(
+    "log-probabilities of the token before": FailedRun(
         "M16",
         {"train.steps": 10},
         {},
@@ -225,7 +225,7 @@ FAILURES: dict[str, Failure] = {
         "NeMo-RL",
         tampered=shifted,
     ),
-    "log-probabilities at another temperature": Failure(
+    "log-probabilities at another temperature": FailedRun(
         "M16",
         {"train.steps": 10},
         {},
@@ -252,7 +252,7 @@ class Outcome:
         return self.mended < self.broken if less else self.mended > self.broken
 
 
-def provoke(failure: Failure) -> Outcome:
+def provoke(failure: FailedRun) -> Outcome:
     """Let a toy run fail, and run it again with the remedy."""
     with pair(failure.student, failure.teacher, task=failure.task) as models:
         with _tampered(failure.tampered) if failure.tampered else nullcontext():
@@ -268,7 +268,7 @@ def provoke(failure: Failure) -> Outcome:
     )
 
 
-def _settings(models: Path, failure: Failure, remedy: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(models: Path, failure: FailedRun, remedy: Mapping[str, Any]) -> dict[str, Any]:
     made = {"task": {**TASK, **failure.task}, "monitors": only_warned(list(MONITORS)), **failure.broken, **remedy}
     teacher = made.get("teacher", {})
     if teacher.get("type") == "benchmarks.bent_teacher":
@@ -289,12 +289,12 @@ def _reading(played: Played, name: str) -> float:
 @contextmanager
 def _tampered(change: Callable[[Rollout], Rollout]) -> Iterator[None]:
     """Within the block every completion is changed on its way to the learner."""
-    write = loop.write_rollouts
-    loop.write_rollouts = lambda *given: [change(rollout) for rollout in write(*given)]
+    write = loop.collect_rollouts
+    loop.collect_rollouts = lambda *given: [change(rollout) for rollout in write(*given)]
     try:
         yield
     finally:
-        loop.write_rollouts = write
+        loop.collect_rollouts = write
 
 
 def main() -> None:

@@ -92,17 +92,17 @@ def naive(given: Inputs) -> tuple[Tensor, Tensor]:
 def ours(name: str, chunk: int = CHUNK) -> Kernel:
     """This library's step: a divergence over the whole vocabulary, or `sampled` for the sampled token alone."""
     from practicum import functional as F
-    from practicum.backends.local.prepared import prepared_head
-    from practicum.functional.chunked import Tiles
+    from practicum.backends.local.prepared import prepack_head
+    from practicum.functional.chunked import BufferPool
     from practicum.functional.head import Head
-    from practicum.objective import Objective, TokenBatch, open_chunk, token_side
+    from practicum.objective import Objective, TokenBatch, build_chunk, compute_coefficients
     from practicum.types import TeacherSignal
 
     objective = Objective.model_validate({"signal": "sampled"} if name == "sampled" else {"divergence": name})
-    tiles = Tiles()
+    tiles = BufferPool()
 
     def run(given: Inputs) -> tuple[Tensor, Tensor]:
-        mine = prepared_head(Head(given.student_weight, len(given.student_weight)))  # anew after every update
+        mine = prepack_head(Head(given.student_weight, len(given.student_weight)))  # anew after every update
         theirs = Head(given.teacher_weight, len(given.teacher_weight))
         count = len(given.ids)
         zeros, rows = torch.zeros(count), torch.zeros(count, dtype=torch.long)
@@ -128,8 +128,8 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
                 known = F.gather_logprobs(theirs.logprobs(given.teacher[part]), given.ids[part])
                 said = TeacherSignal(logprobs=known)
             tokens = batch[part].to(given.ids.device)
-            side = open_chunk(mine, given.student[part], (said, TeacherSignal()), tokens, objective, tiles)
-            share = token_side(objective.losses[0], side.values[0], batch[part])
+            side = build_chunk(mine, given.student[part], (said, TeacherSignal()), tokens, objective, tiles)
+            share = compute_coefficients(objective.losses[0], side.values[0], batch[part])
             total = total + (share * side.values[0].value).sum().item()
             gradients.append(side.backward([share]))
         return total, torch.cat(gradients)

@@ -24,7 +24,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelDims:
     """A Llama with tied embeddings: width, depth, heads, key-value heads, width of the feed-forward part, vocabulary."""
 
     width: int
@@ -48,18 +48,18 @@ class Shape:
 
 
 SHAPES = {
-    "toy": Shape(192, 6, 3, 3, 512, 4096),
-    "toy-teacher": Shape(384, 6, 6, 3, 1024, 4096),
-    "17m": Shape(256, 6, 4, 2, 704, 49152),
-    "57m": Shape(512, 8, 8, 4, 2048, 49152),
-    "135m": Shape(576, 30, 9, 3, 1536, 49152),
-    "tiny": Shape(64, 2, 2, 1, 128, 512),
-    "tiny-teacher": Shape(96, 2, 2, 1, 192, 512),
-    "600m": Shape(1024, 28, 16, 8, 3072, 151936),
+    "toy": ModelDims(192, 6, 3, 3, 512, 4096),
+    "toy-teacher": ModelDims(384, 6, 6, 3, 1024, 4096),
+    "17m": ModelDims(256, 6, 4, 2, 704, 49152),
+    "57m": ModelDims(512, 8, 8, 4, 2048, 49152),
+    "135m": ModelDims(576, 30, 9, 3, 1536, 49152),
+    "tiny": ModelDims(64, 2, 2, 1, 128, 512),
+    "tiny-teacher": ModelDims(96, 2, 2, 1, 192, 512),
+    "600m": ModelDims(1024, 28, 16, 8, 3072, 151936),
 }
 
 
-def config(shape: Shape) -> LlamaConfig:
+def config(shape: ModelDims) -> LlamaConfig:
     """The shape as settings of transformers."""
     made = AutoConfig.for_model(
         "llama",
@@ -80,19 +80,19 @@ def config(shape: Shape) -> LlamaConfig:
     return made
 
 
-def causal_lm(shape: Shape, seed: int = 0, device: str = "cpu") -> PreTrainedModel:
+def causal_lm(shape: ModelDims, seed: int = 0, device: str = "cpu") -> PreTrainedModel:
     """A model of transformers with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config(shape)).eval().to(device)
 
 
-def language_model(shape: Shape, seed: int = 0, device: str = "cpu"):  # type: ignore[no-untyped-def]
+def language_model(shape: ModelDims, seed: int = 0, device: str = "cpu"):  # type: ignore[no-untyped-def]
     """The same weights as this library's language model."""
     from practicum.backends.local.language_model import LanguageModel
-    from practicum.backends.local.packing import ready_to_pack
+    from practicum.backends.local.packing import enable_packing
 
-    return ready_to_pack(LanguageModel(causal_lm(shape, seed, device), shape.vocabulary))
+    return enable_packing(LanguageModel(causal_lm(shape, seed, device), shape.vocabulary))
 
 
 def sampler(model, slots: int):  # type: ignore[no-untyped-def]
@@ -122,9 +122,9 @@ class Meter:
 def metered() -> Iterator[Meter]:
     """Within the block every drawing of this library's sampler is counted, and its preparations are."""
     from practicum.backends.local import sampler as engine
-    from practicum.backends.local.reading import SlotReading
+    from practicum.backends.local.reading import SlotDecodeBatch
 
-    meter, draw, opened, admit = Meter(), engine.draw, engine.open_reading, SlotReading.admit
+    meter, draw, opened, admit = Meter(), engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit
 
     def before(call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*given: Any) -> Any:
@@ -143,11 +143,11 @@ def metered() -> Iterator[Meter]:
         meter.seconds += time.process_time() - start
         return drawn
 
-    engine.draw, engine.open_reading, SlotReading.admit = counted, before(opened), before(admit)
+    engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit = counted, before(opened), before(admit)
     try:
         yield meter
     finally:
-        engine.draw, engine.open_reading, SlotReading.admit = draw, opened, admit
+        engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit = draw, opened, admit
 
 
 def prompts(count: int, vocabulary: int, seed: int = 0, shortest: int = 16, longest: int = 48) -> list[tuple[int, ...]]:
@@ -189,7 +189,7 @@ def words(tokens: Sequence[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-def write_folder(shape: Shape, folder: Path, seed: int, stops: frozenset[int] = frozenset()) -> None:
+def write_folder(shape: ModelDims, folder: Path, seed: int, stops: frozenset[int] = frozenset()) -> None:
     """The model with its tokenizer and its stop tokens, for anyone who loads folders."""
     model = causal_lm(shape, seed)
     if model.generation_config is not None:

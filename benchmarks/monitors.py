@@ -14,15 +14,15 @@ from benchmarks import models
 from benchmarks.measuring import Session, parser, ratios, session, spread, table
 from benchmarks.step_ours import Given
 from practicum.backends.local.loading import load, load_student
-from practicum.backends.local.residency import scorer
+from practicum.backends.local.residency import build_scorer
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.monitors import Watch
 from practicum.objective import Objective
 from practicum.ports import AdamParams
 from practicum.recipe import load_recipe, resolved
-from practicum.rollouts import StudentSource, digits
+from practicum.rollouts import StudentSource, to_exact_floats
 from practicum.teachers._client import ClientTeacher
-from practicum.training.loop import Parts, StepPlan, StepResult, StepSettings, train_step
+from practicum.training.loop import StepComponents, StepPlan, StepResult, StepSettings, train_step
 from practicum.types import Message, Prompt, SamplingParams
 
 WORKLOADS = {"17m": ("17m", "57m", 8, 128), "toy": ("toy", "toy-teacher", 16, 64)}
@@ -73,10 +73,12 @@ def _watched(watch: Watch, result: StepResult) -> None:
     watch.judge(result.step, watch.read(result).metrics)
     for output in result.outputs.split(result.rollouts):
         for column in (output.student_entropy, output.teacher_entropy, output.weight):
-            digits(column)
+            to_exact_floats(column)
 
 
-def _parts(folder: Path, student: str, teacher: str, count: int, new_tokens: int) -> tuple[Parts, StepSettings]:
+def _parts(
+    folder: Path, student: str, teacher: str, count: int, new_tokens: int
+) -> tuple[StepComponents, StepSettings]:
     stops = frozenset({1})
     vocabulary = models.SHAPES[student].vocabulary
     models.write_folder(models.SHAPES[student], folder / "student", 1, stops)
@@ -85,14 +87,14 @@ def _parts(folder: Path, student: str, teacher: str, count: int, new_tokens: int
     taught = ScorerConfig(model=str(folder / "teacher"), device="cpu")
     other = load(taught)
     trainer = models.trainer(loaded.language_model, count)
-    scoring = scorer(other, taught, trainer.limits.sampling_batch, trainer.limits.chunk_tokens)
+    scoring = build_scorer(other, taught, trainer.limits.sampling_batch, trainer.limits.chunk_tokens)
     prompts = [
         Prompt(str(number), (Message("user", models.words(prompt)),))
         for number, prompt in enumerate(models.prompts(count, vocabulary, seed=5))
     ]
     plan = StepPlan(Objective(), 1, SamplingParams(new_tokens, stop_ids=stops), StudentSource(), AdamParams(1e-4))
     scores = ClientTeacher(scoring, other.renderer)
-    parts = Parts(trainer, trainer.sampling_client(), scores, Given(prompts), loaded.renderer, prompts)
+    parts = StepComponents(trainer, trainer.sampling_client(), scores, Given(prompts), loaded.renderer, prompts)
     return parts, StepSettings(0, count, lambda step: plan)
 
 

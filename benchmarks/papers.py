@@ -130,8 +130,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def keep(line: dict[str, Any]) -> None:
     """Put a line in its place by name, those of controls after all others."""
-    by_name = {**lines(), _key(line): line}
-    LINES.write_text("".join(json.dumps(by_name[key]) + "\n" for key in sorted(by_name)), encoding="utf-8")
+    index_by_type = {**lines(), _key(line): line}
+    LINES.write_text("".join(json.dumps(index_by_type[key]) + "\n" for key in sorted(index_by_type)), encoding="utf-8")
 
 
 def lines() -> dict[tuple[bool, str], dict[str, Any]]:

@@ -57,7 +57,7 @@ def _steps(case: str) -> dict[str, Any]:
     from practicum.costs import PHASES
     from practicum.recipe import load_recipe
     from practicum.runs.assembly import assemble_run
-    from practicum.studies.plan.planning import Calibration
+    from practicum.studies.plan.planning import StepTiming
     from practicum.training.loop import train_step
 
     recipe, *overrides = CASES[case]
@@ -67,7 +67,7 @@ def _steps(case: str) -> dict[str, Any]:
         done = [train_step(step, built.parts, built.settings).metrics for step in range(1, STEPS + 1)]
     flops = [{phase: row[f"cost/flops_{phase}"] for phase in PHASES} for row in done]
     seconds = [{phase: row[f"seconds_{phase}"] for phase in PHASES} for row in done]
-    calibration = Calibration(seconds[1], flops[1], done[1]["length"])
+    calibration = StepTiming(seconds[1], flops[1], done[1]["length"])
     return {
         "peak": memory(),
         "length": max(row["length"] for row in done),

@@ -22,7 +22,7 @@ from practicum.ports import Capabilities
 from practicum.remote.http import JsonClient, Server
 from practicum.teachers._dialects import Vllm
 from practicum.teachers._probe import Probe
-from practicum.teachers._remote import Limits, RemoteClient, Speaker
+from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
 from practicum.text import Renderer
 from practicum.types import ScoreRequest
 
@@ -90,7 +90,7 @@ def main() -> None:
     requests = [ScoreRequest(tuple(ids[: wanted.prompt]), tuple(ids[wanted.prompt :]))] * wanted.completions
     canary = torch.zeros(1)
     for k, signal in signals.items():
-        speaker = Speaker(http, "m", Renderer(PreTrainedTokenizerBase()), Limits(canary_every=10**9))
+        speaker = ServerGenerator(http, "m", Renderer(PreTrainedTokenizerBase()), ServerLimits(canary_every=10**9))
         probe = Probe("m", ("m",), Vllm(), canary=canary)
         client = RemoteClient(speaker, probe, Vllm(), Capabilities(frozenset({"sampled", "topk"})), VOCABULARY)
         walls, spent = [], []

@@ -17,9 +17,9 @@ import torch
 from benchmarks.measuring import clear_peak, in_a_process, memory, parser, session, spread
 from practicum import functional as F
 from practicum.backends.local.loading import load
-from practicum.backends.local.residency import scorer
+from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.scratch import make_scratch_model
-from practicum.models.config import ScorerConfig, Scratch
+from practicum.models.config import ScorerConfig, ScratchConfig
 from practicum.objective import Full
 from practicum.ports import Teacher
 from practicum.teachers._client import ClientTeacher
@@ -62,7 +62,7 @@ def main() -> None:
 
 def _make(folder: Path, seed: int) -> float:
     """Write one teacher; the size of its weights in MiB."""
-    scratch = Scratch(hidden_size=WIDTH, layers=LAYERS, heads=HEADS, padded_vocabulary=VOCABULARY, seed=seed)
+    scratch = ScratchConfig(hidden_size=WIDTH, layers=LAYERS, heads=HEADS, padded_vocabulary=VOCABULARY, seed=seed)
     make_scratch_model(folder, scratch, "".join(LETTERS[: VOCABULARY - 7]), [])
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
 
@@ -98,7 +98,7 @@ def _route(folder: Path, residency: str, teachers: int) -> Teacher:
     for number in range(teachers):
         config = ScorerConfig(model=str(folder / str(number)), residency=residency)  # type: ignore[arg-type]
         loaded = load(config)
-        members[str(number)] = ClientTeacher(scorer(loaded, config, BATCH, CHUNK), loaded.renderer)
+        members[str(number)] = ClientTeacher(build_scorer(loaded, config, BATCH, CHUNK), loaded.renderer)
     return RouteTeacher(members, Config.model_validate({"teachers": dict.fromkeys(members, "none")}))
 
 

@@ -219,7 +219,7 @@ def _steps(
     return figures
 
 
-def _floor(shape: models.Shape, rows: int, limits: dict[str, float]) -> float:
+def _floor(shape: models.ModelDims, rows: int, limits: dict[str, float]) -> float:
     """Seconds that reading all weights, or the products of so many rows, take at least."""
     numbers = shape.body + shape.head
     return ceilings.seconds_at_least(2.0 * rows * numbers, 4.0 * numbers, limits)

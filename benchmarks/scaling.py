@@ -112,7 +112,7 @@ def _timed(work: Callable[[], object], share: float = 1.0) -> Callable[[], float
     return timed
 
 
-def _steps(shape: models.Shape, teacher: str) -> Callable[[int], Callable[[], float]]:
+def _steps(shape: models.ModelDims, teacher: str) -> Callable[[int], Callable[[], float]]:
     """Scores, gradient and AdamW on so many tokens of answers, all of one length."""
     trainer = models.trainer(models.language_model(shape), SLOTS)
     scorer = models.sampler(models.language_model(models.SHAPES[teacher], 1), SLOTS)
@@ -130,7 +130,7 @@ def _steps(shape: models.Shape, teacher: str) -> Callable[[int], Callable[[], fl
     return make
 
 
-def _prefix(now: Session, shape: models.Shape, teacher: str) -> dict[str, float]:
+def _prefix(now: Session, shape: models.ModelDims, teacher: str) -> dict[str, float]:
     """Seconds of a whole step on the beginnings of answers over those on whole answers."""
     trainer = models.trainer(models.language_model(shape), SLOTS)
     scorer = models.sampler(models.language_model(models.SHAPES[teacher], 1), SLOTS)
@@ -182,7 +182,7 @@ def _serve(quick: bool) -> None:
     serve(lambda question: decode())
 
 
-def _rollout(shape: models.Shape, number: int) -> Rollout:
+def _rollout(shape: models.ModelDims, number: int) -> Rollout:
     (prompt,) = models.prompts(1, shape.vocabulary, number, 32, 32)
     (answer,) = models.prompts(1, shape.vocabulary, 10**6 + number, ANSWER, ANSWER)
     return _answered(prompt, torch.tensor(answer))
@@ -202,7 +202,7 @@ def _answered(prompt: tuple[int, ...], tokens: Tensor) -> Rollout:
     )
 
 
-def _decoding(shape: models.Shape) -> Callable[[int], Callable[[], float]]:
+def _decoding(shape: models.ModelDims) -> Callable[[int], Callable[[], float]]:
     """Seconds a token of so many prompts' answers of mixed lengths, in few slots."""
     client = models.sampler(models.language_model(shape), SLOTS)
     params = SamplingParams(LONGEST, stop_ids=models.geometric_stops(shape.vocabulary, MEAN))

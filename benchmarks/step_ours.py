@@ -16,13 +16,13 @@ from benchmarks.measuring import memory
 from benchmarks.models import trainer as make_trainer
 from benchmarks.models import words
 from practicum.backends.local.loading import load, load_student
-from practicum.backends.local.residency import scorer
+from practicum.backends.local.residency import build_scorer
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
 from practicum.ports import AdamParams
 from practicum.rollouts import StudentSource
 from practicum.teachers._client import ClientTeacher
-from practicum.training.loop import Parts, StepPlan, StepSettings, assemble, train_step
+from practicum.training.loop import StepComponents, StepPlan, StepSettings, assemble, train_step
 from practicum.types import Message, Prompt, Rollout, SamplingParams
 
 
@@ -88,12 +88,12 @@ def main() -> None:
     loaded = load(taught)
     trainer = make_trainer(student.language_model, job["batch"])
     limits = trainer.limits
-    teacher = ClientTeacher(scorer(loaded, taught, limits.sampling_batch, limits.chunk_tokens), loaded.renderer)
+    teacher = ClientTeacher(build_scorer(loaded, taught, limits.sampling_batch, limits.chunk_tokens), loaded.renderer)
     loss = _loss(job, trainer, teacher)
     phases = Phases()
     _watch(trainer, teacher, phases)
     prompts = [_prompt(number, prompt) for number, prompt in enumerate(job["prompts"])]
-    parts = Parts(trainer, trainer.sampling_client(), teacher, Given(prompts), student.renderer, prompts)
+    parts = StepComponents(trainer, trainer.sampling_client(), teacher, Given(prompts), student.renderer, prompts)
     plan = StepPlan(
         objective=Objective(),
         n=1,

@@ -29,7 +29,7 @@ from benchmarks.measuring import (
     table,
 )
 from practicum.backends.local.loading import load, load_student
-from practicum.backends.local.residency import scorer
+from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Full, Objective
@@ -136,7 +136,7 @@ def _client(folder: Path, residency: str, trainer: LocalTrainer) -> ClientTeache
     config = ScorerConfig(model=str(folder), device="cpu", residency=residency)  # type: ignore[arg-type]
     loaded = load(config)
     return ClientTeacher(
-        scorer(loaded, config, trainer.limits.sampling_batch, trainer.limits.chunk_tokens), loaded.renderer
+        build_scorer(loaded, config, trainer.limits.sampling_batch, trainer.limits.chunk_tokens), loaded.renderer
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from practicum.backends.local.scratch import make_scratch_model
 from practicum.core.plugins import module_of
 from practicum.errors import AlarmError, NumericError
-from practicum.models.config import Pretrain, Scratch
+from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.monitors import MONITORS
 from practicum.recipe import parse_recipe
 from practicum.runs import run
@@ -50,7 +50,9 @@ def pair(student: int, teacher: int, seed: int = 0, task: Mapping[str, Any] | No
         config = module.Config(**data)
         prompts = module.build(config, TaskContext(seed=0, base_dir=folder)).train_prompts()
         for number, (who, steps) in enumerate((("student", student), ("teacher", teacher))):
-            made = Scratch(hidden_size=WIDTH, layers=1, heads=2, seed=2 * seed + number, pretrain=Pretrain(steps=steps))
+            made = ScratchConfig(
+                hidden_size=WIDTH, layers=1, heads=2, seed=2 * seed + number, pretrain=PretrainConfig(steps=steps)
+            )
             make_scratch_model(folder / who, made, config.alphabet, prompts)
         yield folder
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.papers import fingerprint, lines
 from practicum.recipe import Recipe, find_recipe, load_recipe, read_recipe, recipe_names, teacher_off
-from practicum.recipe.methods import axes
-from practicum.statistics import overlaps_zero, t_interval
+from practicum.recipe.methods import describe_axes
+from practicum.statistics import contains_zero, t_interval
 
 PAPERS = [name for name in recipe_names() if name.startswith("papers/")]
 TEAMS = [name for name in recipe_names() if name.startswith("teams/")]
@@ -92,7 +92,7 @@ def controls() -> list[list[str]]:
             continue
         line, off = _line(name), _control_line(name)
         gains = [_gain(line) if line else "", _gain(off) if off else "", adds(line, off) if line and off else ""]
-        found.append([f"[{short(name)}](#{short(name)})", f"`{axes(control)['loss']}`", *gains])
+        found.append([f"[{short(name)}](#{short(name)})", f"`{describe_axes(control)['loss']}`", *gains])
     return found
 
 
@@ -111,10 +111,10 @@ def adds(line: dict[str, Any], control: dict[str, Any]) -> str:
     found = t_interval([with_teacher - without for with_teacher, without in pairs])
     if found is None:
         return "one seed does not say what the teacher adds"
-    if not overlaps_zero(found) and found.mean < 0:
+    if not contains_zero(found) and found.mean < 0:
         return f"the teacher costs {-found.mean:.2f} [{-found.high:.2f}, {-found.low:.2f}]"
     size = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-    nothing = "nothing that the seeds resolve: " if overlaps_zero(found) else ""
+    nothing = "nothing that the seeds resolve: " if contains_zero(found) else ""
     return f"the teacher adds {nothing}{size}"
 
 
@@ -144,7 +144,7 @@ def _section(name: str) -> str:
 
 
 def _axes(name: str) -> str:
-    return "; ".join(f"{axis} `{value}`" for axis, value in axes(_recipe(name)).items())
+    return "; ".join(f"{axis} `{value}`" for axis, value in describe_axes(_recipe(name)).items())
 
 
 def _plain(text: Any) -> str:

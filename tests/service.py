@@ -57,11 +57,11 @@ class Served:
         """Serve until told to stop; in a thread of its own nobody's notes but the service's are heard."""
         from practicum.server.app import make_app
         from practicum.server.service import Service
-        from practicum.server.shelf import Shelf
+        from practicum.server.shelf import ModelCache
         from practicum.server.store import Store
 
         with show_notes(self.said.append):
-            self.service = Service(Shelf(served, None), Store(self.out), frozenset(served))
+            self.service = Service(ModelCache(served, None), Store(self.out), frozenset(served))
             config = uvicorn.Config(
                 make_app(self.service, token=self.token),
                 log_config=None,

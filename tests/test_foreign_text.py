@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from practicum.core.notes import show_notes
 from practicum.errors import PracticumError, VocabularyError
 from practicum.remote import http
-from practicum.remote.http import JsonClient, Question, Server
+from practicum.remote.http import JsonClient, JsonRequest, Server
 from practicum.teachers._checks import check_texts
 from practicum.teachers._probe import probe
 from practicum.text import character_tokenizer
@@ -32,7 +32,7 @@ class Client(JsonClient):
         self._headers = http.httpx2.Headers({} if headers is None else headers)
 
     async def _exchange(
-        self, client: http.httpx2.AsyncClient, question: Question, address: str
+        self, client: http.httpx2.AsyncClient, question: JsonRequest, address: str
     ) -> tuple[int, http.httpx2.Headers, bytes]:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return self._status, self._headers, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -61,7 +61,7 @@ def has_key(text: str) -> bool:
 def test_an_error_shows_no_part_of_the_key_wherever_it_is_cut(before: int, status: int, letter: str) -> None:
     body = f"{letter * before}{KEY} and so on".encode()
     client = Client(body, status=status, headers={"Location": f"/{KEY}", "Content-Type": KEY})
-    assert not has_key(messages(client, lambda: client.ask(Question("/v1/completions"))))
+    assert not has_key(messages(client, lambda: client.ask(JsonRequest("/v1/completions"))))
 
 
 def test_a_key_across_the_end_of_what_is_looked_at_is_not_shown() -> None:
@@ -69,7 +69,7 @@ def test_a_key_across_the_end_of_what_is_looked_at_is_not_shown() -> None:
     for missing in range(len(KEY)):
         body = b" " * (8 * http.SHOWN - missing) + KEY.encode()
         client = Client(body, status=400)
-        assert not has_key(messages(client, lambda client=client: client.ask(Question("/v1/models"))))
+        assert not has_key(messages(client, lambda client=client: client.ask(JsonRequest("/v1/models"))))
 
 
 MODELS = {"data": [{"id": f"model-{KEY}"}, {"id": KEY.upper()}]}

@@ -21,13 +21,13 @@ from practicum.core.notes import show_notes
 from practicum.errors import PracticumError
 from practicum.objective import Sampled, Signal, TopK
 from practicum.ports import Capabilities
-from practicum.rollouts.tape import Archive, TapeRow, read_tape
+from practicum.rollouts.tape import RolloutArchive, RolloutRow, load_recorded_rollouts
 from practicum.tasks import TaskContext
 from practicum.tasks.jsonl import Config, build
 from practicum.teachers import _dialects
 from practicum.teachers._probe import Probe, canary_of, probe, served
-from practicum.teachers._remote import Limits, RemoteClient, Speaker
-from practicum.teachers._scores import Scores
+from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits
+from practicum.teachers._scores import ScoreStore
 from practicum.text import Renderer, character_tokenizer
 from practicum.types import Message, Prompt, SampleRequest, SamplingParams, ScoreRequest
 
@@ -147,9 +147,9 @@ WRITTEN = {
 CHAT = {"choices": [{"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}]}
 
 
-def speaker(answer: Any) -> Speaker:
+def speaker(answer: Any) -> ServerGenerator:
     renderer = Renderer(character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2}))
-    return Speaker(Client(answer), "m", renderer, Limits())
+    return ServerGenerator(Client(answer), "m", renderer, ServerLimits())
 
 
 def remote(name: str, answer: Any) -> RemoteClient:
@@ -196,8 +196,12 @@ def test_what_a_server_writes_is_read_or_refused(name: str, answers: st.DataObje
 
 @given(st.one_of(changed(CHAT), JSON))
 def test_what_a_chat_says_is_read_or_refused(answer: Any) -> None:
-    question = _dialects.chatting("m", [{"role": "user", "content": "a"}], 0, SamplingParams(4))
-    reads(lambda: speaker(answer).asked([question], _dialects.chatted, SamplingParams(4, stop_ids=frozenset({2}))))
+    question = _dialects.build_chat_request("m", [{"role": "user", "content": "a"}], 0, SamplingParams(4))
+    reads(
+        lambda: speaker(answer).asked(
+            [question], _dialects.parse_chat_completion, SamplingParams(4, stop_ids=frozenset({2}))
+        )
+    )
 
 
 @given(st.one_of(changed({"data": [{"id": "m", "max_model_len": 64}, {"id": "n"}]}), JSON), st.binary(max_size=40))
@@ -323,19 +327,19 @@ def test_tape_rows_are_read_or_refused(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         tape = Path(place) / "rollouts.jsonl"
         tape.write_bytes(content)
-        reads(lambda: read_tape(tape, [PROMPT], RENDERER, 8))
+        reads(lambda: load_recorded_rollouts(tape, [PROMPT], RENDERER, 8))
 
 
 @given(st.lists(st.one_of(changed(TAPE), JSON), min_size=1, max_size=3))
 def test_rows_to_be_replayed_are_restored_or_refused(rows: list[Any]) -> None:
-    reads(lambda: Archive(newest=deque(maxlen=4)).restore(rows, [PROMPT], 1))
+    reads(lambda: RolloutArchive(newest=deque(maxlen=4)).restore(rows, [PROMPT], 1))
 
 
 @given(st.data())
 def test_kept_scores_are_read_or_refused(draws: st.DataObject) -> None:
     key = hashlib.sha256(b"key").digest()
     with tempfile.TemporaryDirectory() as place:
-        scores = Scores(Path(place), 1 << 20)
+        scores = ScoreStore(Path(place), 1 << 20)
         scores.keep(
             {key: {"logprobs": torch.tensor([-1.0, -2.0]), "ids": torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)}}
         )
@@ -351,7 +355,7 @@ def test_kept_scores_are_read_or_refused(draws: st.DataObject) -> None:
         # The name is the sum of the header, which whoever writes the file knows how to make.
         name = hashlib.sha256(prefix + header).hexdigest()
         (Path(place) / f"{name}.safetensors").write_bytes(prefix + header + body)
-        again = Scores(Path(place), 1 << 20)
+        again = ScoreStore(Path(place), 1 << 20)
 
         def read() -> None:
             again.refresh()
@@ -362,4 +366,4 @@ def test_kept_scores_are_read_or_refused(draws: st.DataObject) -> None:
 
 
 def test_a_row_of_a_tape_is_a_rollout() -> None:
-    assert TapeRow.model_validate(TAPE).rollout(PROMPT).tokens.tolist() == [7, 2]
+    assert RolloutRow.model_validate(TAPE).rollout(PROMPT).tokens.tolist() == [7, 2]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from practicum.backends.local.scratch import make_scratch_model
 from practicum.errors import PracticumError
-from practicum.models.config import Pretrain, Scratch
+from practicum.models.config import PretrainConfig, ScratchConfig
 from practicum.recipe import Recipe, parse_recipe
 from practicum.runs import RunResult, run
 from practicum.runs.console import Console
@@ -30,7 +30,9 @@ JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl
 def make_model(folder: Path, *, alphabet: str = ALPHABET, **settings: Any) -> Path:
     """A from-scratch model folder; `pretrain` is a number of steps on the reversal of strings."""
     steps = settings.pop("pretrain", 0)
-    scratch = Scratch(**{"hidden_size": 32, "layers": 1, "heads": 2, **settings, "pretrain": Pretrain(steps=steps)})
+    scratch = ScratchConfig(
+        **{"hidden_size": 32, "layers": 1, "heads": 2, **settings, "pretrain": PretrainConfig(steps=steps)}
+    )
     prompts = build(Config(**TASK), TaskContext(seed=0, base_dir=folder.parent)).train_prompts()
     make_scratch_model(folder, scratch, alphabet, prompts)
     return folder

@@ -226,7 +226,7 @@ class TeacherSignal:
     hidden: Float[Tensor, "T D"] | StatesLike | None = None
     head: HeadLike | None = None
     name: str = ""
-    pool: "Pool | None" = None
+    pool: "PooledSignal | None" = None
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
@@ -271,7 +271,7 @@ def fetch_states(signals: Sequence[TeacherSignal]) -> list[Float[Tensor, "T D"] 
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PooledSignal:
     """Several teachers on one rollout: their weighted geometric or arithmetic mean, or the sum of their own losses.
 
     All `members` speak, and each has its `name`. A member whose own entropy at a token exceeds `gate` nats does not count
@@ -298,7 +298,7 @@ class Datum:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenOutputs:
+class TokenRecord:
     """Report what the objective computed at each token of some rollouts, end to end; NaN at tokens that were not learned from.
 
     `teacher_logprobs`, `divergence` and `teacher_entropy` (nats) are
@@ -318,13 +318,13 @@ class TokenOutputs:
         """Return the columns in the order of the fields."""
         return [getattr(self, each.name) for each in fields(self)]
 
-    def split(self, rollouts: "Sequence[Rollout]") -> "list[TokenOutputs]":
+    def split(self, rollouts: "Sequence[Rollout]") -> "list[TokenRecord]":
         """Return the outputs of each rollout."""
         parts = [column.split([len(rollout.tokens) for rollout in rollouts]) for column in self.columns()]
-        return [TokenOutputs(*columns) for columns in zip(*parts, strict=True)]
+        return [TokenRecord(*columns) for columns in zip(*parts, strict=True)]
 
     @classmethod
-    def join(cls, outputs: "Sequence[TokenOutputs]") -> "TokenOutputs":
+    def join(cls, outputs: "Sequence[TokenRecord]") -> "TokenRecord":
         """Return the outputs of several parts, end to end."""
         return cls(*map(torch.cat, zip(*(part.columns() for part in outputs), strict=True)))
 
@@ -339,6 +339,6 @@ class ForwardResult:
     """
 
     metrics: Metrics
-    outputs: TokenOutputs
+    outputs: TokenRecord
     supervised: list[int]
     head_reads: Mapping[str, int] = field(default_factory=dict)

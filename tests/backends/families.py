@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, choose_what_learns, load, load_student
+from practicum.backends.local.loading import LoadedModel, load, load_student, set_trainable
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
@@ -308,7 +308,7 @@ def with_adapters(student: LoadedModel, config: StudentConfig, folder: Path) -> 
     """One step of adapters alone, exported."""
     lora = config.model_copy(update={"lora": Lora(rank=4)})
     student.language_model.model.requires_grad_(False)
-    choose_what_learns(student.language_model.model, lora, 0, student.source)
+    set_trainable(student.language_model.model, lora, 0, student.source)
     _step(LocalTrainer(student.language_model), 0)
     exported(student, folder)
 

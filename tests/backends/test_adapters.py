@@ -8,7 +8,7 @@ import torch
 from toy import in_check
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local.adapted import adapted
+from practicum.backends.local.adapted import add_shared_adapters
 from practicum.backends.local.adapters import PARTS, add_adapters, is_linear_map
 from practicum.backends.local.export import export
 from practicum.backends.local.loading import load, load_student
@@ -16,7 +16,7 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
 from practicum.models.config import Lora, ModelConfig, StudentConfig
 from practicum.objective import Objective, Sampled
-from practicum.ports import AdamParams, SampleRequest, SamplingParams, SelfRule
+from practicum.ports import AdamParams, SampleRequest, SamplingParams, WeightUpdateRule
 from practicum.types import ScoreRequest
 
 from .folders import model_folder
@@ -127,7 +127,7 @@ def adapted_names(model) -> Counter:
 def test_adapters_lie_on_every_linear_map_and_every_weight_of_experts(folders, family):
     model = student(folders(family)).language_model
     assert adapted_names(model.model) == ADAPTED[family]
-    assert len(model.trainable()) == 2 * sum(ADAPTED[family].values())
+    assert len(model.trainable_parameters()) == 2 * sum(ADAPTED[family].values())
 
 
 @pytest.mark.parametrize("family", in_check(FAMILIES, *SHORT))
@@ -142,9 +142,11 @@ def test_a_fresh_adapted_student_is_exactly_its_base(folders, family):
 def test_an_export_is_the_model_that_was_trained(folders, family, tmp_path):
     loaded = student(folders(family))
     trainer = LocalTrainer(loaded.language_model)
-    before = {name: value.detach().clone() for name, value in loaded.language_model.trainable().items()}
+    before = {name: value.detach().clone() for name, value in loaded.language_model.trainable_parameters().items()}
     learn(trainer, folders(family), range(2))
-    assert not any(torch.equal(value, before[name]) for name, value in loaded.language_model.trainable().items())
+    assert not any(
+        torch.equal(value, before[name]) for name, value in loaded.language_model.trainable_parameters().items()
+    )
     trained = score(trainer.sampling_client())
     export(loaded, tmp_path / "out")
     exported = plain_scores(tmp_path / "out")
@@ -155,14 +157,14 @@ def test_an_export_is_the_model_that_was_trained(folders, family, tmp_path):
 @pytest.mark.parametrize("family", MIXTURES)
 def test_half_of_a_layer_is_adapted_where_that_is_asked(folders, family):
     base = load(ModelConfig(model=str(folders(family)))).language_model
-    halves = [adapted_names(adapted(base, Lora(rank=2), 0, (part,)).model) for part in PARTS]
+    halves = [adapted_names(add_shared_adapters(base, Lora(rank=2), 0, (part,)).model) for part in PARTS]
     assert halves[0] + halves[1] == ADAPTED[family]
     assert all("attn" in name for name in halves[0]) and not any("attn" in name for name in halves[1])
 
 
 def test_attention_is_found_whatever_a_family_calls_it(folders):
     base = load(ModelConfig(model=str(folders("gpt_neox")))).language_model
-    names = adapted_names(adapted(base, Lora(rank=2), 0, ("attention",)).model)
+    names = adapted_names(add_shared_adapters(base, Lora(rank=2), 0, ("attention",)).model)
     assert names == {"attention.query_key_value": 2, "attention.dense": 2}
 
 
@@ -177,8 +179,8 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(folders, family):
     learn(through, folder, [2])
     resumed.load_state(saved)
     learn(resumed, folder, [2])
-    for name, value in through.language_model.trainable().items():
-        assert torch.equal(value, resumed.language_model.trainable()[name]), name
+    for name, value in through.language_model.trainable_parameters().items():
+        assert torch.equal(value, resumed.language_model.trainable_parameters()[name]), name
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "gpt2"])
@@ -187,14 +189,14 @@ def test_snapshots_and_earlier_selves_have_the_adapters_of_their_time(folders, f
     trainer = LocalTrainer(student(folder).language_model)
     learn(trainer, folder, [0])
     once = score(trainer.sampling_client())
-    held = [trainer.snapshot(), trainer.self_teacher(SelfRule("frozen"))]
+    held = [trainer.snapshot(), trainer.self_teacher(WeightUpdateRule("frozen"))]
     learn(trainer, folder, [1])
     now = score(trainer.sampling_client())
     assert (now - once).abs().max() > 1e-2
     for client in held:
         assert torch.equal(score(client), once)
     assert torch.equal(score(trainer.snapshot()), now)
-    assert torch.equal(score(trainer.self_teacher(SelfRule("live"))), now)
+    assert torch.equal(score(trainer.self_teacher(WeightUpdateRule("live"))), now)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "granitemoe", "gpt2"])
@@ -219,7 +221,7 @@ def test_experts_see_their_adapters_while_another_model_is_within_its_own(folder
     def within(module, arguments) -> None:
         for _ in range(2):
             seen.append(inner.model(ids).logits)
-            for name, value in inner.trainable().items():
+            for name, value in inner.trainable_parameters().items():
                 if "experts" in name:
                     value.add_(0.1)
 
@@ -241,7 +243,7 @@ def test_what_could_not_be_exported_is_refused_before_anything_is_learned(tmp_pa
         add_adapters(model, Lora(rank=2), 0, [0, 1])
 
 
-class Written(torch.nn.Linear):
+class ServerCompletion(torch.nn.Linear):
     """A plain product, written out by the class itself, as Falcon's."""
 
     def forward(self, x):
@@ -264,7 +266,7 @@ class Chooser(torch.nn.Linear):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "plain"), [(torch.nn.Linear, True), (Written, True), (Router, False), (Chooser, False)]
+    ("kind", "plain"), [(torch.nn.Linear, True), (ServerCompletion, True), (Router, False), (Chooser, False)]
 )
 def test_a_linear_map_is_told_by_what_it_does(kind, plain, bias):
     assert is_linear_map(kind(3, 2, bias=bias)) == plain
@@ -276,4 +278,4 @@ def test_nothing_to_adapt_is_refused_with_advice(folders):
     with pytest.raises(
         ModelError, match=r"no linear map of mlp to adapt was found; leave lora out to train the weights"
     ):
-        adapted(base, Lora(rank=2), 0, ("mlp",))
+        add_shared_adapters(base, Lora(rank=2), 0, ("mlp",))

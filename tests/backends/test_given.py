@@ -7,8 +7,8 @@ import torch
 from toy import make_model
 
 from practicum import functional as F
-from practicum.backends.local.adapted import adapted
-from practicum.backends.local.given import forward_backward_given, forward_given
+from practicum.backends.local.adapted import add_shared_adapters
+from practicum.backends.local.given import forward_backward_targets, forward_targets
 from practicum.backends.local.loading import load
 from practicum.backends.local.prompt_scores import score_prompts
 from practicum.backends.local.sampler import LocalSampler
@@ -39,7 +39,7 @@ def moved(model):
     """The adapters away from their start, where half of them have no gradient."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in model.trainable().values():
+        for parameter in model.trainable_parameters().values():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
     return model
 
@@ -50,16 +50,16 @@ WIDE = [([1, 2, 3], [[2, 4], [3, 1], [5, 2]], [[0.5, 0.25], [0.9, 0.1], [0.0, 1.
 
 @pytest.mark.parametrize("data", [DATA, WIDE], ids=["one target", "several targets"])
 def test_the_gradient_is_that_of_plain_autograd(base, data):
-    model = moved(adapted(base, Lora(rank=2), seed=0))
-    found = forward_backward_given(LocalTrainer(model), [cross_entropy(*datum) for datum in data], 0)
-    gradients = {name: parameter.grad for name, parameter in model.trainable().items()}
+    model = moved(add_shared_adapters(base, Lora(rank=2), seed=0))
+    found = forward_backward_targets(LocalTrainer(model), [cross_entropy(*datum) for datum in data], 0)
+    gradients = {name: parameter.grad for name, parameter in model.trainable_parameters().items()}
     loss = torch.tensor(0.0)
     for (tokens, targets, weights), logprobs, own in zip(data, found.logprobs, found.losses, strict=True):
         chosen = plain_logprobs(model, tokens).gather(-1, torch.tensor(targets))
         assert torch.allclose(logprobs, chosen.detach(), atol=1e-5)
         assert own == pytest.approx(-(chosen * torch.tensor(weights)).sum().item(), abs=1e-5)
         loss = loss - (chosen * torch.tensor(weights)).sum()
-    expected = torch.autograd.grad(loss, list(model.trainable().values()))
+    expected = torch.autograd.grad(loss, list(model.trainable_parameters().values()))
     for gradient, other in zip(gradients.values(), expected, strict=True):
         assert torch.allclose(gradient, other, atol=1e-5)
 
@@ -67,7 +67,9 @@ def test_the_gradient_is_that_of_plain_autograd(base, data):
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_other_architectures_and_texts_beyond_a_window_have_the_same_gradient(architecture, tmp_path):
     folder = make_model(tmp_path / "model", seed=3, layers=2, architecture=architecture)
-    model = moved(adapted(load(ModelConfig(model=str(folder), device="cpu")).language_model, Lora(rank=2), seed=0))
+    model = moved(
+        add_shared_adapters(load(ModelConfig(model=str(folder), device="cpu")).language_model, Lora(rank=2), seed=0)
+    )
     tokens = [1 + n % 5 for n in range(40)]
     targets = torch.tensor([[1 + n % 7] for n in range(40)])
     data = [
@@ -75,11 +77,11 @@ def test_other_architectures_and_texts_beyond_a_window_have_the_same_gradient(ar
             tuple(tokens), targets, lambda logprobs, part: F.cross_entropy(logprobs, torch.ones(len(logprobs), 1))
         )
     ]
-    found = forward_backward_given(LocalTrainer(model, TrainerLimits(chunk_tokens=7)), data, 0)
-    gradients = [parameter.grad for parameter in model.trainable().values()]
+    found = forward_backward_targets(LocalTrainer(model, TrainerLimits(chunk_tokens=7)), data, 0)
+    gradients = [parameter.grad for parameter in model.trainable_parameters().values()]
     chosen = plain_logprobs(model, tokens).gather(-1, targets)
     assert torch.allclose(found.logprobs[0], chosen.detach(), atol=1e-5)
-    expected = torch.autograd.grad(-chosen.sum(), list(model.trainable().values()))
+    expected = torch.autograd.grad(-chosen.sum(), list(model.trainable_parameters().values()))
     assert all(torch.allclose(one, two, atol=1e-4) for one, two in zip(gradients, expected, strict=True))
     scores = score_prompts(model, None, [PromptQuestion(tuple(tokens))])[0]
     own = plain_logprobs(model, tokens)[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
@@ -90,9 +92,12 @@ def test_a_base_in_bfloat16_trains_adapters_in_float32(base, tmp_path):
     folder = make_model(tmp_path / "model", seed=3, layers=2)
     half = load(ModelConfig(model=str(folder), device="cpu", dtype="bfloat16")).language_model
     results = []
-    for model in (moved(adapted(half, Lora(rank=2), seed=0)), moved(adapted(base, Lora(rank=2), seed=0))):
-        losses = forward_backward_given(LocalTrainer(model), [cross_entropy(*datum) for datum in DATA], 0).losses
-        gradient = torch.cat([parameter.grad.flatten() for parameter in model.trainable().values()])
+    for model in (
+        moved(add_shared_adapters(half, Lora(rank=2), seed=0)),
+        moved(add_shared_adapters(base, Lora(rank=2), seed=0)),
+    ):
+        losses = forward_backward_targets(LocalTrainer(model), [cross_entropy(*datum) for datum in DATA], 0).losses
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.trainable_parameters().values()])
         assert gradient.dtype == torch.float32
         results.append((losses, gradient))
     (rough, one), (exact, two) = results
@@ -102,10 +107,10 @@ def test_a_base_in_bfloat16_trains_adapters_in_float32(base, tmp_path):
 
 def test_a_batch_sent_in_parts_has_the_gradient_of_the_whole_however_it_is_cut(base):
     def gradients(limits, *batches):
-        model = moved(adapted(base, Lora(rank=2), seed=0))
+        model = moved(add_shared_adapters(base, Lora(rank=2), seed=0))
         for batch in batches:
-            forward_backward_given(LocalTrainer(model, limits), [cross_entropy(*datum) for datum in batch], 0)
-        return [parameter.grad for parameter in model.trainable().values()]
+            forward_backward_targets(LocalTrainer(model, limits), [cross_entropy(*datum) for datum in batch], 0)
+        return [parameter.grad for parameter in model.trainable_parameters().values()]
 
     whole = gradients(None, DATA)
     for other in (
@@ -116,37 +121,40 @@ def test_a_batch_sent_in_parts_has_the_gradient_of_the_whole_however_it_is_cut(b
 
 
 def test_a_forward_pass_alone_has_the_same_numbers_and_leaves_no_gradient(base):
-    model = moved(adapted(base, Lora(rank=2), seed=0))
+    model = moved(add_shared_adapters(base, Lora(rank=2), seed=0))
     data = [cross_entropy(*datum) for datum in DATA]
-    alone = forward_given(LocalTrainer(model), data)
-    assert all(parameter.grad is None for parameter in model.trainable().values())
-    both = forward_backward_given(LocalTrainer(model), data, 0)
+    alone = forward_targets(LocalTrainer(model), data)
+    assert all(parameter.grad is None for parameter in model.trainable_parameters().values())
+    both = forward_backward_targets(LocalTrainer(model), data, 0)
     assert alone.losses == pytest.approx(both.losses)
 
 
 def test_a_loss_that_is_no_number_leaves_the_gradient_as_it_was(base):
-    model = adapted(base, Lora(rank=2), seed=0)
+    model = add_shared_adapters(base, Lora(rank=2), seed=0)
     trainer = LocalTrainer(model)
-    forward_backward_given(trainer, [cross_entropy(*DATA[0])], 0)
-    before = [parameter.grad.clone() for parameter in model.trainable().values()]
+    forward_backward_targets(trainer, [cross_entropy(*DATA[0])], 0)
+    before = [parameter.grad.clone() for parameter in model.trainable_parameters().values()]
     broken = cross_entropy([1, 2], [[2], [3]], [[1.0], [float("nan")]])
     with pytest.raises(NumericError, match="datum 1: its loss is nan, not a number"):
-        forward_backward_given(trainer, [cross_entropy(*DATA[0]), broken], 0)
-    after = [parameter.grad for parameter in model.trainable().values()]
+        forward_backward_targets(trainer, [cross_entropy(*DATA[0]), broken], 0)
+    after = [parameter.grad for parameter in model.trainable_parameters().values()]
     assert all(one.equal(two) for one, two in zip(before, after, strict=True))
 
 
 def test_adapters_share_the_weights_of_their_base_and_leave_it_alone(base):
-    one, two = adapted(base, Lora(rank=2), seed=0), moved(adapted(base, Lora(rank=4), seed=1, parts=("attention",)))
+    one, two = (
+        add_shared_adapters(base, Lora(rank=2), seed=0),
+        moved(add_shared_adapters(base, Lora(rank=4), seed=1, parts=("attention",))),
+    )
     storage = {weight.data_ptr() for weight in base.model.parameters()}
     for model in (one, two):
         frozen = {p.data_ptr() for p in model.model.parameters() if not p.requires_grad}
         assert frozen == storage
-    assert all("attn" in name for name in two.trainable())
+    assert all("attn" in name for name in two.trainable_parameters())
     tokens = [1, 2, 3, 4]
     assert torch.allclose(plain_logprobs(base, tokens), plain_logprobs(one, tokens), atol=1e-6)
     assert not torch.allclose(plain_logprobs(base, tokens), plain_logprobs(two, tokens), atol=1e-4)
-    assert not base.trainable()
+    assert not base.trainable_parameters()
 
 
 TOKENS = (1, 4, 2, 3, 5, 2)
@@ -206,11 +214,11 @@ def test_the_first_token_after_a_scored_prompt_may_be_a_stop_text(base):
 
 
 def test_a_loss_that_no_target_moves_leaves_what_was_accumulated(base):
-    model = moved(adapted(base, Lora(rank=2), seed=0))
+    model = moved(add_shared_adapters(base, Lora(rank=2), seed=0))
     trainer, nothing = LocalTrainer(model), [cross_entropy([1, 2, 3], [[2], [3], [4]], [[0.0], [0.0], [0.0]])]
-    assert not forward_backward_given(trainer, nothing, 0).supervises
-    assert all(parameter.grad is None for parameter in model.trainable().values())
-    assert forward_backward_given(trainer, [cross_entropy(*DATA[0])], 0).supervises
-    before = {name: parameter.grad.clone() for name, parameter in model.trainable().items()}
-    forward_backward_given(trainer, nothing, 0)
-    assert all(parameter.grad.equal(before[name]) for name, parameter in model.trainable().items())
+    assert not forward_backward_targets(trainer, nothing, 0).supervises
+    assert all(parameter.grad is None for parameter in model.trainable_parameters().values())
+    assert forward_backward_targets(trainer, [cross_entropy(*DATA[0])], 0).supervises
+    before = {name: parameter.grad.clone() for name, parameter in model.trainable_parameters().items()}
+    forward_backward_targets(trainer, nothing, 0)
+    assert all(parameter.grad.equal(before[name]) for name, parameter in model.trainable_parameters().items())

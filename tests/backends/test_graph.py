@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from practicum.backends.local.graph import ENOUGH_TOKENS, graph_bytes, plan_graph, recomputing
+from practicum.backends.local.graph import (
+    MAX_CPU_TOKENS,
+    activation_checkpointing,
+    measure_activation_bytes,
+    plan_micro_batch,
+)
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.costs import GraphPlan
@@ -36,28 +41,28 @@ def kept(model, length):
 def test_bytes_a_token_foretell_those_of_other_lengths(architecture, error):
     """Beyond its window the third is not packed, and the masks of padded texts grow with the square of their length."""
     model = trainable(tiny(architecture))
-    foretold = graph_bytes(model)
+    foretold = measure_activation_bytes(model)
     assert foretold * 120 == pytest.approx(kept(model, 200) - kept(model, 80), rel=error)
 
 
 def test_frozen_layers_keep_nothing():
     model = trainable(tiny())
-    whole = graph_bytes(model)
+    whole = measure_activation_bytes(model)
     model.model.requires_grad_(False)
     model.model.base_model.layers[1].requires_grad_(True)
-    assert graph_bytes(model) < 0.7 * whole
+    assert measure_activation_bytes(model) < 0.7 * whole
     model.model.requires_grad_(False)
-    assert graph_bytes(model) == 1
+    assert measure_activation_bytes(model) == 1
 
 
 def test_the_plan_fits_and_recomputes_only_where_it_must():
     model = tiny()  # 2 layers, 32 wide, float32
-    assert plan_graph(model, 1000, 50, 100_000) == GraphPlan(100, recompute=False)
-    assert plan_graph(model, 1000, 100, 100_000) == GraphPlan(100, recompute=False)
-    assert plan_graph(model, 1000, 101, 100_000) == GraphPlan(100_000 // (2 * 128 + 500), recompute=True)
-    assert plan_graph(model, 1000, 500, 100_000) == GraphPlan(500, recompute=True), "one text is never cut"
-    assert plan_graph(model, 1, 500, 100_000) == GraphPlan(ENOUGH_TOKENS, recompute=False)
-    assert plan_graph(model, 1, 5000, 100_000) == GraphPlan(5000, recompute=False)
+    assert plan_micro_batch(model, 1000, 50, 100_000) == GraphPlan(100, recompute=False)
+    assert plan_micro_batch(model, 1000, 100, 100_000) == GraphPlan(100, recompute=False)
+    assert plan_micro_batch(model, 1000, 101, 100_000) == GraphPlan(100_000 // (2 * 128 + 500), recompute=True)
+    assert plan_micro_batch(model, 1000, 500, 100_000) == GraphPlan(500, recompute=True), "one text is never cut"
+    assert plan_micro_batch(model, 1, 500, 100_000) == GraphPlan(MAX_CPU_TOKENS, recompute=False)
+    assert plan_micro_batch(model, 1, 5000, 100_000) == GraphPlan(5000, recompute=False)
 
 
 def test_recomputed_layers_give_the_same_gradient_and_keep_less():
@@ -68,7 +73,7 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less():
     trainer._graph_bytes = 2**20  # a token of which one fits
     assert trainer.graph_plan(max(map(length_of, data))).recompute
     found = trainer.forward_backward(data, Objective(), 0)
-    for name, parameter in student.trainable().items():
+    for name, parameter in student.trainable_parameters().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-7)
     assert found.metrics == pytest.approx({**result.metrics, "recomputed": 1.0}, rel=1e-5)
     assert not any("forward" in layer.__dict__ for layer in student.model.base_model.layers), (
@@ -76,7 +81,7 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less():
     )
     student.model.train()
     for wanted in (False, True):
-        with recomputing(student, wanted):
+        with activation_checkpointing(student, wanted):
             held.append(kept(student, 100))
     assert held[1] < 0.3 * held[0]
 
@@ -85,8 +90,8 @@ def test_by_default_the_plan_is_the_models_and_nobody_elses():
     """The same model plans the same on every machine, so a run does not depend on the memory that happens to be free."""
     trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
     trainer.forward_backward(data, Objective(), 0)
-    assert 2**30 // graph_bytes(trainer.language_model) > ENOUGH_TOKENS
-    assert trainer.graph_plan(max(map(length_of, data))) == GraphPlan(ENOUGH_TOKENS, recompute=False)
+    assert 2**30 // measure_activation_bytes(trainer.language_model) > MAX_CPU_TOKENS
+    assert trainer.graph_plan(max(map(length_of, data))) == GraphPlan(MAX_CPU_TOKENS, recompute=False)
 
 
 def test_the_trial_draws_no_random_numbers_of_the_update():

@@ -15,7 +15,7 @@ from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import make_scratch_model
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import DataError, ModelError
-from practicum.models.config import Lora, ModelConfig, Pretrain, Scratch, StudentConfig
+from practicum.models.config import Lora, ModelConfig, PretrainConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import PACKAGED, Packaged, cache_folder, locate, packaged_model
 from practicum.objective import Objective
 from practicum.ports import AdamParams
@@ -46,7 +46,7 @@ def test_a_folder_loads_as_transformers_loads_it(tmp_path, architecture):
         expected = torch.log_softmax(plain(ids).logits[..., :TOKENS], dim=-1)
     torch.testing.assert_close(found, expected)
     assert loaded.language_model.vocab_size == TOKENS
-    assert loaded.language_model.trainable() == {}
+    assert loaded.language_model.trainable_parameters() == {}
     assert not loaded.language_model.model.training
     assert loaded.source == str(folder)
     assert loaded.renderer.stop_ids == {2}
@@ -244,8 +244,8 @@ def test_a_student_learns_whole(folder):
 
 def test_a_student_may_learn_in_its_last_layers_only(folder):
     language_model = student(folder, trainable_layers=1).language_model
-    assert language_model.trainable()
-    assert all(".layers.1." in name for name in language_model.trainable())
+    assert language_model.trainable_parameters()
+    assert all(".layers.1." in name for name in language_model.trainable_parameters())
 
 
 def test_more_layers_than_there_are(folder):
@@ -256,7 +256,7 @@ def test_more_layers_than_there_are(folder):
 @pytest.mark.parametrize("choices", [{}, {"lora": Lora(rank=2)}, {"trainable_layers": 1}], ids=str)
 def test_what_learns_is_float32_and_the_rest_as_asked(folder, choices):
     language_model = student(folder, dtype="bfloat16", **choices).language_model
-    assert {value.dtype for value in language_model.trainable().values()} == {torch.float32}
+    assert {value.dtype for value in language_model.trainable_parameters().values()} == {torch.float32}
     frozen = {value.dtype for value in language_model.model.parameters() if not value.requires_grad}
     assert frozen == ({torch.bfloat16} if choices else set())
     trainer = LocalTrainer(language_model)
@@ -282,7 +282,7 @@ def test_lora_trains_its_adapters_and_nothing_else(folder):
         trainer.forward_backward(toy_data(folder), Objective(), step)
         trainer.optim_step(AdamParams(0.01))
     moved = {name for name, value in language_model.model.named_parameters() if not torch.equal(value, before[name])}
-    assert moved == set(language_model.trainable())
+    assert moved == set(language_model.trainable_parameters())
     assert all(".lora_A." in name or ".lora_B." in name for name in moved)
     projections = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in moved}
     assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -290,14 +290,16 @@ def test_lora_trains_its_adapters_and_nothing_else(folder):
 
 
 def test_lora_may_adapt_the_last_layers_only(folder):
-    names = set(student(folder, lora=Lora(rank=2), trainable_layers=1).language_model.trainable())
+    names = set(student(folder, lora=Lora(rank=2), trainable_layers=1).language_model.trainable_parameters())
     assert len(names) == 7 * 2
     assert all(".layers.1." in name for name in names)
 
 
 def test_adapters_are_seeded_and_leave_the_random_numbers_alone(folder):
     state = torch.get_rng_state()
-    one, same, other = (student(folder, seed, lora=Lora(rank=2)).language_model.trainable() for seed in (1, 1, 2))
+    one, same, other = (
+        student(folder, seed, lora=Lora(rank=2)).language_model.trainable_parameters() for seed in (1, 1, 2)
+    )
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, same[name]) for name, value in one.items())
     assert any(not torch.equal(value, other[name]) for name, value in one.items())
@@ -311,7 +313,9 @@ def test_scratch_models_are_seeded(tmp_path):
 
 def test_pretraining_teaches_the_answers(tmp_path):
     prompts = [Prompt(str(n), (Message("user", letter),), answer=letter * 2) for n, letter in enumerate(ALPHABET)]
-    settings = Scratch(hidden_size=32, layers=1, heads=2, pretrain=Pretrain(steps=60, batch=8, learning_rate=0.01))
+    settings = ScratchConfig(
+        hidden_size=32, layers=1, heads=2, pretrain=PretrainConfig(steps=60, batch=8, learning_rate=0.01)
+    )
     make_scratch_model(tmp_path / "model", settings, ALPHABET, prompts)
     loaded = load(ModelConfig(model=str(tmp_path / "model")))
     requests = [SampleRequest(loaded.renderer.render(prompt.messages), 0) for prompt in prompts]
@@ -323,11 +327,11 @@ def test_pretraining_teaches_the_answers(tmp_path):
 
 def test_pretraining_without_answers_is_refused(tmp_path):
     with pytest.raises(DataError, match="no training prompt has an answer to learn"):
-        model_folder(tmp_path / "model", pretrain=Pretrain(steps=1))
+        model_folder(tmp_path / "model", pretrain=PretrainConfig(steps=1))
 
 
 def test_a_from_scratch_model_is_found_where_it_was_made(tmp_path):
-    assert locate(ModelConfig(model=Scratch()), tmp_path) == str(tmp_path)
+    assert locate(ModelConfig(model=ScratchConfig()), tmp_path) == str(tmp_path)
 
 
 def test_a_packaged_model_whose_package_is_missing_says_how_to_install_it():

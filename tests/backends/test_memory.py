@@ -47,8 +47,8 @@ def test_halving_gives_the_gradient_of_the_whole_batch():
         result = poor.forward_backward(data, Objective(), 0)
     assert result.metrics["halvings"] == 2
     assert (poor.limits.micro_batch_tokens, poor.limits.chunk_tokens) == (10, 4)
-    for name, parameter in student.trainable().items():
-        torch.testing.assert_close(parameter.grad, twin.trainable()[name].grad, rtol=1e-5, atol=1e-6)
+    for name, parameter in student.trainable_parameters().items():
+        torch.testing.assert_close(parameter.grad, twin.trainable_parameters()[name].grad, rtol=1e-5, atol=1e-6)
 
 
 def test_one_sequence_that_does_not_fit_is_said():
@@ -58,7 +58,7 @@ def test_one_sequence_that_does_not_fit_is_said():
     )
     with TooLarge(rows=5), pytest.raises(ResourceError, match=message):
         trainer.forward_backward(data, Objective(), 0)
-    assert all(parameter.grad is None for parameter in trainer.language_model.trainable().values())
+    assert all(parameter.grad is None for parameter in trainer.language_model.trainable_parameters().values())
 
 
 def test_other_errors_pass_unchanged():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.backends.local import packing
-from practicum.backends.local.packing import Packing, hidden_states, ready_to_pack
+from practicum.backends.local.packing import PackedBatch, enable_packing, hidden_states
 from practicum.costs.segments import SHORTEST_SHARED_PREFIX, how_many_fit, packed_tokens
 from practicum.types import ScoreRequest
 
@@ -77,7 +77,7 @@ def test_nothing_is_padded_and_what_is_shared_is_read_once():
 
 def test_a_packing_counts_as_many_tokens_as_it_reads():
     for count in range(1, len(TEXTS) + 1):
-        assert packed_tokens(TEXTS[:count]) == len(Packing(TEXTS[:count], CPU).ids)
+        assert packed_tokens(TEXTS[:count]) == len(PackedBatch(TEXTS[:count], CPU).ids)
 
 
 @pytest.mark.parametrize("packs_up_to", [10**6, 0])
@@ -90,7 +90,7 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
 
     def read(some):
         longest = max(len(text.prompt_tokens) + len(text.tokens) for text in some)
-        return len(Packing(some, CPU).ids) if packs_up_to else longest * len(some)
+        return len(PackedBatch(some, CPU).ids) if packs_up_to else longest * len(some)
 
     for limit in (1, 80, 90, 150, 300, 10**4):
         count = how_many_fit(texts, limit, packs_up_to)
@@ -100,8 +100,8 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
 
 def test_a_texts_last_token_is_not_read():
     texts = [ScoreRequest((3, 4), (5, 6, 7))]
-    assert Packing(texts, CPU).ids.tolist() == [3, 4, 5, 6]
-    assert Packing(texts, CPU).wanted.tolist() == [1, 2, 3]
+    assert PackedBatch(texts, CPU).ids.tolist() == [3, 4, 5, 6]
+    assert PackedBatch(texts, CPU).wanted.tolist() == [1, 2, 3]
 
 
 def test_texts_with_nothing_to_predict_have_no_states():
@@ -124,7 +124,7 @@ def test_dropout_in_attention_is_in_force_in_training_alone():
 def test_bfloat16_packs_too():
     model = tiny()
     model.model.to(torch.bfloat16)
-    model = ready_to_pack(replace(model, packs_up_to=0))
+    model = enable_packing(replace(model, packs_up_to=0))
     assert model.packs_up_to == 256
     found, expected = hidden_states(model, TEXTS).float(), alone(model, TEXTS).float()
     assert (found - expected).norm() < 0.03 * expected.norm()
@@ -145,27 +145,27 @@ def test_a_model_that_mixes_tokens_outside_of_attention_is_not_packed(monkeypatc
     layer = model.model.base_model.layers[0].mlp
     shifted = type(layer).forward
     monkeypatch.setattr(layer, "forward", lambda rows: shifted(layer, rows) + rows.roll(1, dims=1))
-    assert ready_to_pack(model).packs_up_to == 0
+    assert enable_packing(model).packs_up_to == 0
 
 
 def test_a_model_with_an_attention_of_its_own_is_not_packed():
     model = replace(tiny(), packs_up_to=0)
     model.model.set_attn_implementation("eager")
-    assert ready_to_pack(model).packs_up_to == 0
+    assert enable_packing(model).packs_up_to == 0
     texts = [ScoreRequest((3, 4), (5, 6)), ScoreRequest((7,), (8,))]
-    torch.testing.assert_close(hidden_states(ready_to_pack(model), texts), alone(model, texts), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden_states(enable_packing(model), texts), alone(model, texts), rtol=1e-5, atol=1e-5)
 
 
 def test_groups_that_attend_together_waste_little():
     texts = [ScoreRequest((3, 4), random_tokens(length, length)) for length in (1, 2, 3, 5, 9, 30, 31, 33, 90)]
-    groups = Packing(texts, CPU)._groups
+    groups = PackedBatch(texts, CPU)._groups
     area = sum(group.count * -(-(group.row.stop - group.row.start) // group.count) for group in groups)
     tokens = sum(group.row.stop - group.row.start for group in groups)
-    assert len(groups) < len(texts) and area < packing.WASTE * tokens
-    assert all(token < VOCABULARY for token in Packing(texts, CPU).ids.tolist())
+    assert len(groups) < len(texts) and area < packing.MAX_PADDING_RATIO * tokens
+    assert all(token < VOCABULARY for token in PackedBatch(texts, CPU).ids.tolist())
 
 
 def test_a_known_length_is_not_tried_again(monkeypatch):
     model = replace(tiny(), packs_up_to=0)
-    monkeypatch.setattr(packing, "_packs_up_to", lambda model: pytest.fail("tried"))
-    assert ready_to_pack(model, 99).packs_up_to == 99
+    monkeypatch.setattr(packing, "_find_max_packed_length", lambda model: pytest.fail("tried"))
+    assert enable_packing(model, 99).packs_up_to == 99

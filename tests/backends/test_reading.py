@@ -10,9 +10,15 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from toy import in_check
 
-from practicum.backends.local.drawing import BLOCK, draw, next_noise, race, random_stream
-from practicum.backends.local.prepared import Prepared, _Product
-from practicum.backends.local.reading import LockstepReading, SlotReading
+from practicum.backends.local.drawing import (
+    VOCABULARY_BLOCK,
+    draw,
+    draw_exponentials,
+    random_stream,
+    sample_by_exponential_race,
+)
+from practicum.backends.local.prepared import PrepackedModel, _Product
+from practicum.backends.local.reading import PaddedDecodeBatch, SlotDecodeBatch
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs.segments import SHORTEST_SHARED_PREFIX
@@ -38,15 +44,17 @@ def requests(count=12, group=1):
 
 def token_by_token(model, request, params):
     """The slow twin: the whole text is read again for every token, without a cache, in float64."""
-    stream, tokens, blocks = random_stream(request.seed), [], -(-VOCABULARY // BLOCK)
+    stream, tokens, blocks = random_stream(request.seed), [], -(-VOCABULARY // VOCABULARY_BLOCK)
     for _ in range(params.max_new_tokens):
         logits = model.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1, :VOCABULARY]
         probs = torch.softmax(logits.double() / params.temperature, dim=-1)
-        times = torch.empty(blocks + BLOCK, dtype=torch.float64).exponential_(generator=stream)
-        rates = [float(probs[BLOCK * block : BLOCK * (block + 1)].sum()) for block in range(blocks)]
+        times = torch.empty(blocks + VOCABULARY_BLOCK, dtype=torch.float64).exponential_(generator=stream)
+        rates = [
+            float(probs[VOCABULARY_BLOCK * block : VOCABULARY_BLOCK * (block + 1)].sum()) for block in range(blocks)
+        ]
         first = min(range(blocks), key=lambda block: times[block] / rates[block])
-        inside = range(BLOCK * first, min(BLOCK * (first + 1), VOCABULARY))
-        tokens.append(min(inside, key=lambda token: times[blocks + token - BLOCK * first] / probs[token]))
+        inside = range(VOCABULARY_BLOCK * first, min(VOCABULARY_BLOCK * (first + 1), VOCABULARY))
+        tokens.append(min(inside, key=lambda token: times[blocks + token - VOCABULARY_BLOCK * first] / probs[token]))
         if tokens[-1] in params.stop_ids:
             break
     return tokens
@@ -80,7 +88,7 @@ def test_slots_and_lockstep_agree(model, monkeypatch):
     found = LocalSampler(model, batch_size=4).sample(requests(), PARAMS)
     kinds = []
     monkeypatch.setattr(
-        "practicum.backends.local.reading.SlotReading", lambda work: kinds.append(1) or LockstepReading(work)
+        "practicum.backends.local.reading.SlotDecodeBatch", lambda work: kinds.append(1) or PaddedDecodeBatch(work)
     )
     for one, other in zip(LocalSampler(model, batch_size=4).sample(requests(), PARAMS), found, strict=True):
         assert torch.equal(one.tokens, other.tokens)
@@ -90,9 +98,9 @@ def test_slots_and_lockstep_agree(model, monkeypatch):
 def test_a_slot_is_refilled_at_once(monkeypatch):
     """With one slot more than needed free at no step, the steps are those of the best schedule in this order."""
     model, steps = tiny(), []
-    advance = SlotReading.advance
+    advance = SlotDecodeBatch.advance
     monkeypatch.setattr(
-        SlotReading, "advance", lambda self, tokens, keep: steps.append(len(tokens)) or advance(self, tokens, keep)
+        SlotDecodeBatch, "advance", lambda self, tokens, keep: steps.append(len(tokens)) or advance(self, tokens, keep)
     )
     lengths = [len(sample.tokens) for sample in LocalSampler(model, batch_size=4).sample(requests(), PARAMS)]
     assert sum(steps) == sum(lengths)
@@ -118,7 +126,7 @@ def test_prompts_wait_unread_until_there_is_room():
     """What is kept of prompts is bounded by the rows, not by how many wait."""
     model = tiny()
     reading = LocalSampler(model).read([random_tokens(6, row) for row in range(50)], 3, 4)
-    assert isinstance(reading, SlotReading)
+    assert isinstance(reading, SlotDecodeBatch)
     assert reading.admit(10) == 3
     assert len(reading._read) == 0
     reading.advance(torch.tensor([5, 6, 7]), [2, 1])
@@ -145,14 +153,14 @@ def test_what_a_slot_held_before_does_not_leak_into_the_next_text():
 def test_prepared_weights_multiply_like_the_models_own_and_leave_no_trace(model):
     ids = torch.tensor([[3, 4, 5, 6]])
     mask = torch.ones_like(ids, dtype=torch.bool)
-    prepared = Prepared(model, steps=100)
+    prepared = PrepackedModel(model, steps=100)
     with torch.no_grad():
         expected = model.body(ids, mask)
-        with prepared.installed():
+        with prepared.use():
             found = model.body(ids, mask)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(prepared.head.logits(expected[0]), model.head().logits(expected[0]).detach())
-    with pytest.raises(KeyError), prepared.installed():
+    with pytest.raises(KeyError), prepared.use():
         raise KeyError
     assert not any("forward" in module.__dict__ for module in model.model.modules())
 
@@ -178,20 +186,23 @@ def test_weights_that_are_no_numbers_are_an_error_that_says_so():
         LocalSampler(model).sample(requests(3), PARAMS)
 
 
-@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 1000])
+@pytest.mark.parametrize("vocabulary", [1, 5, VOCABULARY_BLOCK, VOCABULARY_BLOCK + 1, 1000])
 def test_a_draw_is_won_by_the_first_block_and_its_first_token(vocabulary):
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 4 * torch.randn(1, vocabulary, generator=generator)
     logits[:, 1::3] = -torch.inf
     probs = torch.softmax(logits[0].double(), dim=-1)
-    noise = next_noise([random_stream(seed) for seed in range(200)], vocabulary)
-    tokens, logprobs = race(logits.expand(len(noise), -1), noise)
+    noise = draw_exponentials([random_stream(seed) for seed in range(200)], vocabulary)
+    tokens, logprobs = sample_by_exponential_race(logits.expand(len(noise), -1), noise)
     assert (probs[tokens] > 0).all()
     torch.testing.assert_close(logprobs.double(), probs[tokens].log(), rtol=1e-5, atol=1e-5)
-    blocks = -(-vocabulary // BLOCK)
+    blocks = -(-vocabulary // VOCABULARY_BLOCK)
     for times, token in zip(noise, tokens.tolist(), strict=True):
-        arrivals = {block: times[block] / probs[BLOCK * block : BLOCK * (block + 1)].sum() for block in range(blocks)}
-        assert token // BLOCK == min(arrivals, key=lambda block: float(arrivals[block]))
+        arrivals = {
+            block: times[block] / probs[VOCABULARY_BLOCK * block : VOCABULARY_BLOCK * (block + 1)].sum()
+            for block in range(blocks)
+        }
+        assert token // VOCABULARY_BLOCK == min(arrivals, key=lambda block: float(arrivals[block]))
 
 
 def test_rounding_changes_few_draws():
@@ -200,17 +211,20 @@ def test_rounding_changes_few_draws():
     logits = 2.5 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moved = logits + 1e-3 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     distance = (torch.softmax(logits, -1) - torch.softmax(moved, -1)).abs().sum().item() / 2
-    noise = next_noise([random_stream(seed) for seed in range(draws)], vocabulary)
-    pairs = zip(*(race(side.expand(draws, -1), noise)[0].tolist() for side in (logits, moved)), strict=True)
+    noise = draw_exponentials([random_stream(seed) for seed in range(draws)], vocabulary)
+    pairs = zip(
+        *(sample_by_exponential_race(side.expand(draws, -1), noise)[0].tolist() for side in (logits, moved)),
+        strict=True,
+    )
     flips = sum(one != other for one, other in pairs)
     assert flips <= 5 + 10 * draws * distance
 
 
 def test_frequencies_over_many_blocks_are_the_probabilities():
-    vocabulary, draws = 5 * BLOCK + 7, 40_000
+    vocabulary, draws = 5 * VOCABULARY_BLOCK + 7, 40_000
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1))
-    noise = next_noise([random_stream(seed) for seed in range(draws)], vocabulary)
-    counts = Counter(race(logits.expand(draws, -1), noise)[0].tolist())
+    noise = draw_exponentials([random_stream(seed) for seed in range(draws)], vocabulary)
+    counts = Counter(sample_by_exponential_race(logits.expand(draws, -1), noise)[0].tolist())
     probs = torch.softmax(logits.double(), dim=-1).tolist()
     chi2 = sum((counts[token] - draws * prob) ** 2 / (draws * prob) for token, prob in enumerate(probs))
     freedom = vocabulary - 1
@@ -224,7 +238,7 @@ def test_frequencies_over_many_blocks_are_the_probabilities():
 )
 def test_logprobs_of_a_draw(params):
     logits = 3 * torch.randn(50, 30, generator=torch.Generator().manual_seed(4))
-    noise = next_noise([random_stream(seed) for seed in range(50)], 30)
+    noise = draw_exponentials([random_stream(seed) for seed in range(50)], 30)
     tokens, sampled, natural = draw(logits, params, noise)
     expected = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(natural, expected, rtol=1e-5, atol=1e-5)
@@ -244,13 +258,13 @@ def test_adapters_are_decoded_as_part_of_the_weights_they_adapt():
         for name, parameter in model.model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
-    prepared = Prepared(model, steps=100)
+    prepared = PrepackedModel(model, steps=100)
     maps = [layer for layer, product in prepared._forwards.items() if isinstance(product, _Product)]
     assert len(maps) == 2 * len(targets), "one map each, none of its parts"
     ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
         expected = model.body(ids, torch.ones_like(ids, dtype=torch.bool))
-        with prepared.installed():
+        with prepared.use():
             torch.testing.assert_close(
                 model.body(ids, torch.ones_like(ids, dtype=torch.bool)), expected, rtol=1e-4, atol=1e-5
             )

@@ -12,7 +12,7 @@ from toy import in_check
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
-from practicum.backends.local.residency import StoredHead, scorer
+from practicum.backends.local.residency import OffloadedHead, build_scorer
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import ModelError
 from practicum.functional.head import Head
@@ -40,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def client(folder: Path, residency: str, **settings: str) -> SamplingClient:
     config = ScorerConfig.model_validate({"model": str(folder), "device": "cpu", "residency": residency, **settings})
-    return scorer(load(config), config, batch_size=2, chunk_tokens=3)
+    return build_scorer(load(config), config, batch_size=2, chunk_tokens=3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -133,12 +133,12 @@ def test_a_resident_model_stays(folder: Path, alive: "weakref.WeakSet[torch.nn.M
     assert len(alive) == 1
 
 
-def stored_head(calls: list[int]) -> StoredHead:
+def stored_head(calls: list[int]) -> OffloadedHead:
     def fetch() -> Head:
         calls.append(1)
         return Head(torch.eye(4), 4)
 
-    return StoredHead(4, fetch)
+    return OffloadedHead(4, fetch)
 
 
 def test_a_stored_head_is_fetched_when_it_is_read_and_again_after_its_release() -> None:
@@ -195,7 +195,7 @@ def test_a_head_that_the_folder_does_not_hold_as_it_is_used_is_refused(tmp_path:
     loaded = load(config)
     change_weights(folder, lambda weights: weights["model.embed_tokens.weight"].mul_(2))
     with pytest.raises(ModelError, match=r"weights of the head \(.*embed_tokens.*write residency: swap or resident"):
-        scorer(loaded, config, 2, 3)
+        build_scorer(loaded, config, 2, 3)
 
 
 def test_the_head_is_found_among_several_files(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_weights_of_half_precision_on_disk_are_read_as_the_model_reads_them(tmp_
 def test_swapped_out_the_weights_are_in_cpu_memory_and_swapped_in_on_the_device(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     config = ScorerConfig(model=str(folder), residency="swap")
-    resident, visiting = client(folder, "resident", device="cuda"), scorer(load(config), config, 2, 3)
+    resident, visiting = client(folder, "resident", device="cuda"), build_scorer(load(config), config, 2, 3)
     before = torch.cuda.memory_allocated()
     answers = visiting.score(REQUESTS, Full())
     for one, other in zip(resident.score(REQUESTS, Full()), answers, strict=True):

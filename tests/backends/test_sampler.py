@@ -7,12 +7,17 @@ import pytest
 import torch
 from toy import in_check
 
-from practicum.backends.local.drawing import next_noise, race, random_stream, sampling_logprobs
+from practicum.backends.local.drawing import (
+    draw_exponentials,
+    random_stream,
+    sample_by_exponential_race,
+    sampling_logprobs,
+)
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.costs.segments import SHORTEST_SHARED_PREFIX
 from practicum.objective import Full, Sampled, TopK
-from practicum.ports import LockstepClient, MixedRequest, SelfRule
+from practicum.ports import LockstepClient, MixedRequest, WeightUpdateRule
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
@@ -244,23 +249,23 @@ def test_frequencies_are_the_probabilities():
     """Chi-square over 4000 draws: 19 degrees of freedom, the 0.999 quantile is 43.8."""
     logprobs = torch.log_softmax(1.5 * torch.randn(20, generator=torch.Generator().manual_seed(1)), dim=-1)
     draws = 4000
-    noise = next_noise([random_stream(seed) for seed in range(draws)], 20)
-    counts = torch.bincount(race(logprobs.expand(draws, -1), noise)[0], minlength=20)
+    noise = draw_exponentials([random_stream(seed) for seed in range(draws)], 20)
+    counts = torch.bincount(sample_by_exponential_race(logprobs.expand(draws, -1), noise)[0], minlength=20)
     expected = draws * logprobs.exp()
     assert ((counts - expected).square() / expected).sum() < 43.8
 
 
 def test_no_token_of_probability_zero_is_ever_drawn():
     logprobs = torch.tensor([-torch.inf, 0.1, -torch.inf, -torch.inf, 0.9, -torch.inf]).log_softmax(dim=-1)
-    noise = next_noise([random_stream(seed) for seed in range(50)], 6)
+    noise = draw_exponentials([random_stream(seed) for seed in range(50)], 6)
     noise[:, [0, 1]] = torch.tensor([[0.0, 5e-324], [5e-324, 0.0]], dtype=torch.float64).repeat(25, 1)
-    drawn, _ = race(logprobs.expand(len(noise), -1), noise)
+    drawn, _ = sample_by_exponential_race(logprobs.expand(len(noise), -1), noise)
     assert set(drawn.tolist()) <= {1, 4}
 
 
 def test_the_overlay_is_in_force_within_the_block_and_gone_after_an_exception():
     model = tiny()
-    name = next(iter(model.trainable()))
+    name = next(iter(model.trainable_parameters()))
     live = {key: value.data_ptr() for key, value in model.model.named_parameters()}
     before = model.model.get_parameter(name).clone()
 
@@ -337,7 +342,7 @@ def test_logprobs_of_a_mixed_sample_are_those_of_the_mixture(model, share, tempe
     for request, sample in zip(asked, samples, strict=True):
         tokens = sample.tokens.tolist()
         own = logprobs_by_transformers(model, request.prompt_tokens, tokens)
-        theirs = logprobs_by_transformers(other, request.teacher_tokens, tokens)
+        theirs = logprobs_by_transformers(other, request.teacher_prompt_tokens, tokens)
         mixture = share * torch.softmax(theirs / temperature, -1) + (1 - share) * torch.softmax(own / temperature, -1)
         drawn = sample.tokens[:, None]
         torch.testing.assert_close(sample.sampling_logprobs, mixture.log().gather(1, drawn)[:, 0].float(), **EXACT)
@@ -356,7 +361,7 @@ def test_the_teachers_whole_share_is_the_teacher(model):
     params = SamplingParams(12, temperature=0.8, top_k=9, top_p=0.9, stop_ids=STOPS)
     teacher = LocalSampler(tiny(seed=5))
     asked = mixed(requests())
-    alone = teacher.sample([SampleRequest(request.teacher_tokens, request.seed) for request in asked], params)
+    alone = teacher.sample([SampleRequest(request.teacher_prompt_tokens, request.seed) for request in asked], params)
     together = LocalSampler(model).sample_mixed(asked, teacher, 1.0, params)
     assert equal(alone, together)
     assert not any(torch.equal(a.policy_logprobs, b.policy_logprobs) for a, b in zip(alone, together, strict=True))
@@ -398,9 +403,9 @@ def next_token(model, tokens):
 
 def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modules_with():
     model, params = tiny(), SamplingParams(10, stop_ids=STOPS)
-    student, teacher = LocalSampler(model), LocalSelfTeacher.of(model, SelfRule("frozen"), 64, 256)
+    student, teacher = LocalSampler(model), LocalSelfTeacher.of(model, WeightUpdateRule("frozen"), 64, 256)
     before = tiny()
-    for value in model.trainable().values():
+    for value in model.trainable_parameters().values():
         value.data.mul_(1.1)
     asked = mixed(requests())
     found = student.sample_mixed(asked, teacher, 0.5, params)
@@ -411,4 +416,4 @@ def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modul
 
 def test_local_clients_decode_in_lockstep():
     assert isinstance(LocalSampler(tiny()), LockstepClient)
-    assert isinstance(LocalSelfTeacher.of(tiny(), SelfRule("live"), 64, 256), LockstepClient)
+    assert isinstance(LocalSelfTeacher.of(tiny(), WeightUpdateRule("live"), 64, 256), LockstepClient)

@@ -6,13 +6,18 @@ import torch
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.objective import Full, Objective, Sampled
-from practicum.ports import AdamParams, SelfRule
+from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
 
 from .tiny import data_for, random_tokens, rollouts, tiny
 
 REQUEST = ScoreRequest(random_tokens(6, 1), (5, 6, 7))
-RULES = [SelfRule("live"), SelfRule("frozen"), SelfRule("ema", rate=0.3), SelfRule("periodic", period=2)]
+RULES = [
+    WeightUpdateRule("live"),
+    WeightUpdateRule("frozen"),
+    WeightUpdateRule("ema", rate=0.3),
+    WeightUpdateRule("periodic", period=2),
+]
 RULE_NAMES = [rule.weights for rule in RULES]
 
 
@@ -33,10 +38,10 @@ def history(trainer: LocalTrainer, teachers, count: int):
 
 
 def copies(trainer: LocalTrainer):
-    return {name: value.detach().clone() for name, value in trainer.language_model.trainable().items()}
+    return {name: value.detach().clone() for name, value in trainer.language_model.trainable_parameters().items()}
 
 
-def expected_weights(rule: SelfRule, seen):
+def expected_weights(rule: WeightUpdateRule, seen):
     if rule.weights == "live":
         return seen[-1]
     if rule.weights == "frozen":
@@ -66,13 +71,13 @@ def test_scores_are_those_of_the_weights_the_rule_names(rule, count):
 def test_what_live_weights_said_does_not_move_between_the_updates_of_a_step():
     """The head of an answer is read after the first update; with the weights of now it would fit its hidden states no more."""
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(SelfRule("live", updates=2))
+    teacher = trainer.self_teacher(WeightUpdateRule("live", updates=2))
     (signal,) = teacher.score([REQUEST], Full())
     before = signal.head.logprobs(signal.states)
     step(trainer)
     assert signal.head.logprobs(signal.states).equal(before)
     teacher.after_step(1, ())
-    live = trainer.self_teacher(SelfRule("live")).score([REQUEST], Sampled())[0]
+    live = trainer.self_teacher(WeightUpdateRule("live")).score([REQUEST], Sampled())[0]
     assert teacher.score([REQUEST], Sampled())[0].logprobs.equal(live.logprobs)
 
 
@@ -90,7 +95,7 @@ def test_scoring_and_sampling_leave_the_student_alone(rule):
 def test_a_signal_outlives_the_swap_of_weights():
     """Hidden states and head belong to the held weights even when they are read after the student came back."""
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(SelfRule("frozen"))
+    teacher = trainer.self_teacher(WeightUpdateRule("frozen"))
     before = teacher.score([REQUEST], Sampled())[0].logprobs
     step(trainer)
     signal = teacher.score([REQUEST], Full())[0]
@@ -100,7 +105,7 @@ def test_a_signal_outlives_the_swap_of_weights():
 
 def test_the_sampler_of_a_frozen_teacher_is_the_student_of_the_start():
     trainer = LocalTrainer(tiny())
-    teacher = trainer.self_teacher(SelfRule("frozen"))
+    teacher = trainer.self_teacher(WeightUpdateRule("frozen"))
     requests = [SampleRequest(random_tokens(5, seed), seed) for seed in range(4)]
     step(trainer)
     found = teacher.sample(requests, SamplingParams(8))
@@ -115,7 +120,7 @@ def test_only_what_learns_is_held(rule):
     model.model.model.layers[1].mlp.requires_grad_(True)
     trainer = LocalTrainer(model)
     teacher = trainer.self_teacher(rule)
-    assert set(teacher.overlay) == (set() if rule.weights == "live" else set(model.trainable()))
+    assert set(teacher.overlay) == (set() if rule.weights == "live" else set(model.trainable_parameters()))
     assert all(".layers.1.mlp." in name for name in teacher.overlay)
     assert set(teacher.save_state()) == (set(teacher.overlay) if rule.weights in ("ema", "periodic") else set())
 
@@ -141,7 +146,7 @@ def test_a_restored_self_teacher_goes_on_bit_for_bit(rule):
 def test_a_live_self_teacher_gives_no_loss_and_no_gradient():
     trainer = LocalTrainer(tiny())
     requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in rollouts()]
-    signals = trainer.self_teacher(SelfRule("live")).score(requests, Full())
+    signals = trainer.self_teacher(WeightUpdateRule("live")).score(requests, Full())
     data = [Datum(item, signal) for item, signal in zip(rollouts(), signals, strict=True)]
     for choice in ({}, {"divergence": "jsd(0.3)"}, {"signal": "topk(4)"}, {"estimator": "score_function(1)"}):
         result = trainer.forward_backward(data, Objective.model_validate(choice), 0)
@@ -150,4 +155,8 @@ def test_a_live_self_teacher_gives_no_loss_and_no_gradient():
 
 
 def test_a_self_teacher_can_answer_everything():
-    assert LocalTrainer(tiny()).self_teacher(SelfRule("ema")).capabilities.signals == {"sampled", "topk", "full"}
+    assert LocalTrainer(tiny()).self_teacher(WeightUpdateRule("ema")).capabilities.signals == {
+        "sampled",
+        "topk",
+        "full",
+    }

@@ -6,7 +6,7 @@ import pytest
 
 from practicum.backends.local.loading import load_student
 from practicum.backends.local.paper import footprint_of
-from practicum.backends.local.sizes import learning_of, shape_of
+from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.models.config import Lora, StudentConfig
 
 from .mixtures import family_folder
@@ -16,7 +16,7 @@ def test_of_a_mixture_of_experts_those_count_that_a_token_goes_to(tmp_path: Path
     """One dense layer, and one with four experts of which two are chosen, beside one that all tokens go through."""
     folder = family_folder(tmp_path / "model", "glm4_moe")
     loaded = load_student(StudentConfig(model=str(folder), lora=Lora(rank=3)), 0)
-    shape, learning = shape_of(loaded.language_model), learning_of(loaded.language_model)
+    shape, learning = measure_dims(loaded.language_model), measure_trainable(loaded.language_model)
     attention = 32 * 32 * 2 + 32 * 16 * 2
     dense, expert, router = 3 * 32 * 48, 3 * 32 * 16, 4 * 32
     assert shape.body == 2 * attention + dense + router + (1 + 2) * expert

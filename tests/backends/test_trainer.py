@@ -12,10 +12,19 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.errors import CheckpointError
-from practicum.objective import Full, Objective, Sampled, TeacherTokens, TopK, logit_side, token_batch, token_side
+from practicum.objective import (
+    Full,
+    Objective,
+    Sampled,
+    TeacherDistribution,
+    TopK,
+    build_token_batch,
+    compute_coefficients,
+    compute_term_values,
+)
 from practicum.objective.measures import COLUMNS
 from practicum.ports import AdamParams
-from practicum.types import Datum, ForwardResult, Pool, ScoreRequest, TeacherSignal, TokenOutputs
+from practicum.types import Datum, ForwardResult, PooledSignal, ScoreRequest, TeacherSignal, TokenRecord
 
 from .tiny import ARCHITECTURES, VOCABULARY, all_logits, data_for, hidden_signal, rollout, rollouts, tiny
 
@@ -45,7 +54,9 @@ def gradients(model: LanguageModel, data, objective, limits=None, seed: int = 0,
     trainer = LocalTrainer(model, limits, dropout=dropout)
     result = trainer.forward_backward(data, objective, seed)
     found = {
-        name: parameter.grad.clone() for name, parameter in model.trainable().items() if parameter.grad is not None
+        name: parameter.grad.clone()
+        for name, parameter in model.trainable_parameters().items()
+        if parameter.grad is not None
     }
     model.model.zero_grad(set_to_none=True)
     return found, result
@@ -59,13 +70,15 @@ def naive_gradients(student: LanguageModel, teacher: LanguageModel, data, object
     ours = torch.log_softmax(torch.cat([all_logits(student, datum.rollout) for datum in used]), dim=-1)
     with torch.no_grad():
         theirs = torch.log_softmax(torch.cat([all_logits(teacher, datum.rollout) for datum in used]), dim=-1)
-    tokens = token_batch(data, objective)
-    values = logit_side(ours, TeacherTokens(full=theirs), tokens, objective)
+    tokens = build_token_batch(data, objective)
+    values = compute_term_values(ours, TeacherDistribution(full=theirs), tokens, objective)
     pairs = zip(objective.losses, values, strict=True)
     torch.stack(
-        [(token_side(term, value.detached(), tokens) * value.value).sum() for term, value in pairs]
+        [(compute_coefficients(term, value.detached(), tokens) * value.value).sum() for term, value in pairs]
     ).sum().backward()
-    found = {name: value.grad.clone() for name, value in student.trainable().items() if value.grad is not None}
+    found = {
+        name: value.grad.clone() for name, value in student.trainable_parameters().items() if value.grad is not None
+    }
     student.model.zero_grad(set_to_none=True)
     return found
 
@@ -102,7 +115,7 @@ def test_gradients_and_records_do_not_depend_on_how_the_batch_is_cut(choice):
         )
 
 
-def outputs_by_rollout(result: ForwardResult, data: Sequence[Datum]) -> list[TokenOutputs]:
+def outputs_by_rollout(result: ForwardResult, data: Sequence[Datum]) -> list[TokenRecord]:
     return result.outputs.split([datum.rollout for datum in data])
 
 
@@ -125,7 +138,7 @@ def test_gradients_of_two_calls_add_up():
     trainer.forward_backward(data[:2], objective, 0)
     trainer.forward_backward(data[3:], objective, 0)
     assert_same(
-        {name: value.grad for name, value in student.trainable().items()},
+        {name: value.grad for name, value in student.trainable_parameters().items()},
         {n: parts[0][n] + parts[1][n] for n in parts[0]},
     )
 
@@ -373,7 +386,7 @@ def test_nan_in_the_teacher_drops_the_gradient_and_moves_nothing(choice):
     trainer, before = LocalTrainer(student, TrainerLimits(10**6, 2)), weights_of(student)
     result = trainer.forward_backward(data, Objective.model_validate(choice), 0)
     assert result.metrics["nonfinite"] >= 1
-    assert all(parameter.grad is None for parameter in student.trainable().values())
+    assert all(parameter.grad is None for parameter in student.trainable_parameters().values())
     trainer.optim_step(STEP)
     assert unchanged(student, before)
 
@@ -387,7 +400,7 @@ def test_a_broken_rollout_does_not_take_away_what_an_earlier_call_learned():
     trainer = LocalTrainer(student)
     trainer.forward_backward(good, Objective(), 0)
     assert trainer.forward_backward(broken, Objective(), 0).metrics["nonfinite"] == 1
-    assert_same({name: value.grad for name, value in student.trainable().items()}, expected, 0)
+    assert_same({name: value.grad for name, value in student.trainable_parameters().items()}, expected, 0)
 
 
 def test_nan_in_the_student_is_reported_and_moves_nothing():
@@ -408,10 +421,10 @@ def test_a_gradient_that_is_not_finite_is_skipped(value):
     student = trainable(tiny())
     trainer, before = LocalTrainer(student), weights_of(student)
     trainer.forward_backward(data_for(tiny(seed=1)), Objective(), 0)
-    next(iter(student.trainable().values())).grad[0] = value
+    next(iter(student.trainable_parameters().values())).grad[0] = value
     assert trainer.optim_step(STEP)["skipped"] == 1
     assert unchanged(student, before)
-    assert all(parameter.grad is None for parameter in student.trainable().values())
+    assert all(parameter.grad is None for parameter in student.trainable_parameters().values())
     trainer.forward_backward(data_for(tiny(seed=1)), Objective(), 0)
     assert trainer.optim_step(STEP)["skipped"] == 0
     assert not unchanged(student, before)
@@ -424,7 +437,7 @@ def test_the_step_is_adamw_on_the_clipped_gradient():
     trainer = LocalTrainer(student)
     for step, rate in enumerate((0.01, 0.005, 0.001), start=1):
         found = naive_gradients(twin, tiny(seed=1), data, Objective())
-        for name, parameter in twin.trainable().items():
+        for name, parameter in twin.trainable_parameters().items():
             parameter.grad = found[name]
         norm = torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 0.5)
         for group in optimizer.param_groups:
@@ -474,10 +487,10 @@ def test_a_gradient_that_was_accumulated_is_not_lost_to_an_update_from_nothing()
     student, data = trainable(tiny()), data_for(tiny(seed=1))
     trainer = LocalTrainer(student)
     trainer.forward_backward(data, Objective(), 0)
-    before = {name: parameter.grad.clone() for name, parameter in student.trainable().items()}
+    before = {name: parameter.grad.clone() for name, parameter in student.trainable_parameters().items()}
     wrong = [replace(datum, rollout=replace(datum.rollout, reward=0.0)) for datum in data]
     trainer.forward_backward(wrong, Objective(filter="correct"), 1)
-    assert all(parameter.grad.equal(before[name]) for name, parameter in student.trainable().items())
+    assert all(parameter.grad.equal(before[name]) for name, parameter in student.trainable_parameters().items())
     assert trainer.optim_step(STEP)["empty_updates"] == 0
 
 
@@ -564,10 +577,10 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     student, data = trainable(tiny(dropout=0.5)), data_for(tiny(seed=1))
     objective = Objective.model_validate({"estimator": "score_function(1)"})
     trainer = LocalTrainer(student, dropout=True)
-    batch = token_batch(data, objective)
+    batch = build_token_batch(data, objective)
     student.model.train()
     passes = trainer._passes(data, batch, 10**6)
-    first, second = (trainer._whole_coefficients(passes, student.head(), objective, batch)[0] for _ in range(2))
+    first, second = (trainer._compute_batch_coefficients(passes, student.head(), objective, batch)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
@@ -599,7 +612,7 @@ def test_only_what_is_trainable_gets_a_gradient_and_moves():
     trainer.forward_backward(data_for(tiny(seed=1)), Objective(), 0)
     trainer.optim_step(STEP)
     moved = {name for name, value in student.model.named_parameters() if not torch.equal(value, before[name])}
-    assert moved == set(student.trainable()) == {name for name in before if ".layers.1." in name}
+    assert moved == set(student.trainable_parameters()) == {name for name in before if ".layers.1." in name}
     assert set(trainer.save_state()["student"]) == moved
 
 
@@ -617,7 +630,7 @@ def test_teachers_of_the_same_tokens_share_the_students_pass(limits):
         for item in items
     ]
     data = [
-        Datum(item, TeacherSignal(pool=Pool("sum", weights, members)))
+        Datum(item, TeacherSignal(pool=PooledSignal("sum", weights, members)))
         for item, members in zip(items, said, strict=True)
     ]
     apart = [

@@ -8,11 +8,11 @@ import torch
 from toy import toy_recipe
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local.language_model import UNBOUNDED, LanguageModel, find_body, forwards_exchanged
+from practicum.backends.local.language_model import UNBOUNDED, LanguageModel, find_body, patch_forwards
 from practicum.backends.local.loading import load, load_student
-from practicum.backends.local.packing import ready_to_pack
-from practicum.backends.local.prepared import Prepared
-from practicum.backends.local.reading import SlotReading
+from practicum.backends.local.packing import enable_packing
+from practicum.backends.local.prepared import PrepackedModel
+from practicum.backends.local.reading import SlotDecodeBatch
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trial import why_unsampled
 from practicum.errors import ModelError
@@ -37,7 +37,7 @@ def model_of(name: str) -> LanguageModel:
     """A tiny model of a family, without a folder."""
     (family,) = (family for family in FAMILIES if family.name == name)
     model = AutoModelForCausalLM.from_config(config_of(family)).eval()
-    return ready_to_pack(LanguageModel(model, VOCABULARY))
+    return enable_packing(LanguageModel(model, VOCABULARY))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
     def forgetful(past_key_values=None, **others):
         return whole(past_key_values=None, **{**others, "attention_mask": None})
 
-    with forwards_exchanged({body: forgetful}):
+    with patch_forwards({body: forgetful}):
         found = why_unsampled(model)
     assert "LlamaForCausalLM read token by token is not the model that reads whole texts" in found
     assert "nats" in found
@@ -68,7 +68,7 @@ def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
 
 
 def test_slots_that_mix_up_their_rows_are_refused(monkeypatch):
-    monkeypatch.setattr(SlotReading, "_move", lambda self, source, row: None)
+    monkeypatch.setattr(SlotDecodeBatch, "_move_slot", lambda self, source, row: None)
     assert "is not the model that reads whole texts" in why_unsampled(tiny())
 
 
@@ -147,7 +147,7 @@ def test_a_gated_norm_is_not_exchanged_for_a_plain_one():
     model = model_of("Bamba")
     norms = [module for module in model.model.modules() if type(module).__name__.startswith("BambaRMSNorm")]
     gated = {module for module in norms if type(module).__name__ == "BambaRMSNormGated"}
-    exchanged = set(Prepared(model, steps=100)._forwards)
+    exchanged = set(PrepackedModel(model, steps=100)._forwards)
     assert gated
     assert not gated & exchanged
     assert set(norms) - gated <= exchanged

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import ready_to_pack
+from practicum.backends.local.packing import enable_packing
 from practicum.types import Datum, Prompt, Rollout, TeacherSignal
 
 VOCABULARY = 64
@@ -43,7 +43,7 @@ def tiny(architecture: str = "llama", seed: int = 0, *, rows: int = VOCABULARY, 
         config.layer_types = ["sliding_attention", "full_attention"]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return ready_to_pack(LanguageModel(AutoModelForCausalLM.from_config(config).eval(), VOCABULARY))
+        return enable_packing(LanguageModel(AutoModelForCausalLM.from_config(config).eval(), VOCABULARY))
 
 
 def random_tokens(count: int, seed: int) -> tuple[int, ...]:

@@ -57,14 +57,14 @@ def get(address: str, **headers: str) -> tuple[int, str]:
 
 def test_only_what_changed_is_news(going_on: Path) -> None:
     live = Live(going_on)
-    first = live.news("")
+    first = live.get_changes_since("")
     assert set(first["html"]) == set(first["order"]) and first["status"] == "step 4 of 4; running"
-    nothing = live.news(first["version"])
+    nothing = live.get_changes_since(first["version"])
     assert "html" not in nothing and nothing["version"] == first["version"] and not nothing["finished"]
     live = Live(going_on)
     with (going_on / "alarms.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "id": "M1", "name": "loss", "value": 1.0, "baseline": 0.1}) + "\n")
-    changed = live.news(first["version"])
+    changed = live.get_changes_since(first["version"])
     assert {"alarms", "curves"} <= set(changed["html"]) and not {"heat", "again", "verdict"} & set(changed["html"])
 
 
@@ -72,7 +72,7 @@ def test_a_run_that_nobody_writes_is_named(going_on: Path) -> None:
     assert writer(going_on) == "alive"
     (going_on / "run.lock").write_text("")
     assert writer(going_on) == "gone"
-    assert "go on with --resume" in Live(going_on).news("")["status"]
+    assert "go on with --resume" in Live(going_on).get_changes_since("")["status"]
     (going_on / "run.lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     assert writer(going_on) == "unknown" and writer(going_on / "nowhere") == "unknown"
 
@@ -80,7 +80,7 @@ def test_a_run_that_nobody_writes_is_named(going_on: Path) -> None:
 def test_a_run_that_was_silent_for_long_is_named(going_on: Path) -> None:
     for path in going_on.glob("*.json*"):
         os.utime(path, (1, 1))
-    news = Live(going_on).news("")
+    news = Live(going_on).get_changes_since("")
     assert "nothing was written for" in news["status"] and news["kind"] == "late"
 
 

@@ -12,13 +12,13 @@ from toy import toy_recipe
 from practicum.core.plugins import module_of, names
 from practicum.errors import CapabilityError
 from practicum.objective import Full, Objective, Sampled, Term, TopK
-from practicum.ports import AdamParams, Backend, SamplingClient, SelfRule, SelfTeacher, TrainingClient
-from practicum.rollouts import Batch, sample_rollouts
-from practicum.runs.assembly import Assembled, assemble_run
+from practicum.ports import AdamParams, Backend, SamplingClient, SelfTeacher, TrainingClient, WeightUpdateRule
+from practicum.rollouts import RolloutBatch, sample_rollouts
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.training.loop import assemble as paired
 from practicum.types import Datum, SampleRequest, SamplingParams, ScoreRequest
 
-Build = Callable[[], Assembled]
+Build = Callable[[], RunComponents]
 OBJECTIVE = Objective(losses=(Term(signal=TopK(k=4)),))
 """One that every backend can train."""
 
@@ -61,9 +61,9 @@ def build(backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: 
     changes = dict(BACKENDS[backend])
     if backend == "tinker":
         changes["backend"] = {"type": "tinker", "url": request.getfixturevalue("url")}
-    made: list[Assembled] = []
+    made: list[RunComponents] = []
 
-    def built() -> Assembled:
+    def built() -> RunComponents:
         made.append(assemble_run(toy_recipe(models, changes), tmp_path))
         return made[-1]
 
@@ -72,14 +72,14 @@ def build(backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: 
         one.close()
 
 
-def requests(built: Assembled, count: int = 5) -> list[SampleRequest]:
+def requests(built: RunComponents, count: int = 5) -> list[SampleRequest]:
     prompts = built.parts.prompts[:count]
     return [SampleRequest(built.parts.renderer.render(prompt.messages), seed) for seed, prompt in enumerate(prompts)]
 
 
-def data(built: Assembled) -> list[Datum]:
+def data(built: RunComponents) -> list[Datum]:
     client = built.backend.sampler(built.learner)
-    batch = Batch(built.parts.prompts[:5], 1, 0, 1)
+    batch = RolloutBatch(built.parts.prompts[:5], 1, 0, 1)
     rollouts = sample_rollouts(batch, client, built.parts.renderer, built.settings.plan(1).sampling)
     return paired(rollouts, built.parts.teacher.score(rollouts, Full()))
 
@@ -90,7 +90,7 @@ def test_it_speaks_the_protocols(build: Build) -> None:
     assert isinstance(built.trainer, TrainingClient)
     assert isinstance(built.backend.sampler(built.learner), SamplingClient)
     assert isinstance(built.trainer.snapshot(), SamplingClient)
-    assert isinstance(built.backend.self_teacher(built.learner, SelfRule("frozen"), "teacher"), SelfTeacher)
+    assert isinstance(built.backend.self_teacher(built.learner, WeightUpdateRule("frozen"), "teacher"), SelfTeacher)
 
 
 def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build) -> None:
@@ -242,9 +242,15 @@ def test_a_checkpoint_takes_no_more_than_was_announced(backend: str, build: Buil
 
 
 @pytest.mark.parametrize(
-    "rule", [SelfRule("live"), SelfRule("frozen"), SelfRule("ema", 0.5), SelfRule("periodic", period=2)]
+    "rule",
+    [
+        WeightUpdateRule("live"),
+        WeightUpdateRule("frozen"),
+        WeightUpdateRule("ema", 0.5),
+        WeightUpdateRule("periodic", period=2),
+    ],
 )
-def test_the_self_teacher_follows_its_rule(build: Build, rule: SelfRule) -> None:
+def test_the_self_teacher_follows_its_rule(build: Build, rule: WeightUpdateRule) -> None:
     built = build()
     if built.learner.shape is None and rule.weights in ("ema", "periodic"):
         with pytest.raises(CapabilityError, match="write weights: frozen or live"):
@@ -277,12 +283,12 @@ def test_a_topk_answer_holds_k_candidates_or_richer(build: Build) -> None:
     assert answer.head is not None or (answer.topk_ids is not None and answer.topk_ids.shape == (3, 3))
 
 
-def step(built: Assembled) -> None:
+def step(built: RunComponents) -> None:
     built.trainer.forward_backward(data(built), OBJECTIVE, seed=0)
     built.trainer.optim_step(AdamParams(0.01))
 
 
-def snapshot(built: Assembled) -> dict[str, torch.Tensor]:
+def snapshot(built: RunComponents) -> dict[str, torch.Tensor]:
     """What the weights say of a text, wherever they are."""
     (said,) = built.backend.sampler(built.learner).score([ScoreRequest((8, 4, 3), (7, 8, 2, 5))], Sampled())
     assert said.logprobs is not None

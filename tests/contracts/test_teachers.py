@@ -13,18 +13,18 @@ from stub_server import FolderModel, Stub
 from toy import TASK
 
 from practicum.backends.local.loading import load, load_student
-from practicum.backends.local.residency import scorer
+from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.core.plugins import module_of, names
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Full, Objective, Sampled, Signal, TopK
 from practicum.ports import AdamParams, Model, Teacher, TeacherContext, TeacherRequest
-from practicum.tasks import Answered, TaskContext
+from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks.reverse import Config as Reverse
 from practicum.tasks.reverse import build as reverse
 from practicum.text.tokenizers import load_renderer
-from practicum.training.candidates import candidates_of
+from practicum.training.candidates import compute_candidates
 from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see tests/service.py
@@ -78,7 +78,7 @@ ROUNDS = {"service": False}
 """Whether the teacher at hand is at a service, whose batches, made as requests arrive, decide the last digits."""
 
 
-class Knowing(Answered):
+class Knowing(PromptSet):
     """The task with an expert, who is not sure."""
 
     def expert(self, prompt: Prompt, said: Sequence[str]) -> dict[str, float]:
@@ -134,7 +134,7 @@ def rollouts(models: Path, params: SamplingParams) -> list[Rollout]:
         )
         for number, (prompt, tokens, sample) in enumerate(zip(prompts, prompt_tokens, samples, strict=True))
     ]
-    candidates = candidates_of(named, written, 3)
+    candidates = compute_candidates(named, written, 3)
     return [replace(rollout, candidates=ids) for rollout, ids in zip(written, candidates, strict=True)]
 
 
@@ -179,7 +179,7 @@ def places(models: Path, tape: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def _marked(case: tuple[str, dict[str, Any]]) -> Any:
+def _insert_placeholder(case: tuple[str, dict[str, Any]]) -> Any:
     """A case that asks a server is a long one, and so is any but the first of a teacher."""
     name, settings = case
     asks = any(f"'{place}'" in str(case) for place in (*DIALECTS, "SERVICE"))
@@ -187,7 +187,8 @@ def _marked(case: tuple[str, dict[str, Any]]) -> Any:
 
 
 @pytest.fixture(
-    params=map(_marked, CASES), ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40]
+    params=map(_insert_placeholder, CASES),
+    ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40],
 )
 def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str]) -> Callable[[], Built]:
     """Builds the same student and teacher anew each time."""
@@ -200,7 +201,7 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
 
     def load_model(inner: Any) -> Model:
         loaded = load(inner)
-        return Model(scorer(loaded, inner, 3, 4), loaded.renderer, loaded.context_length, loaded.source)
+        return Model(build_scorer(loaded, inner, 3, 4), loaded.renderer, loaded.context_length, loaded.source)
 
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)

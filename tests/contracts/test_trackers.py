@@ -11,7 +11,7 @@ from toy import environment, forked, rows, toy_recipe, toy_run
 from practicum.core.plugins import module_of, names
 from practicum.errors import RecipeError
 from practicum.runs.console import PlainConsole
-from practicum.runs.tracked import Tracked, flat
+from practicum.runs.tracked import RunTracker, flatten_settings
 from practicum.trackers import Tracker, TrackerContext, client
 
 RECORDING = "tests.contracts.recording"
@@ -89,7 +89,7 @@ def test_secrets_and_machine_paths_are_not_sent():
         "base_dir": "/home/someone",
         "reference": None,
     }
-    assert dict(flat(settings)) == {"teacher.model": "m", "prompt_tokens": 2048}
+    assert dict(flatten_settings(settings)) == {"teacher.model": "m", "prompt_tokens": 2048}
 
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path):
@@ -97,7 +97,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path):
         client("tests.contracts.recording").Config(path=str(tmp_path / "calls")),
         TrackerContext("toy", "id", tmp_path, {}),
     )
-    with Tracked(tracker, tmp_path / "metrics.jsonl") as tracked:
+    with RunTracker(tracker, tmp_path / "metrics.jsonl") as tracked:
         tracked.log(1, {"a": float("nan"), "b": 1.0, "c": float("inf")})
     assert rows(tmp_path / "calls")[1]["metrics"] == {"b": 1.0}
 

@@ -236,7 +236,7 @@ def test_one_prompt_fills_a_whole_step(models: Path, tmp_path: Path) -> None:
 def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(models: Path, tmp_path: Path) -> None:
     events: list[str] = []
 
-    class Said:
+    class ServerScores:
         def event(self, text: str) -> None:
             events.append(text)
 
@@ -251,7 +251,7 @@ def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(model
         def close(self) -> None: ...
 
     changes = {**jsonl(tmp_path, ["ab", "abc", "abcd"]), "prompt_tokens": 5}  # <user>, three letters, <assistant>
-    folder = toy_run(models, tmp_path, changes, console=Said()).folder
+    folder = toy_run(models, tmp_path, changes, console=ServerScores()).folder
     assert {row["prompt"] for row in rows(folder / "rollouts.jsonl")} == {"0", "1"}
     assert any(text.startswith("1 of 3 prompts left out") for text in events), events
 

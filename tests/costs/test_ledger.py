@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from toy import assert_same_run, curve, forked, make_model, rows, toy_run
 
-from practicum.costs import Lap, Ledger, Shape, Spending, cost_summary, read_once
+from practicum.costs import BudgetTracker, Lap, Ledger, ModelDims, cost_summary, count_read_tokens
 from practicum.recipe import Budget, Prices
 
-SHAPE = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+SHAPE = ModelDims(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,9 @@ def test_a_meter_counts_texts_and_heads() -> None:
     ledger = Ledger()
     ledger.shapes = {"student": SHAPE, "teacher": SHAPE}
     student, teacher = ledger.meter("student"), ledger.meter("teacher")
-    student.wrote([((1, 2, 3), 4), ((1, 2, 3), 2)])
+    student.count_sampled([((1, 2, 3), 4), ((1, 2, 3), 2)])
     teacher.scored([((1, 2, 3), 4), ((1, 2, 3), 2)], heads=False)
-    teacher.read_hidden(6)
+    teacher.count_head(6)
     row = ledger.take()
     # prompt once: contexts 1 + 2 + 3; answers: 4 + 5 + 6 and 4; six tokens are drawn
     assert row["cost/flops_sample"] == 2000 * (3 + 3 + 1) + 64 * (6 + 15 + 4) + 800 * 6
@@ -45,7 +45,7 @@ def test_a_thread_that_works_ahead_counts_apart_until_its_lap_is_put_in() -> Non
     teacher = ledger.meter("teacher")
 
     def asked_ahead() -> Lap:
-        with ledger.apart() as lap:
+        with ledger.record_separately() as lap:
             teacher.scored([((1,), 5)], heads=True)
         return lap
 
@@ -87,7 +87,7 @@ def test_a_run_counts_what_it_did(models: Path, tmp_path: Path) -> None:
         tokens = sum(len(rollout["tokens"]) for rollout in own)
         texts = [(tuple(rollout["prompt_tokens"]), len(rollout["tokens"])) for rollout in own]
         assert row["cost/sampled_tokens"] == row["cost/scored_tokens"] == row["cost/update_tokens"] == tokens
-        assert row["cost/prompt_tokens"] == read_once(texts, shortest=0).prompt_tokens
+        assert row["cost/prompt_tokens"] == count_read_tokens(texts, shortest=0).prompt_tokens
         assert row["cost/flops"] == sum(row[f"cost/flops_{phase}"] for phase in ("sample", "score", "update"))
     cost = run.summary["cost"]
     assert cost["flops"] == sum(row["cost/flops"] for row in metrics)
@@ -213,7 +213,7 @@ def test_the_first_part_of_a_budget_that_a_step_would_exceed_is_named() -> None:
 
 
 def test_the_next_step_is_foretold_by_the_dearest_of_the_last_ten() -> None:
-    spending = Spending()
+    spending = BudgetTracker()
     assert spending.next_step == {"flops": 0.0, "tokens": 0.0, "seconds": 0.0}
     spending.add({"tokens": 3.0, "cost/flops": 7.0, "seconds_sample": 0.5})
     spending.add({"step": 2, "seconds_update": 1.0})

@@ -16,13 +16,13 @@ from tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 
 from practicum.backends.local.adapters import add_adapters
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import Packing
-from practicum.backends.local.sizes import learning_of, shape_of
-from practicum.costs import Learning, Reading, Shape, read_once
+from practicum.backends.local.packing import PackedBatch
+from practicum.backends.local.sizes import measure_dims, measure_trainable
+from practicum.costs import ModelDims, ReadTokens, TrainableDims, count_read_tokens
 from practicum.models.config import Lora
 from practicum.types import ScoreRequest
 
-TINY = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+TINY = ModelDims(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
 
 
 def test_forward_by_hand() -> None:
@@ -34,16 +34,16 @@ def test_forward_by_hand() -> None:
 
 
 def test_an_update_of_everything_is_three_forward_passes_and_with_recomputation_four() -> None:
-    everything = Learning(parameters=13_000, layers=2, body=1000, adapters=0, head=True)
-    read = Reading(tokens=10, prompt_tokens=4, contexts=55)
+    everything = TrainableDims(parameters=13_000, layers=2, body=1000, adapters=0, head=True)
+    read = ReadTokens(tokens=10, prompt_tokens=4, contexts=55)
     body, head = TINY.hidden(10, 55), TINY.logits(6)
     assert everything.update(TINY, read, 6) == 3 * body + 3 * head
     assert everything.update(TINY, read, 6, recompute=True) == 4 * body + 3 * head
 
 
 def test_what_is_frozen_costs_its_forward_pass_alone() -> None:
-    upper = Learning(parameters=500, layers=1, body=500, adapters=0, head=False)
-    read = Reading(tokens=10, prompt_tokens=4, contexts=55)
+    upper = TrainableDims(parameters=500, layers=1, body=500, adapters=0, head=False)
+    read = ReadTokens(tokens=10, prompt_tokens=4, contexts=55)
     # forward; gradient through one of two layers (attention twice); 500 weights; the head forward and into its input
     assert upper.update(TINY, read, 6) == 2 * 1000 * 10 + 64 * 55 + 1000 * 10 + 2 * 32 * 55 + 2 * 500 * 10 + 2 * 800 * 6
 
@@ -51,8 +51,8 @@ def test_what_is_frozen_costs_its_forward_pass_alone() -> None:
 def test_texts_are_read_as_the_packed_backend_reads_them() -> None:
     shared, rest = tuple(range(20)), (1,) * 16
     texts = [((*shared, *rest), 5), ((*shared, *rest), 1), ((*shared, 3), 4)]
-    read = read_once(texts)
-    packing = Packing([ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu"))
+    read = count_read_tokens(texts)
+    packing = PackedBatch([ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu"))
     assert read.prompt_tokens == 20 + 16 + 1
     assert read.tokens == 37 + 4 + 0 + 3 == len(packing.ids)
     assert read.contexts == int((packing.positions + 1).sum())
@@ -68,19 +68,19 @@ def test_texts_are_read_as_the_packed_backend_reads_them() -> None:
 )
 def test_reading_equals_packing(sizes: list[tuple[int, int, int]], data: st.DataObject) -> None:
     texts = [((1,) * begins + (data.draw(st.integers(2, 3)),) * rest, count) for begins, rest, count in sizes]
-    packing = Packing([ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu"))
-    read = read_once(texts)
+    packing = PackedBatch([ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu"))
+    read = count_read_tokens(texts)
     assert (read.tokens, read.contexts) == (len(packing.ids), int((packing.positions + 1).sum()))
 
 
 def test_a_sampler_reads_every_equal_prompt_once() -> None:
-    assert read_once([((1, 2), 4)] * 3).prompt_tokens == 6
-    assert read_once([((1, 2), 4)] * 3, shortest=0).prompt_tokens == 2
+    assert count_read_tokens([((1, 2), 4)] * 3).prompt_tokens == 6
+    assert count_read_tokens([((1, 2), 4)] * 3, shortest=0).prompt_tokens == 2
 
 
 def test_nothing_is_read_of_nothing() -> None:
-    assert read_once([]) == Reading()
-    assert read_once([((1, 2, 3), 0)]) == Reading(tokens=3, prompt_tokens=3, contexts=6)
+    assert count_read_tokens([]) == ReadTokens()
+    assert count_read_tokens([((1, 2, 3), 0)]) == ReadTokens(tokens=3, prompt_tokens=3, contexts=6)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -90,7 +90,7 @@ def test_the_count_is_that_of_torch(architecture: str, part: str) -> None:
     model = tiny(architecture)
     model.model.train()
     _let_learn(model, part)
-    shape, learning = shape_of(model), learning_of(model)
+    shape, learning = measure_dims(model), measure_trainable(model)
     length = 64
     ids = torch.tensor(random_tokens(length, 0))[None]
     with FlopCounterMode(display=False) as forward, torch.no_grad():
@@ -98,7 +98,7 @@ def test_the_count_is_that_of_torch(architecture: str, part: str) -> None:
     with FlopCounterMode(display=False) as both:
         _logits(model, ids).sum().backward()
     whole = length * length  # without a mask every token looks at all
-    read = Reading(tokens=length, prompt_tokens=0, contexts=whole)
+    read = ReadTokens(tokens=length, prompt_tokens=0, contexts=whole)
     assert shape.hidden(length, whole) + shape.logits(length) == forward.get_total_flops()
     lowest = _entry(model, length) if part == "adapters" else 0
     counted = learning.update(shape, read, length) - lowest
@@ -129,7 +129,7 @@ def _entry(model: LanguageModel, tokens: int) -> int:
 
 
 def test_a_model_of_random_sizes() -> None:
-    shape = shape_of(tiny("qwen3"))
+    shape = measure_dims(tiny("qwen3"))
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48
     assert (shape.body, shape.head, shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (
         2 * layer,
@@ -139,5 +139,5 @@ def test_a_model_of_random_sizes() -> None:
         2,
         8,
     )
-    assert learning_of(tiny("qwen3")) == Learning(shape.parameters, 2, shape.body, 0, True)
+    assert measure_trainable(tiny("qwen3")) == TrainableDims(shape.parameters, 2, shape.body, 0, True)
     assert replace(shape, adapters=0) == shape

@@ -11,7 +11,7 @@ from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
 from practicum.errors import RecipeError
 from practicum.evidence import reproduce
-from practicum.evidence.measures.drafter import Spent, Text, drafting, speculate
+from practicum.evidence.measures.drafter import DraftText, Spent, drafting, speculate
 from practicum.models.config import ModelConfig
 from practicum.types import SampleRequest, SamplingParams
 from tests.evidence.test_reproductions import SMALL
@@ -30,7 +30,7 @@ def models(tmp_path_factory):
 
 def decoded(drafter, target, count, params, gamma=3):
     """Texts after one prompt by speculative decoding, and what they took."""
-    texts = [Text((5, 6, 7), (5, 6, 7), seed) for seed in range(count)]
+    texts = [DraftText((5, 6, 7), (5, 6, 7), seed) for seed in range(count)]
     draft, check = (LocalSampler(model.language_model) for model in (drafter, target))
     with torch.no_grad():
         spent = speculate(draft, check, texts, params, gamma)

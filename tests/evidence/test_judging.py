@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from practicum.errors import DataError
 from practicum.evidence import Results
-from practicum.evidence.judging import judge, judged, verdict
+from practicum.evidence.judging import judge_claim, judge_test, verdict
 from practicum.evidence.results import read_results, write_results
 from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Tie, Warned
 from practicum.studies.compare import Point
@@ -57,38 +57,38 @@ CLOSE = {"one": [0.80, 0.82, 0.81], "other": [0.70, 0.71, 0.70]}
     ],
 )
 def test_a_test_answers_with_its_number(test, arms, answer, shown):
-    found = judge(test, results(**arms))
+    found = judge_test(test, results(**arms))
     assert (found.answer, shown in found.shown) == (answer, True), found
 
 
 def test_the_doctors_word_is_what_it_was_before_the_run():
     said = {"one": {"verdict": "NO-GO", "because": ["P10 capability gap", "P12 pass rates"]}}
     found = replace(results(**CLOSE), doctor=said)
-    answer = judge(Warned(warned="one"), found)
+    answer = judge_test(Warned(warned="one"), found)
     assert (answer.answer, answer.shown) == ("yes", "the doctor, before one: NO-GO, P10 capability gap; P12 pass rates")
-    assert judge(Warned(warned="one", verdict="GO"), found).answer == "no"
-    assert judge(Warned(warned="other"), found).shown == "the doctor, before other: not asked"
+    assert judge_test(Warned(warned="one", verdict="GO"), found).answer == "no"
+    assert judge_test(Warned(warned="other"), found).shown == "the doctor, before other: not asked"
 
 
 def test_costs_are_read_where_a_level_is_first_reached():
     fast, slow = [1.0, 1.0], [0.5, 0.5]
-    found = judge(Cost(cost="slow", over="fast", level=0.4, factor=2), results(fast=fast, slow=slow))
+    found = judge_test(Cost(cost="slow", over="fast", level=0.4, factor=2), results(fast=fast, slow=slow))
     assert found.answer == "yes"
     assert "2.0 to 2.0" in found.shown
-    assert judge(Cost(cost="slow", over="fast", level=0.4, factor=3), results(fast=fast, slow=slow)).answer == "no"
-    assert judge(Cost(cost="slow", over="fast", level=0.4, most=2), results(fast=fast, slow=slow)).answer == "yes"
-    assert judge(Cost(cost="slow", over="fast", level=0.4, most=1), results(fast=fast, slow=slow)).answer == "no"
+    assert judge_test(Cost(cost="slow", over="fast", level=0.4, factor=3), results(fast=fast, slow=slow)).answer == "no"
+    assert judge_test(Cost(cost="slow", over="fast", level=0.4, most=2), results(fast=fast, slow=slow)).answer == "yes"
+    assert judge_test(Cost(cost="slow", over="fast", level=0.4, most=1), results(fast=fast, slow=slow)).answer == "no"
 
 
 def test_an_arm_that_never_arrives_gives_a_lower_bound():
-    found = judge(Cost(cost="never", over="fast", level=0.4, factor=2), results(fast=[1.0] * 2, never=[0.2] * 2))
+    found = judge_test(Cost(cost="never", over="fast", level=0.4, factor=2), results(fast=[1.0] * 2, never=[0.2] * 2))
     assert found.answer == "yes"
     assert found.shown.endswith("2.5 to 2.5, at least, as never does not arrive in 2 of 2 seeds")
-    far = judge(Cost(cost="never", over="fast", level=0.4, factor=10), results(fast=[1.0] * 2, never=[0.2] * 2))
+    far = judge_test(Cost(cost="never", over="fast", level=0.4, factor=10), results(fast=[1.0] * 2, never=[0.2] * 2))
     assert far.answer == "unresolved", "a lower bound denies nothing"
-    assert judge(Cost(cost="fast", over="never", level=0.4, factor=1), results(fast=[1.0], never=[0.2])).answer == (
-        "unresolved"
-    )
+    assert judge_test(
+        Cost(cost="fast", over="never", level=0.4, factor=1), results(fast=[1.0], never=[0.2])
+    ).answer == ("unresolved")
 
 
 def test_a_robust_arm_loses_little_near_its_best_learning_rate():
@@ -96,13 +96,13 @@ def test_a_robust_arm_loses_little_near_its_best_learning_rate():
         {"arm": "one", "learning_rate": rate, "accuracy": score}
         for rate, score in ((1e-3, 0.9), (3e-3, 0.85), (1e-2, 0.0))
     ]
-    found = judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
+    found = judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows))
     assert found.answer == "yes"
     assert "0.85 to 0.90, best at 0.001" in found.shown
     rows[1] = {**rows[1], "accuracy": 0.5}
-    assert judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no"
+    assert judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no"
     rows[1] = {**rows[1], "accuracy": None}
-    assert judge(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no", (
+    assert judge_test(Robust(robust="one"), Results("hand", "full", [0], {}, tried=rows)).answer == "no", (
         "a failed run is a zero"
     )
 
@@ -119,8 +119,8 @@ def test_a_claim_holds_where_all_of_its_tests_do():
 def test_better_and_worse_are_never_both_true(one, other):
     found = results(one=one, other=other)
     answers = {
-        judge(Better(better="one", than="other"), found).answer,
-        judge(Better(better="other", than="one"), found).answer,
+        judge_test(Better(better="one", than="other"), found).answer,
+        judge_test(Better(better="other", than="one"), found).answer,
     }
     assert answers != {"yes"}
 
@@ -130,7 +130,7 @@ def test_results_read_back_to_the_same_verdicts(tmp_path):
     write_results(tmp_path / "results.json", written)
     read = read_results(tmp_path / "results.json")
     claim = Claim(claim="c", paper="p", theirs="t", tests=(Better(better="one", than="other", at=5),))
-    assert judged(claim, read) == judged(claim, written)
+    assert judge_claim(claim, read) == judge_claim(claim, written)
 
 
 def test_a_measure_that_is_only_known_at_the_end_says_so(tmp_path):
@@ -158,10 +158,10 @@ def test_what_a_domain_lost_and_won_back_is_read_from_both_ends_of_its_runs():
             "teacher": {"accuracy/old": {0: 0.9, 1: 1.0}},
         },
     )
-    fall = judge(Better(better="teacher", than="recovered", measure="accuracy/old", at="start", by=0.5), found)
+    fall = judge_test(Better(better="teacher", than="recovered", measure="accuracy/old", at="start", by=0.5), found)
     assert (fall.answer, fall.shown) == (
         "yes",
         "teacher - recovered, accuracy/old at the start: +0.800 [+0.800, +0.800]",
     )
-    rise = judge(Rises(rises="recovered", measure="accuracy/old", by=0.5), found)
+    rise = judge_test(Rises(rises="recovered", measure="accuracy/old", by=0.5), found)
     assert (rise.answer, rise.shown) == ("yes", "recovered, accuracy/old from start to end: +0.700 [+0.700, +0.700]")

@@ -5,11 +5,11 @@ import yaml
 from typer.testing import CliRunner
 
 from practicum.cli.app import app
-from practicum.cli.listing import listing
+from practicum.cli.listing import list_names
 from practicum.errors import PracticumError, RecipeError
 from practicum.evidence import evidence_page, load_reproduction, read_results, reproduce, reproduction_names
 from practicum.evidence.measures.runs import rates_tried
-from practicum.evidence.study import Reproduction, placed
+from practicum.evidence.study import Reproduction, resolve_stage_models
 from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
 from practicum.runs.pipeline import parse_pipeline
 
@@ -21,7 +21,7 @@ def test_every_arm_is_a_recipe_in_both_forms(name):
     study = load_reproduction(name)
     for arm in study.spec.arms:
         for form in (study.spec.quick, study.spec.full):
-            data = placed(study.data_of(arm, form), lambda model: "made")
+            data = resolve_stage_models(study.data_of(arm, form), lambda model: "made")
             recipe = parse_recipe({**data, "name": arm}, f"{name}, arm {arm}")
             assert recipe.train.steps >= 1
             if study.spec.measure.type == "pipelines":
@@ -220,7 +220,7 @@ def test_mistakes_are_named(tmp_path):
 
 
 def test_they_are_listed_with_their_question_and_papers():
-    rows = listing("reproductions")
+    rows = list_names("reproductions")
     assert [row["name"] for row in rows] == reproduction_names()
     assert all(row["summary"].endswith("?") and row["paper"] for row in rows)
 

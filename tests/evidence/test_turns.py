@@ -6,7 +6,7 @@ import pytest
 
 from practicum.core.plugins import module_of
 from practicum.errors import RecipeError
-from practicum.evidence.measures.turns import counted, growth_of, shares_wrong, tasks_by_turns
+from practicum.evidence.measures.turns import count_wrong_turns, growth_of, shares_wrong, tasks_by_turns
 from practicum.recipe import parse_recipe
 from practicum.run_dir import read_json
 from practicum.runs import run
@@ -82,15 +82,15 @@ def test_a_run_is_counted_by_its_last_evaluation(tmp_path: Path):
     recipe = parse_recipe(
         {
             **WALKER,
-            "name": "counted",
+            "name": "count_wrong_turns",
             "task": {"type": "walker", "turns": 4, "train_size": 8, "heldout_size": 8},
             "rollout": {"max_new_tokens": 20},
             "evaluation": {"prompts": 8},
         },
-        "counted",
+        "count_wrong_turns",
     )
     folder = run(recipe, out=tmp_path).folder
-    found = counted(folder)
+    found = count_wrong_turns(folder)
     answers = read_json(folder / "after.json")["student"]["answers"]
     by_hand = shares_wrong(tasks_by_turns(recipe), answers)
     assert found == growth_of(by_hand)

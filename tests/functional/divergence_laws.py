@@ -8,7 +8,7 @@ import math
 import torch
 
 from practicum import functional as F
-from practicum.functional.divergences import DIVERGENCES, Pair
+from practicum.functional.divergences import DIVERGENCES, DistributionPair
 
 
 def random_logits(seed, positions=4, vocabulary=6, scale=1.5, count=2):
@@ -272,7 +272,7 @@ def slope_is_the_derivative(divergence, parameter, student, teacher):
         (logp(student), logp(student + 0.1 * teacher)),
         (logp(40 * student), logp(teacher)),
     ):
-        pair = Pair(s, s.exp(), t, t.exp())
+        pair = DistributionPair(s, s.exp(), t, t.exp())
         before = [tensor.clone() for tensor in (s, pair.student_probs, t, pair.teacher_probs)]
         slope = torch.full_like(s, math.nan)
         value = divergence.slope(pair, resolved, slope, torch.full_like(s, math.nan))

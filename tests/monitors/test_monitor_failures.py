@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.failures import FAILURES, Failure, provoke
+from benchmarks.failures import FAILURES, FailedRun, provoke
 
 FAST = ("no numbers",)
 
@@ -15,7 +15,7 @@ FAST = ("no numbers",)
         for name, failure in FAILURES.items()
     ],
 )
-def test_a_failure_is_caught_and_its_remedy_helps(failure: Failure):
+def test_a_failure_is_caught_and_its_remedy_helps(failure: FailedRun):
     outcome = provoke(failure)
     assert failure.monitor in outcome.spoke
     assert outcome.better(failure.less), (

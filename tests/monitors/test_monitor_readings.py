@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.monitors import History, read
-from practicum.monitors.facts import Facts
+from practicum.monitors import History, compute_readings
+from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.readings import repeated
 from practicum.statistics import repeated_tokens
 from practicum.training.loop import StepResult
-from practicum.types import Message, Prompt, Rollout, TokenOutputs
+from practicum.types import Message, Prompt, Rollout, TokenRecord
 
 NAN = math.nan
 
@@ -34,15 +34,17 @@ def rollout(tokens: list[int], prompt: str = "p", **changes: object) -> Rollout:
     return Rollout(**values | changes)
 
 
-def output(count: int, **columns: list[float]) -> TokenOutputs:
+def output(count: int, **columns: list[float]) -> TokenRecord:
     """What is known of the tokens: the student gives each -1, and nothing else is known unless it is given."""
-    known = {name: torch.full((count,), NAN) for name in TokenOutputs.__dataclass_fields__}
+    known = {name: torch.full((count,), NAN) for name in TokenRecord.__dataclass_fields__}
     known["logprobs"] = -torch.ones(count)
-    return TokenOutputs(**known | {name: torch.tensor(column) for name, column in columns.items()})
+    return TokenRecord(**known | {name: torch.tensor(column) for name, column in columns.items()})
 
 
-def readings(rollouts: list[Rollout], outputs: list[TokenOutputs], facts: Facts | None = None, step: int = 1):
-    return read(StepResult(step, rollouts, TokenOutputs.join(outputs), {}), History(), facts or Facts())
+def readings(rollouts: list[Rollout], outputs: list[TokenRecord], facts: RecipeFacts | None = None, step: int = 1):
+    return compute_readings(
+        StepResult(step, rollouts, TokenRecord.join(outputs), {}), History(), facts or RecipeFacts()
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=4))
@@ -103,7 +105,7 @@ def test_the_probability_error_is_taken_under_equal_weights_alone():
     assert found["probability_error"] == pytest.approx(1.0)
     assert found["importance_mean"] == pytest.approx((1.0 + math.exp(-1.0)) / 2)
     assert found["staleness_p95"] == 3.0
-    later = readings([fresh, rollout([5, 6], "q")], outputs, Facts(updates=2))
+    later = readings([fresh, rollout([5, 6], "q")], outputs, RecipeFacts(updates=2))
     assert later["probability_error"] == pytest.approx(1.0), "the second update's completions are behind by design"
     assert readings([fresh, rollout([5, 6], "q")], outputs)["probability_error"] == pytest.approx((1 + math.e) / 2)
 
@@ -123,26 +125,28 @@ def test_a_silent_teacher_and_one_that_is_the_student_teach_nothing():
     other = output(2, teacher_logprobs=[-2.0, -1.0], reverse_kl=[0.5, 0.1])
     found = readings([rollout([1, 2], "p"), rollout([1, 2], "q"), rollout([1, 2], "r")], [same, other, output(2)])
     assert found["signal_share"] == pytest.approx(1 / 3) and found["unanswered"] == pytest.approx(1 / 3)
-    assert "signal_share" not in readings([rollout([1, 2])], [output(2)], Facts(asks_teacher=False))
+    assert "signal_share" not in readings([rollout([1, 2])], [output(2)], RecipeFacts(asks_teacher=False))
 
 
 def test_tokens_without_weight_are_counted_where_weights_select():
     weighed = output(4, weight=[0.0, 0.0, 0.0, 0.5])
-    assert readings([rollout([1, 2, 3, 4])], [weighed], Facts(selects=True))["weightless"] == 0.75
+    assert readings([rollout([1, 2, 3, 4])], [weighed], RecipeFacts(selects=True))["weightless"] == 0.75
     assert "weightless" not in readings([rollout([1, 2, 3, 4])], [weighed])
 
 
 def test_traps_are_long_agreements_under_what_is_usual():
-    facts, history = Facts(longest=64), History()
+    facts, history = RecipeFacts(longest=64), History()
     for _ in range(50):
         history.add({"agreement": 0.1, "rollouts": 16.0})
     agreed = output(40, reverse_kl=[1.0] * 24 + [0.01] * 16)
     broken = output(40, reverse_kl=[1.0] * 24 + [0.01] * 8 + [1.0] * 8)
     answers = [rollout(list(range(40)), name, reward=reward) for name, reward in (("p", 0.0), ("q", 0.0), ("r", 1.0))]
-    found = read(StepResult(51, answers, TokenOutputs.join([agreed, broken, agreed]), {}), history, facts)
+    found = compute_readings(StepResult(51, answers, TokenRecord.join([agreed, broken, agreed]), {}), history, facts)
     assert found["trap_rate"] == pytest.approx(1 / 3), "a right answer is no trap"
     assert found["agreement"] == pytest.approx(0.01)
-    assert "trap_rate" not in read(StepResult(1, answers, TokenOutputs.join([agreed] * 3), {}), History(), facts)
+    assert "trap_rate" not in compute_readings(
+        StepResult(1, answers, TokenRecord.join([agreed] * 3), {}), History(), facts
+    )
 
 
 def test_a_step_without_tokens_has_no_readings():

@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from toy import assert_same_run, command, curve, forked, rows, toy_run, write_recipe
 
 from practicum.errors import AlarmError
-from practicum.runs.console import Quiet
+from practicum.runs.console import SilentConsole
 
 pytestmark = pytest.mark.long
 
 ITSELF: dict[str, Any] = {"teacher": {"type": "self", "weights": "live"}, "train.steps": 6, "train.prompts_per_step": 4}
 
 
-class Said(Quiet):
+class ServerScores(SilentConsole):
     """A console that remembers events and the end."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ def checkpoints(folder: Path) -> set[str]:
 
 
 def test_an_alarm_is_a_row_a_line_and_a_count(models: Path, tmp_path: Path) -> None:
-    console = Said()
+    console = ServerScores()
     result = toy_run(models, tmp_path, alarmed("warn"), console=console)
     (alarm,) = rows(result.folder / "alarms.jsonl")
     assert (alarm["step"], alarm["id"], alarm["action"], alarm["n"]) == (2, "M22", "warn", 4)
@@ -104,7 +104,7 @@ def test_every_reading_is_told_of(finished: Path, models: Path, tmp_path: Path) 
 
 def test_an_alarm_that_is_off_or_only_logged_is_not_told(models: Path, tmp_path: Path) -> None:
     for name, action, count in (("a", "log", 1), ("b", "off", 0), ("c", False, 0)):
-        console = Said()
+        console = ServerScores()
         result = toy_run(models, tmp_path / name, alarmed(action), console=console)
         assert len(rows(result.folder / "alarms.jsonl")) == count
         assert not any(text.startswith("alarm") for text in console.events)
@@ -147,7 +147,7 @@ FINISHING = {**alarmed("finish"), "train.checkpoint_every": None, "evaluation.pr
 
 
 def test_a_finished_run_is_that_of_fewer_steps(models: Path, tmp_path: Path) -> None:
-    console = Said()
+    console = ServerScores()
     finished = toy_run(models, tmp_path / "finished", FINISHING, console=console)
     short = toy_run(models, tmp_path / "short", {**FINISHING, "train.steps": 2})
     for name in ("metrics.jsonl", "rollouts.jsonl", "before.json", "after.json"):

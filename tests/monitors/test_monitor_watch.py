@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from practicum.cli.listing import listing
+from practicum.cli.listing import list_names
 from practicum.errors import RecipeError
-from practicum.monitors import MONITORS, MonitorSettings, Watch, gravest
+from practicum.monitors import MONITORS, MonitorSettings, Watch, find_worst_alarm
 from practicum.monitors.table import Monitor
 from practicum.recipe import Recipe, load_recipe, override, parse_recipe, recipe_names, resolved
 from practicum.runs import pipeline
@@ -55,8 +55,8 @@ def test_the_gravest_action_counts():
     watch = Watch(RECIPE, {})
     rows = [row | {"signal_share": 0.0} for row in looping(0.3, 0.3)]
     alarms = [alarm for alarm in watch.replay(rows) if alarm.step == 12]
-    worst = gravest(alarms)
-    assert worst is not None and worst.id == "M5" and gravest([]) is None
+    worst = find_worst_alarm(alarms)
+    assert worst is not None and worst.id == "M5" and find_worst_alarm([]) is None
 
 
 def test_changes_add_up_and_come_out_the_same_when_they_are_replayed():
@@ -124,7 +124,7 @@ def test_the_table_is_whole():
 
 
 def test_the_monitors_can_be_listed():
-    rows = {row["name"]: row["summary"] for row in listing("monitors")}
+    rows = {row["name"]: row["summary"] for row in list_names("monitors")}
     assert list(rows) == list(MONITORS) and rows["M5"].startswith("repetition: Answers that loop")
 
 
@@ -179,7 +179,7 @@ def test_a_scheduled_number_is_changed_by_one_of_the_two():
 @pytest.mark.long
 def test_every_recipe_is_watched(tmp_path: Path):
     for name in recipe_names():
-        found = pipeline.load(name)
+        found = pipeline.load_pipeline_or_recipe(name)
         recipes = [found] if isinstance(found, Recipe) else found.recipes().values()
         for recipe in recipes:
             Watch(resolved(recipe), {})

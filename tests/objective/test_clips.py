@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from papers.worlds import Batch, gradient, random_batch
+from papers.worlds import RolloutBatch, gradient, random_batch
 
 from practicum.functional.divergences import DIVERGENCES
 
@@ -16,7 +16,7 @@ DIFFERENTIATED = ["forward_kl", "reverse_kl", "jsd(0.3)", "skew_forward_kl(0.2)"
 REWARDS = ["reverse_kl", "forward_kl", "jsd(0.3)"]
 
 
-def against(choice: dict[str, Any], clip: str, batch: Batch) -> torch.Tensor:
+def against(choice: dict[str, Any], clip: str, batch: RolloutBatch) -> torch.Tensor:
     """Return where [T, V] the clipped loss pushes a logit one way and the unclipped loss the other."""
     clipped, plain = gradient({**choice, "clip": clip}, batch), gradient(choice, batch)
     return clipped * plain < -1e-15

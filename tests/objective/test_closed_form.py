@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from practicum.backends.local.prepared import prepared_head
-from practicum.functional.chunked import Tiles
+from practicum.backends.local.prepared import prepack_head
+from practicum.functional.chunked import BufferPool
 from practicum.functional.head import Head
-from practicum.objective import Objective, open_chunk, token_batch, token_side
+from practicum.objective import Objective, build_chunk, build_token_batch, compute_coefficients
 from practicum.objective.closed_form import Autograd, Fused, has_closed_form
-from practicum.types import Pool, TeacherSignal
+from practicum.types import PooledSignal, TeacherSignal
 
 from .test_sides import ALL, VOCABULARY, batch, logits
 
@@ -45,14 +45,14 @@ def spoken(signal, tokens):
 @pytest.mark.parametrize("choice", [*ALL, *MORE], ids=str)
 def test_both_ways_to_the_gradient_agree(choice, teacher):
     objective = Objective.model_validate(choice)
-    tokens = token_batch(batch(), objective)
+    tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads(scale=0.7)
     twin, _, _ = heads(scale=0.7)
     said = {"whole": signal, "sampled": spoken(signal, tokens), "silent": TeacherSignal()}[teacher]
     if teacher == "sampled" and (objective.signal is not None and objective.signal.type != "sampled"):
         return
     reference = heads(seed=5)[1]
-    ours = open_chunk(head, hidden, (said, reference), tokens, objective, Tiles())
+    ours = build_chunk(head, hidden, (said, reference), tokens, objective, BufferPool())
     theirs = Autograd(twin, hidden, (said, reference), tokens, objective)
     for mine, other in zip(ours.values, theirs.values, strict=True):
         for name in (
@@ -66,7 +66,9 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
         ):
             if mine.answered.all() or name in ("answered", "logprobs"):
                 torch.testing.assert_close(vars_of(mine)[name], vars_of(other)[name])
-    shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)]
+    shares = [
+        compute_coefficients(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)
+    ]
     torch.testing.assert_close(ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(head.weight.grad, twin.weight.grad, rtol=1e-9, atol=1e-12)
 
@@ -93,10 +95,13 @@ def test_impossible_tokens_and_great_logits_stay_finite():
     signal = TeacherSignal(hidden=40 * signal.hidden, head=Head(signal.head.weight, VOCABULARY, bias=bias))
     for choice in ({}, {"divergence": "forward_kl"}, {"divergence": "jsd(0.3)"}, {"divergence": "skew_forward_kl"}):
         objective = Objective.model_validate(choice)
-        tokens = token_batch(batch(), objective)
-        chunk = open_chunk(head, 60 * hidden, (signal, TeacherSignal()), tokens, objective, Tiles())
+        tokens = build_token_batch(batch(), objective)
+        chunk = build_chunk(head, 60 * hidden, (signal, TeacherSignal()), tokens, objective, BufferPool())
         assert isinstance(chunk, Fused)
-        shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, chunk.values, strict=True)]
+        shares = [
+            compute_coefficients(term, value, tokens)
+            for term, value in zip(objective.losses, chunk.values, strict=True)
+        ]
         assert chunk.backward(shares).isfinite().all()
         assert head.weight.grad is not None
         assert head.weight.grad.isfinite().all()
@@ -106,12 +111,12 @@ def test_a_head_that_is_more_than_a_matrix_goes_through_autograd():
     head, signal, hidden = heads()
     capped = Head(head.weight, VOCABULARY, softcap=5.0)
     objective = Objective()
-    tokens = token_batch(batch(), objective)
-    assert isinstance(open_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, Tiles()), Autograd)
+    tokens = build_token_batch(batch(), objective)
+    assert isinstance(build_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, BufferPool()), Autograd)
 
 
 def test_tiles_are_used_again_and_cut_to_size():
-    tiles, like = Tiles(), torch.zeros(1)
+    tiles, like = BufferPool(), torch.zeros(1)
     first = tiles.take("a", (4, 6), like)
     again = tiles.take("a", (3, 6), like)
     assert again.data_ptr() == first.data_ptr()
@@ -128,28 +133,30 @@ def test_tiles_are_used_again_and_cut_to_size():
 )
 def test_a_pool_of_whole_teachers_has_a_closed_form_too(kind, gate, choice):
     objective = Objective.model_validate(choice)
-    tokens = token_batch(batch(), objective)
+    tokens = build_token_batch(batch(), objective)
     (head, first, hidden), (twin, second, _) = heads(seed=4), heads(seed=4)
     second = heads(seed=6)[1]
-    said = TeacherSignal(pool=Pool(kind, (0.3, 0.7), (first, second), gate)), TeacherSignal()
-    ours = open_chunk(head, hidden, said, tokens, objective, Tiles())
+    said = TeacherSignal(pool=PooledSignal(kind, (0.3, 0.7), (first, second), gate)), TeacherSignal()
+    ours = build_chunk(head, hidden, said, tokens, objective, BufferPool())
     theirs = Autograd(twin, hidden, said, tokens, objective)
     assert isinstance(ours, Fused)
     some = torch.tensor([0, 2])
     for mine, other in zip(ours.distributions(some), theirs.distributions(some), strict=True):
         torch.testing.assert_close(mine, other)
-    shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)]
+    shares = [
+        compute_coefficients(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)
+    ]
     torch.testing.assert_close(ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(head.weight.grad, twin.weight.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_a_pool_with_a_member_that_names_tokens_only_goes_through_autograd():
     objective = Objective.model_validate({"signal": "sampled"})
-    tokens = token_batch(batch(), objective)
+    tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads()
     members = (spoken(signal, tokens), spoken(heads(seed=6)[1], tokens))
-    said = TeacherSignal(pool=Pool("geometric", (0.5, 0.5), members)), TeacherSignal()
-    chunk = open_chunk(head, hidden, said, tokens, objective, Tiles())
+    said = TeacherSignal(pool=PooledSignal("geometric", (0.5, 0.5), members)), TeacherSignal()
+    chunk = build_chunk(head, hidden, said, tokens, objective, BufferPool())
     assert isinstance(chunk, Autograd)
     assert chunk.distributions(torch.tensor([0])) is None
 
@@ -157,22 +164,24 @@ def test_a_pool_with_a_member_that_names_tokens_only_goes_through_autograd():
 def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_not():
     """Adapters around a model in bfloat16: products round, sums do not."""
     objective = Objective()
-    tokens = token_batch(batch(), objective)
+    tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads()
     low = Head(head.weight.detach().bfloat16(), VOCABULARY)
     said = TeacherSignal(hidden=signal.hidden.float(), head=Head(signal.head.weight.bfloat16(), VOCABULARY))
     exact = Head(low.weight.double(), VOCABULARY)
-    ours = open_chunk(low, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles())
+    ours = build_chunk(low, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool())
     expected = TeacherSignal(hidden=said.hidden.double(), head=Head(said.head.weight.double(), VOCABULARY))
     theirs = Autograd(exact, hidden, (expected, TeacherSignal()), tokens, objective)
     assert isinstance(ours, Fused)
-    shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)]
+    shares = [
+        compute_coefficients(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)
+    ]
     found, wanted = ours.backward(shares), theirs.backward(shares)
     assert found.dtype == torch.float32
     assert (found - wanted).norm() < 0.03 * wanted.norm()
     learning = Head(torch.nn.Parameter(low.weight.clone()), VOCABULARY)
     assert isinstance(
-        open_chunk(learning, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles()), Autograd
+        build_chunk(learning, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()), Autograd
     )
 
 
@@ -180,16 +189,19 @@ def test_heads_made_ready_give_the_same_gradient():
     objective = Objective.model_validate(
         {"losses": [{"divergence": "jsd(0.3)"}, {"signal": "text", "divergence": "ce"}]}
     )
-    tokens = token_batch(batch(), objective)
+    tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads(scale=0.7)
     weights = [torch.nn.Parameter(head.weight.detach().float()) for _ in range(2)]
-    plain, ready = Head(weights[0], VOCABULARY, scale=0.7), prepared_head(Head(weights[1], VOCABULARY, scale=0.7))
+    plain, ready = Head(weights[0], VOCABULARY, scale=0.7), prepack_head(Head(weights[1], VOCABULARY, scale=0.7))
     theirs = Head(signal.head.weight.float(), VOCABULARY)
     found = []
-    for mine, teacher in ((plain, theirs), (ready, prepared_head(theirs))):
+    for mine, teacher in ((plain, theirs), (ready, prepack_head(theirs))):
         said = TeacherSignal(hidden=signal.hidden.float(), head=teacher)
-        chunk = open_chunk(mine, hidden.float(), (said, TeacherSignal()), tokens, objective, Tiles())
-        shares = [token_side(term, value, tokens) for term, value in zip(objective.losses, chunk.values, strict=True)]
+        chunk = build_chunk(mine, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool())
+        shares = [
+            compute_coefficients(term, value, tokens)
+            for term, value in zip(objective.losses, chunk.values, strict=True)
+        ]
         found.append(chunk.backward(shares))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(weights[0].grad, weights[1].grad, rtol=1e-4, atol=1e-6)

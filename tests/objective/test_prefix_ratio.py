@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from practicum import functional as F
-from practicum.objective import Objective, TeacherTokens, TokenBatch, logit_side, token_side
+from practicum.objective import Objective, TeacherDistribution, TokenBatch, compute_coefficients, compute_term_values
 
 V, T = 3, 3
 SEQUENCES = list(itertools.product(range(V), repeat=T))
@@ -60,9 +60,9 @@ def expected_gradient(objective: Objective, answers: int = 1) -> torch.Tensor:
         sources=("student",) * len(sequences),
         first=tuple(range(len(sequences))),
     )
-    said = TeacherTokens(full=teacher.log_softmax(-1)[visited])
-    (values,) = logit_side(student.log_softmax(-1)[visited], said, batch, objective)
-    share = token_side(objective.losses[0], values.detached(), batch)
+    said = TeacherDistribution(full=teacher.log_softmax(-1)[visited])
+    (values,) = compute_term_values(student.log_softmax(-1)[visited], said, batch, objective)
+    share = compute_coefficients(objective.losses[0], values.detached(), batch)
     return torch.autograd.grad((share * values.value).sum(), student)[0]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from practicum.functional.comparison import MEASURES, compare
 from practicum.functional.head import Head
 from practicum.objective import compare_signals
-from practicum.types import Pool, TeacherSignal
+from practicum.types import PooledSignal, TeacherSignal
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -69,7 +69,7 @@ def test_hidden_states_of_another_process_are_fetched_once_whatever_the_pieces()
 
 
 def pooled(members):
-    return TeacherSignal(pool=Pool("geometric", (0.5, 0.5), tuple(members)))
+    return TeacherSignal(pool=PooledSignal("geometric", (0.5, 0.5), tuple(members)))
 
 
 def test_of_silence_and_of_no_tokens_there_is_nothing():

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from practicum.functional.divergences import DIVERGENCES
-from practicum.objective import Objective, TeacherTokens, TermValues, logit_side, token_batch, token_side
+from practicum.objective import (
+    Objective,
+    TeacherDistribution,
+    TermValues,
+    build_token_batch,
+    compute_coefficients,
+    compute_term_values,
+)
 from practicum.types import AUTHORS, Datum, Prompt, Rollout, TeacherSignal
 
 from .slow_twin import slow_loss
@@ -50,10 +57,13 @@ def logits(seed: int) -> torch.Tensor:
     return 2 * torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def loss_of(objective: Objective, student: torch.Tensor, teacher: TeacherTokens) -> torch.Tensor:
-    tokens = token_batch(batch(), objective)
-    values = logit_side(torch.log_softmax(student, dim=-1), teacher, tokens, objective)
-    shares = [token_side(term, value.detached(), tokens) for term, value in zip(objective.losses, values, strict=True)]
+def loss_of(objective: Objective, student: torch.Tensor, teacher: TeacherDistribution) -> torch.Tensor:
+    tokens = build_token_batch(batch(), objective)
+    values = compute_term_values(torch.log_softmax(student, dim=-1), teacher, tokens, objective)
+    shares = [
+        compute_coefficients(term, value.detached(), tokens)
+        for term, value in zip(objective.losses, values, strict=True)
+    ]
     return sum(((share * value.value).sum() for share, value in zip(shares, values, strict=True)), torch.zeros(()))
 
 
@@ -63,8 +73,8 @@ def loss_and_gradient(function, student: torch.Tensor):
     return loss.detach(), torch.autograd.grad(loss, student)[0]
 
 
-def whole(teacher: torch.Tensor) -> TeacherTokens:
-    return TeacherTokens(full=torch.log_softmax(teacher, dim=-1))
+def whole(teacher: torch.Tensor) -> TeacherDistribution:
+    return TeacherDistribution(full=torch.log_softmax(teacher, dim=-1))
 
 
 PATHWISE = [{"divergence": divergence} for divergence in ("reverse_kl", "forward_kl", "jsd(0.3)")] + [
@@ -167,14 +177,14 @@ def test_what_a_candidate_adds_over_the_clip_gives_no_gradient(name):
 
 def test_k2_surrogate_has_the_gradient_of_half_the_squared_log_ratio():
     objective = Objective.model_validate({"signal": "sampled", "estimator": "k2_surrogate"})
-    teacher, tokens = logits(2), token_batch(batch(), objective)
+    teacher, tokens = logits(2), build_token_batch(batch(), objective)
     sampled = torch.log_softmax(teacher, dim=-1).gather(1, tokens.tokens[:, None])[:, 0]
 
     def k2(x):
         learner = torch.log_softmax(x, dim=-1).gather(1, tokens.tokens[:, None])[:, 0]
         return (tokens.aggregate * (learner - sampled).square() / 2).sum()
 
-    _, gradient = loss_and_gradient(lambda x: loss_of(objective, x, TeacherTokens(logprobs=sampled)), logits(1))
+    _, gradient = loss_and_gradient(lambda x: loss_of(objective, x, TeacherDistribution(logprobs=sampled)), logits(1))
     torch.testing.assert_close(gradient, loss_and_gradient(k2, logits(1))[1], rtol=1e-6, atol=1e-9)
 
 
@@ -199,10 +209,10 @@ def test_no_gradient_of_score_functions_where_student_is_teacher(estimator):
 def test_candidates_sent_by_a_teacher_equal_candidates_found_here(divergence, tail):
     objective = Objective.model_validate({"signal": f"topk(4, teacher, {tail})", "divergence": divergence})
     teacher = torch.log_softmax(logits(2), dim=-1)
-    tokens = token_batch(batch(), objective)
+    tokens = build_token_batch(batch(), objective)
     best = teacher.topk(4, dim=-1)
-    sent = TeacherTokens(None, best.indices, best.values, teacher.gather(1, tokens.tokens[:, None])[:, 0])
-    here = loss_and_gradient(lambda x: loss_of(objective, x, TeacherTokens(full=teacher)), logits(1))
+    sent = TeacherDistribution(None, best.indices, best.values, teacher.gather(1, tokens.tokens[:, None])[:, 0])
+    here = loss_and_gradient(lambda x: loss_of(objective, x, TeacherDistribution(full=teacher)), logits(1))
     there = loss_and_gradient(lambda x: loss_of(objective, x, sent), logits(1))
     torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-15)
 
@@ -211,11 +221,11 @@ def test_candidates_marked_impossible_do_not_count():
     objective = Objective.model_validate({"signal": "topk(4, teacher, renorm)"})
     teacher = torch.log_softmax(logits(2), dim=-1)
     best = teacher.topk(3, dim=-1)
-    more = TeacherTokens(
+    more = TeacherDistribution(
         topk_ids=torch.nn.functional.pad(best.indices, (0, 2)),
         topk_logprobs=torch.nn.functional.pad(best.values, (0, 2), value=-torch.inf),
     )
-    fewer = TeacherTokens(topk_ids=best.indices, topk_logprobs=best.values)
+    fewer = TeacherDistribution(topk_ids=best.indices, topk_logprobs=best.values)
     torch.testing.assert_close(
         loss_and_gradient(lambda x: loss_of(objective, x, more), logits(1)),
         loss_and_gradient(lambda x: loss_of(objective, x, fewer), logits(1)),
@@ -226,35 +236,39 @@ def test_a_sampled_log_linear_target_keeps_the_expected_gradient():
     """Over all tokens the missing normaliser drops out: E_S[A grad log S] is the same with it and without."""
     objective = Objective.model_validate({"signal": "sampled", "target": "log_linear(0.7, 0.3)"})
     student, teacher = logits(1)[:1], logits(2)[:1]
-    everything = replace(token_batch(batch(), objective)[torch.arange(VOCABULARY)], tokens=torch.arange(VOCABULARY))
+    everything = replace(
+        build_token_batch(batch(), objective)[torch.arange(VOCABULARY)], tokens=torch.arange(VOCABULARY)
+    )
     logprobs = torch.log_softmax(student, dim=-1)
     signal = torch.log_softmax(teacher, dim=-1)[0]
 
     def expected(teacher_tokens):
-        values = logit_side(logprobs.expand(VOCABULARY, -1), teacher_tokens, everything, objective)[0]
+        values = compute_term_values(logprobs.expand(VOCABULARY, -1), teacher_tokens, everything, objective)[0]
         advantage = values.teacher_logprobs - logprobs[0]
         probabilities = logprobs[0].exp()
         return probabilities * (advantage - (probabilities * advantage).sum())
 
-    full = TeacherTokens(full=signal.expand(VOCABULARY, -1))
-    torch.testing.assert_close(expected(TeacherTokens(logprobs=signal)), expected(full))
+    full = TeacherDistribution(full=signal.expand(VOCABULARY, -1))
+    torch.testing.assert_close(expected(TeacherDistribution(logprobs=signal)), expected(full))
 
 
 def test_the_yardstick_is_reverse_kl_to_the_teacher_whatever_the_objective():
     student, teacher = torch.log_softmax(logits(1), dim=-1), torch.log_softmax(logits(2), dim=-1)
     exact = (student.exp() * (student - teacher)).sum(-1)
-    tokens = token_batch(batch(), Objective())
+    tokens = build_token_batch(batch(), Objective())
     for choice in ALL:
-        for value in logit_side(student, TeacherTokens(full=teacher), tokens, Objective.model_validate(choice)):
+        for value in compute_term_values(
+            student, TeacherDistribution(full=teacher), tokens, Objective.model_validate(choice)
+        ):
             torch.testing.assert_close(value.reverse_kl, exact)
 
 
 def test_the_yardstick_of_a_sampled_signal_is_against_the_teacher_and_not_the_target():
     objective = Objective.model_validate({"signal": "sampled", "target": "log_linear(0.7, 0.3)"})
     student = torch.log_softmax(logits(1), dim=-1)
-    tokens = token_batch(batch(), objective)
+    tokens = build_token_batch(batch(), objective)
     sampled = torch.log_softmax(logits(2), dim=-1).gather(1, tokens.tokens[:, None])[:, 0]
-    (values,) = logit_side(student, TeacherTokens(logprobs=sampled), tokens, objective)
+    (values,) = compute_term_values(student, TeacherDistribution(logprobs=sampled), tokens, objective)
     torch.testing.assert_close(values.reverse_kl, student.gather(1, tokens.tokens[:, None])[:, 0] - sampled)
 
 
@@ -263,7 +277,9 @@ def test_an_impossible_token_of_the_teacher_gives_finite_numbers():
     teacher[:, 3] = -torch.inf
     for choice in [*PATHWISE, *TOPK, *SCORE]:
         objective = Objective.model_validate(choice)
-        loss, gradient = loss_and_gradient(lambda x, o=objective: loss_of(o, x, TeacherTokens(full=teacher)), logits(1))
+        loss, gradient = loss_and_gradient(
+            lambda x, o=objective: loss_of(o, x, TeacherDistribution(full=teacher)), logits(1)
+        )
         assert torch.isfinite(loss), choice
         assert torch.isfinite(gradient).all(), choice
 
@@ -271,9 +287,9 @@ def test_an_impossible_token_of_the_teacher_gives_finite_numbers():
 def test_a_statistic_that_one_chunk_lacks_is_unknown_there():
     student = torch.log_softmax(logits(1), dim=-1)
     objective = Objective.model_validate({"signal": "sampled"})
-    tokens = token_batch(batch(), objective)
-    known = logit_side(student, TeacherTokens(full=student), tokens, objective)[0]
-    sampled = logit_side(student, TeacherTokens(logprobs=known.logprobs), tokens, objective)[0]
+    tokens = build_token_batch(batch(), objective)
+    known = compute_term_values(student, TeacherDistribution(full=student), tokens, objective)[0]
+    sampled = compute_term_values(student, TeacherDistribution(logprobs=known.logprobs), tokens, objective)[0]
     joined = TermValues.concatenate([known, sampled])
     count = len(tokens.tokens)
     assert joined.teacher_entropy is not None
@@ -300,10 +316,10 @@ def test_a_group_is_solved_by_the_students_own_completions():
     counted = {}
     for outcome in ("solved_group", "failed_group"):
         objective = Objective.model_validate({"filter": outcome})
-        batch = token_batch(data, objective)
+        batch = build_token_batch(data, objective)
         uniform = torch.full((len(rows), VOCABULARY), 1 / VOCABULARY, dtype=torch.float64).log()
-        (values,) = logit_side(uniform, TeacherTokens(full=uniform), batch, objective)
-        share = token_side(objective.losses[0], values.detached(), batch)
+        (values,) = compute_term_values(uniform, TeacherDistribution(full=uniform), batch, objective)
+        share = compute_coefficients(objective.losses[0], values.detached(), batch)
         counted[outcome] = [group for (group, *_), value in zip(rows, share.tolist(), strict=True) if value]
     assert counted == {"solved_group": ["right", "given"], "failed_group": ["wrong", "helped", "helped", "misled"]}
 
@@ -322,13 +338,13 @@ def test_a_term_of_one_writer_learns_from_the_tokens_of_that_writer(source, data
     teacher, student = whole(logits(2)), logits(1)
 
     def gradient(objective: Objective) -> torch.Tensor:
-        tokens = token_batch(mixed, objective)
+        tokens = build_token_batch(mixed, objective)
         learner = student.clone().requires_grad_()
-        (values,) = logit_side(torch.log_softmax(learner, dim=-1), teacher, tokens, objective)
-        share = token_side(objective.losses[0], values.detached(), tokens)
+        (values,) = compute_term_values(torch.log_softmax(learner, dim=-1), teacher, tokens, objective)
+        share = compute_coefficients(objective.losses[0], values.detached(), tokens)
         return torch.autograd.grad((share * values.value).sum(), learner)[0]
 
-    written = token_batch(mixed, Objective()).authors == AUTHORS.index(source)
+    written = build_token_batch(mixed, Objective()).authors == AUTHORS.index(source)
     plain, filtered = (
         gradient(Objective.model_validate(data)),
         gradient(Objective.model_validate(data | {"source": source})),
@@ -341,9 +357,9 @@ def test_special_tokens_are_left_out_where_they_are_known():
     objective = Objective.model_validate({"divergence": "jsd(0.3)", "weights": "not_special"})
     special = {0, 3, 7}
     teacher, student = whole(logits(2)), logits(1).requires_grad_()
-    tokens = token_batch(batch(), objective, special=special)
-    (values,) = logit_side(torch.log_softmax(student, dim=-1), teacher, tokens, objective)
-    share = token_side(objective.losses[0], values.detached(), tokens)
+    tokens = build_token_batch(batch(), objective, special=special)
+    (values,) = compute_term_values(torch.log_softmax(student, dim=-1), teacher, tokens, objective)
+    share = compute_coefficients(objective.losses[0], values.detached(), tokens)
     (found,) = torch.autograd.grad((share * values.value).sum(), student)
     masked = torch.tensor([token in special for token in tokens.tokens.tolist()])
     assert 0 < masked.sum() < len(masked)

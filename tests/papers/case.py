@@ -7,9 +7,15 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from practicum.objective import Objective, TeacherTokens, logit_side, token_batch, token_side
+from practicum.objective import (
+    Objective,
+    TeacherDistribution,
+    build_token_batch,
+    compute_coefficients,
+    compute_term_values,
+)
 from practicum.recipe import Recipe
-from practicum.recipe.schedule import Courses
+from practicum.recipe.schedule import ScheduleState
 from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
 
 V = 300
@@ -141,7 +147,7 @@ def library_and_formula(
     for row, (_, source, _, _) in enumerate(ROWS):
         if source == "dataset":
             sampler[starts[row] : starts[row + 1]] = 0.0
-    objective = recipe.at(Courses(recipe.schedules, recipe.train.steps).at(step)).objective
+    objective = recipe.at(ScheduleState(recipe.schedules, recipe.train.steps).at(step)).objective
     ours, uniforms = _library(objective, student, teacher, reference, ids, sampler, starts)
     steps = (step, recipe.train.steps)
     theirs = _formula(formula, student, teacher, reference, ids, sampler, uniforms, starts, steps)
@@ -177,11 +183,18 @@ def _library(
         )
         data.append(Datum(rollout, TeacherSignal()))
     leaf = logits.clone().requires_grad_()
-    batch = token_batch(data, objective, special=SPECIAL)
-    values = logit_side(
-        torch.log_softmax(leaf, -1), TeacherTokens(full=teacher), batch, objective, TeacherTokens(full=reference)
+    batch = build_token_batch(data, objective, special=SPECIAL)
+    values = compute_term_values(
+        torch.log_softmax(leaf, -1),
+        TeacherDistribution(full=teacher),
+        batch,
+        objective,
+        TeacherDistribution(full=reference),
     )
-    shares = [token_side(term, value.detached(), batch) for term, value in zip(objective.losses, values, strict=True)]
+    shares = [
+        compute_coefficients(term, value.detached(), batch)
+        for term, value in zip(objective.losses, values, strict=True)
+    ]
     loss = sum((share * value.value).sum() for share, value in zip(shares, values, strict=True))
     return torch.autograd.grad(loss, leaf)[0], batch.draws
 

@@ -1,7 +1,7 @@
 """The losses of sections on white-box distillation, as their papers write them."""
 
 import math
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as TableHead
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def partial_forward(token: Token, k: int) -> Tensor:
     return sum((token.T[v].exp() * (token.T[v] - token.S[v]) for v in likeliest(token.T, k)), torch.zeros(()))
 
 
-def total(losses: Rows[Tensor]) -> Tensor:
+def total(losses: TableHead[Tensor]) -> Tensor:
     """Their sum."""
     return sum(losses, torch.zeros(()))
 

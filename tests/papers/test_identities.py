@@ -13,11 +13,11 @@ from toy import in_check
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
 from practicum.objective import Objective
 from practicum.training.loop import split_data
-from practicum.types import Datum, Pool, TeacherSignal
+from practicum.types import Datum, PooledSignal, TeacherSignal
 
 from .worlds import (
     SYMBOLS,
-    Batch,
+    RolloutBatch,
     answer,
     close,
     coefficients,
@@ -41,7 +41,7 @@ def trained(data, choice, limits=None):
     LocalTrainer(student, limits).forward_backward(data, Objective.model_validate(choice), 0)
     found = [
         torch.zeros_like(value) if value.grad is None else value.grad
-        for _, value in sorted(student.trainable().items())
+        for _, value in sorted(student.trainable_parameters().items())
     ]
     return torch.cat([value.flatten() for value in found])
 
@@ -56,7 +56,9 @@ def pooled(kind, weights):
     """The rollouts of the tests of the backend, each read by two teachers."""
     teachers = (tiny(seed=1), tiny(seed=2))
     return [
-        Datum(item, TeacherSignal(pool=Pool(kind, weights, tuple(hidden_signal(one, item) for one in teachers))))
+        Datum(
+            item, TeacherSignal(pool=PooledSignal(kind, weights, tuple(hidden_signal(one, item) for one in teachers)))
+        )
         for item in rollouts()
     ]
 
@@ -91,7 +93,7 @@ def test_a_sum_is_each_teachers_own_loss_by_its_weight():
 @pytest.mark.parametrize("kind", ["geometric", "arithmetic", "sum"])
 def test_a_pool_of_one_teacher_is_that_teacher(kind):
     alone = [Datum(item, hidden_signal(tiny(seed=1), item)) for item in rollouts()]
-    pool = [Datum(datum.rollout, TeacherSignal(pool=Pool(kind, (1.0,), (datum.signal,)))) for datum in alone]
+    pool = [Datum(datum.rollout, TeacherSignal(pool=PooledSignal(kind, (1.0,), (datum.signal,)))) for datum in alone]
     for choice in ({}, {"signal": "sampled"}, {"divergence": "jsd(0.3)"}):
         near(trained(pool, choice), trained(alone, choice))
 
@@ -331,11 +333,11 @@ def test_reward_to_the_whole_answer_is_the_gradient_of_the_expected_reward():
     """REINFORCE by enumeration: the reward is how many symbols are the first one."""
     world = policies()
 
-    def formula(batch: Batch):
+    def formula(batch: RolloutBatch):
         reward = float((batch.ids == 0).sum())
         return -reward * batch.of(batch.S).sum()
 
-    def rewarded(batch: Batch):
+    def rewarded(batch: RolloutBatch):
         rows = [replace(row, reward=float((row.tokens == 0).sum())) for row in batch.answers]
         return loss({"signal": "score(none)", "aggregate": "seq_mean_token_sum"}, replace(batch, answers=rows))
 

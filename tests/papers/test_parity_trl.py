@@ -12,7 +12,7 @@ import torch
 
 from practicum import functional as F
 
-from .worlds import Batch, close, gradient, random_batch
+from .worlds import RolloutBatch, close, gradient, random_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
@@ -32,7 +32,7 @@ def trl(path: str):
     return getattr(import_module(f"trl.{module}"), name)
 
 
-def theirs(function, batch: Batch) -> torch.Tensor:
+def theirs(function, batch: RolloutBatch) -> torch.Tensor:
     """The gradient in the student's logits [T, V] of a loss of the logits [answers, tokens, V] of both."""
     here = batch.leaf()
     shape = (len(batch.answers), -1, batch.logits.shape[-1])

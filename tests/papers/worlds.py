@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from practicum.objective import Objective, TeacherTokens, TokenBatch, logit_side, token_batch, token_side
+from practicum.objective import (
+    Objective,
+    TeacherDistribution,
+    TokenBatch,
+    build_token_batch,
+    compute_coefficients,
+    compute_term_values,
+)
 from practicum.types import Datum, Prompt, Rollout, Source, TeacherSignal
 
 
@@ -39,7 +46,7 @@ def answer(
 
 
 @dataclass
-class Batch:
+class RolloutBatch:
     """Answers end to end with everybody's log-probabilities [T, V]; `logits` are the student's."""
 
     answers: list[Rollout]
@@ -72,20 +79,20 @@ class Batch:
         """Somebody's log-probability of each token."""
         return logprobs.gather(-1, self.ids[:, None])[:, 0]
 
-    def leaf(self) -> "Batch":
+    def leaf(self) -> "RolloutBatch":
         """The same with logits that take a gradient."""
         return replace(self, logits=self.logits.clone().requires_grad_())
 
     def tokens(self, objective: Objective, seed: int = 0) -> TokenBatch:
         """What the library makes of the answers."""
-        return token_batch([Datum(row, TeacherSignal()) for row in self.answers], objective, seed)
+        return build_token_batch([Datum(row, TeacherSignal()) for row in self.answers], objective, seed)
 
 
 ROWS = [("a", 1.0, 3), ("a", 0.0, 2), ("a", 0.0, 4), ("b", 1.0, 2), ("b", 1.0, 1), ("c", 0.0, 3), ("c", 1.0, 2)]
 """Prompt, reward and length of each answer."""
 
 
-def random_batch(seed: int = 0, vocabulary: int = 7, rows: list[tuple[str, float, int]] | None = None) -> Batch:
+def random_batch(seed: int = 0, vocabulary: int = 7, rows: list[tuple[str, float, int]] | None = None) -> RolloutBatch:
     """Random answers of a slightly older student."""
     generator = torch.Generator().manual_seed(seed)
     rows = ROWS if rows is None else rows
@@ -104,41 +111,45 @@ def random_batch(seed: int = 0, vocabulary: int = 7, rows: list[tuple[str, float
         answer(tokens, drawn, reward, group=group, sample=number)
         for number, (tokens, drawn, (group, reward, _)) in enumerate(pieces)
     ]
-    return Batch(answers, student, teacher, reference)
+    return RolloutBatch(answers, student, teacher, reference)
 
 
-def coefficients(choice: Mapping[str, Any], batch: Batch) -> Tensor:
+def coefficients(choice: Mapping[str, Any], batch: RolloutBatch) -> Tensor:
     """The coefficient [T] of each token in the loss of an objective with one term."""
     objective = Objective.model_validate(choice)
     tokens = batch.tokens(objective)
-    (values,) = logit_side(batch.S, TeacherTokens(full=batch.T), tokens, objective, TeacherTokens(full=batch.R))
-    return token_side(objective.losses[0], values.detached(), tokens)
+    (values,) = compute_term_values(
+        batch.S, TeacherDistribution(full=batch.T), tokens, objective, TeacherDistribution(full=batch.R)
+    )
+    return compute_coefficients(objective.losses[0], values.detached(), tokens)
 
 
-def gradient(choice: Mapping[str, Any], batch: Batch, draws: Tensor | None = None) -> Tensor:
+def gradient(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = None) -> Tensor:
     """The gradient [T, V] of the library's objective in the student's logits; `draws` replace the random numbers."""
     return _gradient(batch, lambda here: loss(choice, here, draws))
 
 
-def loss(choice: Mapping[str, Any], batch: Batch, draws: Tensor | None = None) -> Tensor:
+def loss(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = None) -> Tensor:
     """A number whose gradient is that of the library's objective."""
     objective = Objective.model_validate(choice)
     tokens = batch.tokens(objective)
     if draws is not None:
         tokens = replace(tokens, draws=draws)
-    values = logit_side(batch.S, TeacherTokens(full=batch.T), tokens, objective, TeacherTokens(full=batch.R))
+    values = compute_term_values(
+        batch.S, TeacherDistribution(full=batch.T), tokens, objective, TeacherDistribution(full=batch.R)
+    )
     pairs = list(zip(objective.losses, values, strict=True))
     return torch.stack(
-        [(token_side(term, value.detached(), tokens) * value.value).sum() for term, value in pairs]
+        [(compute_coefficients(term, value.detached(), tokens) * value.value).sum() for term, value in pairs]
     ).sum()
 
 
-def formula_gradient(formula: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
+def formula_gradient(formula: Callable[[RolloutBatch], Tensor], batch: RolloutBatch) -> Tensor:
     """The gradient [T, V] of a formula in the student's logits."""
     return _gradient(batch, formula)
 
 
-def _gradient(batch: Batch, function: Callable[[Batch], Tensor]) -> Tensor:
+def _gradient(batch: RolloutBatch, function: Callable[[RolloutBatch], Tensor]) -> Tensor:
     here = batch.leaf()
     return torch.autograd.grad(function(here), here.logits)[0]
 
@@ -179,18 +190,20 @@ def expected_gradient(choice: Mapping[str, Any], world: Policies) -> Tensor:
     return _expected(world, lambda batch: loss({"aggregate": "seq_mean_token_sum", **choice}, batch))
 
 
-def expected_formula(formula: Callable[[Batch], Tensor], world: Policies) -> Tensor:
+def expected_formula(formula: Callable[[RolloutBatch], Tensor], world: Policies) -> Tensor:
     """That of a formula, whose answers are held fixed."""
     return _expected(world, formula)
 
 
-def _expected(world: Policies, function: Callable[[Batch], Tensor]) -> Tensor:
+def _expected(world: Policies, function: Callable[[RolloutBatch], Tensor]) -> Tensor:
     table = world.student.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for ids, path in every_answer():
         drawn = table.detach().log_softmax(-1)[path, ids]
         teacher, reference = world.teacher.log_softmax(-1)[path], world.reference.log_softmax(-1)[path]
-        total = total + drawn.sum().exp() * function(Batch([answer(ids, drawn)], table[path], teacher, reference))
+        total = total + drawn.sum().exp() * function(
+            RolloutBatch([answer(ids, drawn)], table[path], teacher, reference)
+        )
     return torch.autograd.grad(total, table)[0]
 
 

@@ -14,14 +14,14 @@ from practicum.recipe import SECTIONS, Recipe, load_recipe, parse_recipe, recipe
 from practicum.rollouts import StudentSource, other_writer
 from practicum.run_dir import read_json
 from practicum.runs import run
-from practicum.runs.pipeline import Pipeline, load
+from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 
 
 def every_recipe() -> dict[str, Recipe]:
     """Every packaged recipe, and every stage of a pipeline, by its name."""
     recipes = {}
     for name in recipe_names():
-        found = load(name)
+        found = load_pipeline_or_recipe(name)
         parts = found.recipes() if isinstance(found, Pipeline) else {"": found}
         recipes |= {f"{name} {stage}".strip(): recipe for stage, recipe in parts.items()}
     return recipes
@@ -205,7 +205,10 @@ def test_the_switch_comes_after_all_other_overrides() -> None:
 
 
 def test_a_pipeline_has_the_teacher_off_where_a_stage_joins_the_two() -> None:
-    pipeline, control = load("teams/mimo_v2"), load("teams/mimo_v2", ["teacher=off"])
+    pipeline, control = (
+        load_pipeline_or_recipe("teams/mimo_v2"),
+        load_pipeline_or_recipe("teams/mimo_v2", ["teacher=off"]),
+    )
     assert isinstance(pipeline, Pipeline) and isinstance(control, Pipeline)
     assert control.recipe.name == "mimo_v2-teacher-off"
     changed = [name for name, recipe in control.recipes().items() if recipe != pipeline.recipes()[name]]
@@ -216,7 +219,7 @@ def test_a_pipeline_has_the_teacher_off_where_a_stage_joins_the_two() -> None:
 @pytest.mark.parametrize("name", ["papers/gkd", "papers/grpo", "teams/qwen3"])
 def test_a_recipe_without_a_control_says_so_in_one_line(name: str) -> None:
     with pytest.raises(RecipeError, match="teacher=off leaves the reward alone") as refused:
-        load(name, ["teacher=off"])
+        load_pipeline_or_recipe(name, ["teacher=off"])
     assert "\n" not in str(refused.value)
 
 

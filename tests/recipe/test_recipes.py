@@ -6,7 +6,7 @@ import pytest
 from toy import rows
 
 from practicum.core.plugins import names
-from practicum.models.config import Scratch
+from practicum.models.config import ScratchConfig
 from practicum.recipe import (
     load_recipe,
     packaged_recipes,
@@ -45,7 +45,9 @@ def test_a_recipe_speaks_of_files_that_come_with_it(name: str) -> None:
 
 # The papers' recipes run in tests/papers, the pipelines in test_teams.
 TOYS = [
-    name for name in RECIPES if not name.startswith("papers/") and isinstance(load_recipe(name).student.model, Scratch)
+    name
+    for name in RECIPES
+    if not name.startswith("papers/") and isinstance(load_recipe(name).student.model, ScratchConfig)
 ]
 
 

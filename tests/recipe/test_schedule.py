@@ -10,25 +10,25 @@ from toy import assert_same_run, forked, rows, toy_data, toy_recipe, toy_run
 
 from practicum.errors import NumericError, RecipeError
 from practicum.recipe import parse_recipe, resolved
-from practicum.recipe.schedule import Adaptive, Cosine, Courses, Linear, Switch, planned
+from practicum.recipe.schedule import Adaptive, Cosine, Linear, ScheduleState, Switch, compute_value
 
 NO_MODELS = Path("models")
 
 
 def test_by_hand() -> None:
-    assert [planned(Linear(start=1, end=0), step, 5) for step in range(1, 6)] == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert [planned(Linear(start=0, end=2, steps=3), step, 9) for step in (1, 2, 3, 4, 9)] == [0, 1, 2, 2, 2]
-    assert planned(Cosine(start=2, end=0), 3, 5) == pytest.approx(1.0)
-    assert [planned(Switch(before=1, after=0, at=2), step, 9) for step in (1, 2, 3)] == [1, 1, 0]
-    assert planned(Adaptive(start=0.4, end=1), 7, 9) == 0.4
+    assert [compute_value(Linear(start=1, end=0), step, 5) for step in range(1, 6)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert [compute_value(Linear(start=0, end=2, steps=3), step, 9) for step in (1, 2, 3, 4, 9)] == [0, 1, 2, 2, 2]
+    assert compute_value(Cosine(start=2, end=0), 3, 5) == pytest.approx(1.0)
+    assert [compute_value(Switch(before=1, after=0, at=2), step, 9) for step in (1, 2, 3)] == [1, 1, 0]
+    assert compute_value(Adaptive(start=0.4, end=1), 7, 9) == 0.4
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.integers(1, 50), st.integers(1, 60))
 def test_planned_numbers_stay_between_their_ends(start: float, end: float, steps: int, step: int) -> None:
     for schedule in (Linear(start=start, end=end), Cosine(start=start, end=end), Linear(start=start, end=end, steps=7)):
-        value = planned(schedule, step, steps)
+        value = compute_value(schedule, step, steps)
         assert min(start, end) - 1e-9 <= value <= max(start, end) + 1e-9
-        assert planned(schedule, 1, steps) == start
+        assert compute_value(schedule, 1, steps) == start
 
 
 def test_a_schedule_stands_where_the_number_stands_whichever_way_it_is_written() -> None:
@@ -51,7 +51,7 @@ def test_a_schedule_stands_where_the_number_stands_whichever_way_it_is_written()
         "rollout.max_new_tokens",
         "optimizer.learning_rate",
     }
-    first, last = (recipe.at(Courses(recipe.schedules, 4).at(step)) for step in (1, 4))
+    first, last = (recipe.at(ScheduleState(recipe.schedules, 4).at(step)) for step in (1, 4))
     assert first.objective == recipe.objective
     assert (first.rollout.max_new_tokens, last.rollout.max_new_tokens, recipe.longest_answer) == (4, 16, 16)
     assert (first.optimizer.learning_rate, last.optimizer.learning_rate) == (0.01, 0.001)
@@ -83,7 +83,7 @@ def test_what_cannot_be_right_is_named_before_the_run(changes: dict[str, object]
 
 
 def test_an_adaptive_number_follows_the_metric_by_taids_rule() -> None:
-    courses = Courses({"x": Adaptive(start=0.4, end=1.0, rate=0.1, momentum=0.5)}, 10)
+    courses = ScheduleState({"x": Adaptive(start=0.4, end=1.0, rate=0.1, momentum=0.5)}, 10)
     value, momentum, previous = 0.4, 0.0, 2.0
     courses.after_step({"loss": previous})
     assert courses.at(2) == {"x": 0.4}
@@ -93,13 +93,13 @@ def test_an_adaptive_number_follows_the_metric_by_taids_rule() -> None:
         value += 0.1 / (1 + math.exp(-momentum)) * (1.0 - value)
         previous = loss
         assert courses.at(3)["x"] == pytest.approx(value, rel=1e-12)
-    again = Courses({"x": Adaptive(start=0.4, end=1.0, rate=0.1, momentum=0.5)}, 10)
+    again = ScheduleState({"x": Adaptive(start=0.4, end=1.0, rate=0.1, momentum=0.5)}, 10)
     again.load_state(courses.save_state())
     assert again.at(4) == courses.at(4)
 
 
 def test_a_metric_that_nobody_measures_is_named() -> None:
-    courses = Courses({"x": Adaptive(start=0.0, end=1.0, metric="validation")}, 10)
+    courses = ScheduleState({"x": Adaptive(start=0.0, end=1.0, metric="validation")}, 10)
     with pytest.raises(NumericError, match=r"x adapts to the metric 'validation', .* it measures: length, loss"):
         courses.after_step({"loss": 1.0, "length": 2.0})
     courses.after_step({"nonfinite": 1.0})

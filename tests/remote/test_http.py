@@ -16,7 +16,7 @@ from stub_server import Fault, Stub, drip, flood, hang_up, late, raw, status
 from practicum.core.notes import show_notes
 from practicum.errors import TeacherError
 from practicum.remote import http
-from practicum.remote.http import JsonClient, Question, Refused, Server, base_url, without_secrets
+from practicum.remote.http import JsonClient, JsonRequest, RequestRefused, Server, base_url, redact_url
 
 pytestmark = pytest.mark.long
 
@@ -31,7 +31,7 @@ def client(stub: Stub, heartbeat: float = 30.0, **fields: Any) -> JsonClient:
     return JsonClient(Server(stub.url, **{"give_up_after": 3.0, **fields}), heartbeat)
 
 
-def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> Question:
+def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> JsonRequest:
     body = {
         "prompt": [1, 2, 3 + number % 5],
         "prompt_logprobs": 0,
@@ -39,7 +39,7 @@ def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> Q
         "temperature": 1.0,
         "number": number,
     }
-    return Question("/v1/completions", body, f"completion {number}", seconds, largest)
+    return JsonRequest("/v1/completions", body, f"completion {number}", seconds, largest)
 
 
 # What passes and what does not.
@@ -69,9 +69,9 @@ def test_what_may_pass_is_asked_again_and_said_once(stub: Stub, notes: list[str]
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
-        (status(400, b'{"error": "too many"}'), Refused, r"refused with 400 \(.*too many"),
-        (status(404), Refused, "refused with 404"),
-        (status(401), Refused, "answered with 401; name the environment variable.*api_key_env"),
+        (status(400, b'{"error": "too many"}'), RequestRefused, r"refused with 400 \(.*too many"),
+        (status(404), RequestRefused, "refused with 404"),
+        (status(401), RequestRefused, "answered with 401; name the environment variable.*api_key_env"),
         (
             status(302, Location="http://elsewhere/x?token=1"),
             TeacherError,
@@ -128,7 +128,7 @@ def test_a_server_that_stays_away_is_given_up_with_its_address_and_the_reason(st
 def test_a_name_that_nobody_has_is_given_up() -> None:
     unknown = JsonClient(Server("https://no-such-host.invalid", give_up_after=0.5))
     with pytest.raises(TeacherError, match=r"the name no-such-host\.invalid is not known"):
-        unknown.ask(Question("/v1/models"))
+        unknown.ask(JsonRequest("/v1/models"))
 
 
 # Time.
@@ -146,7 +146,7 @@ def test_only_the_request_that_was_not_answered_is_asked_again(stub: Stub, monke
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.3)
     stub.script = [late(3.0)]
     asked = [question(number, seconds=1.0, largest=1 << 16) for number in range(8)]
-    answers = client(stub, concurrency=4, give_up_after=10.0).ask_all(asked)
+    answers = client(stub, concurrency=4, give_up_after=10.0).send_all(asked)
     assert len(answers) == 8
     numbers = [body["number"] for _, body in stub.asked]
     assert sorted(numbers) == sorted([*range(8), max(set(numbers), key=numbers.count)])
@@ -155,9 +155,9 @@ def test_only_the_request_that_was_not_answered_is_asked_again(stub: Stub, monke
 def test_answers_come_in_the_order_of_the_questions(stub: Stub) -> None:
     stub.script = [late(0.3), late(0.2), None, late(0.1)]
     asked = [question(number) for number in range(5)]
-    tokens = [next(iter(a["choices"][0]["prompt_logprobs"][2])) for a in client(stub).ask_all(asked)]
+    tokens = [next(iter(a["choices"][0]["prompt_logprobs"][2])) for a in client(stub).send_all(asked)]
     assert tokens == ["3", "4", "5", "6", "7"]
-    assert client(stub).ask_all([]) == []
+    assert client(stub).send_all([]) == []
 
 
 def test_a_long_wait_is_named_now_and_then(stub: Stub, notes: list[str]) -> None:
@@ -191,10 +191,10 @@ def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, notes: list[str
     assert "choices" in good.ask(question())
     assert "sk-secret" not in repr(good.server)
     stub.script = [status(400, b"bad key sk-secret")]
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         good.ask(question())
     assert "sk-secret" not in str(caught.value) and "***" in str(caught.value)
-    with pytest.raises(Refused, match="401"):
+    with pytest.raises(RequestRefused, match="401"):
         client(stub, key="other").ask(question())
     stub.script = [status(503, b"bad key sk-secret")]
     good.ask(question())
@@ -203,7 +203,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, notes: list[str
 
 def test_what_a_server_says_is_shown_harmlessly_and_shortened(stub: Stub) -> None:
     stub.script = [status(400, b"\x1b[2J\xe2\x80\xae" + b"x" * 5000)]
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         client(stub).ask(question())
     assert "\x1b" not in str(caught.value) and "\u202e" not in str(caught.value) and len(str(caught.value)) < 400
 
@@ -266,13 +266,13 @@ def test_a_name_is_judged_by_where_it_leads(monkeypatch: pytest.MonkeyPatch, add
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(TeacherError, match=words):
-        JsonClient(Server("http://localhost:1")).ask(Question("/v1/models"))
+        JsonClient(Server("http://localhost:1")).ask(JsonRequest("/v1/models"))
 
 
 def test_proxies_of_the_environment_are_not_used(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert "data" in client(stub).ask(Question("/v1/models"))
+    assert "data" in client(stub).ask(JsonRequest("/v1/models"))
 
 
 def test_a_certificate_is_held_against_the_name_though_the_address_is_pinned(
@@ -289,23 +289,23 @@ def test_a_certificate_is_held_against_the_name_though_the_address_is_pinned(
     tls.load_cert_chain(certificate, key)
     with Stub(tls=tls) as stub:
         monkeypatch.setenv("SSL_CERT_FILE", certificate)
-        assert "data" in JsonClient(Server(f"https://localhost:{stub.port}")).ask(Question("/v1/models"))
+        assert "data" in JsonClient(Server(f"https://localhost:{stub.port}")).ask(JsonRequest("/v1/models"))
         with pytest.raises(TeacherError, match="its certificate is not to be trusted"):
-            JsonClient(Server(f"https://127.0.0.1:{stub.port}")).ask(Question("/v1/models"))
+            JsonClient(Server(f"https://127.0.0.1:{stub.port}")).ask(JsonRequest("/v1/models"))
         monkeypatch.delenv("SSL_CERT_FILE")
         with pytest.raises(TeacherError, match="its certificate is not to be trusted"):
-            JsonClient(Server(f"https://localhost:{stub.port}")).ask(Question("/v1/models"))
+            JsonClient(Server(f"https://localhost:{stub.port}")).ask(JsonRequest("/v1/models"))
 
 
 def test_an_address_is_shown_without_its_secrets() -> None:
-    assert without_secrets("https://key:secret@host/path?token=1#x") == "https://host/path"
-    assert without_secrets("key:secret@host") == "host"
+    assert redact_url("https://key:secret@host/path?token=1#x") == "https://host/path"
+    assert redact_url("key:secret@host") == "host"
 
 
 def test_a_running_loop_such_as_a_notebooks_is_no_hindrance(stub: Stub) -> None:
     import asyncio
 
     async def cell() -> Any:
-        return client(stub).ask(Question("/v1/models"))
+        return client(stub).ask(JsonRequest("/v1/models"))
 
     assert "data" in asyncio.run(cell())

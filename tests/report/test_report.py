@@ -17,7 +17,7 @@ from toy import toy_run
 from practicum.errors import CheckpointError, RecipeError
 from practicum.report import write_report
 from practicum.report.accounting import dropped_section
-from practicum.report.charts import Axis, running_mean, shown, thinned, values_axis
+from practicum.report.charts import Axis, downsample, running_mean, shown, values_axis
 from practicum.report.heatmap import NATS, Quantity, colour
 from practicum.report.page import embedded, parts_of
 from practicum.report.reading import read_run, sampled_rows
@@ -262,9 +262,9 @@ def test_an_axis_is_round_and_holds_its_values() -> None:
 
 def test_thinning_keeps_every_spike() -> None:
     points = [(float(step), 100.0 if step == 777 else float(step % 7)) for step in range(5000)]
-    kept = thinned(points, 400)
+    kept = downsample(points, 400)
     assert len(kept) <= 400 and (777.0, 100.0) in kept and kept == sorted(kept)
-    assert thinned(points[:10]) == points[:10]
+    assert downsample(points[:10]) == points[:10]
     assert running_mean([(float(step), 2.0) for step in range(100)]) == [(float(step), 2.0) for step in range(100)]
 
 

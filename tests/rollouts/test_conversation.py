@@ -13,23 +13,23 @@ import torch
 from pydantic import TypeAdapter
 from toy import assert_same_run, curve, rows
 
-from practicum.core.abandon import Abandoned
+from practicum.core.abandon import Cancelled
 from practicum.errors import CapabilityError, VerifierError
 from practicum.objective import Full, Signal
-from practicum.ports import Capabilities, Episode, Observation, Voice
+from practicum.ports import Capabilities, Episode, Observation, PromptedClient
 from practicum.recipe import parse_recipe
 from practicum.rollouts import (
-    Authors,
-    Batch,
+    RolloutBatch,
+    RolloutRow,
+    RolloutWriters,
     SourceChoice,
-    TapeRow,
-    environment_of,
+    as_environment,
+    collect_rollouts,
     sample_rollouts,
-    write_rollouts,
 )
-from practicum.rollouts.conversation import Conversation, Opening, converse
+from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
 from practicum.runs import run
-from practicum.runs.assembly import Assembled, assemble_run
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import Walker
 from practicum.teachers.expert import ExpertTeacher
@@ -104,9 +104,10 @@ class Dice(Parrot):
 
 def held(client: Parrot, limit: int = 30, prompts: Sequence[Prompt] = PROMPTS[:1]) -> list[Conversation]:
     openings = [
-        Opening(prompt, Voice(client, RENDERER.render(prompt.messages)), seed) for seed, prompt in enumerate(prompts)
+        ConversationRequest(prompt, PromptedClient(client, RENDERER.render(prompt.messages)), seed)
+        for seed, prompt in enumerate(prompts)
     ]
-    return converse(openings, Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
+    return run_conversations(openings, Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
 
 
 def pieces(conversation: Conversation) -> str:
@@ -178,8 +179,8 @@ def test_what_is_said_in_one_does_not_depend_on_the_others(limit):
     prompts = [PROMPTS[number % 3] for number in range(12)]
     together = held(Dice(), limit, prompts)
     for seed, (prompt, whole) in enumerate(zip(prompts, together, strict=True)):
-        opening = Opening(prompt, Voice(Dice(), RENDERER.render(prompt.messages)), seed)
-        (alone,) = converse([opening], Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
+        opening = ConversationRequest(prompt, PromptedClient(Dice(), RENDERER.render(prompt.messages)), seed)
+        (alone,) = run_conversations([opening], Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
         assert pieces(alone) == pieces(whole) and alone.turns == whole.turns
         assert alone.sample.sampling_logprobs.equal(whole.sample.sampling_logprobs)
     assert len({pieces(one) for one in together}) > 6
@@ -218,10 +219,12 @@ class Listeners(Echo):
 
 def listen(environment: Echo, client: Parrot | None = None, limit: int = 30) -> list[Conversation]:
     openings = [
-        Opening(prompt, Voice(client or Parrot("ab", "c", "a"), RENDERER.render(prompt.messages)), seed)
+        ConversationRequest(
+            prompt, PromptedClient(client or Parrot("ab", "c", "a"), RENDERER.render(prompt.messages)), seed
+        )
         for seed, prompt in enumerate(PROMPTS)
     ]
-    return converse(openings, environment, RENDERER, replace(PARAMS, max_new_tokens=limit))
+    return run_conversations(openings, environment, RENDERER, replace(PARAMS, max_new_tokens=limit))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -276,13 +279,15 @@ def test_where_every_conversation_fails_the_environment_is_broken():
 
 
 def test_conversations_that_ask_nothing_do_not_hide_a_broken_environment():
-    voices = [Voice(client, RENDERER.render(PROMPTS[0].messages)) for client in (Parrot("ab"), Parrot("a" * 100))]
-    openings = [Opening(PROMPTS[0], voice, 0) for voice in voices]
+    voices = [
+        PromptedClient(client, RENDERER.render(PROMPTS[0].messages)) for client in (Parrot("ab"), Parrot("a" * 100))
+    ]
+    openings = [ConversationRequest(PROMPTS[0], voice, 0) for voice in voices]
     with pytest.raises(VerifierError, match="failed in all of 1 conversations"):
-        converse(openings, Listeners(a={1: KeyError("door")}), RENDERER, PARAMS)
+        run_conversations(openings, Listeners(a={1: KeyError("door")}), RENDERER, PARAMS)
 
 
-@pytest.mark.parametrize("stops", [Abandoned(), KeyboardInterrupt()])
+@pytest.mark.parametrize("stops", [Cancelled(), KeyboardInterrupt()])
 def test_who_stops_the_work_stops_it_and_every_episode_is_closed(stops):
     environment = Listeners(b={2: stops})
     with pytest.raises(type(stops)):
@@ -314,7 +319,7 @@ def test_what_is_no_observation_is_named(answer, said):
 
 
 def test_no_conversations_are_none():
-    assert converse([], Echo(), RENDERER, PARAMS) == []
+    assert run_conversations([], Echo(), RENDERER, PARAMS) == []
 
 
 def recipe(folder: Path, **changes: Any) -> Any:
@@ -331,28 +336,28 @@ def recipe(folder: Path, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Assembled:
+def built(tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
     folder = tmp_path_factory.mktemp("walk")
     return assemble_run(recipe(folder), folder)
 
 
-def written(built: Assembled, source: str, **changes: Any) -> list[Rollout]:
+def written(built: RunComponents, source: str, **changes: Any) -> list[Rollout]:
     parts = built.parts
-    authors = Authors(
+    authors = RolloutWriters(
         changes.pop("student", built.trainer.sampling_client()),
         changes.pop("teacher", parts.teacher),
         parts.renderer,
-        environment=environment_of(parts.task),
+        environment=as_environment(parts.task),
     )
     sampling = replace(built.settings.plan(1).sampling, **changes)
-    return write_rollouts(
-        Batch(parts.prompts[:6], 2, 0, 1), TypeAdapter(SourceChoice).validate_python(source), authors, sampling
+    return collect_rollouts(
+        RolloutBatch(parts.prompts[:6], 2, 0, 1), TypeAdapter(SourceChoice).validate_python(source), authors, sampling
     )
 
 
-def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built: Assembled):
-    batch, sampling = Batch(built.parts.prompts[:6], 2, 0, 1), built.settings.plan(1).sampling
-    client, environment = built.trainer.sampling_client(), environment_of(built.parts.task)
+def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built: RunComponents):
+    batch, sampling = RolloutBatch(built.parts.prompts[:6], 2, 0, 1), built.settings.plan(1).sampling
+    client, environment = built.trainer.sampling_client(), as_environment(built.parts.task)
     plain = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)
     for source in ("student", "mix(student=1.0, other=teacher)"):
         for one, other in zip(plain, written(built, source), strict=True):
@@ -361,7 +366,7 @@ def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built
 
 
 @pytest.mark.parametrize("source", ["teacher", "mix(student=0.0, other=teacher)", "teacher(temperature=0)"])
-def test_the_expert_walks(built: Assembled, source: str):
+def test_the_expert_walks(built: RunComponents, source: str):
     rollouts = written(built, source)
     rewards = [built.parts.task.reward(rollout) for rollout in rollouts]
     assert sum(rewards) >= len(rewards) - 3 and all(len(rollout.text.split("\n")) == 3 for rollout in rollouts)
@@ -373,13 +378,13 @@ def test_the_expert_walks(built: Assembled, source: str):
         assert written(built, source)[1].text == rollouts[1].text and len(reached) >= 8
 
 
-def test_a_join_has_conversations_of_both(built: Assembled):
+def test_a_join_has_conversations_of_both(built: RunComponents):
     rollouts = written(built, "join(other=teacher, n=1)")
     assert [rollout.source for rollout in rollouts[:3]] == ["student", "student", "teacher"]
 
 
 @pytest.mark.parametrize("source", ["dataset", "token_mix(teacher=0.5)", "prefix(length=2)", "mix(0.5)", "join(n=2)"])
-def test_a_source_that_cannot_converse_is_refused_in_one_line(built: Assembled, tmp_path: Path, source: str):
+def test_a_source_that_cannot_converse_is_refused_in_one_line(built: RunComponents, tmp_path: Path, source: str):
     with pytest.raises(CapabilityError, match="does not write turn by turn, and this task answers every turn; write"):
         written(built, source)
     changed = recipe(tmp_path, rollout={"max_new_tokens": 24, "source": source})
@@ -390,22 +395,22 @@ def test_a_source_that_cannot_converse_is_refused_in_one_line(built: Assembled, 
 class Deaf(ExpertTeacher):
     """A teacher that answers messages alone, as behind a chat server."""
 
-    def voice(self, prompt: Prompt) -> Voice:
-        return replace(super().voice(prompt), continues=False)
+    def voice(self, prompt: Prompt) -> PromptedClient:
+        return replace(super().voice(prompt), accepts_tokens=False)
 
 
-def test_a_teacher_that_answers_messages_alone_is_refused(built: Assembled):
+def test_a_teacher_that_answers_messages_alone_is_refused(built: RunComponents):
     with pytest.raises(CapabilityError, match="cannot go on from tokens, so it can hold no conversation"):
         written(built, "teacher", teacher=Deaf(built.parts.task, built.parts.renderer, 0.1))
 
 
-def test_evaluation_measures_what_the_student_said_and_nothing_else(built: Assembled):
+def test_evaluation_measures_what_the_student_said_and_nothing_else(built: RunComponents):
     parts, settings = built.parts, built.evaluation
     assert settings is not None
     client = parts.sampler
     found = evaluate(client, parts.renderer, parts.task, parts.teacher, settings)
-    batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
-    environment = environment_of(parts.task)
+    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    environment = as_environment(parts.task)
     rollouts = sample_rollouts(batch, client, parts.renderer, settings.sampling, environment)
     own = [rollout.policy_logprobs[rollout.loss_mask] for rollout in rollouts]
     assert [answer.logprob for answer in found.answers] == [values.double().mean().item() for values in own]
@@ -449,11 +454,11 @@ def test_a_run_converses_and_is_replayed_from_its_tape(tmp_path: Path):
     assert json.loads(json.dumps(curve(Path(run(again, out=tmp_path).folder), "tokens")))[0] > 0
 
 
-def test_sampling_counts_what_is_read_again_each_turn(built: Assembled):
+def test_sampling_counts_what_is_read_again_each_turn(built: RunComponents):
     parts = built.parts
     parts.ledger.take()
-    batch = Batch(parts.prompts[:1], 1, 0, 1)
-    environment = environment_of(parts.task)
+    batch = RolloutBatch(parts.prompts[:1], 1, 0, 1)
+    environment = as_environment(parts.task)
     (one,) = sample_rollouts(
         batch,
         parts.sampler,
@@ -474,9 +479,9 @@ def test_a_run_whose_environment_breaks_is_saved_and_goes_on(tmp_path: Path, mon
     train = {"steps": 4, "prompts_per_step": 4, "checkpoint_every": None, "threads": 1}
     settings = recipe(tmp_path, train=train, rollout={"max_new_tokens": 24, "n": 4})
     whole = run(settings, out=tmp_path / "whole").folder
-    begin, steps = loop.begin_step, [0]
+    begin, steps = loop.generate_rollouts, [0]
 
-    def begin_step(step: int, *arguments: Any, version: int) -> Any:
+    def generate_rollouts(step: int, *arguments: Any, version: int) -> Any:
         steps.append(step)
         return begin(step, *arguments, version=version)
 
@@ -486,7 +491,7 @@ def test_a_run_whose_environment_breaks_is_saved_and_goes_on(tmp_path: Path, mon
         return opens(self, prompt, seed)
 
     opens = Walker.open
-    monkeypatch.setattr(loop, "begin_step", begin_step)
+    monkeypatch.setattr(loop, "generate_rollouts", generate_rollouts)
     monkeypatch.setattr(Walker, "open", fail)
     with pytest.raises(VerifierError) as caught:
         run(settings, out=tmp_path)
@@ -497,15 +502,15 @@ def test_a_run_whose_environment_breaks_is_saved_and_goes_on(tmp_path: Path, mon
     assert_same_run(Path(whole), Path(resumed))
 
 
-def test_a_conversation_of_a_tape_without_turns_has_them_again(built: Assembled):
-    client, environment = built.parts.sampler, environment_of(built.parts.task)
+def test_a_conversation_of_a_tape_without_turns_has_them_again(built: RunComponents):
+    client, environment = built.parts.sampler, as_environment(built.parts.task)
     sampling = replace(built.settings.plan(1).sampling, max_new_tokens=24)
-    batch = Batch(built.parts.prompts[:6], 2, 0, 1)
+    batch = RolloutBatch(built.parts.prompts[:6], 2, 0, 1)
     rollouts = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)
     assert max(len(rollout.turns) for rollout in rollouts) > 1
     for rollout in rollouts:
-        row = TapeRow.of(1, rollout).model_dump() | {"turns": [], "authors": []}
-        restored = TapeRow.model_validate(row).rollout(rollout.prompt)
+        row = RolloutRow.of(1, rollout).model_dump() | {"turns": [], "authors": []}
+        restored = RolloutRow.model_validate(row).rollout(rollout.prompt)
         assert restored.replies == rollout.replies
         assert restored.written_by("environment").equal(rollout.written_by("environment"))
         assert built.parts.task.reward(restored) == built.parts.task.reward(rollout)

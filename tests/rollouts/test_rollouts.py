@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from practicum.core.randomness import seed_of
 from practicum.objective import Signal
 from practicum.ports import Capabilities
-from practicum.rollouts import Batch, prompts_of_step, rewarded, sample_rollouts
+from practicum.rollouts import RolloutBatch, add_rewards, sample_rollouts, select_prompts
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -40,7 +40,7 @@ def test_seeds_stay_what_they_are():
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 3))
 def test_every_prompt_comes_once_an_epoch(count, total, seed):
     prompts = [Prompt(str(number), ()) for number in range(total)]
-    seen = [prompt.id for step in range(1, total + 1) for prompt in prompts_of_step(prompts, seed, step, count)]
+    seen = [prompt.id for step in range(1, total + 1) for prompt in select_prompts(prompts, seed, step, count)]
     assert len(seen) == total * count
     for start in range(0, len(seen), total):
         assert sorted(seen[start : start + total]) == sorted(prompt.id for prompt in prompts)
@@ -48,7 +48,7 @@ def test_every_prompt_comes_once_an_epoch(count, total, seed):
 
 def test_epochs_and_seeds_have_orders_of_their_own():
     def order(seed, epoch):
-        return tuple(prompt.id for prompt in prompts_of_step(PROMPTS, seed, epoch, len(PROMPTS)))
+        return tuple(prompt.id for prompt in select_prompts(PROMPTS, seed, epoch, len(PROMPTS)))
 
     orders = {order(seed, epoch) for seed in range(4) for epoch in range(1, 5)}
     assert len(orders) == 16
@@ -86,7 +86,7 @@ def renderer():
 
 def test_rollouts_carry_what_was_sampled(renderer):
     client = Scripted()
-    batch = Batch(PROMPTS[:3], n=2, seed=5, step=4)
+    batch = RolloutBatch(PROMPTS[:3], n=2, seed=5, step=4)
     rollouts = sample_rollouts(batch, client, renderer, SamplingParams(8))
     assert [(rollout.prompt.id, rollout.sample) for rollout in rollouts] == list(
         itertools.product(("p0", "p1", "p2"), (0, 1))
@@ -106,14 +106,14 @@ def test_rollouts_carry_what_was_sampled(renderer):
 def test_a_prompt_that_comes_twice_in_a_step_goes_on_counting(renderer):
     client = Scripted()
     twice = [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
-    rollouts = sample_rollouts(Batch(twice, n=2, seed=0, step=1), client, renderer, SamplingParams(8))
+    rollouts = sample_rollouts(RolloutBatch(twice, n=2, seed=0, step=1), client, renderer, SamplingParams(8))
     names = [(rollout.prompt.id, rollout.sample) for rollout in rollouts]
     assert names == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1), ("p0", 2), ("p0", 3)]
     assert len({request.seed for request in client.asked}) == 6
 
 
 def test_streams_steps_and_seeds_draw_differently(renderer):
-    base = Batch(PROMPTS[:1], n=1, seed=0, step=1)
+    base = RolloutBatch(PROMPTS[:1], n=1, seed=0, step=1)
     batches = [base, replace(base, stream="evaluation"), replace(base, step=2), replace(base, seed=1)]
     clients = [Scripted() for _ in batches]
     for batch, client in zip(batches, clients, strict=True):
@@ -136,7 +136,7 @@ class Length:
 
 def test_rewards_are_the_tasks_own(renderer):
     prompts = [PROMPTS[0], replace(PROMPTS[1], answer=None)]
-    rollouts = sample_rollouts(Batch(prompts, n=1, seed=0, step=1), Scripted(), renderer, SamplingParams(8))
-    result = rewarded(rollouts, Length())
+    rollouts = sample_rollouts(RolloutBatch(prompts, n=1, seed=0, step=1), Scripted(), renderer, SamplingParams(8))
+    result = add_rewards(rollouts, Length())
     assert [rollout.reward for rollout in result] == [float(len(rollouts[0].text)), None]
     assert [rollout.reward for rollout in rollouts] == [None, None]

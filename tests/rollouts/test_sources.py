@@ -12,15 +12,23 @@ import torch
 from pydantic import TypeAdapter
 from toy import curve, rows, toy_data, toy_recipe, toy_run
 
-from practicum.cli.listing import listing
+from practicum.cli.listing import list_names
 from practicum.core.randomness import seed_of
 from practicum.errors import CapabilityError, DataError, RecipeError
 from practicum.objective import Full, Sampled, Signal
-from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherRequest, Voice
+from practicum.ports import Capabilities, PromptedClient, SamplingClient, Teacher, TeacherRequest
 from practicum.recipe import Recipe, parse_recipe, resolved
-from practicum.recipe.schedule import Courses
-from practicum.rollouts import SOURCES, Archive, Authors, Batch, SourceChoice, sample_rollouts, write_rollouts
-from practicum.runs.assembly import Assembled, assemble_run
+from practicum.recipe.schedule import ScheduleState
+from practicum.rollouts import (
+    SOURCES,
+    RolloutArchive,
+    RolloutBatch,
+    RolloutWriters,
+    SourceChoice,
+    collect_rollouts,
+    sample_rollouts,
+)
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.teachers._client import ClientTeacher
 from practicum.training.loop import rollout_metrics
 from practicum.types import (
@@ -51,7 +59,7 @@ WRITTEN = [
 
 
 @pytest.fixture(scope="module")
-def built(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Assembled:
+def built(models: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
     return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"))
 
 
@@ -59,7 +67,7 @@ Write = Callable[..., list[Rollout]]
 
 
 @pytest.fixture
-def write(built: Assembled) -> Write:
+def write(built: RunComponents) -> Write:
     """Writes a batch of seven prompts, one of them twice, from a source."""
 
     def written(
@@ -70,16 +78,21 @@ def write(built: Assembled) -> Write:
         seed: int = 0,
         prompts: Sequence[Prompt] | None = None,
         teacher: Teacher | None = None,
-        archive: Archive | None = None,
+        archive: RolloutArchive | None = None,
         **params: Any,
     ) -> list[Rollout]:
         stops = built.parts.renderer.stop_ids
-        batch = Batch([*built.parts.prompts[:6], built.parts.prompts[2]] if prompts is None else prompts, n, seed, step)
-        authors = Authors(
-            built.trainer.sampling_client(), teacher or built.parts.teacher, built.parts.renderer, archive or Archive()
+        batch = RolloutBatch(
+            [*built.parts.prompts[:6], built.parts.prompts[2]] if prompts is None else prompts, n, seed, step
+        )
+        authors = RolloutWriters(
+            built.trainer.sampling_client(),
+            teacher or built.parts.teacher,
+            built.parts.renderer,
+            archive or RolloutArchive(),
         )
         settings = SamplingParams(**{"max_new_tokens": LIMIT, "stop_ids": stops, **params})
-        return write_rollouts(batch, TypeAdapter(SourceChoice).validate_python(source), authors, settings)
+        return collect_rollouts(batch, TypeAdapter(SourceChoice).validate_python(source), authors, settings)
 
     return written
 
@@ -106,8 +119,8 @@ def assert_equal(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
             torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_student_alone_is_plain_sampling(built: Assembled, write: Write) -> None:
-    batch = Batch([*built.parts.prompts[:6], built.parts.prompts[2]], 2, 0, 3)
+def test_the_student_alone_is_plain_sampling(built: RunComponents, write: Write) -> None:
+    batch = RolloutBatch([*built.parts.prompts[:6], built.parts.prompts[2]], 2, 0, 3)
     plain = sample_rollouts(
         batch, built.trainer.sampling_client(), built.parts.renderer, built.settings.plan(1).sampling
     )
@@ -136,15 +149,15 @@ def test_the_ends_of_a_source_are_other_sources_bit_for_bit(write: Write, limit:
 
 @pytest.mark.parametrize("source", [source for source in WRITTEN if not source.startswith("cache")])
 def test_a_rollout_does_not_depend_on_the_other_prompts_of_its_step(
-    built: Assembled, write: Write, source: str
+    built: RunComponents, write: Write, source: str
 ) -> None:
     prompts = built.parts.prompts[:8]
     together = write(source, prompts=prompts)
     apart = [rollout for prompt in prompts[::-1] for rollout in write(source, prompts=[prompt])]
-    by_name = {(rollout.prompt.id, rollout.sample): rollout for rollout in apart}
-    assert len(by_name) == len(together)
+    index_by_type = {(rollout.prompt.id, rollout.sample): rollout for rollout in apart}
+    assert len(index_by_type) == len(together)
     for rollout in together:
-        alone = by_name[rollout.prompt.id, rollout.sample]
+        alone = index_by_type[rollout.prompt.id, rollout.sample]
         assert rollout.tokens.equal(alone.tokens) and rollout.loss_mask.equal(alone.loss_mask)
         assert (rollout.source, rollout.text) == (alone.source, alone.text)
 
@@ -160,7 +173,7 @@ def test_a_given_response_is_learned_from_as_it_stands(write: Write) -> None:
         assert (rollout.sampling_logprobs == 0).all() and rollout.policy_logprobs.isnan().all()
 
 
-def test_a_response_ends_in_exactly_one_stop_token(built: Assembled, write: Write) -> None:
+def test_a_response_ends_in_exactly_one_stop_token(built: RunComponents, write: Write) -> None:
     stops = built.parts.renderer.stop_ids
     for rollout in write("dataset", n=1, prompts=built.parts.prompts):
         assert [token in stops for token in rollout.tokens.tolist()] == [False] * (len(rollout.tokens) - 1) + [True]
@@ -173,17 +186,17 @@ def test_a_prompt_without_anything_to_learn_from_is_named(write: Write) -> None:
             write(source, prompts=[asked("lost")])
 
 
-def test_a_response_that_goes_on_after_a_stop_token_is_named(built: Assembled) -> None:
+def test_a_response_that_goes_on_after_a_stop_token_is_named(built: RunComponents) -> None:
     renderer = replace(built.parts.renderer, stop_ids=frozenset(built.parts.renderer.encode("a")))
-    authors = Authors(built.trainer.sampling_client(), built.parts.teacher, renderer)
+    authors = RolloutWriters(built.trainer.sampling_client(), built.parts.teacher, renderer)
     source = TypeAdapter(SourceChoice).validate_python("dataset")
     with pytest.raises(DataError, match=r"response of prompt 'x' has a stop token before its end"):
-        write_rollouts(Batch([asked("x", answer="bab")], 1, 0, 1), source, authors, SamplingParams(9))
-    (fine,) = write_rollouts(Batch([asked("x", answer="bba")], 1, 0, 1), source, authors, SamplingParams(9))
+        collect_rollouts(RolloutBatch([asked("x", answer="bab")], 1, 0, 1), source, authors, SamplingParams(9))
+    (fine,) = collect_rollouts(RolloutBatch([asked("x", answer="bba")], 1, 0, 1), source, authors, SamplingParams(9))
     assert len(fine.tokens) == 3 and fine.stop_reason == "stop"
 
 
-def test_what_the_teacher_writes_has_its_own_log_probabilities(built: Assembled, write: Write) -> None:
+def test_what_the_teacher_writes_has_its_own_log_probabilities(built: RunComponents, write: Write) -> None:
     rollouts = write("teacher")
     scores = built.parts.teacher.score(rollouts, Sampled())
     for rollout, score in zip(rollouts, scores, strict=True):
@@ -192,7 +205,7 @@ def test_what_the_teacher_writes_has_its_own_log_probabilities(built: Assembled,
         assert rollout.prompt_tokens == built.parts.renderer.render(rollout.prompt.messages)
 
 
-def test_a_coin_decides_about_each_completion(built: Assembled, write: Write) -> None:
+def test_a_coin_decides_about_each_completion(built: RunComponents, write: Write) -> None:
     source, n = "mix(student=0.3, other=teacher)", 20
     mixed, student, teacher = write(source, n=n), write("student", n=n), write("teacher", n=n)
     for rollout, own, other in zip(mixed, student, teacher, strict=True):
@@ -206,7 +219,7 @@ def test_a_coin_decides_about_each_completion(built: Assembled, write: Write) ->
 
 
 @pytest.mark.parametrize("other", ["teacher", "dataset"])
-def test_joined_completions_stand_beside_the_students_own(built: Assembled, write: Write, other: str) -> None:
+def test_joined_completions_stand_beside_the_students_own(built: RunComponents, write: Write, other: str) -> None:
     prompts = built.parts.prompts[:3]
     joined = write(f"join({other}, n=3)", prompts=prompts)
     assert [rollout.source for rollout in joined] == (["student"] * 2 + [other] * 3) * 3
@@ -220,7 +233,7 @@ def test_joined_completions_stand_beside_the_students_own(built: Assembled, writ
 
 
 @pytest.mark.parametrize("origin", ["teacher", "dataset"])
-def test_the_student_goes_on_after_a_prefix(built: Assembled, write: Write, origin: str) -> None:
+def test_the_student_goes_on_after_a_prefix(built: RunComponents, write: Write, origin: str) -> None:
     length = 2
     rollouts, theirs = write(f"prefix({length}, origin={origin})", n=6), write(origin, n=6)
     client = built.trainer.sampling_client()
@@ -251,7 +264,7 @@ def test_a_prefix_that_ends_the_answer_leaves_nothing_to_learn_and_is_counted(wr
     assert (metrics["unsupervised_prompts"], metrics["from_student"], metrics["from_dataset"]) == (1.0, 0.5, 0.5)
 
 
-def test_mixed_tokens_are_drawn_from_the_mixture_of_both(built: Assembled, write: Write) -> None:
+def test_mixed_tokens_are_drawn_from_the_mixture_of_both(built: RunComponents, write: Write) -> None:
     share = 0.35
     rollouts = write(f"token_mix({share})")
     own = built.trainer.sampling_client().score(
@@ -267,14 +280,14 @@ def test_mixed_tokens_are_drawn_from_the_mixture_of_both(built: Assembled, write
         assert rollout.source == "student" and rollout.loss_mask.all()
 
 
-def test_the_teachers_whole_share_of_each_token_is_the_teachers_answer(built: Assembled, write: Write) -> None:
+def test_the_teachers_whole_share_of_each_token_is_the_teachers_answer(built: RunComponents, write: Write) -> None:
     for rollout in write("token_mix(1.0)"):
         voice = built.parts.teacher.voice(rollout.prompt)
         (sample,) = voice.client.sample([request_of(rollout, voice)], SamplingParams(LIMIT, stop_ids=stops(built)))
         assert sample.tokens.equal(rollout.tokens)
 
 
-def test_each_prompt_is_mixed_with_its_own_teacher(built: Assembled, write: Write) -> None:
+def test_each_prompt_is_mixed_with_its_own_teacher(built: RunComponents, write: Write) -> None:
     student = built.trainer.sampling_client()
     rollouts = write("token_mix(0.5)", teacher=Choir(built, student))
     alone = write("token_mix(0.5)")
@@ -288,20 +301,20 @@ def test_each_prompt_is_mixed_with_its_own_teacher(built: Assembled, write: Writ
 @pytest.mark.parametrize(
     "source", ["teacher", "mix(student=0, other=teacher)", "join(teacher)", "token_mix", "prefix(2)"]
 )
-def test_a_teacher_that_writes_nothing_is_no_author(built: Assembled, write: Write, source: str) -> None:
+def test_a_teacher_that_writes_nothing_is_no_author(built: RunComponents, write: Write, source: str) -> None:
     with pytest.raises(
         CapabilityError, match=r"lets the teacher write, but this teacher writes no answers; write source"
     ):
         write(source, teacher=Choir(built, None))
 
 
-def test_a_teacher_that_cannot_be_read_token_by_token_is_named(built: Assembled, write: Write) -> None:
+def test_a_teacher_that_cannot_be_read_token_by_token_is_named(built: RunComponents, write: Write) -> None:
     with pytest.raises(CapabilityError, match=r"'token_mix'.*lockstep, which the teacher cannot.*mix\(other=teacher\)"):
         write("token_mix", teacher=Choir(built, Remote()))
 
 
 def test_replayed_rollouts_are_those_of_earlier_steps_only(write: Write) -> None:
-    archive = Archive(deque(maxlen=20))
+    archive = RolloutArchive(deque(maxlen=20))
     fresh: list[Rollout] = []
     for step in range(1, 6):
         known = list(archive.newest)
@@ -322,7 +335,7 @@ def test_replayed_rollouts_are_those_of_earlier_steps_only(write: Write) -> None
 
 
 def test_nothing_is_remembered_unless_it_is_replayed(write: Write) -> None:
-    archive = Archive()
+    archive = RolloutArchive()
     write("student", archive=archive)
     assert not archive.newest
 
@@ -360,7 +373,7 @@ def test_a_source_reads_back_from_its_own_text(source: str) -> None:
 
 def test_a_number_of_a_source_may_be_a_schedule() -> None:
     recipe = recipe_with("mix(student=linear(0, 1), other=teacher)", {"train.steps": 5})
-    courses = Courses(recipe.schedules, 5)
+    courses = ScheduleState(recipe.schedules, 5)
     sources = [recipe.at(courses.at(step)).rollout.source for step in range(1, 6)]
     assert [source.student for source in sources] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert {source.other for source in sources} == {"teacher"}
@@ -395,7 +408,7 @@ def test_other_sources_need_no_writing_teacher(source: str, teacher: str) -> Non
 
 
 def test_the_sources_are_listed_with_a_line_each() -> None:
-    listed = listing("sources")
+    listed = list_names("sources")
     assert [row["name"] for row in listed] == list(SOURCES)
     assert all(row["summary"].endswith(".") for row in listed)
 
@@ -447,11 +460,11 @@ def asked(name: str, **fields: Any) -> Prompt:
     return Prompt(name, (Message("user", "ab"),), **fields)
 
 
-def stops(built: Assembled) -> frozenset[int]:
+def stops(built: RunComponents) -> frozenset[int]:
     return built.parts.renderer.stop_ids
 
 
-def request_of(rollout: Rollout, voice: Voice) -> SampleRequest:
+def request_of(rollout: Rollout, voice: PromptedClient) -> SampleRequest:
     return SampleRequest(voice.prompt_tokens, seed_of(0, "rollout", 3, rollout.prompt.id, rollout.sample))
 
 
@@ -470,7 +483,7 @@ class Remote:
 class Choir(ClientTeacher):
     """A teacher with two voices, by the first letter of the prompt; without a second one it writes nothing at all."""
 
-    def __init__(self, built: Assembled, second: SamplingClient | None) -> None:
+    def __init__(self, built: RunComponents, second: SamplingClient | None) -> None:
         voice = built.parts.teacher.voice(built.parts.prompts[0])
         assert voice is not None
         super().__init__(voice.client, built.parts.renderer)
@@ -479,8 +492,8 @@ class Choir(ClientTeacher):
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
         return None
 
-    def voice(self, prompt: Prompt) -> Voice | None:
+    def voice(self, prompt: Prompt) -> PromptedClient | None:
         voice = super().voice(prompt)
         if self.second is None:
             return None
-        return voice if voice.prompt_tokens[1] % 2 == 0 else Voice(self.second, voice.prompt_tokens)
+        return voice if voice.prompt_tokens[1] % 2 == 0 else PromptedClient(self.second, voice.prompt_tokens)

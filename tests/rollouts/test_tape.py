@@ -15,9 +15,9 @@ from test_sources import assert_equal
 from toy import assert_same_run, curve, forked, rows, toy_recipe, toy_run, write_recipe
 
 from practicum.errors import CheckpointError, DataError, RecipeError
-from practicum.rollouts import Archive, TapeRow, digits, read_tape
+from practicum.rollouts import RolloutArchive, RolloutRow, load_recorded_rollouts, to_exact_floats
 from practicum.runs import run
-from practicum.runs.assembly import Assembled, assemble_run
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.types import AUTHORS, Author, Message, Prompt, Rollout, Turn
 
 REPLAY = {
@@ -50,8 +50,8 @@ def a_rollout(step: int = 1, **changes: Any) -> Rollout:
     return replace(rollout, **changes)
 
 
-def read_back(row: TapeRow) -> TapeRow:
-    return TapeRow.model_validate(json.loads(json.dumps(row.model_dump())))
+def read_back(row: RolloutRow) -> RolloutRow:
+    return RolloutRow.model_validate(json.loads(json.dumps(row.model_dump())))
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8), st.sampled_from(["student", "teacher", "dataset"]))
@@ -62,7 +62,7 @@ def test_a_row_brings_its_rollout_back_bit_for_bit(numbers: list[float], source:
     rollout = a_rollout(
         tokens=tokens, loss_mask=mask, sampling_logprobs=logprobs, policy_logprobs=-logprobs, source=source
     )
-    assert_equal([read_back(TapeRow.of(4, rollout)).rollout(PROMPT)], [replace(rollout, reward=None)])
+    assert_equal([read_back(RolloutRow.of(4, rollout)).rollout(PROMPT)], [replace(rollout, reward=None)])
 
 
 @given(st.lists(st.tuples(st.sampled_from(AUTHORS), st.integers(1, 4)), min_size=1, max_size=6), st.text(max_size=6))
@@ -74,36 +74,42 @@ def test_a_row_brings_authors_turns_and_notes_back(runs: list[tuple[Author, int]
         tokens=torch.arange(len(authors)), loss_mask=known == 0, sampling_logprobs=known, policy_logprobs=known,
         authors=authors, turns=turns, notes={"feedback": text},
     )  # fmt: skip
-    row = TapeRow.model_validate(json.loads(json.dumps(TapeRow.of(4, rollout).to_json())))
+    row = RolloutRow.model_validate(json.loads(json.dumps(RolloutRow.of(4, rollout).to_json())))
     assert_equal([row.rollout(PROMPT)], [replace(rollout, reward=None)])
 
 
 def test_a_row_of_one_author_says_nothing_about_turns() -> None:
-    assert not {"authors", "turns", "notes"} & TapeRow.of(4, a_rollout()).to_json().keys()
+    assert not {"authors", "turns", "notes"} & RolloutRow.of(4, a_rollout()).to_json().keys()
 
 
 def test_turns_and_authors_that_do_not_add_up_are_refused() -> None:
-    row = TapeRow.of(4, a_rollout()).to_json()
+    row = RolloutRow.of(4, a_rollout()).to_json()
     for more, text in (
         ({"authors": [{"author": "student", "tokens": 2}]}, "authors are of 2 tokens, and there are 3"),
         ({"turns": [{"role": "user", "tokens": 4, "text": ""}]}, "turns are of 4 tokens, and there are 3"),
     ):
         with pytest.raises(ValueError, match=text):
-            TapeRow.model_validate_json(json.dumps(row | more))
+            RolloutRow.model_validate_json(json.dumps(row | more))
 
 
 def test_digits_are_enough_and_no_more() -> None:
-    assert digits(torch.tensor([-0.1, 1 / 3, math.nan, math.inf, 0.0])) == [-0.100000001, 0.333333343, None, None, 0.0]
+    assert to_exact_floats(torch.tensor([-0.1, 1 / 3, math.nan, math.inf, 0.0])) == [
+        -0.100000001,
+        0.333333343,
+        None,
+        None,
+        0.0,
+    ]
 
 
 def test_an_archive_is_restored_as_it_was() -> None:
-    archive, recorded = Archive(deque(maxlen=5)), []
+    archive, recorded = RolloutArchive(deque(maxlen=5)), []
     for step in range(1, 5):
         fresh = [a_rollout(step, sample=sample, tokens=torch.tensor([step, sample, 2])) for sample in range(2)]
         others = [a_rollout(step, source="teacher"), *list(archive.newest)[:1]]
-        recorded += [TapeRow.of(step, rollout).model_dump() for rollout in (*fresh, *others)]
+        recorded += [RolloutRow.of(step, rollout).model_dump() for rollout in (*fresh, *others)]
         archive.newest.extend(fresh)
-    restored = Archive(deque([a_rollout()], maxlen=5))
+    restored = RolloutArchive(deque([a_rollout()], maxlen=5))
     restored.restore(recorded, [PROMPT], 4)
     assert_equal(list(restored.newest), [replace(rollout, reward=None) for rollout in archive.newest])
     with pytest.raises(CheckpointError, match=r"ends with step 4 instead of 5.*step 6 may replay are lost"):
@@ -202,11 +208,11 @@ def test_every_recorded_completion_of_a_prompt_has_its_turn(models: Path, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def built(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Assembled:
+def built(models: Path, tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
     return assemble_run(toy_recipe(models), tmp_path_factory.mktemp("models"))
 
 
-GOOD = TapeRow.of(1, a_rollout()).model_dump()
+GOOD = RolloutRow.of(1, a_rollout()).model_dump()
 BROKEN: dict[str, tuple[str, str]] = {
     "no JSON": ("what?", "row 1 is not a recorded rollout"),
     "no object": ("[1]", "row 1 is not a recorded rollout"),
@@ -226,22 +232,22 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_tape_that_cannot_be_replayed_names_its_row(built: Assembled, tmp_path: Path, name: str) -> None:
+def test_a_tape_that_cannot_be_replayed_names_its_row(built: RunComponents, tmp_path: Path, name: str) -> None:
     text, message = BROKEN[name]
     tape = tmp_path / "tape.jsonl"
     tape.write_text(text + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=message):
-        read_tape(tape, [PROMPT], built.parts.renderer, 2)
+        load_recorded_rollouts(tape, [PROMPT], built.parts.renderer, 2)
 
 
-def test_a_tape_that_is_not_there_is_named(built: Assembled, tmp_path: Path) -> None:
+def test_a_tape_that_is_not_there_is_named(built: RunComponents, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the tape .*gone\.jsonl cannot be read \(No such file"):
-        read_tape(tmp_path / "gone.jsonl", [PROMPT], built.parts.renderer, 5)
+        load_recorded_rollouts(tmp_path / "gone.jsonl", [PROMPT], built.parts.renderer, 5)
 
 
-def test_rows_of_other_prompts_are_passed_over(built: Assembled, tmp_path: Path) -> None:
+def test_rows_of_other_prompts_are_passed_over(built: RunComponents, tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
     tape.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, "prompt": "q"}) + "\n", encoding="utf-8")
-    found = read_tape(tape, [PROMPT], built.parts.renderer, 5)
+    found = load_recorded_rollouts(tape, [PROMPT], built.parts.renderer, 5)
     assert_equal(found["p"], [a_rollout(reward=None)])
     assert found.keys() == {"p"}

@@ -13,8 +13,8 @@ from practicum.errors import AlarmError, Interrupted
 from practicum.training.loop import StepResult
 from practicum.runs.observers import FinishedStep, HearSignals, LeaveRun, Observer, SaveCheckpoints, SoundAlarms, tag_of
 from practicum.recipe import TrainConfig
-from practicum.recipe.schedule import Courses
-from practicum.types import TokenOutputs
+from practicum.recipe.schedule import ScheduleState
+from practicum.types import TokenRecord
 
 
 class Spy:
@@ -38,7 +38,7 @@ def alarm(action: str, step: int = 2) -> Alarm:
 
 
 def finished(step: int, *alarms: Alarm, **metrics: float) -> FinishedStep:
-    return FinishedStep(StepResult(step, [], TokenOutputs(*[torch.empty(0)] * 7), metrics), alarms)
+    return FinishedStep(StepResult(step, [], TokenRecord(*[torch.empty(0)] * 7), metrics), alarms)
 
 
 def ending(steps: int = 4, **train: Any) -> Ending:
@@ -96,7 +96,7 @@ def test_a_pause_ends_the_run_unless_it_is_over() -> None:
 
 def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) -> None:
     spy, end = Spy(), ending()
-    sound = SoundAlarms(spy, Courses({}, 4), end)  # type: ignore[arg-type]
+    sound = SoundAlarms(spy, ScheduleState({}, 4), end)  # type: ignore[arg-type]
     with pytest.raises(AlarmError, match=r"stopped by M1 collapse .*with --resume monitors.M1=warn"):
         sound.on_step(finished(2, alarm("log"), alarm("stop")))
     assert spy.calls == [["M1", "M1"]]
@@ -105,7 +105,7 @@ def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) 
 
 def test_a_finish_ends_the_run_well_and_the_first_is_the_reason(notes: list[str]) -> None:
     end = ending()
-    sound = SoundAlarms(Spy(), Courses({}, 4), end)  # type: ignore[arg-type]
+    sound = SoundAlarms(Spy(), ScheduleState({}, 4), end)  # type: ignore[arg-type]
     assert not end.comes_after(2) and end.comes_after(4)
     sound.on_step(finished(2, alarm("finish")))
     assert end.comes_after(2) and end.reason == "finished by M1 collapse"

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from test_cli import said
 from test_faults import lines, when
 from test_report import HOSTILE, Elements
-from test_runs import Said
+from test_runs import ServerScores
 from toy import TASK, assert_same_run, curve, exit_status, forked, rows, start_fork
 
 from practicum.report.pipeline import write_pipeline_report
 from practicum.errors import PracticumError, RecipeError
-from practicum.runs.pipeline import Pipeline, load, parse_pipeline
+from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
 from practicum.runs.pipeline.running import run
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json
@@ -67,7 +67,7 @@ def toy_run(
     *,
     resume: bool = False,
     allow_changed: Sequence[str] = (),
-    console: Said | None = None,
+    console: ServerScores | None = None,
 ) -> RunResult:
     return run(pipeline, out=out, resume=resume, allow_changed=allow_changed, console=console)
 
@@ -206,7 +206,7 @@ class TestMistakes:
 class TestOverrides:
     def overridden(self, tmp_path: Path, *overrides: str, **shared: Any) -> Pipeline:
         path = write(tmp_path / "mine.yaml", toy_data(NO_MODELS, *THREE, **shared))
-        found = load(path, overrides)
+        found = load_pipeline_or_recipe(path, overrides)
         assert isinstance(found, Pipeline)
         return found
 
@@ -251,7 +251,7 @@ class TestOverrides:
         (tmp_path / "m").mkdir()
         other = {"name": "other", "teacher": {"model": "m"}}
         path = write(tmp_path / "p.yaml", toy_data(NO_MODELS, *THREE, other, student={"model": "m"}))
-        found = load(path)
+        found = load_pipeline_or_recipe(path)
         assert isinstance(found, Pipeline) and found.recipe.student.model == str(tmp_path / "m")
         assert found.recipes()["other"].teacher.model == str(tmp_path / "m")
 
@@ -259,14 +259,14 @@ class TestOverrides:
         (tmp_path / "inner").mkdir()
         write(tmp_path / "inner" / "p.yaml", toy_data(NO_MODELS, *THREE, name="first"))
         path = write(tmp_path / "mine.yaml", {"extends": "inner/p.yaml", "train": {"steps": 9}, "name": "mine"})
-        found = load(path, ["stages.sft.coefficient=linear(1, 0)"])
+        found = load_pipeline_or_recipe(path, ["stages.sft.coefficient=linear(1, 0)"])
         assert isinstance(found, Pipeline) and found.recipe.name == "mine"
         assert [recipe.train.steps for recipe in found.recipes().values()] == [9, 9, 9]
         assert found.recipes()["sft"].schedules and not found.recipes()["merge"].schedules
         assert parse_pipeline(found.resolved(), "again").recipes() == found.recipes()
 
     def test_a_file_without_stages_is_a_recipe(self) -> None:
-        assert isinstance(load("smoke/toy", ["train.steps=3"]), Recipe)
+        assert isinstance(load_pipeline_or_recipe("smoke/toy", ["train.steps=3"]), Recipe)
 
 
 class TestRunning:
@@ -339,7 +339,7 @@ class TestRunning:
         assert after["student_entropy"] == pytest.approx(before["student_entropy"], rel=1e-4)
 
     def test_the_console_says_which_stage_it_is(self, models: Path, tmp_path: Path) -> None:
-        console = Said()
+        console = ServerScores()
         toy_run(toy(models, *THREE), tmp_path, console=console)
         headings = [text for text in console.events if text.startswith("stage ")]
         assert headings == ["stage 1 of 3: sft (cold start)", "stage 2 of 3: expert", "stage 3 of 3: merge"]
@@ -401,7 +401,7 @@ class TestStopping:
         assert "--resume" in output.read_text() and len(rows(metrics)) < 400
 
     def test_a_signal_while_a_stage_ends_keeps_the_next_from_beginning(self, models: Path, tmp_path: Path) -> None:
-        class Signalling(Said):
+        class Signalling(ServerScores):
             def event(self, text: str) -> None:
                 super().event(text)
                 if "after training" in text:
@@ -419,7 +419,7 @@ class TestStopping:
     ) -> None:
         shutil.copytree(finished, tmp_path / "toy")
         stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "toy").rglob("*") if p.name != "run.lock"}
-        console = Said()
+        console = ServerScores()
         result = toy_run(toy(models, *THREE), tmp_path, resume=True, console=console)
         assert any("nothing to do" in text for text in console.events)
         assert result.summary == read_json(finished / "summary.json")

@@ -148,7 +148,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(models: Path, finis
     copy = tmp_path / "toy"
     shutil.copytree(finished, copy)
     stamps = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != "run.lock"}
-    console = Said()
+    console = ServerScores()
     result = toy_run(models, tmp_path, {"evaluation.prompts": 8}, resume=True, console=console)
     assert any("nothing to do" in text for text in console.events)
     assert result.summary == json.loads((copy / "summary.json").read_text())
@@ -176,7 +176,7 @@ def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
 def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     changes = {"optimizer.learning_rate": 0.5, "train.updates_per_step": 2}
-    console = Said()
+    console = ServerScores()
     allowed = ["optimizer.learning_rate", "train"]
     with_flags = toy_run(models, tmp_path, changes, resume=True, allow_changed=allowed, console=console).folder
     assert curve(with_flags, "learning_rate") == [0.003, 0.003, 0.5, 0.5]
@@ -210,7 +210,7 @@ def test_a_change_counts_from_the_earliest_step_that_is_done_under_it(models: Pa
 def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_path: Path) -> None:
     linear = {"optimizer.schedule": "linear"}
     toy_run(models, tmp_path, linear)
-    console = Said()
+    console = ServerScores()
     longer = linear | {"train.steps": 6}
     result = toy_run(models, tmp_path, longer, resume=True, allow_changed=["train.steps"], console=console)
     assert result.summary["steps"] == 6
@@ -335,7 +335,7 @@ def test_a_run_of_an_older_version_says_what_is_not_compared_and_goes_on(models:
     saved = json.loads(path.read_text())
     del saved["changes"]
     path.write_text(json.dumps({**saved, "identity": {"student": "0", "teacher": "0", "prompts": "0"}}))
-    console = Said()
+    console = ServerScores()
     toy_run(models, tmp_path, resume=True, console=console)
     assert any("from now on they are compared" in text for text in console.events)
     assert "student/config.json" in json.loads(path.read_text())["identity"]
@@ -359,7 +359,7 @@ def test_a_name_that_is_taken_is_refused(models: Path, finished: Path) -> None:
 def test_resume_under_other_versions_warns_and_goes_on(models: Path, tmp_path: Path) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     forge_versions(tmp_path / "toy" / "checkpoints" / "step-2", {"torch": "2.0.0", "threads": 96})
-    console = Said()
+    console = ServerScores()
     toy_run(models, tmp_path, resume=True, console=console)
     text = "\n".join(console.events)
     assert "torch was 2.0.0" in text and "threads was 96" in text and "not promised" in text
@@ -370,7 +370,7 @@ def test_weights_of_one_step_with_the_optimizer_of_another_are_not_used(models: 
     assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:5"}) == 137
     folder = tmp_path / "toy" / "checkpoints"
     shutil.copy(folder / "step-2" / "optimizer.safetensors", folder / "step-4" / "optimizer.safetensors")
-    console = Said()
+    console = ServerScores()
     resumed = toy_run(models, tmp_path, STEPS, resume=True, console=console).folder
     text = "\n".join(console.events)
     assert "step-4 is skipped" in text and "optimizer.safetensors" in text and "resumed after step 2" in text
@@ -422,7 +422,7 @@ def test_a_recipe_can_be_given_as_a_file_with_overrides(models: Path, tmp_path: 
     assert result.folder == tmp_path / "out" / "mine" and result.summary["rollouts"] == 2
 
 
-class Said:
+class ServerScores:
     """A console that remembers what it was told."""
 
     def __init__(self) -> None:

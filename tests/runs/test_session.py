@@ -16,13 +16,13 @@ from practicum.errors import ModelError, ResourceError
 from practicum.runs.observers import FinishedStep, Observer
 from practicum.run_dir import RunDir
 from practicum.runs.session import RunResult, Session
-from practicum.runs.tracked import Tracked
-from practicum.runs.console import Quiet
+from practicum.runs.tracked import RunTracker
+from practicum.runs.console import SilentConsole
 
 log = logging.getLogger("practicum.test")
 
 
-class Said(Quiet):
+class ServerScores(SilentConsole):
     """A console that keeps what happened."""
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ def go(
     """Run the toy recipe as a session with observers of one's own."""
     recipe = toy_recipe(models, changes)
     home = RunDir.open(out / "toy") if resume else RunDir.create(out, "toy")
-    with home.lock(), Tracked.open(recipe, home) as tracked, ExitStack() as at_end:
-        return Session(home, recipe, Quiet(), lambda: None, tracked, at_end, observers).go(resume, ())
+    with home.lock(), RunTracker.open(recipe, home) as tracked, ExitStack() as at_end:
+        return Session(home, recipe, SilentConsole(), lambda: None, tracked, at_end, observers).go(resume, ())
 
 
 class Looks:
@@ -118,7 +118,7 @@ def test_two_runs_in_two_threads_keep_their_notes_apart(
     monkeypatch.setattr("practicum.runs.session.assemble_run", one_after_the_other)
 
     def noted(name: str) -> list[str]:
-        console = Said()
+        console = ServerScores()
         cached = {"type": "cached", "folder": str(tmp_path / name / "scores")}
         changes = {"teacher": {**cached, "teacher": {"type": "model", "model": str(models / "teacher")}}}
         toy_run(models, tmp_path / name, changes | {"rollout.max_staleness": lag}, console=console)
@@ -137,14 +137,14 @@ def test_a_thread_that_works_ahead_notes_on_its_runs_console(
 ) -> None:
     from practicum.training import asynchronous
 
-    begin = asynchronous.begin_step
+    begin = asynchronous.generate_rollouts
 
     def noting(step: int, *more: Any, **names: Any) -> Any:
         log.info(f"sampling step {step}")
         return begin(step, *more, **names)
 
-    monkeypatch.setattr(asynchronous, "begin_step", noting)
-    console = Said()
+    monkeypatch.setattr(asynchronous, "generate_rollouts", noting)
+    console = ServerScores()
     toy_run(models, tmp_path, {"rollout.max_staleness": 1}, console=console)
     assert [text for text in console.events if text.startswith("sampling")] == [
         f"sampling step {number}" for number in (1, 2, 3, 4)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from practicum.runs.pipeline import Pipeline, load, parse_pipeline
+from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
 from practicum.runs.pipeline.running import run
 from practicum.recipe import recipe_names
 
@@ -23,7 +23,7 @@ SHORT = (
 
 
 def loaded(name: str, *overrides: str) -> Pipeline:
-    found = load(name, overrides)
+    found = load_pipeline_or_recipe(name, overrides)
     assert isinstance(found, Pipeline)
     return found
 

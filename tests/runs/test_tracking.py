@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from practicum.runs import console as tracking
-from practicum.runs.console import Console, JsonConsole, LiveConsole, MetricsLog, PlainConsole, Quiet, open_console
+from practicum.runs.console import Console, JsonConsole, LiveConsole, MetricsLog, PlainConsole, SilentConsole, open_console
 
 METRICS = {"reverse_kl": 0.21234, "length": 34.0, "tokens_per_second": 1234.5}
 SAMPLE = ("What is 8 times 7?", "56, since 8 \u00d7 7 = 56 \u4f60\u597d [bold]not markup[/bold]")
@@ -109,7 +109,7 @@ def test_json_console_writes_strict_json_lines() -> None:
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    drive(Quiet())
+    drive(SilentConsole())
     assert capsys.readouterr().out == ""
 
 
@@ -117,7 +117,7 @@ def test_open_console_looks_at_the_stream(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(open_console(stream=io.StringIO()), PlainConsole)
     assert isinstance(open_console(as_json=True, stream=io.StringIO()), JsonConsole)
     monkeypatch.setattr(sys, "stdout", None)
-    assert isinstance(open_console(), Quiet)
+    assert isinstance(open_console(), SilentConsole)
 
 
 def test_time_left_follows_the_steps_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,15 +22,15 @@ from practicum.server.app import make_app
 from practicum.server.futures import Answer, Futures
 from practicum.server.limits import Limits
 from practicum.server.service import Service
-from practicum.server.shelf import Shelf
+from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
 from practicum.server.wire import PROTOBUF, messages
-from practicum.server.worker import Job
+from practicum.server.worker import ModelJob
 
 V1 = "/api/v1"
 
 
-class Failed(Exception):
+class VerifierFailed(Exception):
     """A future that ended with an error."""
 
 
@@ -57,7 +57,7 @@ class Client:
                 return response.content
             found = response.json()
             if "error" in found:
-                raise Failed(found["error"])
+                raise VerifierFailed(found["error"])
             if found.get("type") != "try_again":
                 return found
 
@@ -135,7 +135,7 @@ class Client:
             free.wait(60)
             return [Answer(b"{}", "application/json")]
 
-        self.service._worker.submit(Job(None, wait))
+        self.service._worker.submit(ModelJob(None, wait))
         try:
             yield
         finally:
@@ -185,7 +185,7 @@ def serving(
     token = gate.get("token")
     with show_notes(said.append):
         service = Service(
-            Shelf(served, memory),
+            ModelCache(served, memory),
             Store(out),
             frozenset(students),
             Futures(most_open),

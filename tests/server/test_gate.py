@@ -6,7 +6,7 @@ import pytest
 
 from practicum.errors import RecipeError, ResourceError
 from practicum.server.limits import Limits
-from practicum.server.serving import TOKEN_VARIABLE, Options, is_loopback, named_models, read_token, serve
+from practicum.server.serving import TOKEN_VARIABLE, ServerOptions, is_loopback, named_models, read_token, serve
 
 from .client import V1, serving
 
@@ -93,7 +93,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(models, tmp_path
     from starlette.requests import Request
 
     from practicum.server.app import _Pages
-    from practicum.server.refusals import Refused
+    from practicum.server.refusals import HttpRefusal
 
     async def silent():
         await asyncio.sleep(60)
@@ -101,7 +101,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(models, tmp_path
 
     with serving(models, tmp_path, limits=Limits(body_seconds=0.05)) as client:
         request = Request({"type": "http", "method": "POST", "headers": []}, silent)
-        with pytest.raises(Refused, match=r"the body was not here within 0.05 s; send it again") as refused:
+        with pytest.raises(HttpRefusal, match=r"the body was not here within 0.05 s; send it again") as refused:
             asyncio.run(_Pages(client.service)._body(request, 10))
     assert refused.value.status == 408
 
@@ -174,13 +174,13 @@ def tensors():
 
 @pytest.mark.parametrize("number", range(7))
 def test_tensors_that_are_none_are_refused(number):
-    from practicum.server.refusals import Refused
+    from practicum.server.refusals import HttpRefusal
     from practicum.server.wire import messages, read_train_request
 
     tensor, text = list(tensors())[number]
     request = messages().ForwardBackwardRequest(model_id="x", loss_fn="ppo")
     request.data.add().loss_fn_inputs["weights"].CopyFrom(tensor)
-    with pytest.raises(Refused, match=text):
+    with pytest.raises(HttpRefusal, match=text):
         read_train_request(request.SerializeToString())
 
 
@@ -210,7 +210,7 @@ def test_off_this_machine_a_token_is_needed(models, tmp_path, monkeypatch):
     with pytest.raises(
         RecipeError, match=r"--host 0.0.0.0 can be reached from other machines, so a token is needed: set PRACT"
     ):
-        serve(Options([str(models / "teacher")], host="0.0.0.0", port=0, out=tmp_path))
+        serve(ServerOptions([str(models / "teacher")], host="0.0.0.0", port=0, out=tmp_path))
 
 
 def test_small_answers_are_sent_at_once():
@@ -231,7 +231,7 @@ def test_a_taken_port_is_named(models, tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ResourceError, match=rf"127.0.0.1:{port} cannot be served on \(Address already in use\)"):
-            serve(Options([str(models / "teacher")], port=port, out=tmp_path))
+            serve(ServerOptions([str(models / "teacher")], port=port, out=tmp_path))
 
 
 def test_tokens_are_long_private_and_of_the_kind_that_clients_send(tmp_path, monkeypatch):
@@ -256,20 +256,20 @@ def test_tokens_are_long_private_and_of_the_kind_that_clients_send(tmp_path, mon
 
 
 def test_models_have_names_and_students_are_some_of_them():
-    served, students = named_models(Options(["a", "Qwen/Qwen3-8B=folder"]))
+    served, students = named_models(ServerOptions(["a", "Qwen/Qwen3-8B=folder"]))
     assert list(served) == ["a", "Qwen/Qwen3-8B"] and students == {"a", "Qwen/Qwen3-8B"}
     assert served["Qwen/Qwen3-8B"].model == "folder"
-    served, students = named_models(Options(["a"], students=["b=c"]))
+    served, students = named_models(ServerOptions(["a"], students=["b=c"]))
     assert list(served) == ["a", "b"] and students == {"b"}
     with pytest.raises(RecipeError, match="two models are named a; give one of them another name with NAME=MODEL"):
-        named_models(Options(["a=x", "a=y"]))
+        named_models(ServerOptions(["a=x", "a=y"]))
 
 
 def test_a_type_of_numbers_that_there_is_not_is_refused():
     with pytest.raises(RecipeError, match="--dtype float16: write one of float32, bfloat16"):
-        named_models(Options(["a"], dtype="float16"))
+        named_models(ServerOptions(["a"], dtype="float16"))
     with pytest.raises(RecipeError, match="--device tpu: write one of auto, cpu, cuda"):
-        named_models(Options(["a"], device="tpu"))
+        named_models(ServerOptions(["a"], device="tpu"))
 
 
 def test_which_addresses_are_of_this_machine_alone():

@@ -13,13 +13,13 @@ from practicum.backends.local.loading import load
 from practicum.errors import ResourceError
 from practicum.models.config import ModelConfig
 from practicum.server.futures import Answer, Futures
-from practicum.server.refusals import Refused
+from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import CreateSession
 from practicum.server.service import IDLE_SECONDS
-from practicum.server.shelf import Shelf
-from practicum.server.worker import Job, Worker
+from practicum.server.shelf import ModelCache
+from practicum.server.worker import ModelJob, Worker
 
-from .client import V1, Failed, floats, logprobs, serving
+from .client import V1, VerifierFailed, floats, logprobs, serving
 
 pytestmark = pytest.mark.long
 
@@ -68,7 +68,8 @@ def test_checkpoints_are_listed_overwritten_when_asked_and_deleted(models, tmp_p
         model = client.model()
         client.save(model, "a")
         with pytest.raises(
-            Failed, match=r"there is a checkpoint tinker://.*/weights/a already; give another name or overwrite it"
+            VerifierFailed,
+            match=r"there is a checkpoint tinker://.*/weights/a already; give another name or overwrite it",
         ):
             client.save(model, "a")
         losses(client, model, 1)
@@ -92,7 +93,9 @@ def test_damaged_files_and_other_weights_are_refused(models, tmp_path):
         model = client.model()
         path = client.save(model, "a")
         sampled = client.save(model, "b", "save_weights_for_sampler")
-        with pytest.raises(Failed, match=r"was saved to sample from; train on from one of tinker://.*/weights/"):
+        with pytest.raises(
+            VerifierFailed, match=r"was saved to sample from; train on from one of tinker://.*/weights/"
+        ):
             load_into(client, sampled, 1)
     weights = next((tmp_path / "served").glob("*/sampler_weights/b/checkpoints/step-1/student.safetensors"))
     data = bytearray(weights.read_bytes())
@@ -101,10 +104,12 @@ def test_damaged_files_and_other_weights_are_refused(models, tmp_path):
     shutil.rmtree(copies / "student")
     shutil.copytree(models / "teacher", copies / "student")
     with serving(copies, tmp_path / "served") as client:
-        with pytest.raises(Failed, match="was trained over another model than the one that is now served as student"):
+        with pytest.raises(
+            VerifierFailed, match="was trained over another model than the one that is now served as student"
+        ):
             load_into(client, path, 0)
         sampler = client.sampler(0, model_path=sampled)
-        with pytest.raises(Failed, match=r"student.safetensors does not match its SHA-256 sum"):
+        with pytest.raises(VerifierFailed, match=r"student.safetensors does not match its SHA-256 sum"):
             client.sample([1, 2], sampling_session_id=sampler)
 
 
@@ -159,13 +164,13 @@ def test_the_least_recently_used_model_goes_first_and_one_too_large_is_refused(m
     config = {name: ModelConfig(model=str(models / "student"), device="cpu") for name in "abc"}
     size = sum(w.numel() * 4 for w in load(config["a"]).language_model.model.parameters())
     gone: list[str] = []
-    shelf = Shelf(config, int(2.5 * size))
+    shelf = ModelCache(config, int(2.5 * size))
     shelf.evicted.append(gone.append)
     for name in "abac":
         shelf.get(name)
     assert gone == ["b"] and shelf.loaded == ["a", "c"]
     with pytest.raises(ResourceError, match="a takes 0 MiB and --memory is 0 MiB; raise it or serve a smaller model"):
-        Shelf(config, size // 2).get("a")
+        ModelCache(config, size // 2).get("a")
 
 
 def test_only_the_newest_snapshots_can_be_sampled_from(models, tmp_path):
@@ -181,7 +186,9 @@ def test_only_the_newest_snapshots_can_be_sampled_from(models, tmp_path):
 
 def test_too_many_waiting_requests_are_told_to_come_again(models, tmp_path):
     with serving(models, tmp_path / "served", most_open=2) as client:
-        client.service._worker.submit(Job(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")]))
+        client.service._worker.submit(
+            ModelJob(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")])
+        )
         replies = [client.ask([1, 2], base_model="teacher") for _ in range(2)]
         body = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}, "base_model": "teacher"}
         refused = client.http.post(f"{V1}/asample", json=body)
@@ -194,15 +201,17 @@ def test_too_many_waiting_requests_are_told_to_come_again(models, tmp_path):
 
 def test_a_waiting_request_can_be_cancelled(models, tmp_path):
     with serving(models, tmp_path / "served") as client:
-        client.service._worker.submit(Job(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")]))
+        client.service._worker.submit(
+            ModelJob(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")])
+        )
         reply = client.ask([1, 2], base_model="teacher")
         client.post("cancel_future", request_id=reply["request_id"])
-        with pytest.raises(Failed, match="the request was cancelled"):
+        with pytest.raises(VerifierFailed, match="the request was cancelled"):
             client.wait(reply)
 
 
 def finished(worker, body):
-    return worker.submit(Job(None, lambda items: [Answer(body, "")]))
+    return worker.submit(ModelJob(None, lambda items: [Answer(body, "")]))
 
 
 def test_old_answers_make_room_for_new_ones_and_are_then_gone():
@@ -211,7 +220,7 @@ def test_old_answers_make_room_for_new_ones_and_are_then_gone():
     for name in "abcd":
         futures.open(name, lambda: finished(worker, b"12345"))
         futures.get(name).result(5)
-    with pytest.raises(Refused, match="the answer to a is no longer kept; ask again") as gone:
+    with pytest.raises(HttpRefusal, match="the answer to a is no longer kept; ask again") as gone:
         futures.get("a")
     assert gone.value.status == 410
     assert futures.get("d").result().body == b"12345"
@@ -228,17 +237,17 @@ def test_a_batch_holds_what_is_alike_and_a_failure_reaches_all_of_it():
         return [Answer(str(item).encode(), "") for item in items]
 
     worker = Worker(lambda error: Answer(type(error).__name__.encode(), ""))
-    held = worker.submit(Job(None, lambda items: [time.sleep(0.1) or Answer(b"", "")]))
-    jobs = [worker.submit(Job(number, run, key)) for number, key in ((1, "x"), (2, "y"), (3, "x"), (13, "y"))]
+    held = worker.submit(ModelJob(None, lambda items: [time.sleep(0.1) or Answer(b"", "")]))
+    jobs = [worker.submit(ModelJob(number, run, key)) for number, key in ((1, "x"), (2, "y"), (3, "x"), (13, "y"))]
     assert held.result(5).body == b""
     assert [job.result(5).body for job in jobs] == [b"1", b"ValueError", b"3", b"ValueError"]
     assert batches == [[1, 3], [2, 13]]
-    waiting = worker.submit(Job(None, lambda items: [time.sleep(0.2) or Answer(b"", "")]))
+    waiting = worker.submit(ModelJob(None, lambda items: [time.sleep(0.2) or Answer(b"", "")]))
     time.sleep(0.05)
-    late = worker.submit(Job(1, run, "x"))
+    late = worker.submit(ModelJob(1, run, "x"))
     assert worker.close(5.0)
     assert waiting.done() and late.cancelled()
-    assert worker.submit(Job(1, run, "x")).cancelled()
+    assert worker.submit(ModelJob(1, run, "x")).cancelled()
 
 
 def test_numbers_that_are_not_finite_never_reach_the_weights(models, tmp_path):
@@ -246,7 +255,7 @@ def test_numbers_that_are_not_finite_never_reach_the_weights(models, tmp_path):
         model = client.model()
         before = client.train(model, [DATUM], "cross_entropy", forward_only=True).metrics["loss:sum"]
         huge = {**DATUM, "weights": [3e38] * 4}
-        with pytest.raises(Failed, match=r"not a number|not finite"):
+        with pytest.raises(VerifierFailed, match=r"not a number|not finite"):
             client.train(model, [huge], "cross_entropy")
         assert client.step(model)["metrics"]["grad_norm"] == 0.0
         assert client.train(model, [DATUM], "cross_entropy", forward_only=True).metrics["loss:sum"] == before
@@ -263,7 +272,7 @@ def test_a_snapshot_that_still_waits_when_its_model_is_unloaded_goes_with_it(mod
             go_on.wait(30)
             return [Answer(b"{}", "application/json")]
 
-        client.service._worker.submit(Job(None, hold))
+        client.service._worker.submit(ModelJob(None, hold))
         assert held.wait(30)
         client.post("save_weights_for_sampler", model_id=model, seq_id=client.number(model), sampling_session_seq_id=7)
         unloading = client.post("unload_model", model_id=model)

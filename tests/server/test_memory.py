@@ -22,7 +22,7 @@ pytestmark = [
 PROGRAM = """
 import ctypes
 import torch
-from practicum.backends.local.prepared import prepared_head
+from practicum.backends.local.prepared import prepack_head
 from practicum.functional.head import Head
 from practicum.server.serving import bound_memory
 
@@ -41,7 +41,7 @@ def multiply(first, last):
 
 bound_memory()
 with torch.no_grad():
-    head = prepared_head(Head(torch.ones(64, 32), 64))
+    head = prepack_head(Head(torch.ones(64, 32), 64))
     before = multiply(1, 200)
     print(multiply(200, 400) - before)
 """

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practicum.server import requests as asked
-from practicum.server.refusals import Refused
+from practicum.server.refusals import HttpRefusal
 
 pytest.importorskip("google.protobuf")
 
@@ -38,7 +38,7 @@ VALUES = st.recursive(
 
 
 def parsed(parse, *body):
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(HttpRefusal):
         return parse(*body)
     return None
 
@@ -102,7 +102,7 @@ def test_any_tensors_are_read_or_refused(tokens, dense, sparse, shape, dtype, na
 
 
 def test_whole_numbers_beyond_those_of_a_machine_are_refused():
-    with pytest.raises(Refused, match="seq_id"):
+    with pytest.raises(HttpRefusal, match="seq_id"):
         asked.read(asked.OptimStep, b'{"model_id": "x", "adam_params": {}, "seq_id": 9223372036854775808}')
 
 
@@ -112,5 +112,5 @@ def test_named_tokens_fit_into_a_tensor_or_are_refused(field):
 
     named = {"data": [1], "dtype": "int64", "shape": [1, 1], field: [2**63]}
     body = {"prompt": {"chunks": []}, "sampling_params": {}, "target_prompt_logprobs": named}
-    with pytest.raises(Refused, match=f"SampleBody: target_prompt_logprobs.{field}.0: Input should be less than"):
+    with pytest.raises(HttpRefusal, match=f"SampleBody: target_prompt_logprobs.{field}.0: Input should be less than"):
         asked.read(asked.SampleBody, json.dumps(body).encode())

@@ -14,7 +14,7 @@ from practicum.models.config import ModelConfig
 from practicum.server.wire import messages
 from practicum.types import SampleRequest, SamplingParams
 
-from .client import V1, Failed, floats, logprobs, serving
+from .client import V1, VerifierFailed, floats, logprobs, serving
 
 PROMPT = [1, 4, 2, 3, 5, 2]
 ASKED = {"prompt": {"chunks": [{"tokens": PROMPT}]}, "sampling_params": {"max_tokens": 1}}
@@ -204,7 +204,7 @@ def test_a_small_request_does_not_wait_for_a_large_one_and_a_running_one_can_be_
     assert [s.tokens for s in again.sequences] == [s.tokens for s in alone.sequences]
     assert not client.service.futures.get(large["request_id"]).done()
     client.post("cancel_future", request_id=large["request_id"])
-    with pytest.raises(Failed, match="the request was cancelled"):
+    with pytest.raises(VerifierFailed, match="the request was cancelled"):
         client.wait(large)
     client.sample(PROMPT, base_model="teacher", num=600, max_tokens=2)
 
@@ -213,7 +213,7 @@ def test_a_prompt_may_fill_the_context_when_it_is_scored(client):
     assert floats(
         client.sample([1] * 512, max_tokens=1, base_model="teacher", prompt_logprobs=True).prompt_logprobs
     ).shape == (512,)
-    with pytest.raises(Failed, match="512 tokens of prompt and max_tokens 2 do not fit in the context of 512"):
+    with pytest.raises(VerifierFailed, match="512 tokens of prompt and max_tokens 2 do not fit in the context of 512"):
         client.sample([1] * 512, max_tokens=2, base_model="teacher")
 
 
@@ -244,7 +244,7 @@ def test_a_question_that_makes_no_sense_fails_alone(client, asked, text):
     prompt_logprobs = "prompt_logprobs_last_n" not in asked and "stop" not in asked
     good = client.ask(PROMPT, base_model="teacher", prompt_logprobs=prompt_logprobs)
     bad = client.ask(prompt, base_model="teacher", **({"prompt_logprobs": True} if prompt_logprobs else {}), **asked)
-    with pytest.raises(Failed, match=text):
+    with pytest.raises(VerifierFailed, match=text):
         client.wait(bad)
     client.wait(good)
 
@@ -498,7 +498,7 @@ def test_what_cannot_be_trained_on_is_named(client, broken, text):
     model = client.model(number=10)
     client.numbers.setdefault(model, 0)
     data = broken.get("data", [broken.get("datum", DRAWN)])
-    with pytest.raises(Failed, match=text):
+    with pytest.raises(VerifierFailed, match=text):
         client.train(model, data, broken.get("loss", "importance_sampling"), **broken.get("config", {}))
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from practicum.server.futures import Answer
-from practicum.server.worker import Job, Worker
+from practicum.server.worker import ModelJob, Worker
 
 
 def failed(error):
@@ -46,11 +46,11 @@ def stepped(items):
 
 def test_small_work_is_done_while_large_work_goes_on(worker):
     large = Endless()
-    slow = worker.submit(Job("large", large.run, "weights", lane=1))
+    slow = worker.submit(ModelJob("large", large.run, "weights", lane=1))
     assert large.begun.wait(10)
     for key in ("weights", "other"):
-        assert worker.submit(Job(key, stepped, key, lane=0)).result(10).body == key.encode()
-    assert worker.submit(Job(None, lambda items: [Answer(b"trained", "")])).result(10).body == b"trained"
+        assert worker.submit(ModelJob(key, stepped, key, lane=0)).result(10).body == key.encode()
+    assert worker.submit(ModelJob(None, lambda items: [Answer(b"trained", "")])).result(10).body == b"trained"
     assert not slow.done()
     large.end.set()
     assert slow.result(10).body == b"large"
@@ -58,11 +58,11 @@ def test_small_work_is_done_while_large_work_goes_on(worker):
 
 def test_a_lane_holds_one_batch_at_a_time_and_no_lane_waits_for_ever(worker):
     first, second = Endless(), Endless()
-    one = worker.submit(Job(1, first.run, "x", lane=1))
+    one = worker.submit(ModelJob(1, first.run, "x", lane=1))
     assert first.begun.wait(10)
-    two = worker.submit(Job(2, second.run, "y", lane=1))
+    two = worker.submit(ModelJob(2, second.run, "y", lane=1))
     for _ in range(5):
-        worker.submit(Job(3, stepped, "z", lane=0)).result(10)
+        worker.submit(ModelJob(3, stepped, "z", lane=0)).result(10)
     assert not second.begun.is_set()
     first.end.set()
     assert one.result(10).body == b"1" and second.begun.wait(10)
@@ -72,13 +72,13 @@ def test_a_lane_holds_one_batch_at_a_time_and_no_lane_waits_for_ever(worker):
 
 def test_what_is_being_done_can_be_cancelled(worker):
     large = Endless()
-    futures = [worker.submit(Job(number, large.run, "x", lane=1)) for number in range(2)]
+    futures = [worker.submit(ModelJob(number, large.run, "x", lane=1)) for number in range(2)]
     assert large.begun.wait(10)
     assert futures[0].cancel()
     assert not large.closed.wait(0.1)  # somebody waits for the other one
     assert futures[1].cancel()
     assert large.closed.wait(10) and not large.end.is_set()
-    assert worker.submit(Job(4, stepped, "x", lane=1)).result(10).body == b"4"
+    assert worker.submit(ModelJob(4, stepped, "x", lane=1)).result(10).body == b"4"
 
 
 def test_a_failure_in_steps_reaches_all_of_its_batch(worker):
@@ -86,8 +86,8 @@ def test_a_failure_in_steps_reaches_all_of_its_batch(worker):
         yield
         raise ValueError("no")
 
-    held = worker.submit(Job(None, lambda items: [time.sleep(0.2) or Answer(b"", "")]))
-    futures = [worker.submit(Job(number, broken, "x", lane=0)) for number in range(3)]
+    held = worker.submit(ModelJob(None, lambda items: [time.sleep(0.2) or Answer(b"", "")]))
+    futures = [worker.submit(ModelJob(number, broken, "x", lane=0)) for number in range(3)]
     held.result(10)
     assert {future.result(10).body for future in futures} == {b"ValueError: no"}
 
@@ -101,9 +101,9 @@ def test_a_model_that_does_not_fit_waits_until_nothing_is_in_progress_and_is_nex
         done.extend(items)
         return [Answer(b"", "")] * len(items)
 
-    slow = worker.submit(Job("large", large.run, "x", lane=1, base="a"))
+    slow = worker.submit(ModelJob("large", large.run, "x", lane=1, base="a"))
     assert large.begun.wait(10)
-    waiting = [worker.submit(Job(name, note, base=base)) for name, base in (("b", "b"), ("later", "a"))]
+    waiting = [worker.submit(ModelJob(name, note, base=base)) for name, base in (("b", "b"), ("later", "a"))]
     assert not waiting[0].done() and not done
     large.end.set()
     for future in (slow, *waiting):
@@ -115,7 +115,7 @@ def test_a_model_that_does_not_fit_waits_until_nothing_is_in_progress_and_is_nex
 def test_closing_cancels_what_is_done_in_steps():
     worker = Worker(failed)
     large = Endless()
-    future = worker.submit(Job("large", large.run, "x", lane=1))
+    future = worker.submit(ModelJob("large", large.run, "x", lane=1))
     assert large.begun.wait(10)
     assert worker.close(10.0)
     assert future.cancelled() and large.closed.is_set()

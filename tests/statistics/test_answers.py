@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from practicum.statistics import (
-    agreement,
     calibration_error,
     distinct_ngrams,
+    majority_agreement,
     pass_at_k,
     similarity,
     unique_share,
@@ -39,8 +39,8 @@ def test_ngrams_are_counted_over_answers_of_equal_length() -> None:
 
 def test_shares_of_answers() -> None:
     assert unique_share(["a", "b", "a", "a"]) == 0.5
-    assert agreement(["a", "b", "a", "a"], [True, False, True, True]) == (0.75, 1.0)
-    assert agreement(["a", "b", "b"], [True, False, False]) == (2 / 3, 0.0)
+    assert majority_agreement(["a", "b", "a", "a"], [True, False, True, True]) == (0.75, 1.0)
+    assert majority_agreement(["a", "b", "b"], [True, False, False]) == (2 / 3, 0.0)
 
 
 def test_similarity_is_over_pairs() -> None:

@@ -12,10 +12,10 @@ from practicum.statistics import (
     Interval,
     auroc,
     bootstrap,
-    clustered,
+    cluster_bootstrap,
     clustered_auroc,
+    contains_zero,
     difference,
-    overlaps_zero,
     rollouts_needed,
     wilson,
 )
@@ -32,7 +32,7 @@ def test_a_share_at_an_end_stays_there_exactly() -> None:
     ("interval", "expected"), [((-1.0, 1.0), True), ((0.0, 1.0), True), ((0.1, 1.0), False), ((-2.0, -1.0), False)]
 )
 def test_zero_is_within_or_not(interval: tuple[float, float], expected: bool) -> None:
-    assert overlaps_zero(Interval(0.5, *interval)) is expected
+    assert contains_zero(Interval(0.5, *interval)) is expected
 
 
 def test_a_bootstrap_interval_holds_the_mean_about_as_often_as_it_says() -> None:
@@ -52,7 +52,7 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
     held = naive = 0
     for number in range(300):
         groups = [torch.full((30,), value) for value in torch.randn(40, generator=generator).tolist()]
-        over_prompts = clustered(groups, number)
+        over_prompts = cluster_bootstrap(groups, number)
         held += over_prompts.low <= 0.0 <= over_prompts.high
         if number < 40:
             over_tokens = bootstrap(torch.cat(groups).double(), number)
@@ -61,20 +61,20 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
 
 
 def test_a_clustered_mean_is_over_tokens_and_leaves_empty_groups_out() -> None:
-    found = clustered([torch.tensor([1.0, 2.0, 3.0]), torch.zeros(0), torch.tensor([10.0])], 0)
+    found = cluster_bootstrap([torch.tensor([1.0, 2.0, 3.0]), torch.zeros(0), torch.tensor([10.0])], 0)
     assert found.mean == pytest.approx(4.0) and found.low == pytest.approx(2.0) and found.high == pytest.approx(10.0)
-    assert clustered([torch.tensor([1.0])], 0) == Interval(1.0, 1.0, 1.0)
+    assert cluster_bootstrap([torch.tensor([1.0])], 0) == Interval(1.0, 1.0, 1.0)
 
 
 def test_no_tokens_have_no_mean() -> None:
     for groups in ([], [torch.zeros(0)]):
         with pytest.raises(ValueError, match="no tokens to average over"):
-            clustered(groups, 0)
+            cluster_bootstrap(groups, 0)
 
 
 def test_clusters_of_one_token_each_are_a_plain_bootstrap() -> None:
     values = torch.randn(50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    one, other = clustered(list(values[:, None]), 3), bootstrap(values, 3)
+    one, other = cluster_bootstrap(list(values[:, None]), 3), bootstrap(values, 3)
     assert one.mean == pytest.approx(other.mean)
     assert one.low == pytest.approx(other.low, abs=0.05) and one.high == pytest.approx(other.high, abs=0.05)
 

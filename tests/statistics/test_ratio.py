@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from practicum.statistics import Interval, detectable, ratio
+from practicum.statistics import Interval, minimum_detectable_difference, ratio
 
 
 def test_a_ratio_is_of_the_sums_and_not_the_mean_of_ratios() -> None:
@@ -22,7 +22,7 @@ def test_a_ratio_to_nothing_is_none_and_repeats_otherwise() -> None:
 
 
 def test_the_detectable_difference_is_two_point_eight_standard_errors() -> None:
-    found = detectable([1.0, -1.0] * 50)
+    found = minimum_detectable_difference([1.0, -1.0] * 50)
     spread = math.sqrt(100 / 99)
     assert found == pytest.approx((1.959964 + 0.841621) * spread / 10, rel=1e-4)
-    assert detectable([0.3]) is None and detectable([0.5, 0.5]) == 0.0
+    assert minimum_detectable_difference([0.3]) is None and minimum_detectable_difference([0.5, 0.5]) == 0.0

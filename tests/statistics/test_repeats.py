@@ -4,15 +4,15 @@ import random
 import pytest
 
 from practicum.statistics import holm, repeats_needed, sign_flips, t_interval, t_test
-from practicum.statistics.repeats import critical, two_sided
+from practicum.statistics.repeats import t_critical, two_sided
 
 
 @pytest.mark.parametrize(
     ("freedom", "expected"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)]
 )
 def test_the_critical_values_are_those_of_the_tables(freedom, expected):
-    assert critical(0.05, freedom) == pytest.approx(expected, abs=5e-4)
-    assert two_sided(critical(0.01, freedom), freedom) == pytest.approx(0.01, rel=1e-9)
+    assert t_critical(0.05, freedom) == pytest.approx(expected, abs=5e-4)
+    assert two_sided(t_critical(0.01, freedom), freedom) == pytest.approx(0.01, rel=1e-9)
 
 
 def test_two_sided_is_one_at_zero_and_falls():

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from practicum.statistics import (
     concentration,
+    has_low_divergence_run,
     importance_health,
-    participation,
+    participation_ratio,
     probability_error,
     quantiles,
-    trapped,
 )
 
 POSITIVE = st.lists(st.floats(0.001, 100), min_size=1, max_size=30)
@@ -36,23 +36,25 @@ def test_no_smaller_share_of_tokens_holds_as_much(values: list[float], share: fl
 
 @given(POSITIVE)
 def test_between_one_token_and_all_take_part(values: list[float]) -> None:
-    found = participation(torch.tensor(values))
+    found = participation_ratio(torch.tensor(values))
     assert found is not None and 1 / len(values) - 1e-6 <= found <= 1 + 1e-6
 
 
 def test_participation_by_hand() -> None:
-    assert participation(torch.tensor([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
-    assert participation(torch.ones(4)) == pytest.approx(1.0)
-    assert participation(torch.zeros(4)) is None
+    assert participation_ratio(torch.tensor([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
+    assert participation_ratio(torch.ones(4)) == pytest.approx(1.0)
+    assert participation_ratio(torch.zeros(4)) is None
 
 
 def test_a_trap_is_four_quiet_windows_in_a_row() -> None:
     quiet, loud = torch.zeros(64), torch.ones(64)
-    assert trapped(torch.cat([loud, *[quiet] * 4, loud]), 0.1)
-    assert not trapped(torch.cat([*[quiet] * 3, loud, *[quiet] * 3]), 0.1)
-    assert not trapped(torch.cat([*[quiet] * 3, quiet[:63]]), 0.1), "a window that is not full does not count"
-    assert not trapped(torch.zeros(0), 0.1)
-    assert trapped(torch.zeros(8), 0.1, window=2, windows=4)
+    assert has_low_divergence_run(torch.cat([loud, *[quiet] * 4, loud]), 0.1)
+    assert not has_low_divergence_run(torch.cat([*[quiet] * 3, loud, *[quiet] * 3]), 0.1)
+    assert not has_low_divergence_run(torch.cat([*[quiet] * 3, quiet[:63]]), 0.1), (
+        "a window that is not full does not count"
+    )
+    assert not has_low_divergence_run(torch.zeros(0), 0.1)
+    assert has_low_divergence_run(torch.zeros(8), 0.1, window=2, windows=4)
 
 
 def test_two_engines_that_agree_have_an_error_of_one() -> None:

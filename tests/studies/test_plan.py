@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from toy import command, forked, make_model, rows, toy_recipe, toy_run, write_recipe
 
-from practicum.costs import Learning, Shape, read_once
+from practicum.costs import ModelDims, TrainableDims, count_read_tokens
 from practicum.errors import RecipeError, ResourceError, TeacherError
 from practicum.objective import Objective
-from practicum.runs.assembly import Assembled
+from practicum.runs.assembly import RunComponents
 from practicum.studies.plan import paper, plan, plan_data, planning
 from practicum.studies.plan.memory import parse_bytes, tiles
 from practicum.studies.plan.methods import break_even, methods, wire_bytes
-from practicum.studies.plan.planning import Calibration
+from practicum.studies.plan.planning import StepTiming
 
-SHAPE = Shape(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
-ALL = Learning(parameters=13_000, layers=2, body=1000, adapters=0, head=True)
+SHAPE = ModelDims(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+ALL = TrainableDims(parameters=13_000, layers=2, body=1000, adapters=0, head=True)
 MIB = 2**20
 
 
@@ -64,7 +64,7 @@ def test_methods_by_hand() -> None:
     assert table["SFT on given answers"]["flops"] == 3 * forward
     assert table["SFT on the teacher's answers"]["flops"] == 4 * forward
     assert table["OPD, 1 answer"]["flops"] == 5 * forward
-    read = read_once([((1, 2), 3)] * 8)
+    read = count_read_tokens([((1, 2), 3)] * 8)
     generate = 2000 * (2 + 8 * 2) + 64 * (3 + 8 * 7) + 800 * 24
     assert table["GRPO, 8 answers"]["generate"] == generate
     assert table["GRPO, 8 answers"]["update"] == 3 * (2000 * read.tokens + 64 * read.contexts + 800 * 24)
@@ -73,15 +73,15 @@ def test_methods_by_hand() -> None:
 
 def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
     """0.6B taught by 8B: 1.43 and 15.7 GFLOP a token at an average context of 1,024; 43.9 TFLOP for one answer."""
-    small = Shape(
+    small = ModelDims(
         596_000_000, 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072), 151_936, 1024, 28, 16, 8, 128
     )
-    large = Shape(
+    large = ModelDims(
         8_190_000_000, 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288), 151_936, 4096, 36, 32, 8, 128
     )
     assert small.forward(1024) == pytest.approx(1.43e9, rel=0.01)
     assert large.forward(1024) == pytest.approx(15.7e9, rel=0.01)
-    everything = Learning(small.parameters, 28, small.body, 0, True)
+    everything = TrainableDims(small.parameters, 28, small.body, 0, True)
     table = {row["method"]: row for row in methods([(1,)], 2048, 1, small, everything, large)}
     assert table["OPD, 1 answer"]["flops"] == pytest.approx(43.9e12, rel=0.01)
     assert table["GRPO, 8 answers"]["flops"] == pytest.approx(93.5e12, rel=0.01)
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_told_with_a_change_that_does(models: Path) -> None
 def test_a_calibration_tells_seconds_by_the_operations_of_each_phase() -> None:
     seconds = {"sample": 2.0, "score": 1.0, "update": 4.0}
     flops = {"sample": 10.0, "score": 0.0, "update": 8.0}
-    found = Calibration(seconds, flops, 3.0).predict({"sample": 20.0, "score": 0.0, "update": 2.0})
+    found = StepTiming(seconds, flops, 3.0).predict({"sample": 20.0, "score": 0.0, "update": 2.0})
     assert found == {"sample": 4.0, "score": 1.0, "update": 1.0}
 
 
@@ -161,9 +161,9 @@ def test_what_was_opened_is_closed_where_a_step_fails(
     def fail(*_: object) -> None:
         raise TeacherError("the teacher is gone")
 
-    closed: list[Assembled] = []
+    closed: list[RunComponents] = []
     monkeypatch.setattr(planning if calibrate else paper, "train_step", fail)
-    monkeypatch.setattr(Assembled, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(RunComponents, "close", lambda self: closed.append(self))
     with pytest.raises(TeacherError, match="the teacher is gone"):
         plan(toy_recipe(models), calibrate=calibrate)
     assert len(closed) == (2 if calibrate else 1)

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from practicum.tasks._worker import Refused, serve
+from practicum.tasks._worker import VerifierUnavailable, serve
 
 
 def answer(request: dict[str, Any]) -> Any:
@@ -52,7 +52,7 @@ def answer(request: dict[str, Any]) -> Any:
         case "memory":
             return len(bytearray(1 << 33))
         case "refuse":
-            raise Refused("not today; come back tomorrow")
+            raise VerifierUnavailable("not today; come back tomorrow")
         case "print":
             print("noise")
             os.write(1, b"noise\n")

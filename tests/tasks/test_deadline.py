@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from practicum.errors import DataError, SandboxError, VerifierError
-from practicum.tasks._deadline import Canary, Deadline, Failed
+from practicum.tasks._deadline import Canary, VerifierFailed, VerifierProcess
 
 pytestmark = pytest.mark.long
 
@@ -20,9 +20,9 @@ PYTHONPATH = f"{HERE}{os.pathsep}{HERE.parents[1] / 'src'}"
 
 
 @pytest.fixture
-def deadline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deadline]:
+def deadline(monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierProcess]:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    made = Deadline("misbehaving", seconds=0.3)
+    made = VerifierProcess("misbehaving", seconds=0.3)
     yield made
     made.close()
 
@@ -42,7 +42,7 @@ def gone(pid: int, seconds: float) -> bool:
     return not alive(pid)
 
 
-def test_a_score_comes_back_and_the_process_stays(deadline: Deadline) -> None:
+def test_a_score_comes_back_and_the_process_stays(deadline: VerifierProcess) -> None:
     assert deadline.call({"do": "score", "score": 0.25}) == 0.25
     first = deadline.ask({"do": "tell"}, 5.0)["pid"]
     assert deadline.call({"do": "print"}) == 1.0
@@ -52,7 +52,7 @@ def test_a_score_comes_back_and_the_process_stays(deadline: Deadline) -> None:
     deadline.close()
 
 
-def test_a_hanging_verifier_is_killed_counted_and_replaced(deadline: Deadline) -> None:
+def test_a_hanging_verifier_is_killed_counted_and_replaced(deadline: VerifierProcess) -> None:
     first = deadline.ask({"do": "tell"}, 5.0)["pid"]
     assert deadline.call({"do": "hang"}) == 0.0
     assert not alive(first)
@@ -60,12 +60,12 @@ def test_a_hanging_verifier_is_killed_counted_and_replaced(deadline: Deadline) -
     assert deadline.call({"do": "score", "score": 1.0}) == 1.0
 
 
-def test_a_hang_that_never_yields_to_python_is_killed_too(deadline: Deadline) -> None:
+def test_a_hang_that_never_yields_to_python_is_killed_too(deadline: VerifierProcess) -> None:
     assert deadline.call({"do": "hang in C", "size": 10}) == 0.0
     assert deadline.timeouts == 1
 
 
-def test_no_number_of_hostile_replies_ends_the_run(deadline: Deadline) -> None:
+def test_no_number_of_hostile_replies_ends_the_run(deadline: VerifierProcess) -> None:
     for _ in range(2):
         for what in ("hang", "die", "exit"):
             assert deadline.call({"do": what}) == 0.0
@@ -91,7 +91,7 @@ def test_no_number_of_hostile_replies_ends_the_run(deadline: Deadline) -> None:
         ["x" * 100_000],
     ],
 )
-def test_what_is_no_answer_scores_zero_and_costs_the_process(deadline: Deadline, lines: list[str]) -> None:
+def test_what_is_no_answer_scores_zero_and_costs_the_process(deadline: VerifierProcess, lines: list[str]) -> None:
     first = deadline.ask({"do": "tell"}, 5.0)["pid"]
     assert deadline.call({"do": "write", "lines": lines}) == 0.0
     assert not alive(first)
@@ -100,25 +100,25 @@ def test_what_is_no_answer_scores_zero_and_costs_the_process(deadline: Deadline,
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), 7.0, -0.1, 10**400, True, "1", None, [1.0]])
-def test_what_is_no_score_of_the_verifiers_range_scores_zero(deadline: Deadline, score: Any) -> None:
+def test_what_is_no_score_of_the_verifiers_range_scores_zero(deadline: VerifierProcess, score: Any) -> None:
     assert deadline.call({"do": "score", "score": score}) == 0.0
     assert (deadline.timeouts, deadline.errors) == (0, 1)
 
 
-def test_half_a_line_has_the_deadline_of_a_whole_one(deadline: Deadline) -> None:
+def test_half_a_line_has_the_deadline_of_a_whole_one(deadline: VerifierProcess) -> None:
     began = time.monotonic()
     assert deadline.call({"do": "drip"}) == 0.0
     assert time.monotonic() - began < 5
     assert deadline.timeouts == 1
 
 
-def test_a_process_that_stops_reading_is_killed(deadline: Deadline) -> None:
+def test_a_process_that_stops_reading_is_killed(deadline: VerifierProcess) -> None:
     assert deadline.call({"do": "hang", "padding": "x" * (1 << 20)}) == 0.0
     deadline.call({"do": "sleep", "late": ""})
     assert deadline.call({"do": "score", "score": 1.0, "padding": "x" * (1 << 20)}) == 1.0
 
 
-def test_a_flood_is_not_held_in_memory(deadline: Deadline) -> None:
+def test_a_flood_is_not_held_in_memory(deadline: VerifierProcess) -> None:
     deadline.ask({"do": "tell"}, 5.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert deadline.call({"do": "flood", "bytes": 300 << 20}) == 0.0
@@ -126,7 +126,7 @@ def test_a_flood_is_not_held_in_memory(deadline: Deadline) -> None:
     assert deadline.timeouts == 1
 
 
-def test_a_line_that_comes_late_is_no_answer_to_the_next_request(deadline: Deadline) -> None:
+def test_a_line_that_comes_late_is_no_answer_to_the_next_request(deadline: VerifierProcess) -> None:
     first = deadline.ask({"do": "tell"}, 5.0)["pid"]
     assert deadline.call({"do": "write later", "score": 0.25}) == 0.25
     time.sleep(0.5)
@@ -135,7 +135,7 @@ def test_a_line_that_comes_late_is_no_answer_to_the_next_request(deadline: Deadl
     assert deadline.timeouts == 0
 
 
-def test_no_child_is_left_behind(deadline: Deadline) -> None:
+def test_no_child_is_left_behind(deadline: VerifierProcess) -> None:
     for _ in range(5):
         assert deadline.call({"do": "leave a child"}) == 0.0
     assert deadline.errors == 5
@@ -143,35 +143,35 @@ def test_no_child_is_left_behind(deadline: Deadline) -> None:
 
 def test_a_verifier_that_fails_what_it_must_know_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    good = Deadline("misbehaving", canary=Canary({"do": "score", "score": 1.0}, 1.0))
+    good = VerifierProcess("misbehaving", canary=Canary({"do": "score", "score": 1.0}, 1.0))
     assert good.call({"do": "score", "score": 0.5}) == 0.5
     good.close()
     for request in ({"do": "score", "score": 0.0}, {"do": "fail"}, {"do": "die"}):
         with pytest.raises(VerifierError, match="misbehaving did not start"):
-            Deadline("misbehaving", canary=Canary(request, 1.0)).call({"do": "score", "score": 1.0})
+            VerifierProcess("misbehaving", canary=Canary(request, 1.0)).call({"do": "score", "score": 1.0})
 
 
 def test_a_machine_without_walls_is_refused_unless_the_recipe_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setattr("practicum.tasks._deadline.missing", lambda: ["files (no Landlock)"])
     with pytest.raises(SandboxError, match=r"misbehaving is not started, .* cannot wall off files .*; .*best_effort"):
-        Deadline("misbehaving").call({"do": "score", "score": 1.0})
-    allowed = Deadline("misbehaving", sandbox="best_effort")
+        VerifierProcess("misbehaving").call({"do": "score", "score": 1.0})
+    allowed = VerifierProcess("misbehaving", sandbox="best_effort")
     assert allowed.check_walls() == "the verifier misbehaving runs without a wall around files (no Landlock)"
     assert allowed.call({"do": "score", "score": 1.0}) == 1.0
     allowed.close()
 
 
-def test_a_verifier_that_fails_on_odd_text_scores_zero_and_is_counted(deadline: Deadline) -> None:
+def test_a_verifier_that_fails_on_odd_text_scores_zero_and_is_counted(deadline: VerifierProcess) -> None:
     for _ in range(4):
         assert deadline.call({"do": "fail"}) == 0.0
     assert deadline.call({"do": "memory"}) == 0.0
     assert (deadline.errors, deadline.timeouts) == (5, 0)
-    with pytest.raises(Failed, match="ZeroDivisionError: by zero"):
+    with pytest.raises(VerifierFailed, match="ZeroDivisionError: by zero"):
         deadline.ask({"do": "fail"}, 5.0)
 
 
-def test_a_process_that_died_between_two_calls_is_replaced(deadline: Deadline) -> None:
+def test_a_process_that_died_between_two_calls_is_replaced(deadline: VerifierProcess) -> None:
     pid = deadline.ask({"do": "tell"}, 5.0)["pid"]
     os.kill(pid, signal.SIGKILL)
     assert gone(pid, 5)
@@ -183,12 +183,12 @@ def test_a_process_that_died_between_two_calls_is_replaced(deadline: Deadline) -
 def test_a_relative_folder_of_packages_is_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", os.path.relpath(HERE.parents[1] / "src")]))
-    relative = Deadline("misbehaving", seconds=5)
+    relative = VerifierProcess("misbehaving", seconds=5)
     assert relative.call({"do": "score", "score": 0.5}) == 0.5
     relative.close()
 
 
-def test_a_process_that_cannot_serve_says_so(deadline: Deadline) -> None:
+def test_a_process_that_cannot_serve_says_so(deadline: VerifierProcess) -> None:
     with pytest.raises(DataError, match="not today; come back tomorrow"):
         deadline.ask({"do": "refuse"}, 5.0)
     # A model's text cannot have a verifier refuse.
@@ -198,11 +198,11 @@ def test_a_process_that_cannot_serve_says_so(deadline: Deadline) -> None:
 def test_a_process_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     with pytest.raises(VerifierError, match=r"misbehaving did not start .*ended by itself.*-m misbehaving broken"):
-        Deadline("misbehaving", "broken").call({})
+        VerifierProcess("misbehaving", "broken").call({})
 
 
 def test_secrets_the_current_folder_and_ctrl_c_do_not_reach_it(
-    deadline: Deadline, monkeypatch: pytest.MonkeyPatch
+    deadline: VerifierProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_TOKEN", "hush")
     told = deadline.ask({"do": "tell"}, 5.0)
@@ -215,8 +215,8 @@ def test_secrets_the_current_folder_and_ctrl_c_do_not_reach_it(
 @pytest.mark.parametrize("busy", [False, True])
 def test_no_process_outlives_a_parent_that_was_killed(busy: bool) -> None:
     script = (
-        "import sys; from practicum.tasks._deadline import Deadline\n"
-        "deadline = Deadline('misbehaving', seconds=1)\n"
+        "import sys; from practicum.tasks._deadline import VerifierProcess\n"
+        "deadline = VerifierProcess('misbehaving', seconds=1)\n"
         "print(deadline.ask({'do': 'tell'}, 5.0)['pid'], flush=True)\n"
         f"deadline.ask({{'do': 'hang in C', 'size': 10}}, 1.0) if {busy} else sys.stdin.read()\n"
     )

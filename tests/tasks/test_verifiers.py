@@ -124,7 +124,7 @@ def test_a_reply_that_is_a_program_is_no_mathematics(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_mathematics_that_would_run_for_ever_scores_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = _verifiers.Deadline("practicum.tasks._math", seconds=1.0)
+    quick = _verifiers.VerifierProcess("practicum.tasks._math", seconds=1.0)
     monkeypatch.setattr(_verifiers, "_MATH", quick)
     assert VERIFIERS["math"]("$9^{9^{9^{9}}}$", "5") == 0.0
     assert VERIFIERS["math"]("56", "56") == 1.0
@@ -132,7 +132,7 @@ def test_mathematics_that_would_run_for_ever_scores_zero(monkeypatch: pytest.Mon
 
 
 def test_an_answer_that_is_no_mathematics_is_counted_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = _verifiers.Deadline("practicum.tasks._math")
+    own = _verifiers.VerifierProcess("practicum.tasks._math")
     monkeypatch.setattr(_verifiers, "_MATH", own)
     assert VERIFIERS["math"]("5", "") == 0.0
     assert own.errors == 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, TeacherRequest, Voice
+from practicum.ports import Capabilities, PromptedClient, TeacherRequest
 from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 
@@ -43,7 +43,7 @@ class Recorder:
         own = torch.tensor([self.logprob])
         return [Sample(torch.tensor([request.seed]), own, own, "stop") for request in requests]
 
-    def voice(self, prompt: Prompt) -> Voice | None:
+    def voice(self, prompt: Prompt) -> PromptedClient | None:
         self.prompts.append(prompt)
         return None
 

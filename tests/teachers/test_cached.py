@@ -29,8 +29,8 @@ from practicum.objective import Full, Sampled, Signal, TopK
 from practicum.ports import Capabilities, Model, Teacher, TeacherContext
 from practicum.recipe import Recipe
 from practicum.teachers import privileged
-from practicum.teachers._scores import FULL, TEMPORARY, Scores
-from practicum.teachers.cached import Config, KeepingClient, Kept, build, scaled, unscaled
+from practicum.teachers._scores import FULL, TEMPORARY, ScoreStore
+from practicum.teachers.cached import CachingClient, Config, ModelScores, build, scaled, unscaled
 from practicum.teachers.model import fingerprint
 from practicum.text import Renderer
 from practicum.types import Message, Prompt, ScoreRequest, TeacherSignal
@@ -40,7 +40,7 @@ MIB = 2**20
 
 
 @dataclass
-class Speaker:
+class ServerGenerator:
     """A model whose answers depend on what shares their batch, as rounding does, only that here everyone sees it."""
 
     asked: list[list[ScoreRequest]] = field(default_factory=list)
@@ -70,9 +70,9 @@ class Speaker:
         raise AssertionError("nobody asked for that")
 
 
-def client(folder: Path | None, bare: Speaker, max_bytes: int = MIB) -> KeepingClient:
+def client(folder: Path | None, bare: ServerGenerator, max_bytes: int = MIB) -> CachingClient:
     """A client as it is in a process that has just begun."""
-    return KeepingClient(bare, lambda: Kept("model", None if folder is None else Scores(folder, max_bytes)))
+    return CachingClient(bare, lambda: ModelScores("model", None if folder is None else ScoreStore(folder, max_bytes)))
 
 
 def request(number: int, length: int = 4) -> ScoreRequest:
@@ -102,16 +102,18 @@ def files(folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("signal", "bare"),
     [
-        (Full(), Speaker()),
-        (Full(), Speaker(size=1e30)),
-        (Full(), Speaker(size=1e-30)),
-        (Full(), Speaker(dtype=torch.bfloat16)),
-        (Sampled(), Speaker()),
-        (TopK(k=3), Speaker(topk=True)),
-        (TopK(k=3), Speaker()),
+        (Full(), ServerGenerator()),
+        (Full(), ServerGenerator(size=1e30)),
+        (Full(), ServerGenerator(size=1e-30)),
+        (Full(), ServerGenerator(dtype=torch.bfloat16)),
+        (Sampled(), ServerGenerator()),
+        (TopK(k=3), ServerGenerator(topk=True)),
+        (TopK(k=3), ServerGenerator()),
     ],
 )
-def test_a_hit_says_what_a_miss_said_to_the_bit_and_asks_nobody(tmp_path: Path, signal: Signal, bare: Speaker) -> None:
+def test_a_hit_says_what_a_miss_said_to_the_bit_and_asks_nobody(
+    tmp_path: Path, signal: Signal, bare: ServerGenerator
+) -> None:
     requests = [request(number, length) for number, length in enumerate((4, 1, 9))]
     mine = client(tmp_path, bare)
     missed = mine.score(requests, signal)
@@ -119,20 +121,22 @@ def test_a_hit_says_what_a_miss_said_to_the_bit_and_asks_nobody(tmp_path: Path, 
     assert same(missed, mine.score(requests, signal))
     assert same(missed[::-1], mine.score(requests[::-1], signal))
     assert len(bare.asked) == 1
-    assert same(missed, client(None, Speaker(dtype=bare.dtype, size=bare.size, topk=bare.topk)).score(requests, signal))
+    assert same(
+        missed, client(None, ServerGenerator(dtype=bare.dtype, size=bare.size, topk=bare.topk)).score(requests, signal)
+    )
     assert (mine.counts.asked, mine.counts.found) == (9, 6)
 
 
 def test_a_process_that_begins_with_hits_asks_for_the_head_alone(tmp_path: Path) -> None:
     requests = [request(1), request(2)]
-    missed = client(tmp_path, Speaker()).score(requests, Full())
-    bare = Speaker()
+    missed = client(tmp_path, ServerGenerator()).score(requests, Full())
+    bare = ServerGenerator()
     again = client(tmp_path, bare)
     found = again.score(requests, Full())
     assert same(missed, found) and all(answer.head is bare.head for answer in found)
     again.score(requests, Full())
     assert [[len(one.tokens) for one in call] for call in bare.asked] == [[1]]
-    sampling = Speaker()
+    sampling = ServerGenerator()
     client(tmp_path, sampling).score([request(1)], Sampled())
     again = client(tmp_path, sampling)
     again.score([request(1)], Sampled())
@@ -140,7 +144,7 @@ def test_a_process_that_begins_with_hits_asks_for_the_head_alone(tmp_path: Path)
 
 
 def test_only_what_was_not_said_is_asked_and_equal_completions_once(tmp_path: Path) -> None:
-    bare = Speaker()
+    bare = ServerGenerator()
     mine = client(tmp_path, bare)
     mine.score([request(1)], Full())
     one, other, again, equal = mine.score([request(1), request(2), request(3), request(2)], Full())
@@ -149,22 +153,22 @@ def test_only_what_was_not_said_is_asked_and_equal_completions_once(tmp_path: Pa
 
 
 def test_what_another_kept_since_is_found(tmp_path: Path) -> None:
-    bare = Speaker()
-    mine, other = client(tmp_path, bare), client(tmp_path, Speaker())
+    bare = ServerGenerator()
+    mine, other = client(tmp_path, bare), client(tmp_path, ServerGenerator())
     mine.score([request(1)], Full())
     said = other.score([request(2)], Full())
     assert same(said, mine.score([request(2)], Full())) and len(bare.asked) == 1
 
 
 def test_no_requests_open_nothing() -> None:
-    def never() -> Kept:
+    def never() -> ModelScores:
         raise AssertionError("nothing was asked")
 
-    assert KeepingClient(Speaker(), never).score([], Full()) == []
+    assert CachingClient(ServerGenerator(), never).score([], Full()) == []
 
 
 def test_hidden_states_answer_every_question_about_candidates_but_not_the_sampled_token(tmp_path: Path) -> None:
-    bare = Speaker()
+    bare = ServerGenerator()
     mine = client(tmp_path, bare)
     said = mine.score([request(1)], Full())
     assert same(said, mine.score([request(1)], TopK(k=3)))
@@ -174,7 +178,7 @@ def test_hidden_states_answer_every_question_about_candidates_but_not_the_sample
 
 
 def test_candidates_are_found_for_their_own_k_and_support_only(tmp_path: Path) -> None:
-    bare = Speaker(topk=True)
+    bare = ServerGenerator(topk=True)
     mine = client(tmp_path, bare)
     for signal in (TopK(k=3), TopK(k=2), TopK(k=3, support="teacher"), TopK(k=3, tail="drop")):
         mine.score([request(1)], signal)
@@ -184,7 +188,7 @@ def test_candidates_are_found_for_their_own_k_and_support_only(tmp_path: Path) -
 def test_what_an_answer_depends_on_is_in_its_key() -> None:
     asked = ScoreRequest((1, 2), (3, 4))
     keys = [
-        Kept(model, None).key(which, form)
+        ModelScores(model, None).key(which, form)
         for model, which, form in [
             ("a", asked, "full"),
             ("b", asked, "full"),
@@ -233,15 +237,15 @@ def test_each_token_has_a_scale_of_its_own() -> None:
 
 def test_sixteen_bits_are_kept_as_they_are(tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        bare = Speaker(dtype=dtype)
+        bare = ServerGenerator(dtype=dtype)
         (said,) = client(tmp_path / str(dtype), bare).score([request(1)], Full())
-        (own,) = Speaker(dtype=dtype).score([request(1)], Full())
+        (own,) = ServerGenerator(dtype=dtype).score([request(1)], Full())
         assert said.hidden is not None and own.hidden is not None
         assert said.hidden.dtype == dtype and said.hidden.equal(own.hidden)
 
 
 def test_a_token_takes_two_bytes_a_width_and_at_most_sixteen(tmp_path: Path) -> None:
-    bare = Speaker()
+    bare = ServerGenerator()
     mine = client(tmp_path, bare)
     mine.score([request(number, 32) for number in range(16)], Full())
     assert mine.scores is not None
@@ -252,7 +256,7 @@ def test_a_token_takes_two_bytes_a_width_and_at_most_sixteen(tmp_path: Path) -> 
 
 
 def test_the_files_are_safetensors_that_anyone_reads(tmp_path: Path) -> None:
-    said = client(tmp_path, Speaker()).score([request(1, 4), request(2, 3)], Full())
+    said = client(tmp_path, ServerGenerator()).score([request(1, 4), request(2, 3)], Full())
     (path,) = files(tmp_path)
     with safe_open(path, framework="pt") as file:
         assert file.get_tensor("lengths").tolist() == [4, 3]
@@ -297,22 +301,22 @@ def test_a_run_that_goes_back_hears_what_it_heard_before(
 ) -> None:
     """Whatever was kept when a run was killed, and wherever it goes on, every answer is that of the run never killed."""
     with tempfile.TemporaryDirectory() as place:
-        whole = client(Path(place) / "whole", Speaker(), room)
+        whole = client(Path(place) / "whole", ServerGenerator(), room)
         heard = [whole.score(sized(call), Full()) for call in calls]
         first = 0
         for _ in range(3):
-            mine = client(Path(place) / "killed", Speaker(), room)
+            mine = client(Path(place) / "killed", ServerGenerator(), room)
             last = data.draw(st.integers(first, len(calls)))
             for number in range(first, last):
                 assert same(heard[number], mine.score(sized(calls[number]), Full()))
             first = data.draw(st.integers(0, last))
-        mine = client(Path(place) / "killed", Speaker(), room)
+        mine = client(Path(place) / "killed", ServerGenerator(), room)
         for number in range(first, len(calls)):
             assert same(heard[number], mine.score(sized(calls[number]), Full()))
 
 
 def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(tmp_path: Path, notes: list[str]) -> None:
-    mine = client(tmp_path, Speaker(), 3000)
+    mine = client(tmp_path, ServerGenerator(), 3000)
     small, large, later = [request(1)], [request(2, 200)], [request(3)]
     mine.score(small, Full())
     mine.score(large, Full())
@@ -320,7 +324,7 @@ def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(tmp
     assert len(files(tmp_path)) == 1 and (tmp_path / FULL).is_file()
     assert len(notes) == 1 and notes[0].startswith(f"warning: {tmp_path}") and "is full" in notes[0]
     assert mine.counts.left_out == 2
-    bare = Speaker()
+    bare = ServerGenerator()
     again = client(tmp_path, bare, 3000)
     again.score(small, Full())
     again.score(later, Full())
@@ -329,7 +333,7 @@ def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(tmp
 
 def test_a_call_with_numbers_that_are_none_is_not_kept(tmp_path: Path) -> None:
     for size in (float("nan"), float("inf")):
-        mine = client(tmp_path, Speaker(size=size))
+        mine = client(tmp_path, ServerGenerator(size=size))
         (said,) = mine.score([request(1)], Full())
         assert said.hidden is not None and not torch.isfinite(said.hidden).all()
     assert files(tmp_path) == []
@@ -369,7 +373,7 @@ def test_epochs_over_a_dataset_are_scored_once(models: Path, whole: Path, tmp_pa
 
 @pytest.mark.long
 def test_it_says_at_the_end_how_much_was_there(models: Path, tmp_path: Path) -> None:
-    console = Said()
+    console = ServerScores()
     toy_run(models, tmp_path, cached(models), console=console)
     assert any("20 of 32 completions were scored before" in line and "bytes a token" in line for line in console.events)
 
@@ -433,7 +437,7 @@ def test_an_evaluation_after_the_run_leaves_what_is_kept_as_it_is(models: Path, 
     assert files(stores(run)[0]) == before
 
 
-class Said:
+class ServerScores:
     """A console that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -474,27 +478,27 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
-    client(tmp_path, Speaker()).score([request(1), request(2)], Full())
+    client(tmp_path, ServerGenerator()).score([request(1), request(2)], Full())
     (path,) = files(tmp_path)
     damage, reason = DAMAGES[name]
     damage(path)
     with pytest.raises(TeacherError, match=rf"{path.name} is damaged \(.*{reason}.*delete it") as caught:
-        client(tmp_path, Speaker()).score([request(1), request(2)], Full())
+        client(tmp_path, ServerGenerator()).score([request(1), request(2)], Full())
     assert "\n" not in str(caught.value)
     path.unlink()
-    assert client(tmp_path, Speaker()).score([request(1), request(2)], Full())
+    assert client(tmp_path, ServerGenerator()).score([request(1), request(2)], Full())
 
 
 def test_a_damaged_index_is_found(tmp_path: Path) -> None:
-    client(tmp_path, Speaker()).score([request(1)], Full())
+    client(tmp_path, ServerGenerator()).score([request(1)], Full())
     (path,) = files(tmp_path)
     flipped(path, 8 + int.from_bytes(path.read_bytes()[:8], "little") + 3)
     with pytest.raises(TeacherError, match="its index does not match"):
-        client(tmp_path, Speaker()).score([request(1)], Full())
+        client(tmp_path, ServerGenerator()).score([request(1)], Full())
 
 
 def test_a_file_that_goes_while_it_is_known_is_named(tmp_path: Path) -> None:
-    mine = client(tmp_path, Speaker())
+    mine = client(tmp_path, ServerGenerator())
     mine.score([request(1)], Full())
     files(tmp_path)[0].unlink()
     with pytest.raises(TeacherError, match="cannot be read"):
@@ -504,15 +508,15 @@ def test_a_file_that_goes_while_it_is_known_is_named(tmp_path: Path) -> None:
 def test_files_of_others_and_what_a_dead_process_left_are_not_looked_at(tmp_path: Path) -> None:
     for name in ("notes.txt", "model.safetensors", f"{'a' * 64}.tmp", TEMPORARY):
         (tmp_path / name).write_text("not ours")
-    said = client(tmp_path, Speaker()).score([request(1)], Full())
-    assert same(said, client(tmp_path, Speaker()).score([request(1)], Full()))
+    said = client(tmp_path, ServerGenerator()).score([request(1)], Full())
+    assert same(said, client(tmp_path, ServerGenerator()).score([request(1)], Full()))
     assert not (tmp_path / TEMPORARY).exists() and (tmp_path / "notes.txt").exists()
 
 
 @pytest.mark.long
 def test_two_processes_share_a_folder_and_every_answer_has_one_value(tmp_path: Path) -> None:
     def work(first: int) -> None:
-        mine = client(tmp_path / "shared", Speaker())
+        mine = client(tmp_path / "shared", ServerGenerator())
         for number in range(30):
             numbers = [(first * number + place) % 40 for place in range(5)]
             heard = mine.score([request(one) for one in numbers], Full())
@@ -520,7 +524,7 @@ def test_two_processes_share_a_folder_and_every_answer_has_one_value(tmp_path: P
 
     pids = [start_fork(lambda first=first: work(first), output=tmp_path / f"out-{first}") for first in (3, 7)]
     assert [exit_status(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0], (tmp_path / "out-3").read_text()
-    later = client(tmp_path / "shared", Speaker())
+    later = client(tmp_path / "shared", ServerGenerator())
     for first in (3, 7):
         for number in range(30):
             numbers = [(first * number + place) % 40 for place in range(5)]
@@ -533,7 +537,7 @@ def test_two_processes_share_a_folder_and_every_answer_has_one_value(tmp_path: P
 def test_a_folder_that_cannot_be_written_stops_the_run_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file.*cannot be (kept|read)"):
-        client(tmp_path / "file" / "scores", Speaker()).score([request(1)], Full())
+        client(tmp_path / "file" / "scores", ServerGenerator()).score([request(1)], Full())
 
 
 # Settings.
@@ -580,13 +584,13 @@ def trainer(models: Path) -> tuple[LocalTrainer, Renderer]:
 
 
 @pytest.fixture
-def loading(trainer: tuple[LocalTrainer, Renderer], tmp_path: Path) -> Callable[[Speaker], TeacherContext]:
+def loading(trainer: tuple[LocalTrainer, Renderer], tmp_path: Path) -> Callable[[ServerGenerator], TeacherContext]:
     """A context in which every model is the given speaker."""
 
     def build_inner(context: TeacherContext, config: Any) -> Teacher:
         return module_of("teachers", config.type).build(config, context)
 
-    def context(bare: Speaker) -> TeacherContext:
+    def context(bare: ServerGenerator) -> TeacherContext:
         model = Model(bare, trainer[1], 512, "speaker")
         return TeacherContext(trainer[1], trainer[0].self_teacher, lambda config: model, build_inner, tmp_path)
 
@@ -602,7 +606,7 @@ def model_folder(tmp_path: Path) -> str:
 
 
 def test_a_context_is_part_of_the_prompt_that_is_looked_up(
-    loading: Callable[[Speaker], TeacherContext], model_folder: str
+    loading: Callable[[ServerGenerator], TeacherContext], model_folder: str
 ) -> None:
     """Around a context or inside of one, each sibling that is shown is a prompt of its own."""
     asked = Prompt("p", (Message("user", "ab"),))
@@ -610,7 +614,7 @@ def test_a_context_is_part_of_the_prompt_that_is_looked_up(
     model = {"type": "model", "model": model_folder}
     shown = {"type": "privileged", "reference": "{sibling}"}
     kept = {"type": "cached", "folder": "kept"}
-    around, inside = Speaker(), Speaker()
+    around, inside = ServerGenerator(), ServerGenerator()
     outer = build(Config.model_validate({**kept, "teacher": {**shown, "teacher": model}}), loading(around))
     first = outer.score(group, Full())
     assert [len(call) for call in around.asked] == [2], "the first shows the second, the others show the first"
@@ -623,9 +627,12 @@ def test_a_context_is_part_of_the_prompt_that_is_looked_up(
 
 
 def test_without_a_run_and_a_folder_it_only_rounds(
-    loading: Callable[[Speaker], TeacherContext], tmp_path: Path, model_folder: str, caplog: pytest.LogCaptureFixture
+    loading: Callable[[ServerGenerator], TeacherContext],
+    tmp_path: Path,
+    model_folder: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bare = Speaker()
+    bare = ServerGenerator()
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}})
     context = loading(bare)
     teacher = build(config, context)
@@ -641,36 +648,37 @@ def test_without_a_run_and_a_folder_it_only_rounds(
 
 
 def test_a_folder_starts_at_the_recipe_and_holds_one_folder_a_model(
-    loading: Callable[[Speaker], TeacherContext], tmp_path: Path, model_folder: str
+    loading: Callable[[ServerGenerator], TeacherContext], tmp_path: Path, model_folder: str
 ) -> None:
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}, "folder": "kept"})
-    teacher = build(config, replace(loading(Speaker()), scores=tmp_path / "home"))
+    teacher = build(config, replace(loading(ServerGenerator()), scores=tmp_path / "home"))
     teacher.score([rollout(Prompt("p", (Message("user", "ab"),)))], Full())
     (store,) = (tmp_path / "kept").iterdir()
     assert store.name == fingerprint(ScorerConfig(model=model_folder)) and not (tmp_path / "home").exists()
 
 
 def test_the_teachers_voice_draws_with_the_model(
-    loading: Callable[[Speaker], TeacherContext], model_folder: str
+    loading: Callable[[ServerGenerator], TeacherContext], model_folder: str
 ) -> None:
-    bare = Speaker()
+    bare = ServerGenerator()
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}})
     voice = build(config, loading(bare)).voice(Prompt("p", (Message("user", "ab"),)))
-    assert voice is not None and isinstance(voice.client, KeepingClient) and voice.client.bare is bare
+    assert voice is not None and isinstance(voice.client, CachingClient) and voice.client.bare is bare
 
 
 def test_a_teacher_without_a_model_is_named_when_it_is_built(
-    loading: Callable[[Speaker], TeacherContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loading: Callable[[ServerGenerator], TeacherContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What another package adds is known only then."""
     source = (
-        "from typing import Literal\nfrom pydantic import BaseModel\nfrom practicum.teachers.none import NOTHING, Silence\n"
+        "from typing import Literal\nfrom pydantic import BaseModel\n"
+        "from practicum.teachers.none import NO_CAPABILITIES, NoTeacher\n"
         "class Config(BaseModel):\n    type: Literal['my_cached_parts.quiet'] = 'my_cached_parts.quiet'\n"
-        "    def capabilities(self):\n        return NOTHING\ndef build(config, context):\n    return Silence()\n"
+        "    def capabilities(self):\n        return NO_CAPABILITIES\ndef build(config, context):\n    return NoTeacher()\n"
     )
     (tmp_path / "my_cached_parts").mkdir()
     (tmp_path / "my_cached_parts" / "quiet.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     config = Config.model_validate({"teacher": "my_cached_parts.quiet"})
     with pytest.raises(RecipeError, match="loads 0 models"):
-        build(config, loading(Speaker()))
+        build(config, loading(ServerGenerator()))

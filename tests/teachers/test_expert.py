@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from practicum.errors import CapabilityError, TeacherError
-from practicum.objective import Full, Sampled, read_signal
+from practicum.objective import Full, Sampled, read_tokens
 from practicum.ports import TeacherContext, TeacherRequest
 from practicum.tasks import FunctionEpisode
 from practicum.tasks.walker import Config as WalkerConfig
@@ -59,7 +59,7 @@ def rollout(tokens: Sequence[int]) -> Rollout:
 def probabilities(tokens: Sequence[int], **settings: Mapping[str, float]) -> torch.Tensor:
     """The expert's distributions at each token."""
     (signal,) = teacher(**settings).score([rollout(tokens)], Full())
-    full = read_signal(signal, slice(None)).full
+    full = read_tokens(signal, slice(None)).full
     assert full is not None
     return full.exp()
 
@@ -104,7 +104,7 @@ def test_rows_sum_to_one_and_the_sampled_token_is_an_entry(tokens):
     full, sampled = teacher().score([one, other], Full()), teacher().score([one, other], Sampled())
     assert full[0].head is full[1].head, "rollouts share a head, so that they are read together"
     for signal, own, scored in zip(full, (one, other), sampled, strict=True):
-        rows = read_signal(signal, slice(None)).full
+        rows = read_tokens(signal, slice(None)).full
         assert rows is not None and scored.logprobs is not None and torch.isfinite(rows).all()
         torch.testing.assert_close(rows.double().exp().sum(-1), torch.ones(len(rows)).double(), atol=1e-6, rtol=0)
         assert scored.logprobs.equal(rows.gather(-1, own.tokens[:, None])[:, 0])

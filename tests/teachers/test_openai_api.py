@@ -305,7 +305,7 @@ def test_another_name_is_another_model(stub: Stub, make: Callable[..., Teacher])
         said(teacher, Sampled())
 
 
-class Written(FolderModel):
+class ServerCompletion(FolderModel):
     """A table that writes what it likes best."""
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
@@ -322,7 +322,7 @@ class Written(FolderModel):
 def test_scores_that_are_off_by_one_position_are_refused_at_the_start(
     models: Path, make: Callable[..., Teacher], dialect: str, places: int
 ) -> None:
-    with Stub(Written(models / "teacher"), dialect=dialect) as stub:
+    with Stub(ServerCompletion(models / "teacher"), dialect=dialect) as stub:
         make(stub)
         stub.bend = lambda rows: rows.roll(places, 0)
         with pytest.raises(TeacherError, match=r"its scores are off by one position: .* at the (next one|one before)"):
@@ -332,7 +332,7 @@ def test_scores_that_are_off_by_one_position_are_refused_at_the_start(
 def test_scores_of_another_distribution_than_it_writes_from_are_said_at_the_start(
     models: Path, make: Callable[..., Teacher], notes: list[str]
 ) -> None:
-    with Stub(Written(models / "teacher")) as stub:
+    with Stub(ServerCompletion(models / "teacher")) as stub:
         make(stub)
         assert "written: " not in " ".join(notes)
         stub.bend = lambda rows: rows.flip(-1)

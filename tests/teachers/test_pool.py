@@ -9,7 +9,7 @@ from recorder import Recorder, prompt, rollout
 from practicum.objective import Full, Sampled, TopK
 from practicum.ports import Capabilities, Teacher, TeacherRequest
 from practicum.teachers.pool import Config, PoolTeacher
-from practicum.types import Pool, SamplingParams
+from practicum.types import PooledSignal, SamplingParams
 
 ITEMS = [rollout(prompt("p")), rollout(prompt("q"))]
 
@@ -19,7 +19,7 @@ def pool(teachers: dict[str, Teacher], **fields: Any) -> PoolTeacher:
     return PoolTeacher(teachers, config)
 
 
-def pools(teacher: PoolTeacher) -> list[Pool | None]:
+def pools(teacher: PoolTeacher) -> list[PooledSignal | None]:
     return [answer.pool for answer in teacher.score(ITEMS, Sampled())]
 
 

@@ -7,7 +7,7 @@ from stub_server import Stub, table
 from typer.testing import CliRunner
 
 from practicum.cli.app import app
-from practicum.cli.probe import probed
+from practicum.cli.probe import probe_server
 from practicum.errors import RecipeError
 
 pytestmark = pytest.mark.long
@@ -41,14 +41,14 @@ def test_machines_read_json(big: Stub) -> None:
 
 def test_a_server_that_only_writes_is_said_to() -> None:
     with Stub(dialect="llamacpp") as stub:
-        assert probed(stub.url).signals.startswith("text (it writes answers and scores none")
+        assert probe_server(stub.url).signals.startswith("text (it writes answers and scores none")
 
 
 def test_an_address_or_a_dialect_that_cannot_be_is_one_line() -> None:
     with pytest.raises(RecipeError, match=r"^the address holds a user or a password; .*api_key_env$"):
-        probed("http://key:secret@localhost")
+        probe_server("http://key:secret@localhost")
     with pytest.raises(RecipeError, match="Input should be 'auto', 'vllm'"):
-        probed("http://localhost:1", dialect="vlm")
+        probe_server("http://localhost:1", dialect="vlm")
 
 
 def test_nobody_there_is_exit_code_5() -> None:

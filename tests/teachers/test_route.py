@@ -9,8 +9,8 @@ from recorder import Recorder, prompt, rollout
 from practicum.errors import DataError, TeacherError
 from practicum.objective import Sampled
 from practicum.ports import Capabilities, Teacher, TeacherRequest
-from practicum.teachers._members import shared
-from practicum.teachers.none import Silence
+from practicum.teachers._members import intersect_capabilities
+from practicum.teachers.none import NoTeacher
 from practicum.teachers.route import Config, RouteTeacher
 from practicum.types import SamplingParams, TeacherSignal
 
@@ -48,7 +48,7 @@ def test_a_prompt_names_its_teacher_by_a_label_or_a_field(by: str, fields: dict[
 
 
 def test_by_outcome_the_verifier_decides() -> None:
-    teachers = {"correct": Silence(), "incorrect": Recorder(), "unknown": Recorder(-3.0)}
+    teachers = {"correct": NoTeacher(), "incorrect": Recorder(), "unknown": Recorder(-3.0)}
     rewards = [1.0, 0.0, None, 0.5]
     answers = route(teachers, by="outcome").score(
         [rollout(prompt("p"), reward=reward) for reward in rewards], Sampled()
@@ -88,7 +88,7 @@ def test_answers_of_its_own_are_routed_too() -> None:
 
 def test_nobody_writes_where_a_member_cannot_or_before_there_is_an_outcome() -> None:
     requests = [TeacherRequest(prompt(domain, domain=domain), 0) for domain in ("math", "code")]
-    assert route({"math": Recorder(), "code": Silence()}).sample(requests, PARAMS) is None
+    assert route({"math": Recorder(), "code": NoTeacher()}).sample(requests, PARAMS) is None
     by_outcome = route({"correct": Recorder()}, by="outcome")
     assert by_outcome.sample(requests, PARAMS) is None
     assert by_outcome.voice(requests[0].prompt) is None
@@ -127,11 +127,11 @@ def test_what_all_can_answer_is_what_each_can_and_silence_narrows_nothing() -> N
     tape = Capabilities(frozenset({"sampled"}), writes=False)
     remote = Capabilities(frozenset({"sampled", "topk"}), supports=frozenset({"teacher"}), largest_k=20)
     local = Capabilities(frozenset({"sampled", "topk", "full"}))
-    nothing = Silence().capabilities
-    assert shared([local, tape]) == Capabilities(frozenset({"sampled"}), writes=False)
-    assert shared([local, remote]) == remote
-    assert shared([local, nothing]) == Capabilities(local.signals, writes=False)
-    assert not shared([nothing]).signals
+    nothing = NoTeacher().capabilities
+    assert intersect_capabilities([local, tape]) == Capabilities(frozenset({"sampled"}), writes=False)
+    assert intersect_capabilities([local, remote]) == remote
+    assert intersect_capabilities([local, nothing]) == Capabilities(local.signals, writes=False)
+    assert not intersect_capabilities([nothing]).signals
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,15 @@ from toy import curve, make_model, rows, toy_run
 
 from practicum.backends.local.loading import load
 from practicum.backends.local.sampler import LocalSampler
-from practicum.cli.probe import probed
+from practicum.cli.probe import probe_server
 from practicum.errors import TeacherError
 from practicum.models.config import ModelConfig
 from practicum.models.sources import packaged_model
 from practicum.objective import Sampled, TopK
 from practicum.ports import Capabilities, TeacherRequest
-from practicum.remote.http import JsonClient, Question, Server
+from practicum.remote.http import JsonClient, JsonRequest, Server
 from practicum.teachers._probe import probe
-from practicum.teachers._remote import Limits, RemoteClient, Speaker, TextTeacher
+from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits, TextTeacher
 from practicum.text.tokenizers import load_renderer
 from practicum.types import SamplingParams, ScoreRequest
 
@@ -71,7 +71,7 @@ def started(words: list[str], port: int, log: Path) -> subprocess.Popen[bytes]:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            client.ask(Question("/v1/models"))
+            client.ask(JsonRequest("/v1/models"))
         except TeacherError:
             time.sleep(1)
         else:
@@ -125,7 +125,7 @@ def test_vllm_says_what_its_model_says_here(vllm: tuple[Path, str]) -> None:
     found = probe(http, "auto", None, 20, vocabulary)
     print("\n".join(found.lines()))
     assert found.dialect is not None and found.dialect.name == "vllm" and found.largest_k == 20 and found.token_ids
-    speaker = Speaker(http, found.model, loaded.renderer, Limits())
+    speaker = ServerGenerator(http, found.model, loaded.renderer, ServerLimits())
     client = RemoteClient(speaker, found, found.dialect, Capabilities(frozenset({"sampled", "topk"})), vocabulary)
     own = LocalSampler(loaded.language_model)
     generator = torch.Generator().manual_seed(0)
@@ -170,11 +170,11 @@ def test_llamacpp_writes_and_scores_nothing(tmp_path: Path) -> None:
     process = started([python, "-c", LLAMACPP, str(gguf_file()), str(port)], port, tmp_path / "log")
     url = f"http://127.0.0.1:{port}"
     try:
-        found = probed(url)
+        found = probe_server(url)
         print("\n".join(found.lines()))
         assert found.dialect is None and found.signals.startswith("text")
         renderer = load_renderer(ModelConfig(model="smollm2-135m-instruct"))
-        speaker = Speaker(JsonClient(Server(url)), found.model, renderer, Limits())
+        speaker = ServerGenerator(JsonClient(Server(url)), found.model, renderer, ServerLimits())
         teacher = TextTeacher(speaker, Capabilities(frozenset()), system=None)
         (answer,) = teacher.sample(
             [TeacherRequest(prompt("What is the capital of France"), 0)], SamplingParams(12, stop_ids=renderer.stop_ids)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy import assert_same_run, curve, forked, rows, toy_run
 
-from practicum.backends.local.residency import StoredHead
+from practicum.backends.local.residency import OffloadedHead
 from practicum.functional.head import Head
 
 pytestmark = pytest.mark.long
@@ -41,19 +41,19 @@ def test_no_head_from_disk_is_held_longer_than_it_is_read(
 ) -> None:
     held: set[tuple[int, ...]] = set()
     most = [0]
-    fetch, release = StoredHead._fetched, StoredHead.release
+    fetch, release = OffloadedHead._fetched, OffloadedHead.release
 
-    def reading(self: StoredHead) -> Head:
+    def reading(self: OffloadedHead) -> Head:
         held.add(self.key)
         most.append(len(held))
         return fetch(self)
 
-    def releasing(self: StoredHead) -> None:
+    def releasing(self: OffloadedHead) -> None:
         held.discard(self.key)
         release(self)
 
-    monkeypatch.setattr(StoredHead, "_fetched", reading)
-    monkeypatch.setattr(StoredHead, "release", releasing)
+    monkeypatch.setattr(OffloadedHead, "_fetched", reading)
+    monkeypatch.setattr(OffloadedHead, "release", releasing)
     disk = model(models, "disk")
     lines = [json.dumps({"prompt": word, "answer": word, "domain": domain}) for word in ("ab", "cd") for domain in "xy"]
     (tmp_path / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")

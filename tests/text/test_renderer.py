@@ -246,11 +246,11 @@ def test_an_answer_that_ends_in_a_stop_token_gets_no_second_one():
 def test_a_token_reads_as_its_text_with_its_space_and_broken_bytes_as_escapes():
     tokens = RENDERER.encode("é")
     assert len(tokens) == 2, "one character of two bytes"
-    assert [RENDERER.piece(token) for token in tokens] == ["\\xc3", "\\xa9"]
-    assert [RENDERER.piece(token) for token in RENDERER.encode("a b")] == ["a", " ", "b"]
-    assert RENDERER.piece(IDS["<|im_end|>"]) == "<|im_end|>" and RENDERER.is_control(IDS["<|im_end|>"])
+    assert [RENDERER.decode_token(token) for token in tokens] == ["\\xc3", "\\xa9"]
+    assert [RENDERER.decode_token(token) for token in RENDERER.encode("a b")] == ["a", " ", "b"]
+    assert RENDERER.decode_token(IDS["<|im_end|>"]) == "<|im_end|>" and RENDERER.is_control(IDS["<|im_end|>"])
     assert not RENDERER.is_control(RENDERER.encode("a")[0])
-    assert RENDERER.piece(10**6) == "<1000000>", "a padding row of the embedding"
+    assert RENDERER.decode_token(10**6) == "<1000000>", "a padding row of the embedding"
 
 
 INST = (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.text import excerpt, printable
+from practicum.text import excerpt, make_printable
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ from practicum.text import excerpt, printable
     ],
 )
 def test_what_hides_is_shown_as_its_escape(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert make_printable(text) == shown
 
 
 @given(st.text(alphabet=st.characters()))
 def test_the_result_is_one_line_of_visible_characters(text: str) -> None:
-    shown = printable(text)
+    shown = make_printable(text)
     assert not {unicodedata.category(character) for character in shown} & {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-    assert printable(shown) == shown
+    assert make_printable(shown) == shown
 
 
 # What a server says, in a message.
@@ -79,7 +79,7 @@ def test_no_run_of_a_keys_letters_is_left_however_it_is_written_or_cut(
 ) -> None:
     written = WRITINGS[writing](key)
     shown = excerpt(before + written[begin : len(written) - end] + after, key, most).lower()
-    assert len(shown) <= most and shown == printable(shown)
+    assert len(shown) <= most and shown == make_printable(shown)
     readings = [shown, unquote(shown), html.unescape(shown), re.sub(r"\\(.)", r"\1", shown)]
     readings.append(re.sub(r"\\u([0-9a-f]{4})", lambda code: chr(int(code[1], 16)), shown))
     assert not [run for run in runs(key) for reading in readings if run in reading]
@@ -87,7 +87,7 @@ def test_no_run_of_a_keys_letters_is_left_however_it_is_written_or_cut(
 
 @given(st.text(st.characters(blacklist_characters="Q"), max_size=300))
 def test_a_text_without_the_key_is_only_put_on_one_line(text: str) -> None:
-    assert excerpt(text, "sk-AQBQCQDQEQFQGQ", 2000) == printable(" ".join(text.split()))
+    assert excerpt(text, "sk-AQBQCQDQEQFQGQ", 2000) == make_printable(" ".join(text.split()))
 
 
 def test_a_short_secret_is_blotted_whole() -> None:

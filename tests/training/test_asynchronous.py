@@ -14,14 +14,14 @@ import torch
 from stub_server import FolderModel, Stub, late
 from toy import assert_same_run, curve, exit_status, forked, rows, start_fork, toy_data, toy_recipe, toy_run
 
-from practicum.core.abandon import Abandoned, abandonable
+from practicum.core.abandon import Cancelled, cancel_scope
 from practicum.errors import DataError, RecipeError, TeacherError
 from practicum.recipe import parse_recipe
-from practicum.remote.http import JsonClient, Question, Server
-from practicum.rollouts import prompts_of_step
+from practicum.remote.http import JsonClient, JsonRequest, Server
+from practicum.rollouts import select_prompts
 from practicum.runs.assembly import assemble_run
 from practicum.training import asynchronous
-from practicum.training.asynchronous import Ahead, Written
+from practicum.training.asynchronous import OverlappedSteps, SampledStep
 from practicum.training.loop import StepResult, train
 from practicum.types import Message, Prompt, Rollout, TeacherSignal
 
@@ -91,7 +91,7 @@ def test_a_step_learns_from_its_own_prompts_all_of_them(models: Path, tmp_path: 
     prompts = assemble_run(recipe, tmp_path).parts.prompts
     written = rows(folder / "rollouts.jsonl")
     for step in range(1, 6):
-        expected = [prompt.id for prompt in prompts_of_step(prompts, 0, step, 3) for _ in range(2)]
+        expected = [prompt.id for prompt in select_prompts(prompts, 0, step, 3) for _ in range(2)]
         assert [row["prompt"] for row in written if row["step"] == step] == expected
 
 
@@ -100,7 +100,7 @@ def results(models: Path, folder: Path, changes: dict[str, Any], *, threads: boo
     built = assemble_run(toy_recipe(models, changes), folder)
     if not threads:
         return list(train(1, 3, built.parts, built.settings)), built.trainer.save_state()["student"]
-    with Ahead(built.parts, built.settings, last=3, lag=0) as stages:
+    with OverlappedSteps(built.parts, built.settings, last=3, lag=0) as stages:
         return list(train(1, 3, built.parts, built.settings, stages.step)), built.trainer.save_state()["student"]
 
 
@@ -135,7 +135,7 @@ def slowly(work: Callable[..., Any], seconds: Sequence[float]) -> Callable[..., 
     return waiting
 
 
-@pytest.mark.parametrize("slow", ["begin_step", "scored", "finish_step"])
+@pytest.mark.parametrize("slow", ["generate_rollouts", "scored", "finish_step"])
 def test_who_is_slow_changes_no_byte(
     models: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
@@ -234,14 +234,14 @@ def test_a_server_is_asked_while_the_student_learns(models: Path, tmp_path: Path
 def test_a_teacher_that_fails_ends_the_run_at_its_step_and_a_resume_is_exact(
     models: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, calls = asynchronous.scored, iter(range(1, 100))
+    work, calls = asynchronous.score_with, iter(range(1, 100))
 
     def failing(teacher: Any, *given: Any) -> list[TeacherSignal]:
         if teacher is not None and next(calls) == 4:
             raise TeacherError("the server is gone")
         return work(teacher, *given)
 
-    monkeypatch.setattr(asynchronous, "scored", failing)
+    monkeypatch.setattr(asynchronous, "score_with", failing)
     with pytest.raises(TeacherError) as caught:
         toy_run(models, tmp_path, ahead(2))
     said = "step 4: the server is gone (the state after step 3 is saved; go on with --resume)"
@@ -252,14 +252,14 @@ def test_a_teacher_that_fails_ends_the_run_at_its_step_and_a_resume_is_exact(
 def test_what_fails_in_a_thread_is_raised_once_as_itself(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = asynchronous.begin_step
+    work = asynchronous.generate_rollouts
 
     def failing(step: int, *given: Any) -> list[Rollout]:
         if step == 4:
             raise DataError("the fourth step has no prompts")
         return work(step, *given)
 
-    monkeypatch.setattr(asynchronous, "begin_step", failing)
+    monkeypatch.setattr(asynchronous, "generate_rollouts", failing)
     with pytest.raises(DataError, match="the fourth step has no prompts"):
         toy_run(models, tmp_path, ahead(2, **{"train.checkpoint_every": None}))
     assert [row["step"] for row in rows(tmp_path / "toy" / "metrics.jsonl")] == [1, 2, 3]
@@ -287,13 +287,13 @@ def test_a_question_that_nobody_waits_for_is_given_up() -> None:
         client = JsonClient(Server(stub.url))
 
         def asking() -> object:
-            with abandonable(told):
-                return client.ask(Question("/v1/completions", {"prompt": [1], "temperature": 1.0}, seconds=60.0))
+            with cancel_scope(told):
+                return client.ask(JsonRequest("/v1/completions", {"prompt": [1], "temperature": 1.0}, seconds=60.0))
 
         asked = pool.submit(asking)
         until(lambda: bool(stub.asked))
         told.set()
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             asked.result(timeout=10.0)
 
 
@@ -304,8 +304,8 @@ def test_rollouts_come_back_from_a_checkpoint_bit_for_bit() -> None:
         prompt, (3, 4), torch.tensor([5, 6, 7, 2]), torch.tensor([False, True, True, True]), logprobs, logprobs, 3, "stop",
         "ab", 1, 1 / 3, "student",
     )  # fmt: skip
-    written = Written(9, [rollout], {("sample", "student"): asynchronous.Work(4, 2, 10**18, 7)})
-    back = Written.read(written.row(), {"p": prompt})
+    written = SampledStep(9, [rollout], {("sample", "student"): asynchronous.Usage(4, 2, 10**18, 7)})
+    back = SampledStep.read(written.row(), {"p": prompt})
     assert back.step == 9 and back.work == written.work
     (other,) = back.rollouts
     assert torch.equal(other.sampling_logprobs.nan_to_num(9.0), logprobs.nan_to_num(9.0))
@@ -368,6 +368,6 @@ def test_signals_are_one_a_rollout(models: Path, tmp_path: Path, monkeypatch: py
     def short(*_: object) -> list[TeacherSignal]:
         return []
 
-    monkeypatch.setattr(asynchronous, "scored", short)
+    monkeypatch.setattr(asynchronous, "score_with", short)
     with pytest.raises(TeacherError, match=r"step 1: the teacher answered 0 of 3 rollouts"):
         toy_run(models, tmp_path, ahead(1))

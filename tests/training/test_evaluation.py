@@ -11,16 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import make_model, toy_recipe, toy_run
 
-from practicum.runs.assembly import Assembled, assemble_run
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.statistics import bootstrap, wilson
-from practicum.training.evaluation import Answered, Evaluation, confidences, evaluate, evaluate_teacher, gain, surer
+from practicum.training.evaluation import (
+    Evaluation,
+    GradedCompletion,
+    confidences,
+    evaluate,
+    evaluate_teacher,
+    gain,
+    surer,
+)
 
 
-def built(models: Path, folder: Path, **changes: object) -> Assembled:
+def built(models: Path, folder: Path, **changes: object) -> RunComponents:
     return assemble_run(toy_recipe(models, {"evaluation.prompts": 8, **changes}), folder)
 
 
-def measured(parts: Assembled) -> Evaluation:
+def measured(parts: RunComponents) -> Evaluation:
     assert parts.evaluation is not None
     client, renderer = parts.parts.sampler, parts.parts.renderer
     return evaluate(client, renderer, parts.parts.task, parts.parts.teacher, parts.evaluation)
@@ -80,9 +88,9 @@ def test_an_evaluation_reads_back_from_json(models: Path, tmp_path: Path) -> Non
     assert found.summary()["prompts"] == 8 and found.summary()["completions"] == 16
 
 
-def said(prompt: str, text: str, right: bool | None, chance: float = 1.0, tokens: int = 2) -> Answered:
+def said(prompt: str, text: str, right: bool | None, chance: float = 1.0, tokens: int = 2) -> GradedCompletion:
     """An answer whose whole text had a probability of `chance`."""
-    return Answered(
+    return GradedCompletion(
         prompt, prompt, None, text, None if right is None else float(right), tokens, math.log(chance) / tokens
     )
 
@@ -90,7 +98,7 @@ def said(prompt: str, text: str, right: bool | None, chance: float = 1.0, tokens
 def test_one_answer_is_as_sure_as_its_text_was_likely() -> None:
     answers = [said("p", "x", True, 0.25), said("q", "y", False, 0.5, tokens=10), said("r", "z", None)]
     assert confidences(answers) == {"p": (pytest.approx(0.25), 1.0), "q": (pytest.approx(0.5), 0.0)}
-    assert confidences([Answered("p", "p", None, "", 1.0)]) == {}, "nothing is known of an empty answer"
+    assert confidences([GradedCompletion("p", "p", None, "", 1.0)]) == {}, "nothing is known of an empty answer"
 
 
 def test_several_answers_are_as_sure_as_they_agree() -> None:

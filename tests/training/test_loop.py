@@ -13,10 +13,10 @@ from practicum.backends.local.trainer import LocalTrainer
 from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, Capabilities, Teacher
-from practicum.rollouts import prompts_of_step
-from practicum.runs.assembly import Assembled, assemble_run
-from practicum.training.asynchronous import stages
-from practicum.training.loop import Parts, StepResult, StepSettings, assemble, train
+from practicum.rollouts import select_prompts
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.training.asynchronous import open_step_runner
+from practicum.training.loop import StepComponents, StepResult, StepSettings, assemble, train
 from practicum.types import Datum, ForwardResult, Message, Metrics, Prompt, Rollout, TeacherSignal
 
 LONG = {"train.steps": 24, "train.prompts_per_step": 16, "train.checkpoint_every": None}
@@ -72,15 +72,15 @@ def test_a_student_that_is_its_teacher_learns_nothing(models: Path, tmp_path: Pa
 
 def test_a_prompt_comes_once_an_epoch_and_the_order_is_a_function_of_seed_and_step() -> None:
     prompts = [Prompt(str(number), (Message("user", "a"),)) for number in range(10)]
-    epoch = [prompt.id for step in range(1, 6) for prompt in prompts_of_step(prompts, 0, step, 2)]
+    epoch = [prompt.id for step in range(1, 6) for prompt in select_prompts(prompts, 0, step, 2)]
     assert sorted(epoch, key=int) == [str(number) for number in range(10)]
-    assert [prompt.id for prompt in prompts_of_step(prompts, 0, 4, 2)] == epoch[6:8]
-    assert epoch != [prompt.id for step in range(6, 11) for prompt in prompts_of_step(prompts, 0, step, 2)]
+    assert [prompt.id for prompt in select_prompts(prompts, 0, 4, 2)] == epoch[6:8]
+    assert epoch != [prompt.id for step in range(6, 11) for prompt in select_prompts(prompts, 0, step, 2)]
 
 
 def test_more_prompts_a_step_than_there_are_start_the_next_epoch() -> None:
     prompts = [Prompt(str(number), (Message("user", "a"),)) for number in range(3)]
-    taken = [prompt.id for prompt in prompts_of_step(prompts, 0, 1, 7)]
+    taken = [prompt.id for prompt in select_prompts(prompts, 0, 1, 7)]
     assert len(taken) == 7 and {"0", "1", "2"} == set(taken[:3]) == set(taken[3:6])
 
 
@@ -141,7 +141,7 @@ class RecordingTrainer(LocalTrainer):
         return super().forward_backward(data, objective, seed)
 
 
-def one_step(models: Path, folder: Path, changes: dict[str, Any]) -> tuple[RecordingTrainer, Assembled, StepResult]:
+def one_step(models: Path, folder: Path, changes: dict[str, Any]) -> tuple[RecordingTrainer, RunComponents, StepResult]:
     recipe = toy_recipe(models, {"train.prompts_per_step": 4, "rollout.n": 2, **changes})
     built = assemble_run(recipe, folder)
     trainer = RecordingTrainer(built.trainer)
@@ -214,7 +214,7 @@ def test_what_learns_beside_the_student_gets_the_data_of_the_step(models: Path, 
     built = assemble_run(recipe, tmp_path)
     teacher = LearningTeacher()
     parts = replace(built.parts, teacher=teacher)
-    with stages(parts, built.settings, 3, lag, ["teacher"]) as ahead:
+    with open_step_runner(parts, built.settings, 3, lag, ["teacher"]) as ahead:
         results = list(train(1, 3, parts, built.settings, ahead.step))
     assert [step for step, _ in teacher.told] == [1, 2, 3]
     for result, (_, data) in zip(results, teacher.told, strict=True):
@@ -235,7 +235,7 @@ class SkippingTrainer(LocalTrainer):
         return {**super().optim_step(params), "skipped": float(self.steps % self.every == 0)}
 
 
-def skipping(models: Path, folder: Path, every: int) -> tuple[Parts, StepSettings]:
+def skipping(models: Path, folder: Path, every: int) -> tuple[StepComponents, StepSettings]:
     """The parts of a loop with a trainer that skips updates."""
     recipe = toy_recipe(models, {"train.prompts_per_step": 1, "rollout.max_new_tokens": 2})
     built = assemble_run(recipe, folder)

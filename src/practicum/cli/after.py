@@ -17,7 +17,7 @@ from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import RunDir
 from practicum.runs import open_run, open_student, restored
 from practicum.runs.assembly import build_task, evaluation_settings, load_model
-from practicum.text import printable
+from practicum.text import make_printable
 from practicum.training.evaluation import evaluate
 from practicum.types import Message, Prompt, Sample, SampleRequest, SamplingParams
 
@@ -64,11 +64,14 @@ def chat_with(target: str, temperature: float, max_new_tokens: int, system: str 
             continue
         seed = seed_of(0, "chat", turn)
         sample = client.sample([SampleRequest(tokens, seed)], params)[0]
-        print(("student: " if teacher else "") + _spoken(student, sample), flush=True)
+        print(("student: " if teacher else "") + _format_answer(student, sample), flush=True)
         if built is not None:
             prompt = Prompt(f"chat-{turn}", (Message("user", question),))
             answers = built.parts.teacher.sample([TeacherRequest(prompt, seed)], params)
-            print("teacher: " + ("(cannot answer)" if answers is None else _spoken(student, answers[0])), flush=True)
+            print(
+                "teacher: " + ("(cannot answer)" if answers is None else _format_answer(student, answers[0])),
+                flush=True,
+            )
 
 
 def export_run(run_folder: Path, folder: Path) -> Path:
@@ -126,9 +129,9 @@ def _is_run(target: str) -> bool:
     return (Path(target) / "recipe.json").is_file()
 
 
-def _spoken(student: Learner | Model, sample: Sample) -> str:
+def _format_answer(student: Learner | Model, sample: Sample) -> str:
     cut = " ..." if sample.stop_reason == "length" else ""
-    return printable(student.renderer.decode(sample.tokens.tolist())) + cut
+    return make_printable(student.renderer.decode(sample.tokens.tolist())) + cut
 
 
 def _question() -> str:

@@ -72,9 +72,9 @@ def run(  # noqa: PLR0913  (its options, one by one)
 def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = False) -> None:
     """Every mistake of a recipe at once, before anything loads."""
     with _errors(debug):
-        from practicum.runs.pipeline import load
+        from practicum.runs.pipeline import load_pipeline_or_recipe
 
-        load(recipe, overrides or [])
+        load_pipeline_or_recipe(recipe, overrides or [])
         print(f"{recipe}: no mistakes found")
 
 
@@ -112,19 +112,21 @@ def show(
     with _errors(debug):
         import yaml
 
-        from practicum.cli.drawing import schedules_drawn
+        from practicum.cli.drawing import draw_schedules
         from practicum.recipe import resolved
-        from practicum.recipe.methods import axes
-        from practicum.runs.pipeline import Pipeline, load
+        from practicum.recipe.methods import describe_axes
+        from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 
-        found = load(recipe, overrides or [])
+        found = load_pipeline_or_recipe(recipe, overrides or [])
         parts = found.recipes() if isinstance(found, Pipeline) else {"": found}
         data = found.resolved() if isinstance(found, Pipeline) else resolved(found)
         if as_json:
             print(json.dumps(data))
             return
         for name, part in parts.items():
-            lines = schedules_drawn(part) if plot else [f"# {axis}: {value}" for axis, value in axes(part).items()]
+            lines = (
+                draw_schedules(part) if plot else [f"# {axis}: {value}" for axis, value in describe_axes(part).items()]
+            )
             print("\n".join([f"# stage {name}", *lines] if name else lines), end="\n\n")
         if not plot:
             print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
@@ -140,9 +142,9 @@ def ls(
 ) -> None:
     """What there is to choose from."""
     with _errors(debug):
-        from practicum.cli.listing import listing
+        from practicum.cli.listing import list_names
 
-        _print_rows(listing(room), as_json)
+        _print_rows(list_names(room), as_json)
 
 
 @app.command("plan", epilog="Example: practicum plan quickstart --memory 2GiB")
@@ -163,9 +165,9 @@ def plan_recipe(
 ) -> None:
     """What a recipe will cost: operations, memory, bytes, seconds; SFT and RL beside it; what fits."""
     with _errors(debug):
-        from practicum.cli.plan import lines, planned
+        from practicum.cli.plan import lines, make_plan
 
-        data = planned(recipe, overrides or [], memory, answer_tokens, calibrate)
+        data = make_plan(recipe, overrides or [], memory, answer_tokens, calibrate)
         print(json.dumps(data) if as_json else "\n".join(lines(data)))
 
 
@@ -262,11 +264,11 @@ def compare(  # noqa: PLR0913  (its options, one by one)
     """Several methods on the same task, prompts, seeds and budget: one table, one page, one verdict."""
     with _errors(debug):
         from practicum.cli.compare import compare_arms, fit_law
-        from practicum.studies.compare import Budget, Settings
+        from practicum.studies.compare import ComparisonBudget, Settings
 
         if fit:
             return fit_law(arms, as_json)
-        settings = Settings(seeds, Budget.parse(budget), jobs, out, resume, tuple(changes or ()))
+        settings = Settings(seeds, ComparisonBudget.parse(budget), jobs, out, resume, tuple(changes or ()))
         compare_arms(arms, settings, as_json)
 
 
@@ -308,9 +310,9 @@ def probe(
 ) -> None:
     """What a server can give as a teacher: signals, candidates, determinism, time."""
     with _errors(debug):
-        from practicum.cli.probe import as_data, probed
+        from practicum.cli.probe import as_data, probe_server
 
-        found = probed(url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http)
+        found = probe_server(url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http)
         print(json.dumps(as_data(found)) if as_json else "\n".join(found.lines()))
 
 
@@ -339,9 +341,11 @@ def serve(  # noqa: PLR0913 - one a line of its help
 ) -> None:
     """Serve models over HTTP, to sample, score and train with the Tinker API."""
     with _errors(debug):
-        from practicum.cli.serve import Options, serve_models
+        from practicum.cli.serve import ServerOptions, serve_models
 
-        serve_models(Options(models, student or (), host, port, out, memory, token_file, dtype, device, request_tokens))
+        serve_models(
+            ServerOptions(models, student or (), host, port, out, memory, token_file, dtype, device, request_tokens)
+        )
 
 
 def _version(wanted: bool) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from practicum.errors import DataError, PracticumError
 from practicum.runs.console import open_console
 from practicum.studies.compare import Settings, compare
-from practicum.studies.compare.fitting import QUANTITIES, RESULTS, Law, Run, fit, read_runs
+from practicum.studies.compare.fitting import QUANTITIES, RESULTS, Law, LawPoint, fit, read_runs
 
 
 def compare_arms(words: Sequence[str], settings: Settings, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def fit_law(folders: Sequence[str], as_json: bool) -> None:
         )
 
 
-def _with_results(folders: Sequence[Path]) -> tuple[list[Run], str]:
+def _with_results(folders: Sequence[Path]) -> tuple[list[LawPoint], str]:
     """The runs with accuracies, or where there are none with divergences from the teacher."""
     try:
         return read_runs(folders, RESULTS[0]), RESULTS[0]

@@ -7,9 +7,9 @@ from pathlib import Path
 from practicum.core.notes import show_notes
 from practicum.recipe import load_recipe
 from practicum.runs.console import Console, JsonConsole
-from practicum.studies.doctor import Diagnosis, Result, doctor
-from practicum.studies.doctor.findings import shown
-from practicum.text import printable
+from practicum.studies.doctor import CheckResult, Diagnosis, doctor
+from practicum.studies.doctor.findings import format_interval
+from practicum.text import make_printable
 
 LOUD = {"warn": "WARN", "fail": "FAIL", "not applicable": "-"}
 
@@ -24,7 +24,7 @@ def examine_recipe(
     """Examine a recipe, show and write what was found; returns the exit code of its verdict."""
     recipe = load_recipe(source, overrides)
     path = Path("runs") / f"{recipe.name}.doctor.json" if out is None else out
-    with show_notes(lambda text: console.event(printable(text))):
+    with show_notes(lambda text: console.event(make_printable(text))):
         found = doctor(recipe, prompts=drawn[0], samples=drawn[1])
     page = found.write(path)
     show(found, source, overrides, console)
@@ -40,7 +40,7 @@ def show(found: Diagnosis, source: str, overrides: Sequence[str], console: Conso
             result.check.id,
             result.check.name,
             LOUD.get(result.finding.status, result.finding.status),
-            shown(result.finding.value, result.finding.unit),
+            format_interval(result.finding.value, result.finding.unit),
         ]
         for result in found.results
     ]
@@ -52,18 +52,18 @@ def show(found: Diagnosis, source: str, overrides: Sequence[str], console: Conso
             _tell(result, console)
     console.event(f"{found.verdict.word}: {found.verdict.meaning}")
     for line in found.verdict.because:
-        console.event(printable(f"because {line}"))
-    console.event(printable(f"SFT, OPD or RL? {found.verdict.advice}"))
+        console.event(make_printable(f"because {line}"))
+    console.event(make_printable(f"SFT, OPD or RL? {found.verdict.advice}"))
     if found.changes and found.verdict.word == "GO-WITH-CHANGES":
         words = [source, *overrides, *found.changes]
-        console.event(printable(f"with all changes: practicum run {shlex.join(words)}"))
+        console.event(make_printable(f"with all changes: practicum run {shlex.join(words)}"))
 
 
-def _tell(result: Result, console: Console) -> None:
+def _tell(result: CheckResult, console: Console) -> None:
     """What a check says, what it needs, and what to write."""
     finding = result.finding
-    console.event(printable(f"{result.check.id} {result.check.name}, {finding.status}: {finding.sentence}"))
+    console.event(make_printable(f"{result.check.id} {result.check.name}, {finding.status}: {finding.sentence}"))
     if finding.needs:
         console.event(f"-> it needs about {finding.needs} answers: raise --prompts")
     if finding.fix:
-        console.event(printable(f"-> write {shlex.join(finding.fix)}"))
+        console.event(make_printable(f"-> write {shlex.join(finding.fix)}"))

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 from practicum.recipe import Recipe
-from practicum.recipe.schedule import Adaptive, drawn
+from practicum.recipe.schedule import Adaptive, tabulate_schedules
 
 HEIGHT, WIDTH = 6, 60
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def schedules_drawn(recipe: Recipe) -> list[str]:
+def draw_schedules(recipe: Recipe) -> list[str]:
     """Every scheduled number of a recipe, and its learning rate, over the steps of the run."""
     steps = recipe.train.steps
-    courses = dict(drawn(recipe.schedules, steps))
+    courses = dict(tabulate_schedules(recipe.schedules, steps))
     if "optimizer.learning_rate" not in courses:
         courses["optimizer.learning_rate"] = [
             recipe.optimizer.adam(step, steps).learning_rate for step in range(1, steps + 1)

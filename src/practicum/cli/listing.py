@@ -13,7 +13,7 @@ TABLES = ("divergences", "weights", "corrections", "monitors")
 CALLS = ("signals", "targets", "estimators", "sources")
 
 
-def listing(room: str) -> list[dict[str, str]]:
+def list_names(room: str) -> list[dict[str, str]]:
     """The names of a room with their summaries; RecipeError for a room there is not."""
     if room == "recipes":
         return _recipes()
@@ -32,13 +32,13 @@ def listing(room: str) -> list[dict[str, str]]:
 
 def _recipes() -> list[dict[str, str]]:
     from practicum.recipe import find_recipe, load_recipe, read_recipe, recipe_names
-    from practicum.recipe.methods import in_one_line
+    from practicum.recipe.methods import describe_method
 
     rows = []
     for name in recipe_names():
         data = read_recipe(find_recipe(name))
         stages = [str(stage["name"]) for stage in data.get("stages", [])]
-        method = " -> ".join(stages) if stages else in_one_line(load_recipe(name))
+        method = " -> ".join(stages) if stages else describe_method(load_recipe(name))
         summary = data.get("about", "") + (f" (reduced: {data['reduced']})" if data.get("reduced") else "")
         rows.append({"name": name, "summary": summary, "paper": str(data.get("paper", "")), "method": method})
     return rows

@@ -8,18 +8,18 @@ from practicum.core.notes import show_notes
 from practicum.costs import PHASES
 from practicum.errors import RecipeError
 from practicum.report.tables import shown_bytes
-from practicum.runs.pipeline import Pipeline, load
+from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe
 from practicum.studies.plan import plan, plan_data
 from practicum.studies.plan.memory import parse_bytes
-from practicum.text import printable
+from practicum.text import make_printable
 
 
-def planned(
+def make_plan(
     recipe: str, overrides: Sequence[str], memory: str | None, answer_tokens: int | None, calibrate: bool
 ) -> dict[str, Any]:
     """The plan's data; RecipeError for a pipeline, whose stages are planned one by one."""
     limit = None if memory is None else parse_bytes(memory)
-    found = load(recipe, list(overrides))
+    found = load_pipeline_or_recipe(recipe, list(overrides))
     if isinstance(found, Pipeline):
         raise RecipeError(
             f"{recipe}: a pipeline; plan the recipe of one stage, for a stage's teachers may not be there yet"
@@ -34,12 +34,12 @@ def lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _models(data: Mapping[str, Any]) -> list[str]:
-    shown = [f"plan of {printable(data['recipe'])}, answers of {data['answer_tokens']} tokens"]
+    shown = [f"plan of {make_printable(data['recipe'])}, answers of {data['answer_tokens']} tokens"]
     for name, model in data["models"].items():
         learns = f", {_number(model['learns'])} learn" if "learns" in model else ""
         shown.append(
-            f"{printable(name)}: {_number(model['parameters'])} parameters ({model['layers']} layers of width {model['width']}, "
-            f"{model['vocabulary']:,} tokens){learns}"
+            f"{make_printable(name)}: {_number(model['parameters'])} parameters ({model['layers']} layers of width "
+            f"{model['width']}, {model['vocabulary']:,} tokens){learns}"
         )
     return shown
 
@@ -119,7 +119,8 @@ def _wire(data: Mapping[str, Any]) -> list[str]:
         return []
     forms = list(next(iter(data["wire_bytes"].values())))
     rows = [
-        [printable(name), *(shown_bytes(sizes[form]) for form in forms)] for name, sizes in data["wire_bytes"].items()
+        [make_printable(name), *(shown_bytes(sizes[form]) for form in forms)]
+        for name, sizes in data["wire_bytes"].items()
     ]
     return ["", *_table(["bytes a step, were it remote", *forms], rows)]
 

@@ -12,7 +12,7 @@ LARGEST_K = 256
 """More candidates are not tried."""
 
 
-def probed(url: str, **fields: Any) -> Probe:
+def probe_server(url: str, **fields: Any) -> Probe:
     """What the server at an address can do; `fields` are those of an `openai_api` teacher."""
     try:
         config = Config(url=url, give_up_after=5.0, **fields)

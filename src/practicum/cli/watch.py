@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, "text/html", self.live.page())
             elif url.path == "/news":
                 version = parse_qs(url.query).get("version", [""])[0]
-                self._answer(200, "application/json", json.dumps(self.live.news(version), allow_nan=False))
+                self._answer(200, "application/json", json.dumps(self.live.get_changes_since(version), allow_nan=False))
             else:
                 self._answer(404, "text/plain", "there is only one page here: /")
         except PracticumError as error:

@@ -8,12 +8,12 @@ from threading import Event
 _told: ContextVar[Event | None] = ContextVar("told", default=None)
 
 
-class Abandoned(Exception):
+class Cancelled(Exception):
     """Nobody waits for this work any more; whoever told it so expects the exception."""
 
 
 @contextmanager
-def abandonable(told: Event) -> Iterator[None]:
+def cancel_scope(told: Event) -> Iterator[None]:
     """Within the block, in this thread, work ends with Abandoned soon after `told` is set."""
     token = _told.set(told)
     try:
@@ -31,4 +31,4 @@ def check() -> None:
     """Abandoned where this work is not needed any more."""
     event = _told.get()
     if event is not None and event.is_set():
-        raise Abandoned
+        raise Cancelled

@@ -23,13 +23,13 @@ def names(room: str) -> list[str]:
 def module_of(room: str, name: str) -> Any:
     """The module behind a plug-in's name; ValueError with the nearest known name."""
     if all(part.isidentifier() for part in name.split(".")) and "." in name:
-        return _own_module(room, name)
+        return _import_external(room, name)
     if name not in names(room):
         raise ValueError(f"no {room.rstrip('s')} named {name!r}; {did_you_mean(name, names(room))}")
     return importlib.import_module(f"practicum.{room}.{name}")
 
 
-def _own_module(room: str, name: str) -> Any:
+def _import_external(room: str, name: str) -> Any:
     """A module of another package, which has what one of ours has."""
     try:
         module = importlib.import_module(name)

@@ -11,11 +11,11 @@ from practicum.errors import Interrupted
 Stop = Callable[[], int | None]
 """Says whether to stop: the number of the signal that asks for it, or None."""
 
-NOTED = b"\nstopping after this step; interrupt once more to stop at once\n"
+STOP_NOTICE = b"\nstopping after this step; interrupt once more to stop at once\n"
 
 
 @contextmanager
-def stop_signals() -> Iterator[Stop]:
+def catch_stop_signals() -> Iterator[Stop]:
     """Within the block the first SIGINT or SIGTERM is noted and the second SIGINT stops at once."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -27,7 +27,7 @@ def stop_signals() -> Iterator[Stop]:
             raise KeyboardInterrupt  # no `except Exception` of a library swallows or renames it on the way out
         received.append(number)
         with suppress(OSError):  # nobody may be listening any more
-            os.write(2, NOTED)  # not through a stream, whose own writing may be what was interrupted
+            os.write(2, STOP_NOTICE)  # not through a stream, whose own writing may be what was interrupted
 
     earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.costs.segments import SHORTEST_SHARED_PREFIX
-from practicum.costs.shape import Shape, read_once
+from practicum.costs.shape import ModelDims, count_read_tokens
 from practicum.types import HeadLike, Metrics
 
 Phase = Literal["sample", "score", "update"]
@@ -38,7 +38,7 @@ Texts = Sequence[tuple[tuple[int, ...], int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Usage:
     """What one model did in one phase.
 
     `tokens` were drawn, scored or learned from; `prompt_tokens` were read before them; `wire_bytes` went to another process and
@@ -50,8 +50,8 @@ class Work:
     flops: int = 0
     wire_bytes: int = 0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
             self.tokens + other.tokens,
             self.prompt_tokens + other.prompt_tokens,
             self.flops + other.flops,
@@ -59,10 +59,10 @@ class Work:
         )
 
 
-Lap = dict[tuple[Phase, str], Work]
+Lap = dict[tuple[Phase, str], Usage]
 """The work of each model in each phase."""
 
-_APART: ContextVar[Lap | None] = ContextVar("apart", default=None)
+_THREAD_USAGE: ContextVar[Lap | None] = ContextVar("apart", default=None)
 """Where a thread that works ahead writes its work down."""
 
 
@@ -70,7 +70,7 @@ class Ledger:
     """The work of each model in each phase since the last `take`; `shapes` are the models by name, as far as they are known."""
 
     def __init__(self) -> None:
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, ModelDims] = {}
         self._names: dict[str, None] = {}
         self._work: Lap = {}
 
@@ -79,21 +79,21 @@ class Ledger:
         self._names[name] = None
         return Meter(self, name)
 
-    def add(self, phase: Phase, name: str, work: Work) -> None:
+    def add(self, phase: Phase, name: str, work: Usage) -> None:
         """Count some work."""
-        apart = _APART.get()
+        apart = _THREAD_USAGE.get()
         counts = self._work if apart is None else apart
-        counts[phase, name] = counts.get((phase, name), Work()) + work
+        counts[phase, name] = counts.get((phase, name), Usage()) + work
 
     @contextmanager
-    def apart(self) -> Iterator[Lap]:
+    def record_separately(self) -> Iterator[Lap]:
         """Within the block, in this thread, work is counted in a lap of its own, to be put in when its step is learned from."""
         lap: Lap = {}
-        token = _APART.set(lap)
+        token = _THREAD_USAGE.set(lap)
         try:
             yield lap
         finally:
-            _APART.reset(token)
+            _THREAD_USAGE.reset(token)
 
     def put(self, lap: Lap) -> None:
         """Count the work of a lap."""
@@ -117,7 +117,7 @@ class Meter:
     ledger: Ledger
     name: str
 
-    def wrote(self, texts: Texts) -> None:
+    def count_sampled(self, texts: Texts) -> None:
         """It drew so many tokens after each prompt."""
         self._read("sample", texts, heads=True, shortest=0)
 
@@ -125,30 +125,30 @@ class Meter:
         """It scored so many tokens after each prompt; `heads`: up to their log-probabilities, else to the hidden states."""
         self._read("score", texts, heads=heads)
 
-    def read_hidden(self, tokens: int) -> None:
+    def count_head(self, tokens: int) -> None:
         """Its head was applied to hidden states that it gave, wherever that took place."""
         shape = self.ledger.shapes.get(self.name)
-        self.ledger.add("score", self.name, Work(flops=0 if shape is None else shape.logits(tokens)))
+        self.ledger.add("score", self.name, Usage(flops=0 if shape is None else shape.logits(tokens)))
 
     def sent(self, phase: Phase, wire_bytes: int) -> None:
         """So many bytes went to the process that it runs in, and came back."""
-        self.ledger.add(phase, self.name, Work(wire_bytes=wire_bytes))
+        self.ledger.add(phase, self.name, Usage(wire_bytes=wire_bytes))
 
     def _read(self, phase: Phase, texts: Texts, *, heads: bool, shortest: int = SHORTEST_SHARED_PREFIX) -> None:
-        read = read_once(texts, shortest)
+        read = count_read_tokens(texts, shortest)
         tokens = sum(count for _, count in texts)
         shape = self.ledger.shapes.get(self.name)
         flops = 0
         if shape is not None:
             flops = shape.hidden(read.tokens, read.contexts) + (shape.logits(tokens) if heads else 0)
-        self.ledger.add(phase, self.name, Work(tokens, read.prompt_tokens, flops))
+        self.ledger.add(phase, self.name, Usage(tokens, read.prompt_tokens, flops))
 
 
 def _ignore(tokens: int) -> None:
     pass
 
 
-class CountedHead:
+class MeteredHead:
     """A head whose products are counted where they take place; see `practicum.types.HeadLike`.
 
     `name` is that of the model whose head it is.
@@ -161,7 +161,7 @@ class CountedHead:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process nobody counts, unless somebody there does: see `practicum.ports.metering.count_heads`."""
-        return CountedHead, (self.bare, self.name, _ignore)
+        return MeteredHead, (self.bare, self.name, _ignore)
 
     @property
     def vocab_size(self) -> int:
@@ -188,10 +188,10 @@ class CountedHead:
         self.bare.release()
 
 
-def cost_metrics(work: Mapping[tuple[Phase, str], Work], scorers: Sequence[str]) -> Metrics:
+def cost_metrics(work: Mapping[tuple[Phase, str], Usage], scorers: Sequence[str]) -> Metrics:
     """The columns of a row of metrics; where there are several scorers, also tokens and operations of each.
 
-    `cost/sampled_tokens` the student drew, after reading `cost/prompt_tokens`; `cost/teacher_tokens` teachers drew;
+    `cost/sampled_tokens` the student drew, after reading `cost/prompt_tokens`; `cost/teacher_prompt_tokens` teachers drew;
     `cost/scored_tokens` they scored, after reading `cost/scored_prompt_tokens`; `cost/update_tokens` were learned from.
     """
     of_phase = {phase: [(name, done) for (at, name), done in work.items() if at == phase] for phase in PHASES}
@@ -210,14 +210,14 @@ def cost_metrics(work: Mapping[tuple[Phase, str], Work], scorers: Sequence[str])
     }
     if len(scorers) > 1:
         for name in scorers:
-            done = work.get(("score", name), Work())
+            done = work.get(("score", name), Usage())
             short = name.removeprefix("teacher/")
             columns |= {f"scored_tokens/{short}": done.tokens, f"flops_score/{short}": done.flops}
     return {f"cost/{name}": float(number) for name, number in columns.items()}
 
 
-def _sum(work: Iterable[Work]) -> Work:
-    return sum(work, Work())
+def _sum(work: Iterable[Usage]) -> Usage:
+    return sum(work, Usage())
 
 
 def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-class Spending:
+class BudgetTracker:
     """What a run has spent so far, and the most that one of its newest steps did: operations, tokens learned from, seconds.
 
     `wire_bytes` are those to and from other processes.

@@ -13,7 +13,7 @@ from practicum.costs.segments import SHORTEST_SHARED_PREFIX, common_beginning
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelDims:
     """The sizes of a language model.
 
     `parameters` are all of them; `body` the entries of the matrices that multiply every token once (of a mixture of experts
@@ -58,7 +58,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
+class TrainableDims:
     """Which part of a model learns.
 
     The gradient passes back through the last `layers`; `body` and `adapters` are the matrix entries in them that receive one;
@@ -71,7 +71,7 @@ class Learning:
     adapters: int
     head: bool
 
-    def update(self, shape: Shape, read: "Reading", learned: int, *, recompute: bool = False) -> int:
+    def update(self, shape: ModelDims, read: "ReadTokens", learned: int, *, recompute: bool = False) -> int:
         """Operations of the body's forward and backward pass over what was read, and of the head over `learned` tokens.
 
         With everything learning that is 3 F, with `recompute` 4 F; where lower layers are frozen, the backward pass ends above
@@ -85,26 +85,28 @@ class Learning:
         again = passed if recompute else 0
         return forward + again + through + weights + self.logits(shape, learned)
 
-    def logits(self, shape: Shape, learned: int) -> int:
+    def logits(self, shape: ModelDims, learned: int) -> int:
         """Operations of the head: forward, into the hidden states, and into its own weights where they move."""
         return shape.logits(learned) * (1 + bool(self.layers) + self.head)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadTokens:
     """What goes through a body: how many tokens, of them in prompts, and the sum of their context lengths."""
 
     tokens: int = 0
     prompt_tokens: int = 0
     contexts: int = 0
 
-    def __add__(self, other: "Reading") -> "Reading":
-        return Reading(
+    def __add__(self, other: "ReadTokens") -> "ReadTokens":
+        return ReadTokens(
             self.tokens + other.tokens, self.prompt_tokens + other.prompt_tokens, self.contexts + other.contexts
         )
 
 
-def read_once(texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHORTEST_SHARED_PREFIX) -> Reading:
+def count_read_tokens(
+    texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHORTEST_SHARED_PREFIX
+) -> ReadTokens:
     """What one call reads of some texts, given as a prompt and the number of tokens after it.
 
     What all prompts begin with is read once (16 tokens or more), and so is an equal prompt of which more than `shortest` tokens
@@ -121,9 +123,9 @@ def read_once(texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHOR
     prompt_tokens = read.tokens
     for prompt, count in texts:
         read += _span(len(prompt), len(prompt) + max(count - 1, 0))
-    return Reading(read.tokens, prompt_tokens, read.contexts)
+    return ReadTokens(read.tokens, prompt_tokens, read.contexts)
 
 
-def _span(first: int, last: int) -> Reading:
+def _span(first: int, last: int) -> ReadTokens:
     """The tokens at positions `first` to `last` - 1; the token at position p looks at p + 1 tokens."""
-    return Reading(last - first, 0, (last * (last + 1) - first * (first + 1)) // 2)
+    return ReadTokens(last - first, 0, (last * (last + 1) - first * (first + 1)) // 2)

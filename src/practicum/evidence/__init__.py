@@ -4,7 +4,7 @@
 what was measured; `judging` says whether each claim holds; `page` and `plot` show it.
 """
 
-from practicum.evidence.judging import Judgement, judged
+from practicum.evidence.judging import Judgement, judge_claim
 from practicum.evidence.page import evidence_page
 from practicum.evidence.results import Results, read_results
 from practicum.evidence.running import reproduce
@@ -15,7 +15,7 @@ __all__ = [
     "Reproduction",
     "Results",
     "evidence_page",
-    "judged",
+    "judge_claim",
     "load_reproduction",
     "read_results",
     "reproduce",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from practicum.evidence.results import Results
 from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie, Warned
-from practicum.statistics import Interval, overlaps_zero, t_interval
+from practicum.statistics import Interval, contains_zero, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]
 Verdict = Literal["holds", "holds in part", "does not hold here", "not resolved", "not run"]
@@ -24,9 +24,9 @@ class Judgement:
     shown: str
 
 
-def judged(claim: Claim, results: Results) -> tuple[Verdict, list[Judgement]]:
+def judge_claim(claim: Claim, results: Results) -> tuple[Verdict, list[Judgement]]:
     """The verdict on a claim, and what each of its tests came to."""
-    judgements = [judge(test, results) for test in claim.tests]
+    judgements = [judge_test(test, results) for test in claim.tests]
     return verdict([judgement.answer for judgement in judgements]), judgements
 
 
@@ -41,7 +41,7 @@ def verdict(answers: Sequence[Answer]) -> Verdict:
     return "not resolved" if "unresolved" in answers or "missing" in answers else "does not hold here"
 
 
-def judge(test: Test, results: Results) -> Judgement:
+def judge_test(test: Test, results: Results) -> Judgement:
     """One test."""
     match test:
         case Better():
@@ -127,7 +127,7 @@ def _ratio(test: Ratio, results: Results) -> Judgement:
         ratio = _exponential(found)
         bounded = _bounded(ratio, test.least, test.most)
         within = (test.least is None or ratio.low >= test.least) and (test.most is None or ratio.high <= test.most)
-        return "unresolved" if bounded == "yes" and overlaps_zero(found) and not within else bounded
+        return "unresolved" if bounded == "yes" and contains_zero(found) and not within else bounded
 
     return _over_seeds(what, logs, answer, lambda found: _PLAIN(_exponential(found)))
 

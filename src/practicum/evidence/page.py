@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.evidence.judging import judged
+from practicum.evidence.judging import judge_claim
 from practicum.evidence.results import TEACHER, Results, before
-from practicum.evidence.study import Claim, Loaded, arms_of, is_map, measures_of, starts_of
+from practicum.evidence.study import Claim, LoadedReproduction, arms_of, is_map, measures_of, starts_of
 from practicum.statistics import t_interval
 
 COST = "spent/flops"
 
 
-def evidence_page(studies: Sequence[Loaded], stored: Mapping[str, Results]) -> str:
+def evidence_page(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
     """The generated part of the page: a table of all claims, and a section for each reproduction that has results."""
     there = [study for study in studies if study.name in stored]
     rows = [_claim_row(claim, study, stored[study.name]) for study in there for claim in study.spec.claims]
@@ -19,8 +19,8 @@ def evidence_page(studies: Sequence[Loaded], stored: Mapping[str, Results]) -> s
     return "\n".join([table, *(_section(study, stored[study.name]) for study in there)])
 
 
-def _claim_row(claim: Claim, study: Loaded, results: Results) -> list[str]:
-    verdict, judgements = judged(claim, results)
+def _claim_row(claim: Claim, study: LoadedReproduction, results: Results) -> list[str]:
+    verdict, judgements = judge_claim(claim, results)
     ours = "<br>".join(judgement.shown for judgement in judgements)
     return [f"{claim.claim} ([{study.name}](#{study.name.replace('_', '-')}))", _paper(claim), ours, f"**{verdict}**"]
 
@@ -30,7 +30,7 @@ def _paper(claim: Claim) -> str:
     return f"{claim.theirs} ({source})"
 
 
-def _section(study: Loaded, results: Results) -> str:
+def _section(study: LoadedReproduction, results: Results) -> str:
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
     flag = " --full" if results.form == "full" else ""
     lines = [
@@ -41,7 +41,7 @@ def _section(study: Loaded, results: Results) -> str:
         "",
     ]
     for claim in study.spec.claims:
-        verdict, judgements = judged(claim, results)
+        verdict, judgements = judge_claim(claim, results)
         why = ""
         if claim.why:
             how = f"shown by {claim.shown_by}" if claim.shown_by else "an explanation, not tested"
@@ -67,7 +67,7 @@ def _section(study: Loaded, results: Results) -> str:
     return "\n".join(lines)
 
 
-def _arms(study: Loaded, results: Results) -> str:
+def _arms(study: LoadedReproduction, results: Results) -> str:
     """One row an arm with every measure that a claim speaks of, and what it cost; and one of the teacher where a claim names it."""
     wanted = [*measures_of(study.spec), *map(before, starts_of(study.spec))]
     known = {name for mine in results.readings.values() for name in mine}
@@ -102,7 +102,7 @@ def _alarms(results: Results, arm: str) -> str:
     return ", ".join(sorted({monitor for found in results.alarms.get(arm, {}).values() for monitor in found}))
 
 
-def _map(study: Loaded, results: Results) -> str:
+def _map(study: LoadedReproduction, results: Results) -> str:
     """One row an arm, one column a learning rate."""
     rates = sorted({row["learning_rate"] for row in results.tried})
     found = {(row["arm"], row["learning_rate"]): row for row in results.tried}
@@ -117,7 +117,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return f"{score} ({', '.join(row['alarms'])})" if row.get("alarms") else score
 
 
-def _rows_of(study: Loaded, results: Results) -> list[tuple[str, str]]:
+def _rows_of(study: LoadedReproduction, results: Results) -> list[tuple[str, str]]:
     """The arms with what each is, and the teacher where a claim names it and an arm evaluated it."""
     named = any(TEACHER in arms_of(test) for test in study.spec.tests)
     teacher = [(TEACHER, "its own answers")] if named and TEACHER in results.readings else []

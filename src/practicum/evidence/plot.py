@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from practicum.evidence.results import Results
-from practicum.evidence.study import Loaded, is_map, measures_of
+from practicum.evidence.study import LoadedReproduction, is_map, measures_of
 from practicum.statistics import t_interval
 from practicum.studies.compare import mean_curve
 
@@ -21,7 +21,7 @@ STYLE = (
 )
 
 
-def plot(study: Loaded, results: Results) -> str:
+def plot(study: LoadedReproduction, results: Results) -> str:
     """The SVG, with the arms that have the measure; the means over seeds with their 95 % interval, and every seed as a dot."""
     if is_map(study) and results.tried:
         return _framed(study, results, *_map(study, results))
@@ -36,7 +36,7 @@ def plot(study: Loaded, results: Results) -> str:
     return _framed(study, results, body, width, height)
 
 
-def _framed(study: Loaded, results: Results, body: str, width: int, height: int) -> str:
+def _framed(study: LoadedReproduction, results: Results, body: str, width: int, height: int) -> str:
     label = html.escape(f"{study.spec.question} ({results.form} form, {len(results.seeds)} seeds)")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" '
@@ -44,7 +44,7 @@ def _framed(study: Loaded, results: Results, body: str, width: int, height: int)
     )
 
 
-def _map(study: Loaded, results: Results) -> tuple[str, int, int]:
+def _map(study: LoadedReproduction, results: Results) -> tuple[str, int, int]:
     """The accuracy of each arm at each learning rate as a shade and a number, with its width and height."""
     rates = sorted({row["learning_rate"] for row in results.tried})
     arms = [arm for arm in study.spec.arms if any(row["arm"] == arm for row in results.tried)]
@@ -71,7 +71,7 @@ def _text(x: float | str, y: float | str, text: str, anchor: str = "end") -> str
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
 
 
-def _other_measure(study: Loaded, results: Results) -> tuple[list[str], str]:
+def _other_measure(study: LoadedReproduction, results: Results) -> tuple[list[str], str]:
     """The first measure that the claims speak of and some arm has."""
     for measure in measures_of(study.spec):
         arms = [arm for arm in study.spec.arms if results.readings.get(arm, {}).get(measure)]

@@ -6,19 +6,19 @@ from pathlib import Path
 
 from practicum.core.plugins import module_of
 from practicum.errors import RecipeError
-from practicum.evidence.judging import judged
+from practicum.evidence.judging import judge_claim
 from practicum.evidence.plot import plot
 from practicum.evidence.results import Results, write_results
-from practicum.evidence.study import Loaded, load_reproduction
+from practicum.evidence.study import LoadedReproduction, load_reproduction
 from practicum.run_dir import current_versions, near, read_json, write_json, write_text
-from practicum.runs.console import Console, Quiet
+from practicum.runs.console import Console, SilentConsole
 
 
 @dataclass(frozen=True, slots=True)
-class Reproduced:
+class ReproductionResult:
     """A reproduction that was run: what it is, what it came to, and where it stands."""
 
-    study: Loaded
+    study: LoadedReproduction
     results: Results
     folder: Path
 
@@ -31,12 +31,12 @@ def reproduce(
     at_once: int = 2,
     resume: bool = False,
     console: Console | None = None,
-) -> Reproduced:
+) -> ReproductionResult:
     """Run a reproduction and write `results.json` and `plot.svg` into `out/NAME-quick` or `out/NAME-full`.
 
     Raises RecipeError where the folder holds one and `resume` was not asked for, and whatever its runs raise.
     """
-    console = console or Quiet()
+    console = console or SilentConsole()
     study = load_reproduction(source)
     home = (out / f"{study.name}-{'full' if full else 'quick'}").absolute()
     if (home / "clock.json").is_file() != resume:
@@ -57,13 +57,13 @@ def reproduce(
     write_results(home / "results.json", results)
     write_text(home / "plot.svg", plot(study, results))
     _show(study, results, home, console)
-    return Reproduced(study, results, home)
+    return ReproductionResult(study, results, home)
 
 
-def _show(study: Loaded, results: Results, home: Path, console: Console) -> None:
+def _show(study: LoadedReproduction, results: Results, home: Path, console: Console) -> None:
     rows = []
     for claim in study.spec.claims:
-        verdict, judgements = judged(claim, results)
+        verdict, judgements = judge_claim(claim, results)
         rows.append([claim.claim, verdict, "; ".join(judgement.shown for judgement in judgements)])
     console.table(study.spec.question, ["claim", "verdict", "here"], rows)
     console.finish({"results": near(home / "results.json"), "plot": near(home / "plot.svg")})

@@ -23,11 +23,11 @@ At = Literal["start", "end", "equal_flops"] | int
 """Where a measure is taken: before the training, after it, when equal FLOPs were spent, or at a step."""
 
 
-class _Part(BaseModel):
+class _SpecModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Better(_Part):
+class Better(_SpecModel):
     """`better` exceeds `than` by at least `by` in a measure; the difference is paired over seeds."""
 
     kind: Literal["better"] = "better"
@@ -38,7 +38,7 @@ class Better(_Part):
     at: At = Field(default="end", description="or a step")
 
 
-class Tie(_Part):
+class Tie(_SpecModel):
     """The two differ by less than `within`: their interval lies between both."""
 
     kind: Literal["tie"] = "tie"
@@ -48,7 +48,7 @@ class Tie(_Part):
     at: At = "end"
 
 
-class Reaches(_Part):
+class Reaches(_SpecModel):
     """An arm ends at or above `least`, or at or below `most`."""
 
     kind: Literal["reaches"] = "reaches"
@@ -59,7 +59,7 @@ class Reaches(_Part):
     at: At = "end"
 
 
-class Ratio(_Part):
+class Ratio(_SpecModel):
     """`ratio` over `over` in a measure is at least `least`, or at most `most`."""
 
     kind: Literal["ratio"] = "ratio"
@@ -70,7 +70,7 @@ class Ratio(_Part):
     most: float | None = Field(default=None, gt=0)
 
 
-class Rises(_Part):
+class Rises(_SpecModel):
     """An arm's accuracy, in all or of a domain, rises from start to end by at least `by`; one below zero is how far it may fall."""
 
     kind: Literal["rises"] = "rises"
@@ -79,7 +79,7 @@ class Rises(_Part):
     measure: str = "accuracy"
 
 
-class Cost(_Part):
+class Cost(_SpecModel):
     """What `cost` spends over what `over` spends until the held-out accuracy is `level` for the first time.
 
     The ratio has to be `factor` or more, or `most` or less.
@@ -94,7 +94,7 @@ class Cost(_Part):
     unit: Unit = "flops"
 
 
-class Robust(_Part):
+class Robust(_SpecModel):
     """Every learning rate within a factor of `within` of the arm's best one ends no more than `loses` below it, in the sweep."""
 
     kind: Literal["robust"] = "robust"
@@ -103,7 +103,7 @@ class Robust(_Part):
     loses: float = Field(default=0.1, ge=0)
 
 
-class Warned(_Part):
+class Warned(_SpecModel):
     """The doctor, asked about an arm's recipe before any training, comes to this verdict."""
 
     kind: Literal["warned"] = "warned"
@@ -114,7 +114,7 @@ class Warned(_Part):
 Test = Better | Tie | Reaches | Ratio | Rises | Cost | Robust | Warned
 
 
-class Claim(_Part):
+class Claim(_SpecModel):
     """What is said, by whom and in which setting, and the tests that decide it here; it holds where all of them do."""
 
     claim: str
@@ -125,7 +125,7 @@ class Claim(_Part):
     shown_by: str | None = Field(default=None, description="the arms that show the reason; none: it was not tested")
 
 
-class ArmOf(_Part):
+class ReproductionArm(_SpecModel):
     """One arm: what it is, and what it changes in the recipe."""
 
     about: str
@@ -134,7 +134,7 @@ class ArmOf(_Part):
     learning_rates: tuple[float, ...] | None = Field(default=None, description="instead of the reproduction's")
 
 
-class Form(_Part):
+class ReproductionScale(_SpecModel):
     """How much is run: so many seeds after a sweep over learning rates with another seed, and what changes in every arm."""
 
     seeds: int = Field(default=3, ge=1)
@@ -142,18 +142,18 @@ class Form(_Part):
     set: dict[str, Any] = {}
 
 
-class Reproduction(_Part):
+class Reproduction(_SpecModel):
     """A reproduction besides its recipe."""
 
     question: str
     measure: Plugin("evidence.measures") = Field(default_factory=lambda: _compared())  # type: ignore[valid-type]
     set: dict[str, Any] = Field(default={}, description="what all arms change in the recipe, which its stages keep")
-    arms: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")], ArmOf]
+    arms: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")], ReproductionArm]
     learning_rates: tuple[float, ...] = Field(default=(), description="tried for every arm; none: the recipe's own")
     aim: str = Field(default="accuracy", description="the measure by which learning rates are chosen, and the plot's")
     aim_at: Literal["highest", "lowest"] = "highest"
-    quick: Form = Form(seeds=1, sweep=False)
-    full: Form = Form()
+    quick: ReproductionScale = ReproductionScale(seeds=1, sweep=False)
+    full: ReproductionScale = ReproductionScale()
     may_differ: tuple[str, ...] = Field(default=(), description="what arms need not share, `the training prompts`")
     claims: tuple[Claim, ...] = Field(min_length=1)
     remarks: str = Field(default="", description="what else a reader has to know: regimes tried, limits")
@@ -168,7 +168,7 @@ def _compared() -> BaseModel:
     return module_of("evidence.measures", "runs").Config()
 
 
-class Loaded(_Part):
+class LoadedReproduction(_SpecModel):
     """A reproduction with its name and the data of its recipe, `stages` and all."""
 
     name: str
@@ -176,16 +176,16 @@ class Loaded(_Part):
     recipe: dict[str, Any]
     spec: Reproduction
 
-    def form(self, full: bool) -> Form:
+    def form(self, full: bool) -> ReproductionScale:
         """The quick form or the full one."""
         return self.spec.full if full else self.spec.quick
 
-    def data_of(self, arm: str, form: Form) -> dict[str, Any]:
+    def data_of(self, arm: str, form: ReproductionScale) -> dict[str, Any]:
         """The data of an arm's recipe; models may be `{stage: NAME}`."""
         base = {key: value for key, value in self.recipe.items() if key != "stages"}
         return merged(merged(merged(base, self.spec.set), form.set), self.spec.arms[arm].set)
 
-    def pipeline_of(self, arm: str, form: Form) -> dict[str, Any]:
+    def pipeline_of(self, arm: str, form: ReproductionScale) -> dict[str, Any]:
         """The data of an arm that is a whole pipeline, without the stages that it leaves out."""
         left_out = self.spec.arms[arm].without
         stages = [stage for stage in self.recipe["stages"] if stage["name"] not in left_out]
@@ -197,7 +197,7 @@ def reproduction_names() -> list[str]:
     return sorted(path.stem for path in (packaged_recipes() / FOLDER).glob("*.yaml"))
 
 
-def load_reproduction(source: str | Path) -> Loaded:
+def load_reproduction(source: str | Path) -> LoadedReproduction:
     """Read a reproduction by its packaged name or from a file; RecipeError with every problem found."""
     path = Path(source)
     if not path.is_file():
@@ -212,7 +212,7 @@ def load_reproduction(source: str | Path) -> Loaded:
     spec = validated(Reproduction, own, str(source))
     _check_arms(spec, str(source))
     _check_stages(spec, [stage["name"] for stage in data.get("stages", ())], str(source))
-    return Loaded(name=path.stem, file=path, recipe=data, spec=spec)
+    return LoadedReproduction(name=path.stem, file=path, recipe=data, spec=spec)
 
 
 def _check_arms(spec: Reproduction, source: str) -> None:
@@ -256,7 +256,7 @@ def arms_of(test: Test) -> tuple[str, ...]:
             return test.cost, test.over
 
 
-def is_map(study: Loaded) -> bool:
+def is_map(study: LoadedReproduction) -> bool:
     """Whether the sweep over learning rates is the result, for a test asks how robust an arm is."""
     return any(isinstance(test, Robust) for test in study.spec.tests)
 
@@ -277,10 +277,10 @@ def starts_of(spec: Reproduction) -> list[str]:
     return [measure for measure in dict.fromkeys(wanted) if measure != "accuracy"]
 
 
-def placed(section: Any, model_of: Callable[[Mapping[str, Any]], str]) -> Any:
+def resolve_stage_models(section: Any, model_of: Callable[[Mapping[str, Any]], str]) -> Any:
     """The section with a folder for every model that is written `{stage: NAME}` or `{average: [NAME, ...]}`."""
     if isinstance(section, Mapping):
         if set(section) in ({"stage"}, {"average"}):
             return model_of(section)
-        return {key: placed(value, model_of) for key, value in section.items()}
+        return {key: resolve_stage_models(value, model_of) for key, value in section.items()}
     return section

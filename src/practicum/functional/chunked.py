@@ -13,7 +13,7 @@ def chunks(total: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
-class Tiles:
+class BufferPool:
     """Matrices that are made once and written again for every chunk.
 
     A fresh matrix of some 50 MB costs the operating system's page faults, several times the arithmetic done on it.

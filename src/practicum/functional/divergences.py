@@ -68,7 +68,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class DistributionPair:
     """Two distributions as log-probabilities [*s, K] and as probabilities, so that no exponential is taken twice."""
 
     student: Tensor
@@ -98,7 +98,7 @@ class Divergence:
     f_divergence: bool = True
     exact_gradient: bool = True
     zero_at_equality: bool = True
-    slope: Callable[["Pair", float, Tensor, Tensor], Tensor] | None = None
+    slope: Callable[["DistributionPair", float, Tensor, Tensor], Tensor] | None = None
 
     @property
     def defaults(self) -> dict[str, float]:
@@ -191,7 +191,7 @@ def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
     return torch.where((log_ratio < 20.0) & (growth > -0.5), near, far)
 
 
-def _forward_kl_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _forward_kl_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
     value = torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
     torch.neg(pair.teacher_probs, out=slope)
     return value
@@ -210,7 +210,7 @@ def forward_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -
     return DIVERGENCES["forward_kl"].value(student, teacher)
 
 
-def _reverse_kl_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _reverse_kl_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
     torch.sub(pair.student, floored(pair.student, pair.teacher, out=scratch), out=slope)
     return slope.mul_(pair.student_probs).sum(dim=-1)
 
@@ -231,7 +231,7 @@ def reverse_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -
 BETA = Parameter("beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture", False, False)
 
 
-def _jsd_slope(pair: Pair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _jsd_slope(pair: DistributionPair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
     middle = torch.lerp(pair.student_probs, pair.teacher_probs, beta, out=slope).clamp_(min=SMALLEST).log_()
     from_teacher = torch.sub(pair.teacher, middle, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
     torch.sub(pair.student, middle, out=slope).mul_(pair.student_probs)
@@ -259,7 +259,7 @@ def jsd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], beta: fl
 BETA_CLOSED = Parameter("beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture; 0 is forward, 1 reverse KL")
 
 
-def _jsd_normalized_slope(pair: Pair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _jsd_normalized_slope(pair: DistributionPair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
     if beta in (0.0, 1.0):
         return (_reverse_kl_slope if beta else _forward_kl_slope)(pair, beta, slope, scratch)
     value = _jsd_slope(pair, beta, slope, scratch)
@@ -287,7 +287,7 @@ def jsd_normalized(
 ALPHA_SKEW_FORWARD = Parameter("alpha", 0.1, 0.0, 1.0, "teacher mass in the mixture; 0 is forward KL", True, False)
 
 
-def _skew_forward_kl_slope(pair: Pair, alpha: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _skew_forward_kl_slope(pair: DistributionPair, alpha: float, slope: Tensor, scratch: Tensor) -> Tensor:
     mixed = torch.lerp(pair.student_probs, pair.teacher_probs, alpha, out=slope).clamp_(min=SMALLEST)
     torch.log(mixed, out=scratch)
     value = torch.sub(pair.teacher, scratch, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
@@ -328,7 +328,7 @@ def skew_reverse_kl(
 W = Parameter("w", 0.5, 0.0, 1.0, "weight of forward KL")
 
 
-def _mixed_kl_slope(pair: Pair, w: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _mixed_kl_slope(pair: DistributionPair, w: float, slope: Tensor, scratch: Tensor) -> Tensor:
     forward = torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
     reverse = _reverse_kl_slope(pair, w, slope, scratch)
     slope.mul_(1.0 - w).sub_(pair.teacher_probs, alpha=w)
@@ -364,7 +364,7 @@ def alpha(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], alpha:
     return DIVERGENCES["alpha"].value(student, teacher, alpha)
 
 
-def _tvd_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _tvd_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
     torch.sub(pair.student_probs, pair.teacher_probs, out=slope)
     value = 0.5 * torch.abs(slope, out=scratch).sum(dim=-1)
     slope.sign_().mul_(pair.student_probs).mul_(0.5)
@@ -438,7 +438,7 @@ def density_power(
     return DIVERGENCES["density_power"].value(student, teacher, alpha)
 
 
-def _ce_slope(pair: Pair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _ce_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
     torch.neg(pair.teacher_probs, out=slope)
     return torch.mul(slope, pair.student, out=scratch).sum(dim=-1)
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Pretrain(BaseModel):
+class PretrainConfig(BaseModel):
     """Supervised training of a from-scratch model on the task's own answers, before anything else happens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -14,7 +14,7 @@ class Pretrain(BaseModel):
     learning_rate: float = Field(default=3e-3, gt=0)
 
 
-class Scratch(BaseModel):
+class ScratchConfig(BaseModel):
     """A small randomly initialised model with a character tokenizer, made when the run starts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,14 +27,14 @@ class Scratch(BaseModel):
     )
     padded_vocabulary: int | None = Field(default=None, description="rows of the embedding, padding included")
     seed: int = 0
-    pretrain: Pretrain = Pretrain(steps=0)
+    pretrain: PretrainConfig = PretrainConfig(steps=0)
 
 
 class ModelConfig(BaseModel):
     """A model: a folder, a hub name, a packaged name such as `smollm2-135m-instruct`, or `scratch` settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    model: str | Scratch = Field(description="folder, hub name, packaged name, or from-scratch settings")
+    model: str | ScratchConfig = Field(description="folder, hub name, packaged name, or from-scratch settings")
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     template: str | None = Field(default=None, description="a chat template (Jinja) instead of the model's own")

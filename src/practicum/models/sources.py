@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.errors import ModelError
-from practicum.models.config import ModelConfig, Scratch
+from practicum.models.config import ModelConfig, ScratchConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def locate(config: ModelConfig, scratch_folder: Path | None = None) -> str:
 
     Raises ModelError where a folder holds no model that can be trusted. `scratch_folder` is where a from-scratch model was made.
     """
-    if isinstance(config.model, Scratch):
+    if isinstance(config.model, ScratchConfig):
         assert scratch_folder is not None, "a from-scratch model is made before it is loaded"
         return str(scratch_folder)
     if config.model in PACKAGED:

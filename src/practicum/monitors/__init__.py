@@ -1,29 +1,29 @@
 """Monitors: what goes wrong in distillation, looked for in every step, and what is done about it."""
 
-from practicum.monitors.history import History, Seen
-from practicum.monitors.pace import Pace
-from practicum.monitors.readings import heldout, read
-from practicum.monitors.rules import Finding, Limits
+from practicum.monitors.history import History, StepView
+from practicum.monitors.pace import PhaseSpeedMonitor
+from practicum.monitors.readings import compute_evaluation_readings, compute_readings
+from practicum.monitors.rules import RuleResult, Thresholds
 from practicum.monitors.settings import ACTIONS, Action, MonitorSettings, MonitorsSection
 from practicum.monitors.table import MONITORS, Monitor
-from practicum.monitors.watch import Alarm, Watch, gravest, number_at
+from practicum.monitors.watch import Alarm, Watch, find_worst_alarm, number_at
 
 __all__ = [
     "ACTIONS",
     "MONITORS",
     "Action",
     "Alarm",
-    "Finding",
     "History",
-    "Limits",
     "Monitor",
     "MonitorSettings",
     "MonitorsSection",
-    "Pace",
-    "Seen",
+    "PhaseSpeedMonitor",
+    "RuleResult",
+    "StepView",
+    "Thresholds",
     "Watch",
-    "gravest",
-    "heldout",
+    "compute_evaluation_readings",
+    "compute_readings",
+    "find_worst_alarm",
     "number_at",
-    "read",
 ]

@@ -10,7 +10,7 @@ from practicum.ports import walk
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RecipeFacts:
     """How long answers may be, how many updates a step has, and which kinds of trouble the recipe can get into.
 
     `refresh` is the number of steps between copies of a `periodic` self-teacher; `selects` is whether a term weighs its tokens;
@@ -25,10 +25,10 @@ class Facts:
     rewarded: bool = False
 
     @classmethod
-    def of(cls, recipe: Mapping[str, Any]) -> "Facts":
+    def of(cls, recipe: Mapping[str, Any]) -> "RecipeFacts":
         """Those of a resolved recipe's data."""
         terms = Objective.model_validate(recipe["objective"]).losses
-        periods = [teacher.period for teacher in selves(recipe).values() if teacher.weights == "periodic"]
+        periods = [teacher.period for teacher in find_self_teachers(recipe).values() if teacher.weights == "periodic"]
         return cls(
             longest=recipe["rollout"]["max_new_tokens"],
             updates=recipe["train"]["updates_per_step"],
@@ -39,7 +39,7 @@ class Facts:
         )
 
 
-def selves(recipe: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+def find_self_teachers(recipe: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Return the settings of the self-teachers of a resolved recipe, by the keys that lead to them from `teacher` on."""
     teacher = read_plugin("teachers", recipe["teacher"])
     return {("teacher", *keys): inside for keys, inside in walk(teacher) if inside.type == "self"}

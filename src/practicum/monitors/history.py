@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from practicum.monitors.facts import Facts
+from practicum.monitors.facts import RecipeFacts
 
 BASELINE, REACH = 10, 64
 """A baseline is the median of the first 10 values of a reading; at most the 64 newest rows are looked at."""
@@ -70,13 +70,13 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StepView:
     """What a monitor looks at: the row of a step, and everything up to and including it."""
 
     step: int
     row: Mapping[str, float]
     history: History
-    facts: Facts
+    facts: RecipeFacts
 
     def now(self, *names: str) -> list[float] | None:
         """The step's values of these readings, or None where one is missing."""

@@ -14,7 +14,7 @@ SHARE = 0.1
 """A phase that takes less of the step's seconds than this is not worth a word."""
 
 
-class Pace:
+class PhaseSpeedMonitor:
     """The seconds a token of each phase so far; see `judge`.
 
     Where phases overlap, a phase's seconds are those that were waited for it, so the step is judged as one.

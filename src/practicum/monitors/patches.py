@@ -6,7 +6,7 @@ A candidate is a mapping of places in the resolved recipe to what should stand t
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from practicum.monitors.facts import name_of, selves
+from practicum.monitors.facts import find_self_teachers, name_of
 
 Patch = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """From a resolved recipe to changes, or None where there is nothing of the kind to change."""
@@ -17,7 +17,7 @@ def _always(place: str, value: str | int) -> Patch:
     return lambda recipe: {place: value}
 
 
-def slower(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def halve_learning_rate(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Half the learning rate."""
     return {"optimizer.learning_rate": _digits(recipe["optimizer"]["learning_rate"] / 2)}
 
@@ -51,7 +51,7 @@ def shorter(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rollout.max_new_tokens": recipe["rollout"]["max_new_tokens"] // 2} if _room(recipe) else None
 
 
-def beginnings(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+def train_on_prefix(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Learn from the first half of an answer alone (2605.31490, 2605.07804)."""
     return (
         {"objective.losses.0.weights": f"prefix({recipe['rollout']['max_new_tokens'] // 2})"} if _room(recipe) else None
@@ -88,7 +88,7 @@ def more_answers(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"rollout.n": 2 * recipe["rollout"]["n"]}
 
 
-def fresher(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def reduce_staleness(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Rollouts fewer updates ahead, or replay from half as many completions."""
     ahead = recipe["rollout"]["max_staleness"]
     if ahead:
@@ -102,7 +102,7 @@ saved_often = _always("train.checkpoint_every", 1)
 
 def averaged(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """A self-teacher that follows by an average instead of copies (2605.02943)."""
-    alone = [keys for keys in selves(recipe) if not any("." in key for key in keys)]
+    alone = [keys for keys in find_self_teachers(recipe) if not any("." in key for key in keys)]
     return {f"{'.'.join(keys)}.weights": "ema" for keys in alone} or None
 
 

@@ -9,26 +9,26 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from practicum.monitors.facts import Facts
+from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.history import History
 from practicum.statistics import (
     concentration,
     distinct_ngrams,
     group_pairs,
+    has_low_divergence_run,
     importance_health,
     is_degenerate,
     mean_of,
     pass_at_k,
     probability_error,
     quantiles,
-    trapped,
     unique_share,
     window_means,
 )
 from practicum.statistics.repetition import LONGEST_PERIOD
 from practicum.training.evaluation import Evaluation, gain, surer
 from practicum.training.loop import StepResult
-from practicum.types import Metrics, Rollout, TokenOutputs
+from practicum.types import Metrics, Rollout, TokenRecord
 
 EDGES = (0, 4, 16, 64, 256, 1024, 4096)
 """Where the bins of positions begin; the last has no end."""
@@ -53,18 +53,18 @@ NOTHING = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class StepTokens:
     """All tokens of a step, end to end; a column is NaN where nothing is known."""
 
     rows: Int[Tensor, " T"]
     positions: Int[Tensor, " T"]
     learned: Bool[Tensor, " T"]
     policy_logprobs: Float[Tensor, " T"]
-    outputs: TokenOutputs
+    outputs: TokenRecord
     repeated: Bool[Tensor, " T"]
 
     @classmethod
-    def of(cls, result: StepResult) -> "Tokens":
+    def of(cls, result: StepResult) -> "StepTokens":
         """Those of a step."""
         lengths = torch.tensor([len(rollout.tokens) for rollout in result.rollouts], dtype=torch.long)
         rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -90,12 +90,12 @@ class Tokens:
         return torch.where(self.outputs.reverse_kl.isnan(), self.outputs.divergence, self.outputs.reverse_kl)
 
 
-def read(result: StepResult, history: History, facts: Facts) -> Metrics:
+def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -> Metrics:
     """Every reading of a step that can be taken."""
     if not result.rollouts or not any(len(rollout.tokens) for rollout in result.rollouts):
         return {}
-    tokens, rollouts = Tokens.of(result), result.rollouts
-    found = {
+    tokens, rollouts = StepTokens.of(result), result.rollouts
+    readings = {
         **gaps(tokens),
         **stops(tokens, rollouts),
         **repetition(tokens, rollouts),
@@ -106,21 +106,21 @@ def read(result: StepResult, history: History, facts: Facts) -> Metrics:
         **groups(rollouts),
         **signal(tokens, rollouts, facts),
     }
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {name: value for name, value in readings.items() if value is not None and math.isfinite(value)}
 
 
-def gaps(tokens: Tokens) -> dict[str, float | None]:
+def gaps(tokens: StepTokens) -> dict[str, float | None]:
     """How far teacher and student are apart on the sampled tokens, and how few tokens hold the divergence."""
     gap = _known(tokens.gap)
-    found: dict[str, float | None] = {"concentration": concentration(_known(tokens.divergence))}
+    readings: dict[str, float | None] = {"concentration": concentration(_known(tokens.divergence))}
     if len(gap):
         sizes = quantiles(gap.abs(), (0.5, 0.99, 0.999))
-        found |= dict(zip(("p50_gap", "p99_gap", "p999_gap"), sizes, strict=True))
-        found |= {"negative_gaps": _share(gap < 0), "far_gaps": _share(gap < FAR)}
-    return found
+        readings |= dict(zip(("p50_gap", "p99_gap", "p999_gap"), sizes, strict=True))
+        readings |= {"negative_gaps": _share(gap < 0), "far_gaps": _share(gap < FAR)}
+    return readings
 
 
-def stops(tokens: Tokens, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
+def stops(tokens: StepTokens, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
     """The teacher's view of the tokens with which the student ended its answers."""
     ended = torch.tensor([rollout.stop_reason == "stop" and rollout.source == "student" for rollout in rollouts])
     last = torch.cat([tokens.rows[1:] != tokens.rows[:-1], torch.ones(1, dtype=torch.bool)])
@@ -131,48 +131,50 @@ def stops(tokens: Tokens, rollouts: Sequence[Rollout]) -> dict[str, float | None
     return {"stop_gap": middle, "stop_gap_p90": best}
 
 
-def repetition(tokens: Tokens, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
+def repetition(tokens: StepTokens, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
     """How much of what was written is loops, and what the teacher thinks of them beside the rest."""
     again = torch.bincount(tokens.rows[tokens.repeated], minlength=len(rollouts)).tolist()
     loops = [
         repeats >= max(LOOP, len(rollout.tokens) / 2) or is_degenerate(rollout.text)
         for repeats, rollout in zip(again, rollouts, strict=True)
     ]
-    found: dict[str, float | None] = {
+    readings: dict[str, float | None] = {
         "repetition": sum(loops) / len(rollouts),
         "repeated_tokens": _share(tokens.repeated),
     }
     known = ~tokens.gap.isnan()
     said, new = tokens.gap[known & tokens.repeated].double(), tokens.gap[known & ~tokens.repeated].double()
     if min(len(said), len(new)) >= FEWEST:
-        found["repeated_gap"] = (said.mean() - new.mean()).item()
-        found["repeated_gap_error"] = (said.var() / len(said) + new.var() / len(new)).sqrt().item()
-    return found
+        readings["repeated_gap"] = (said.mean() - new.mean()).item()
+        readings["repeated_gap_error"] = (said.var() / len(said) + new.var() / len(new)).sqrt().item()
+    return readings
 
 
-def entropies(tokens: Tokens) -> dict[str, float | None]:
+def entropies(tokens: StepTokens) -> dict[str, float | None]:
     """The mean distance between the entropies of student and teacher, nats a token."""
     return {"entropy_gap": _mean((tokens.outputs.teacher_entropy - tokens.outputs.student_entropy).abs())}
 
 
-def by_position(tokens: Tokens) -> dict[str, float | None]:
+def by_position(tokens: StepTokens) -> dict[str, float | None]:
     """Divergence and entropies by where in the answer a token stands; `_at_16` is for positions 16 to 63."""
     columns = {
         "reverse_kl": tokens.divergence,
         "student_entropy": tokens.outputs.student_entropy,
         "teacher_entropy": tokens.outputs.teacher_entropy,
     }
-    found: dict[str, float | None] = {}
+    readings: dict[str, float | None] = {}
     for start, end in pairwise((*EDGES, 1 << 62)):
         inside = (tokens.positions >= start) & (tokens.positions < end)
         for name, column in columns.items():
             known = _known(column[inside])
             if len(known) >= FEWEST:
-                found[f"{name}_at_{start}"] = known.double().mean().item()
-    return found
+                readings[f"{name}_at_{start}"] = known.double().mean().item()
+    return readings
 
 
-def traps(tokens: Tokens, rollouts: Sequence[Rollout], history: History, facts: Facts) -> dict[str, float | None]:
+def traps(
+    tokens: StepTokens, rollouts: Sequence[Rollout], history: History, facts: RecipeFacts
+) -> dict[str, float | None]:
     """The share of answers, right ones left out, over a long part of which the teacher agrees more than is usual.
 
     Windows are shorter where answers cannot be long: a sixteenth of the limit.
@@ -183,38 +185,39 @@ def traps(tokens: Tokens, rollouts: Sequence[Rollout], history: History, facts: 
     if not whole:
         return {}
     least = [window_means(column, window).min().item() for _, column in whole]
-    found: dict[str, float | None] = {"agreement": quantiles(torch.tensor(least), (DIPS,))[0]}
+    readings: dict[str, float | None] = {"agreement": quantiles(torch.tensor(least), (DIPS,))[0]}
     usual = history.usual("agreement")
     if usual is not None and history.steps >= TRAP_STEPS and history.rollouts >= TRAP_ROLLOUTS:
         caught = [
-            trapped(column, usual, window, WINDOWS) and (rollout.reward or 0.0) < 1.0 for rollout, column in whole
+            has_low_divergence_run(column, usual, window, WINDOWS) and (rollout.reward or 0.0) < 1.0
+            for rollout, column in whole
         ]
-        found["trap_rate"] = sum(caught) / len(rollouts)
-    return found
+        readings["trap_rate"] = sum(caught) / len(rollouts)
+    return readings
 
 
-def engine(tokens: Tokens, result: StepResult, facts: Facts) -> dict[str, float | None]:
+def engine(tokens: StepTokens, result: StepResult, facts: RecipeFacts) -> dict[str, float | None]:
     """How far the sampler is from the learner on the student's own tokens, and how old those are.
 
     The probability error is about engines, so it is taken where both had the same weights: on completions of this step, before
     the first of its updates.
     """
     lags = sorted(result.step - 1 - rollout.policy_version for rollout in result.rollouts)
-    found: dict[str, float | None] = {"staleness_p95": float(lags[math.ceil(0.95 * len(lags)) - 1])}
+    readings: dict[str, float | None] = {"staleness_p95": float(lags[math.ceil(0.95 * len(lags)) - 1])}
     own = torch.tensor([rollout.source == "student" for rollout in result.rollouts])[tokens.rows]
     known = own & ~(tokens.policy_logprobs - tokens.outputs.logprobs).isnan()
     if not known.any():
-        return found
+        return readings
     same = known & _first_update(result, facts.updates)[tokens.rows]
     if same.any():
-        found["probability_error"] = probability_error(tokens.outputs.logprobs[same], tokens.policy_logprobs[same])
+        readings["probability_error"] = probability_error(tokens.outputs.logprobs[same], tokens.policy_logprobs[same])
     health = importance_health(tokens.outputs.logprobs[known], tokens.policy_logprobs[known])
-    found |= {
+    readings |= {
         "importance_mean": health.mean,
         "effective_share": health.effective_share,
         "chi_squared": health.chi_squared,
     }
-    return found
+    return readings
 
 
 def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
@@ -234,31 +237,31 @@ def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
     }
 
 
-def signal(tokens: Tokens, rollouts: Sequence[Rollout], facts: Facts) -> dict[str, float | None]:
+def signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts) -> dict[str, float | None]:
     """Shares of completions that teach something and that the teacher left unanswered, and of tokens that count nothing."""
-    found: dict[str, float | None] = {}
+    readings: dict[str, float | None] = {}
     supervised = torch.bincount(tokens.rows[tokens.learned], minlength=len(rollouts)) > 0
     answered = ~(tokens.divergence.isnan() & tokens.outputs.teacher_logprobs.isnan())
     heard = torch.bincount(tokens.rows[answered], minlength=len(rollouts)) > 0
     if facts.asks_teacher and supervised.any() and not tokens.outputs.logprobs.isnan().all():
-        found["unanswered"] = _share(~heard[supervised])
+        readings["unanswered"] = _share(~heard[supervised])
     size = torch.where(tokens.divergence.isnan(), tokens.gap, tokens.divergence).abs()
     if facts.asks_teacher and (answered.any() or not supervised.any()):
         sums = torch.zeros(len(rollouts), dtype=torch.float64).index_add_(0, tokens.rows, size.double().nan_to_num(0.0))
         counts = torch.bincount(tokens.rows[~size.isnan()], minlength=len(rollouts)).clamp_min(1)
-        found["signal_share"] = _share(sums / counts >= NOTHING)
+        readings["signal_share"] = _share(sums / counts >= NOTHING)
     weight = _known(tokens.outputs.weight)
     if facts.selects and len(weight):
-        found["weightless"] = _share(weight == 0)
-    return found
+        readings["weightless"] = _share(weight == 0)
+    return readings
 
 
-def heldout(before: Evaluation | None, now: Evaluation, seed: int) -> Metrics:
+def compute_evaluation_readings(before: Evaluation | None, now: Evaluation, seed: int) -> Metrics:
     """What an evaluation during training says, and since the start the gain and the growth of overconfidence.
 
     Of their 95 % intervals the end that a monitor judges is given beside them: of the gain the upper, of the growth the lower.
     """
-    found: dict[str, float | None] = {
+    readings: dict[str, float | None] = {
         "heldout_accuracy": None if now.accuracy is None else now.accuracy.mean,
         "heldout_length": now.length,
         "heldout_truncated": now.truncated,
@@ -267,23 +270,23 @@ def heldout(before: Evaluation | None, now: Evaluation, seed: int) -> Metrics:
         "heldout_unique": _unique(now),
     }
     if now.calibration is not None:
-        found |= {
+        readings |= {
             "heldout_confidence": now.calibration.confidence,
             "heldout_overconfidence": now.calibration.overconfidence.mean,
             "heldout_calibration_error": now.calibration.error,
         }
     grown = None if before is None else surer(before, now, seed)
     if grown is not None:
-        found |= {"heldout_surer": grown.mean, "heldout_surer_low": grown.low}
+        readings |= {"heldout_surer": grown.mean, "heldout_surer_low": grown.low}
     won = None if before is None else gain(before, now, seed)
     if won is not None:
-        found |= {"heldout_gain": won.mean, "heldout_gain_high": won.high}
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+        readings |= {"heldout_gain": won.mean, "heldout_gain_high": won.high}
+    return {name: value for name, value in readings.items() if value is not None and math.isfinite(value)}
 
 
 def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
     """`practicum.statistics.repeated_tokens` of many answers at once."""
-    found = torch.zeros(len(tokens), dtype=torch.bool)
+    readings = torch.zeros(len(tokens), dtype=torch.bool)
     for period in range(1, min(LONGEST_PERIOD, len(tokens) - 1) + 1):
         again = torch.zeros(len(tokens) + 1, dtype=torch.bool)
         again[period:-1] = (tokens[period:] == tokens[:-period]) & (rows[period:] == rows[:-period])
@@ -292,8 +295,8 @@ def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor,
             (edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True
         ):
             if end - start >= 2 * period:
-                found[start:end] = True
-    return found
+                readings[start:end] = True
+    return readings
 
 
 def _passes(groups: Sequence[Sequence[float]]) -> dict[str, float | None]:

@@ -31,14 +31,14 @@ class MonitorSettings(BaseModel):
     @classmethod
     def _numbers(cls, changes: dict[str, float | str]) -> dict[str, float | str]:
         for path, change in changes.items():
-            if factor(change) is None and not isinstance(change, int | float):
+            if parse_factor(change) is None and not isinstance(change, int | float):
                 raise ValueError(
                     f"{path}: {change!r} is no change; write a number such as 1e-5, or a factor such as x0.5"
                 )
         return changes
 
 
-def factor(change: float | str) -> float | None:
+def parse_factor(change: float | str) -> float | None:
     """The factor that `x0.5` stands for, or None where the change is no factor."""
     if not isinstance(change, str) or not change.startswith("x"):
         return None

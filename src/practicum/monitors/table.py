@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from practicum.monitors import patches, rules
-from practicum.monitors.history import Seen
-from practicum.monitors.rules import Finding, Limits
+from practicum.monitors.history import StepView
+from practicum.monitors.rules import RuleResult, Thresholds
 
 Grade = Literal["published", "proposed"]
 
@@ -26,7 +26,7 @@ class Monitor:
 
     id: str
     name: str
-    judge: Callable[[Seen, Limits], Finding | None]
+    judge: Callable[[StepView, Thresholds], RuleResult | None]
     says: str
     patches: tuple[patches.Patch, ...]
     source: str
@@ -38,7 +38,7 @@ class Monitor:
     worse: tuple[float, str] | None = None
 
     @property
-    def ends(self) -> bool:
+    def stop_condition(self) -> bool:
         """Whether it may end a run."""
         return bool({self.action, self.worse[1] if self.worse else ""} & {"finish", "pause", "stop"})
 
@@ -51,7 +51,7 @@ MONITORS: dict[str, Monitor] = {
             "numbers",
             rules.not_finite,
             "{level:g} or more updates of 20 were left out because a loss or gradient was no number",
-            (patches.slower,),
+            (patches.halve_learning_rate,),
             "common practice",
             level=1.0,
             persistence=1,
@@ -61,7 +61,7 @@ MONITORS: dict[str, Monitor] = {
             "gradient spike",
             rules.gradient_spike,
             "{change:g} times the median norm of the 20 steps before",
-            (patches.slower,),
+            (patches.halve_learning_rate,),
             "common practice",
             change=10.0,
         ),
@@ -70,7 +70,7 @@ MONITORS: dict[str, Monitor] = {
             "gradient collapse",
             rules.gradient_collapse,
             "at most {change:g} times the baseline while reverse_kl is more than half of its own",
-            (patches.bounded, patches.slower),
+            (patches.bounded, patches.halve_learning_rate),
             "2604.13016, section 6.2",
             change=0.1,
         ),
@@ -79,7 +79,7 @@ MONITORS: dict[str, Monitor] = {
             "truncation",
             rules.truncation,
             "{change:g} above the baseline, or {level:g} and 0.1 above it",
-            (patches.with_answers, patches.slower),
+            (patches.with_answers, patches.halve_learning_rate),
             "2604.08527",
             action="pause",
             level=0.9,
@@ -90,7 +90,7 @@ MONITORS: dict[str, Monitor] = {
             "repetition",
             rules.repetition,
             "{level:g} above the baseline; 4 times that ends the run",
-            (patches.with_answers, patches.slower),
+            (patches.with_answers, patches.halve_learning_rate),
             "2604.08527",
             action="checkpoint",
             level=0.05,
@@ -101,7 +101,7 @@ MONITORS: dict[str, Monitor] = {
             "length",
             rules.length,
             "{level:g} times what it was within 30 steps, or {change:g} times; 1.5 times as bad, and the run pauses",
-            (patches.with_answers, patches.slower),
+            (patches.with_answers, patches.halve_learning_rate),
             "2604.08527",
             level=1.5,
             change=0.5,
@@ -112,7 +112,7 @@ MONITORS: dict[str, Monitor] = {
             "length hacking",
             rules.repeated_advantage,
             "{level:g} nats over the other tokens and twice its error, on 5 % of all tokens",
-            (patches.with_answers, patches.slower),
+            (patches.with_answers, patches.halve_learning_rate),
             "2604.08527",
             level=0.1,
         ),
@@ -131,7 +131,7 @@ MONITORS: dict[str, Monitor] = {
             "stalled",
             rules.stalled,
             "within {change:g} for 30 steps, under 0.95, with reverse_kl flat and over half its baseline",
-            (patches.teacher_writes, patches.with_answers, patches.slower),
+            (patches.teacher_writes, patches.with_answers, patches.halve_learning_rate),
             "2604.13016; a healthy run without a rise is known",
             change=0.01,
         ),
@@ -140,7 +140,7 @@ MONITORS: dict[str, Monitor] = {
             "overlap mass",
             rules.overlap_mass,
             "below {level:g}, and {change:g} below the baseline",
-            (patches.with_tail, patches.whole, patches.slower),
+            (patches.with_tail, patches.whole, patches.halve_learning_rate),
             "2604.13016: 0.97 to 0.99 even in weak runs",
             level=0.9,
             change=0.05,
@@ -150,7 +150,7 @@ MONITORS: dict[str, Monitor] = {
             "entropy gap",
             rules.entropy_gap,
             "rising over 6 spans of 5 steps, by {change:g} of itself, after step 50",
-            (patches.slower,),
+            (patches.halve_learning_rate,),
             "2604.13016",
             change=0.2,
         ),
@@ -159,7 +159,7 @@ MONITORS: dict[str, Monitor] = {
             "student entropy",
             rules.student_entropy,
             "at most {change:g} times the baseline or {level:g} nats, and under half of the teacher's",
-            (patches.bounded, patches.slower),
+            (patches.bounded, patches.halve_learning_rate),
             "2603.07079",
             level=0.1,
             change=0.5,
@@ -169,7 +169,7 @@ MONITORS: dict[str, Monitor] = {
             "tail entropy",
             rules.tail_entropy,
             "{change:g} times the baseline in the last bin of positions, the first being flat",
-            (patches.shorter, patches.beginnings, patches.slower),
+            (patches.shorter, patches.train_on_prefix, patches.halve_learning_rate),
             "2604.13016, section 6.1",
             change=2.0,
         ),
@@ -178,7 +178,7 @@ MONITORS: dict[str, Monitor] = {
             "low-KL traps",
             rules.trap,
             "{level:g} of all completions, or {change:g} above the baseline",
-            (patches.beginnings, patches.with_answers, patches.slower),
+            (patches.train_on_prefix, patches.with_answers, patches.halve_learning_rate),
             "2606.09471",
             level=0.5,
             change=0.2,
@@ -197,7 +197,7 @@ MONITORS: dict[str, Monitor] = {
             "engine error",
             rules.engine_error,
             "over {level:g}, or {change:g} over the baseline",
-            (patches.corrected, patches.slower),
+            (patches.corrected, patches.halve_learning_rate),
             "NeMo-RL, its GRPO guide",
             "published",
             action="stop",
@@ -210,7 +210,7 @@ MONITORS: dict[str, Monitor] = {
             "importance weights",
             rules.importance,
             "an effective share under {level:g}, a chi-squared over 1, or a mean outside 0.5 to 2",
-            (patches.corrected, patches.fresher),
+            (patches.corrected, patches.reduce_staleness),
             "verl, docs/algo/rollout_corr.md",
             "published",
             level=0.3,
@@ -220,7 +220,7 @@ MONITORS: dict[str, Monitor] = {
             "staleness",
             rules.staleness,
             "over the level, which has to be set",
-            (patches.fresher,),
+            (patches.reduce_staleness,),
             "verl, docs/advance/fully_async.md",
         ),
         Monitor(
@@ -238,7 +238,7 @@ MONITORS: dict[str, Monitor] = {
             "diversity",
             rules.diversity,
             "{change:g} of it lost, and neither because answers became right nor because the teacher's are alike",
-            (patches.bounded, patches.slower),
+            (patches.bounded, patches.halve_learning_rate),
             "2604.10688; 2606.26091",
             change=0.3,
         ),
@@ -247,7 +247,7 @@ MONITORS: dict[str, Monitor] = {
             "held-out accuracy",
             rules.heldout_loss,
             "the upper end of the gain's 95 % interval is below {level:g} in two evaluations in a row; three end the run",
-            (patches.slower,),
+            (patches.halve_learning_rate,),
             "2604.13016, section 3.3",
             action="checkpoint",
             level=0.0,
@@ -288,7 +288,7 @@ MONITORS: dict[str, Monitor] = {
             "teachers' shares",
             rules.teacher_share,
             "one of several teachers with over {level:g} of the loss (of two: 0.8), or under {change:g}",
-            (patches.bounded, patches.slower),
+            (patches.bounded, patches.halve_learning_rate),
             "2608.19098",
             level=0.6,
             change=0.05,
@@ -298,7 +298,7 @@ MONITORS: dict[str, Monitor] = {
             "refresh shock",
             rules.refresh_shock,
             "at most {change:g} times that before the teacher was copied anew, at two copies in a row",
-            (patches.averaged, patches.slower),
+            (patches.averaged, patches.halve_learning_rate),
             "2605.02943",
             change=0.3,
             persistence=2,
@@ -308,7 +308,7 @@ MONITORS: dict[str, Monitor] = {
             "divergence",
             rules.divergence,
             "{change:g} times that of the first step, and {level:g} nats more",
-            (patches.slower,),
+            (patches.halve_learning_rate,),
             "a learning rate x 100, in docs/monitors.md",
             level=1.0,
             change=2.0,
@@ -319,7 +319,7 @@ MONITORS: dict[str, Monitor] = {
             "overconfidence",
             rules.overconfidence,
             "{level:g} surer than right, {change:g} more so than at the start, and its 95 % interval above 0",
-            (patches.softer, patches.covering, patches.slower),
+            (patches.softer, patches.covering, patches.halve_learning_rate),
             "2604.16830",
             level=0.1,
             change=0.1,
@@ -329,7 +329,7 @@ MONITORS: dict[str, Monitor] = {
             "plateau",
             rules.plateau,
             "over {level:g}, and no more than {change:g} above what it was when it last rose",
-            (patches.slower,),
+            (patches.halve_learning_rate,),
             "patience, as in early stopping",
             action="off",
             level=0.0,

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from practicum.monitors.facts import Facts
-from practicum.monitors.history import HELDOUT, History, Seen
-from practicum.monitors.readings import read
-from practicum.monitors.rules import Finding, Limits
-from practicum.monitors.settings import ACTIONS, MonitorSettings, factor
+from practicum.monitors.facts import RecipeFacts
+from practicum.monitors.history import HELDOUT, History, StepView
+from practicum.monitors.readings import compute_readings
+from practicum.monitors.rules import RuleResult, Thresholds
+from practicum.monitors.settings import ACTIONS, MonitorSettings, parse_factor
 from practicum.monitors.table import MONITORS, Monitor
 from practicum.training.loop import StepResult
 from practicum.types import Metrics
 
-OVER = 0.8
+RECOVERED_BELOW = 0.8
 """A monitor that has spoken is quiet until its score falls below this: a hysteresis of 20 %."""
 
 Accepts = Callable[[Sequence[str]], bool]
@@ -57,7 +57,7 @@ class Alarm:
         )
 
     @property
-    def gravity(self) -> int:
+    def severity(self) -> int:
         """How grave its action is."""
         return ACTIONS.index(self.action)
 
@@ -78,7 +78,7 @@ class Watch:
         self, recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], accepts: Accepts | None = None
     ) -> None:
         self._recipe = recipe
-        self._facts = Facts.of(recipe)
+        self._facts = RecipeFacts.of(recipe)
         self._settings = settings
         self._accepts = accepts or (lambda overrides: True)
         self._history = History()
@@ -87,7 +87,7 @@ class Watch:
 
     def read(self, result: StepResult, also: Mapping[str, float] | None = None) -> StepResult:
         """The step with its readings, and those of an evaluation after it, among its metrics."""
-        readings = read(result, self._history, self._facts)
+        readings = compute_readings(result, self._history, self._facts)
         return replace(result, metrics={**result.metrics, **readings, **(also or {})})
 
     def judge(self, step: int, metrics: Metrics) -> list[Alarm]:
@@ -98,7 +98,7 @@ class Watch:
             if not name.startswith("seconds_") and isinstance(value, int | float) and math.isfinite(value)
         }
         self._history.add(row)
-        seen = Seen(step, row, self._history, self._facts)
+        seen = StepView(step, row, self._history, self._facts)
         found = [self._judge(monitor, seen) for monitor in MONITORS.values()]
         return [alarm for alarm in found if alarm is not None]
 
@@ -110,12 +110,12 @@ class Watch:
             for alarm in self.judge(row["step"], {name: value for name, value in row.items() if name != "step"})
         ]
 
-    def _judge(self, monitor: Monitor, seen: Seen) -> Alarm | None:
+    def _judge(self, monitor: Monitor, seen: StepView) -> Alarm | None:
         own = self._settings.get(monitor.id, MonitorSettings())
         action = own.action or monitor.action
         if action == "off":
             return None
-        limits = Limits(
+        limits = Thresholds(
             monitor.level if own.level is None else own.level, monitor.change if own.change is None else own.change
         )
         finding = monitor.judge(seen, limits)
@@ -142,12 +142,12 @@ class Watch:
 
     @staticmethod
     def _call(
-        state: _State, finding: Finding, persistence: int, action: str, worse: tuple[float, str] | None
+        state: _State, finding: RuleResult, persistence: int, action: str, worse: tuple[float, str] | None
     ) -> str | None:
         """What a finding calls for now, or None; what has been called for once is only called for again when it was over."""
         state.hits = state.hits + 1 if finding.score >= 1.0 else 0
         state.worse = state.worse + 1 if worse is not None and finding.score >= worse[0] else 0
-        if finding.score < OVER:
+        if finding.score < RECOVERED_BELOW:
             state.called = None
         wanted = worse[1] if worse is not None and state.worse >= persistence else action
         if state.hits < persistence or (state.called and ACTIONS.index(state.called) >= ACTIONS.index(wanted)):
@@ -167,7 +167,7 @@ class Watch:
     def _changed(self, changes: Mapping[str, float | str]) -> dict[str, float]:
         """The numbers that changes come to, each from where it stands now."""
         for path, change in changes.items():
-            times = factor(change)
+            times = parse_factor(change)
             base = self._numbers.get(path)
             base = number_at(self._recipe, path) if base is None else base
             self._numbers[path] = _digits(float(change) if times is None else base * times)
@@ -184,12 +184,12 @@ def number_at(recipe: Mapping[str, Any], path: str) -> float:
     return float(place)
 
 
-def gravest(alarms: Sequence[Alarm]) -> Alarm | None:
+def find_worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:
     """The alarm with the gravest action, the first of several."""
-    return max(alarms, key=lambda alarm: alarm.gravity, default=None)
+    return max(alarms, key=lambda alarm: alarm.severity, default=None)
 
 
-def _times(own: MonitorSettings, monitor: Monitor, finding: Finding) -> str:
+def _times(own: MonitorSettings, monitor: Monitor, finding: RuleResult) -> str:
     times = own.persistence or monitor.persistence
     what = "evaluations" if finding.reading.startswith(HELDOUT) else "steps"
     return f", in {times} {what} in a row" if times > 1 else ""

@@ -11,26 +11,26 @@ from practicum.objective.choices import (
     Signal,
     TeacherTarget,
 )
-from practicum.objective.closed_form import Chunk, can_fuse, open_chunk
+from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
-from practicum.objective.reading import compare_signals, read_signal
+from practicum.objective.reading import compare_signals, read_tokens
 from practicum.objective.signals import Capabilities, Draws, Full, Sampled, Score, SignalName, Text, TopK
 from practicum.objective.spec import Objective, Term
-from practicum.objective.token_axis import token_side
-from practicum.objective.tokens import TeacherTokens, TermValues, TokenBatch, token_batch
-from practicum.objective.vocabulary_axis import logit_side
+from practicum.objective.token_axis import compute_coefficients
+from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch, build_token_batch
+from practicum.objective.vocabulary_axis import compute_term_values
 
 __all__ = [
     "AXES",
     "AddAdvantage",
     "Capabilities",
-    "Chunk",
     "ClipEntries",
     "Contrast",
     "Draws",
     "Full",
     "K2Surrogate",
     "LogLinear",
+    "LossChunk",
     "Mixture",
     "Modulate",
     "Objective",
@@ -40,18 +40,18 @@ __all__ = [
     "ScoreFunction",
     "Signal",
     "SignalName",
+    "TeacherDistribution",
     "TeacherTarget",
-    "TeacherTokens",
     "Term",
     "TermValues",
     "Text",
     "TokenBatch",
     "TopK",
+    "build_chunk",
+    "build_token_batch",
     "can_fuse",
     "compare_signals",
-    "logit_side",
-    "open_chunk",
-    "read_signal",
-    "token_batch",
-    "token_side",
+    "compute_coefficients",
+    "compute_term_values",
+    "read_tokens",
 ]

@@ -164,17 +164,17 @@ class Choice(BaseModel):
         return format_call(self.name, self.arguments)
 
 
-def by_name(*classes: type[Call]) -> dict[str, type[Call]]:
+def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
     """The classes of one axis by the names they are written with."""
     return {cls.model_fields["type"].default: cls for cls in classes}
 
 
 AXES = {
-    "signals": by_name(Full, Sampled, TopK, Draws, Text, Score),
-    "targets": by_name(TeacherTarget, LogLinear, Mixture, Contrast),
-    "estimators": by_name(Auto, Pathwise, ScoreFunction, K2Surrogate),
-    "rewards": by_name(NoReward, AddAdvantage, Modulate),
-    "clips": by_name(NoClip, ClipLoss, ClipEntries, ClipAdvantage),
+    "signals": index_by_type(Full, Sampled, TopK, Draws, Text, Score),
+    "targets": index_by_type(TeacherTarget, LogLinear, Mixture, Contrast),
+    "estimators": index_by_type(Auto, Pathwise, ScoreFunction, K2Surrogate),
+    "rewards": index_by_type(NoReward, AddAdvantage, Modulate),
+    "clips": index_by_type(NoClip, ClipLoss, ClipEntries, ClipAdvantage),
 }
 """The choices that are classes, by axis and name."""
 
@@ -191,7 +191,7 @@ REFUSED = {
 """Names that users bring along and that are refused, each with what it would really do and what to write."""
 
 
-def reader(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
+def make_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
     """Reads a name, a call or a mapping as one of the choices of an axis; ValueError with the nearest known name."""
 
     def read(value: Any) -> Any:
@@ -207,7 +207,7 @@ def reader(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
 
 
 def _reader(kind: str) -> BeforeValidator:
-    return reader(kind, AXES[f"{kind}s"])
+    return make_validator(kind, AXES[f"{kind}s"])
 
 
 def _chooser(kind: str, table: Mapping[str, Any]) -> BeforeValidator:

@@ -3,7 +3,8 @@
 `Fused`, for the usual objectives: the gradient of the logits is written down in closed form. Both heads' products go into tiles
 that are made once and each exponential is taken once, so that a chunk costs little more than its matrix products and the memory
 does not grow with the tokens. `Autograd`, for objectives with another kind of term (candidates, drawn tokens, other targets): the
-values of `logit_side` are differentiated. `open_chunk` chooses, by `can_fuse`; metrics.jsonl has the share of tokens as `fused`.
+values of `compute_term_values` are differentiated. `build_chunk` chooses, by `can_fuse`; metrics.jsonl has the share of tokens as
+`fused`.
 """
 
 from collections.abc import Sequence
@@ -14,21 +15,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.functional.chunked import Tiles
-from practicum.functional.divergences import DIVERGENCES, Pair, floored
+from practicum.functional.chunked import BufferPool
+from practicum.functional.divergences import DIVERGENCES, DistributionPair, floored
 from practicum.functional.head import Head
 from practicum.functional.precision import IMPOSSIBLE, finite
 from practicum.objective.choices import ClipEntries, ClipLoss
 from practicum.objective.estimators import Pathwise
-from practicum.objective.reading import read_signal
+from practicum.objective.reading import read_tokens
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
-from practicum.objective.vocabulary_axis import logit_side, teacher_rank, value_of_token
+from practicum.objective.vocabulary_axis import compute_term_values, teacher_rank, value_of_token
 from practicum.types import HeadLike, TeacherSignal
 
 
 @runtime_checkable
-class Chunk(Protocol):
+class LossChunk(Protocol):
     """Some tokens between the two sides: `values` for the token side, which answers with a share for each term.
 
     `fused` is whether the gradient is written down and not differentiated.
@@ -46,14 +47,14 @@ class Chunk(Protocol):
         ...
 
 
-def open_chunk(
+def build_chunk(
     head: Head,
     hidden: Float[Tensor, "T D"],
     said: tuple[TeacherSignal, TeacherSignal],
     batch: TokenBatch,
     objective: Objective,
-    tiles: Tiles,
-) -> Chunk:
+    tiles: BufferPool,
+) -> LossChunk:
     """Return the chunk, fused where head, teacher and objective allow it; `said` is what teacher and reference sent about it."""
     teacher = said[0]
     whole = _gives_distributions(teacher, hidden.device)
@@ -77,11 +78,11 @@ class Autograd:
         objective: Objective,
     ) -> None:
         whole = slice(0, len(hidden))
-        teacher, reference = (read_signal(signal, whole).to(hidden.device) for signal in said)
+        teacher, reference = (read_tokens(signal, whole).to(hidden.device) for signal in said)
         self._hidden = hidden.detach().requires_grad_()
         with torch.enable_grad():
             student = head.logprobs(self._hidden)
-            self._values = logit_side(student, teacher, batch, objective, reference)
+            self._values = compute_term_values(student, teacher, batch, objective, reference)
         self._pair = student.detach(), teacher.full
         self.values = [value.detached() for value in self._values]
 
@@ -114,7 +115,7 @@ class Fused:
         teacher: TeacherSignal,
         batch: TokenBatch,
         objective: Objective,
-        tiles: Tiles,
+        tiles: BufferPool,
     ) -> None:
         self._head = head
         self._hidden = hidden.detach()
@@ -122,7 +123,7 @@ class Fused:
         self._objective = objective
         self._tiles = tiles
         self._shape = (len(hidden), head.vocab_size)
-        self._read: Pair | None = None
+        self._read: DistributionPair | None = None
         logits = self._logits(head, self._hidden)
         self._probs = torch.softmax(logits, dim=-1, out=self._tile("student_probs"))
         student = torch.log_softmax(logits, dim=-1, out=self._tile("student"))
@@ -147,7 +148,7 @@ class Fused:
     def _tile(self, name: str) -> Tensor:
         return self._tiles.take(name, self._shape, self._hidden)
 
-    def _pair(self, student: Tensor, teacher: TeacherSignal) -> Pair:
+    def _pair(self, student: Tensor, teacher: TeacherSignal) -> DistributionPair:
         logprobs = self._tile("teacher")
         if teacher.pool is None:
             states = teacher.states
@@ -155,18 +156,18 @@ class Fused:
             logits = self._logits(teacher.head, states)
             torch.log_softmax(logits, dim=-1, out=logprobs)
         else:
-            pooled = read_signal(teacher, slice(0, self._shape[0])).full
+            pooled = read_tokens(teacher, slice(0, self._shape[0])).full
             assert pooled is not None, "the members give whole distributions"
             logits = self._tile("logits")
             logprobs.copy_(pooled)
         if logprobs.amin() < IMPOSSIBLE:
             logprobs.copy_(finite(logprobs))
-        return Pair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
+        return DistributionPair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
 
     def _logits(self, head: HeadLike, hidden: Tensor) -> Tensor:
         return head.logits(hidden, lambda: self._tile("logits"))
 
-    def _value_and_slope(self, number: int, term: Term, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
+    def _value_and_slope(self, number: int, term: Term, pair: DistributionPair) -> tuple[Tensor | None, Tensor | None]:
         if not (term.asks and isinstance(term.gradient, Pathwise)):
             return None, None
         entry = DIVERGENCES[term.divergence.name]
@@ -177,12 +178,12 @@ class Fused:
             slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
         return value, slope
 
-    def _values(self, pair: Pair, divergences: Sequence[Tensor | None]) -> list[TermValues]:
+    def _values(self, pair: DistributionPair, divergences: Sequence[Tensor | None]) -> list[TermValues]:
         tokens = self._batch.tokens
         logprobs, teacher_logprobs = F.gather_logprobs(pair.student, tokens), F.gather_logprobs(pair.teacher, tokens)
         student_entropy = self._entropy(pair.student_probs, pair.student)
         teacher_entropy = self._entropy(pair.teacher_probs, pair.teacher)
-        reverse_kl = self._yardstick(pair, divergences)
+        reverse_kl = self._compute_reverse_kl(pair, divergences)
         values = []
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             sampled = term.on_sampled_token and term.signal.whole
@@ -222,7 +223,7 @@ class Fused:
     def _entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
         return -torch.mul(probs, logprobs, out=self._tile("scratch")).sum(dim=-1)
 
-    def _yardstick(self, pair: Pair, divergences: Sequence[Tensor | None]) -> Tensor:
+    def _compute_reverse_kl(self, pair: DistributionPair, divergences: Sequence[Tensor | None]) -> Tensor:
         """Reverse KL to the teacher, taken from a term that has it or else measured."""
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             if term.divergence.name == "reverse_kl" and divergence is not None:
@@ -242,9 +243,9 @@ class Fused:
             else:
                 total.addcmul_(slope, share[:, None])
         total = self._tile("logits").zero_() if total is None else total
-        drift = total.sum(dim=-1).add_(sampled)
+        gradient_sum = total.sum(dim=-1).add_(sampled)
         total.scatter_add_(-1, self._batch.tokens[:, None], sampled[:, None])
-        return total.sub_(self._probs.mul_(drift[:, None]))
+        return total.sub_(self._probs.mul_(gradient_sum[:, None]))
 
 
 def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:

@@ -8,21 +8,21 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional import comparison
-from practicum.objective.closed_form import Chunk
+from practicum.objective.closed_form import LossChunk
 from practicum.objective.passes import Part
-from practicum.objective.reading import read_signal
+from practicum.objective.reading import read_tokens
 from practicum.objective.tokens import TermValues, TokenBatch
-from practicum.types import Datum, ForwardResult, Metrics, TokenOutputs
+from practicum.types import Datum, ForwardResult, Metrics, TokenRecord
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16
 """Whole distributions are compared for the record at one token in 16, more often where that leaves fewer than 64."""
 
-COLUMNS = tuple(field.name for field in fields(TokenOutputs))
+COLUMNS = tuple(field.name for field in fields(TokenRecord))
 """What is kept of every token."""
 
 
 class Records:
-    """What a step reports: sums over tokens, and the numbers of `TokenOutputs` at every token of the whole batch."""
+    """What a step reports: sums over tokens, and the numbers of `TokenRecord` at every token of the whole batch."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -101,11 +101,11 @@ class Records:
         else:
             metrics |= {"supervised": float(sum(counts)), **self.means()}
         columns = torch.cat([outputs[id(datum.rollout)] for datum in whole], dim=1)
-        return ForwardResult(metrics, TokenOutputs(*columns), counts)
+        return ForwardResult(metrics, TokenRecord(*columns), counts)
 
 
 @torch.no_grad()
-def compare(records: Records, side: Chunk, part: Part, piece: slice) -> None:
+def compare(records: Records, side: LossChunk, part: Part, piece: slice) -> None:
     """How much student and teacher overlap, and how much several teachers contradict each other, at some of the tokens."""
     stride = max(min(records.tokens // COMPARED_TOKENS, COMPARED_SHARE), 1)
     some = (part.index[piece] % stride == 0).nonzero()[:, 0]
@@ -118,7 +118,7 @@ def compare(records: Records, side: Chunk, part: Part, piece: slice) -> None:
     records.add("overlap_mass", shared["student_mass"])
     if part.signal.pool is None:
         return
-    read = [read_signal(member, some + piece.start).full for member in part.signal.pool.members]
+    read = [read_tokens(member, some + piece.start).full for member in part.signal.pool.members]
     members = [full for full in read if full is not None]
     if len(members) > 1:
         records.add("conflict_cosine", F.conflict_cosine(pair[0], members))

@@ -20,7 +20,7 @@ from practicum.types import AUTHORS
 
 
 @torch.no_grad()
-def token_side(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tensor, " T"]:
+def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tensor, " T"]:
     """The detached coefficient of each token's value in the loss, 0 where nobody answered.
 
     For a differentiated value that is weight times aggregate; for a sampled token it is also times minus the return.
@@ -28,9 +28,12 @@ def token_side(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tenso
     """
     if not values.answered.any():
         return torch.zeros_like(values.logprobs)
-    kept = _kept(term, batch)
+    selected = _kept(term, batch)
     coefficient = (
-        term.coefficient * batch.aggregate * _weights(term, values, batch) * _by_sample(term, values, batch, kept)
+        term.coefficient
+        * batch.aggregate
+        * _weights(term, values, batch)
+        * _compute_completion_weights(term, values, batch, selected)
     )
     log_ratio = _log_ratio(term, values, batch)
     if not term.on_sampled_token:
@@ -78,14 +81,18 @@ def _teacher_returns(term: Term, values: TermValues, batch: TokenBatch, ratio: T
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
     returns = torch.where(values.answered, ratio * _advantage(term, values, batch), 0.0)
     if gradient.gamma > 0:
-        returns = _by_row(batch, returns, lambda row: _to_go(row, gradient))
+        returns = _by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.answered, ratio * values.divergence, 0.0)
-    return returns - ratio * _others_mean(returns, values, batch) if gradient.baseline == "group_mean" else returns
+    return (
+        returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
+        if gradient.baseline == "group_mean"
+        else returns
+    )
 
 
-def _to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
+def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
     """The discounted advantages from each token on, or from the one after it; as a sum or a mean over those left."""
     returns = F.reward_to_go(advantage, gradient.gamma)
     left = torch.arange(len(advantage), 0, -1, dtype=returns.dtype) - gradient.start
@@ -105,7 +112,7 @@ def _rewards(advantage: str, batch: TokenBatch) -> Tensor:
     return torch.tensor([by_row[row] for row in batch.first])[batch.rows]
 
 
-def _others_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
+def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
     """For each token the mean return of the *other* answered completions of its prompt (0 where there are none)."""
     count = len(batch.groups)
     sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)
@@ -175,7 +182,9 @@ def _kept(term: Term, batch: TokenBatch) -> list[bool]:
     Whether a group is solved is up to the student's own completions; those of others count where it has none.
     """
     right = [None if reward is None else reward >= 1.0 for reward in batch.rewards]
-    solved_first = {row: any(right[row] for row in _own(rows, batch)) for rows in batch.by_group() for row in rows}
+    solved_first = {
+        row: any(right[row] for row in _select_student_rows(rows, batch)) for rows in batch.by_group() for row in rows
+    }
     solved = [solved_first[row] for row in batch.first]
     outcome = {
         "all": lambda row: True,
@@ -197,12 +206,12 @@ def _written(term: Term, batch: TokenBatch) -> Bool[Tensor, " T"]:
     return batch.authors == AUTHORS.index(term.source)
 
 
-def _own(rows: Sequence[int], batch: TokenBatch) -> Sequence[int]:
+def _select_student_rows(rows: Sequence[int], batch: TokenBatch) -> Sequence[int]:
     """Those of the rows that the student wrote, or all of them where it wrote none."""
     return [row for row in rows if batch.sources[row] == "student"] or rows
 
 
-def _by_sample(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]) -> Tensor:
+def _compute_completion_weights(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]) -> Tensor:
     """What each token's completion counts: 0 where the term is not about it, else its sample weight."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
     by_row = [1.0] * len(kept)

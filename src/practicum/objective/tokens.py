@@ -59,7 +59,7 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherTokens:
+class TeacherDistribution:
     """What a teacher said about T tokens: its whole distribution, its candidates, the sampled token alone, or nothing."""
 
     full: Float[Tensor, "T V"] | None = None
@@ -72,9 +72,9 @@ class TeacherTokens:
         """Whether the teacher said nothing about these tokens."""
         return all(tensor is None for tensor in _tensors(self))
 
-    def to(self, device: torch.device) -> "TeacherTokens":
+    def to(self, device: torch.device) -> "TeacherDistribution":
         """The same on another device."""
-        return TeacherTokens(*_each(self, lambda tensor: tensor.to(device)))
+        return TeacherDistribution(*_each(self, lambda tensor: tensor.to(device)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class TermValues:
         return TermValues(*(_joined(column, lengths) for column in columns))
 
 
-def _tensors(values: "TeacherTokens | TermValues") -> list[Any]:
+def _tensors(values: "TeacherDistribution | TermValues") -> list[Any]:
     return [getattr(values, field.name) for field in fields(values)]
 
 
-def _each(values: "TeacherTokens | TermValues", function: Callable[[Tensor], Tensor]) -> list[Any]:
+def _each(values: "TeacherDistribution | TermValues", function: Callable[[Tensor], Tensor]) -> list[Any]:
     return [None if tensor is None else function(tensor) for tensor in _tensors(values)]
 
 
@@ -130,7 +130,7 @@ def _joined(column: Sequence[Any], lengths: Sequence[int]) -> Any:
     )
 
 
-def token_batch(
+def build_token_batch(
     data: Sequence[Datum], objective: Objective, seed: int = 0, special: Collection[int] | None = None
 ) -> TokenBatch:
     """Return the supervised tokens of all rollouts, each with the coefficient that the aggregate gives its sequence.

@@ -18,18 +18,18 @@ from practicum.functional.divergences import DIVERGENCES
 from practicum.objective.choices import ClipEntries, ClipLoss, Contrast, LogLinear, Mixture, Signal, TeacherTarget
 from practicum.objective.estimators import Pathwise
 from practicum.objective.spec import Objective, Term
-from practicum.objective.tokens import TeacherTokens, TermValues, TokenBatch
+from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
 
 
-def logit_side(
+def compute_term_values(
     student: Float[Tensor, "T V"],
-    teacher: TeacherTokens,
+    teacher: TeacherDistribution,
     batch: TokenBatch,
     objective: Objective,
-    reference: TeacherTokens | None = None,
+    reference: TeacherDistribution | None = None,
 ) -> list[TermValues]:
     """One `TermValues` a term, from the log-probabilities of the same T positions."""
-    said = _Said(teacher, reference or TeacherTokens())
+    said = _Signals(teacher, reference or TeacherDistribution())
     logprobs = F.gather_logprobs(student, batch.tokens)
     with torch.no_grad():
         student_entropy = F.entropy(student)
@@ -56,13 +56,13 @@ def logit_side(
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Signals:
     """What teacher and reference said about the same tokens."""
 
-    teacher: TeacherTokens
-    reference: TeacherTokens
+    teacher: TeacherDistribution
+    reference: TeacherDistribution
 
-    def of(self, term: Term) -> TeacherTokens:
+    def of(self, term: Term) -> TeacherDistribution:
         """The one that the term is about."""
         return self.teacher if term.against == "teacher" else self.reference
 
@@ -74,13 +74,13 @@ class _Said:
 
 
 def _value(
-    term: Term, student: Tensor, said: _Said, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
+    term: Term, student: Tensor, said: _Signals, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
 ) -> Tensor:
     """The number at each token whose gradient, times the token side's coefficient, is the loss's."""
     if term.signal.label or term.on_sampled_token:
         return value_of_token(term, logprobs)
     if term.signal.drawn:
-        return _drawn(term, student, said.of(term), batch)
+        return _compute_monte_carlo_value(term, student, said.of(term), batch)
     if not isinstance(term.gradient, Pathwise):
         return _over_candidates(term, student, said.of(term))
     assert divergence is not None, "the capability check lets no pathwise term through without candidates"
@@ -98,7 +98,7 @@ def _clipped_loss(term: Term, value: Tensor) -> Tensor:
     return torch.where(value > term.clip.maximum, value.detach(), value)
 
 
-def _drawn(term: Term, student: Tensor, teacher: TeacherTokens, batch: TokenBatch) -> Tensor:
+def _compute_monte_carlo_value(term: Term, student: Tensor, teacher: TeacherDistribution, batch: TokenBatch) -> Tensor:
     """The score function over tokens drawn from the student at each state (AsyncOPD, arXiv 2606.24143)."""
     assert teacher.full is not None, "drawn tokens are scored from the whole distribution"
     with torch.no_grad():
@@ -114,7 +114,7 @@ def _drawn(term: Term, student: Tensor, teacher: TeacherTokens, batch: TokenBatc
     return -(advantage * drawn).mean(dim=-1)
 
 
-def _over_candidates(term: Term, student: Tensor, teacher: TeacherTokens) -> Tensor:
+def _over_candidates(term: Term, student: Tensor, teacher: TeacherDistribution) -> Tensor:
     """The score function over the candidates, each weighted by its renormalised student probability (2604.13016)."""
     _, valid, student_part, teacher_part = _candidates(term.signal, student, teacher, ("drop", "drop"))
     share = torch.softmax(student_part.detach(), dim=-1)
@@ -135,7 +135,7 @@ def teacher_rank(term: Term, teacher: Tensor | None, tokens: Tensor) -> Tensor |
 def _yardstick(
     objective: Objective,
     student: Tensor,
-    teacher: TeacherTokens,
+    teacher: TeacherDistribution,
     logprobs: Tensor,
     divergences: Sequence[Tensor | None],
 ) -> Tensor | None:
@@ -149,7 +149,7 @@ def _yardstick(
     return F.reverse_kl(student, teacher.full)
 
 
-def _target(term: Term, student: Tensor, said: _Said) -> tuple[Tensor, Tensor | None]:
+def _target(term: Term, student: Tensor, said: _Signals) -> tuple[Tensor, Tensor | None]:
     """The target's log-probabilities, and what the divergence is divided by at each position, if anything."""
     target, teacher = term.target, said.of(term).full
     assert teacher is not None, "a target is made of whole distributions"
@@ -169,7 +169,7 @@ def _target(term: Term, student: Tensor, said: _Said) -> tuple[Tensor, Tensor | 
 
 
 @torch.no_grad()
-def _teacher_logprobs(term: Term, student: Tensor, said: _Said, tokens: Tensor) -> Tensor | None:
+def _teacher_logprobs(term: Term, student: Tensor, said: _Signals, tokens: Tensor) -> Tensor | None:
     """The target's log-probability of the sampled token, up to a constant of the state for `log_linear`."""
     if not term.asks:
         return None
@@ -184,11 +184,11 @@ def _teacher_logprobs(term: Term, student: Tensor, said: _Said, tokens: Tensor) 
     return torch.stack([share * part for share, part in parts if part is not None and share != 0.0]).sum(dim=0)
 
 
-def _token_logprobs(teacher: TeacherTokens, tokens: Tensor) -> Tensor | None:
+def _token_logprobs(teacher: TeacherDistribution, tokens: Tensor) -> Tensor | None:
     return teacher.logprobs if teacher.full is None else F.gather_logprobs(teacher.full, tokens)
 
 
-def _divergence(term: Term, student: Tensor, said: _Said, tokens: Tensor) -> Tensor | None:
+def _divergence(term: Term, student: Tensor, said: _Signals, tokens: Tensor) -> Tensor | None:
     """The divergence at each position, differentiable where it is the loss; None where the signal is no distribution."""
     teacher = said.of(term)
     if not term.signal.measures or not said.answer(term):
@@ -197,16 +197,16 @@ def _divergence(term: Term, student: Tensor, said: _Said, tokens: Tensor) -> Ten
     if term.signal.whole and teacher.full is not None:
         with torch.no_grad():
             target, size = _target(term, student, said)
-        value = _summed(term, student, target)
+        value = _sum_contributions(term, student, target)
         return value if size is None else value / size
     ids, valid, student_part, teacher_part = _candidates(term.signal, student, teacher, term.signal.tails)
-    value = _summed(term, student_part, teacher_part)
+    value = _sum_contributions(term, student_part, teacher_part)
     if "sampled" not in term.signal.tails:
         return value
     return value + _sampled_tail(term, student, said, tokens, (ids == tokens[:, None]) & valid)
 
 
-def _summed(term: Term, student: Tensor, target: Tensor) -> Tensor:
+def _sum_contributions(term: Term, student: Tensor, target: Tensor) -> Tensor:
     """The divergence of two sets of candidates, of which those over the clip are held constant."""
     parts = DIVERGENCES[term.divergence.name].contributions(student, target, term.parameter)
     if isinstance(term.clip, ClipEntries):
@@ -215,7 +215,7 @@ def _summed(term: Term, student: Tensor, target: Tensor) -> Tensor:
 
 
 def _candidates(
-    signal: Signal, student: Tensor, teacher: TeacherTokens, tails: tuple[str, str]
+    signal: Signal, student: Tensor, teacher: TeacherDistribution, tails: tuple[str, str]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_student, of_teacher = tails
     if teacher.full is not None:
@@ -228,7 +228,7 @@ def _candidates(
     return ids, valid, F.restrict(student, ids, valid, of_student), F.restrict_candidates(logprobs, valid, of_teacher)
 
 
-def _sampled_tail(term: Term, student: Tensor, said: _Said, tokens: Tensor, is_candidate: Tensor) -> Tensor:
+def _sampled_tail(term: Term, student: Tensor, said: _Signals, tokens: Tensor, is_candidate: Tensor) -> Tensor:
     """A zero whose gradient is that of the tail's divergence in expectation, carried by the sampled token."""
     teacher_logprobs = _teacher_logprobs(term, student, said, tokens)
     assert teacher_logprobs is not None

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.costs import Footprint, GraphPlan, Learning, Meter, Shape
+from practicum.costs import Footprint, GraphPlan, Meter, ModelDims, TrainableDims
 from practicum.models.config import ScorerConfig, StudentConfig
 from practicum.objective import Capabilities, Objective, Signal
 from practicum.text import Renderer
@@ -62,7 +62,7 @@ class SamplingClient(Protocol):
 
 
 @runtime_checkable
-class Reading(Protocol):
+class DecodeBatch(Protocol):
     """Texts that a model reads token by token, one row each, out of a queue of prompts."""
 
     @property
@@ -91,7 +91,7 @@ class MixedRequest:
     """One completion to draw with a teacher: its prompt as each of the two reads it, and the seed of its stream."""
 
     prompt_tokens: tuple[int, ...]
-    teacher_tokens: tuple[int, ...]
+    teacher_prompt_tokens: tuple[int, ...]
     seed: int
 
 
@@ -99,7 +99,7 @@ class MixedRequest:
 class LockstepClient(Protocol):
     """A client that can decode in lockstep with another of its kind: both read the same tokens as they are drawn."""
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """Read the prompts, at most `rows` at a time and equal ones once, each with at most `new_tokens` after it."""
         ...
 
@@ -132,7 +132,7 @@ class TrainingClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SelfRule:
+class WeightUpdateRule:
     """How the weights of a self-teacher follow the student's.
 
     `live`: always the current ones. `frozen`: those of the start. `ema`: after each step
@@ -144,7 +144,7 @@ class SelfRule:
     period: int = 50
     updates: int = 1
 
-    def hold_within_step(self) -> "SelfRule":
+    def hold_within_step(self) -> "WeightUpdateRule":
         """Return the rule for a scorer whose head is read while the student is updated.
 
         Live weights move between the updates of a step, and the hidden states that their head reads do not. So where a step has
@@ -154,7 +154,7 @@ class SelfRule:
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class StepFollower(Protocol):
     """What hears of the student's steps and may have something to save; whoever inherits from it has nothing until it says so."""
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
@@ -172,12 +172,12 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class SelfTeacher(SamplingClient, Stateful, Protocol):
-    """A scorer that holds its own copy of the student's trainable weights and follows them by a `SelfRule`."""
+class SelfTeacher(SamplingClient, StepFollower, Protocol):
+    """A scorer that holds its own copy of the student's trainable weights and follows them by a `WeightUpdateRule`."""
 
 
 @runtime_checkable
-class Teacher(Stateful, Protocol):
+class Teacher(StepFollower, Protocol):
     """Scores rollouts, token for token. Whoever inherits from it writes no answers and has no state until it says so."""
 
     @property
@@ -193,7 +193,7 @@ class Teacher(Stateful, Protocol):
         """Return the teacher's own answers in its own context, or None where it cannot generate."""
         return None
 
-    def voice(self, prompt: Prompt) -> "Voice | None":
+    def voice(self, prompt: Prompt) -> "PromptedClient | None":
         """Return who would write this teacher's answer to a prompt, and the prompt as it reads it; None where nobody can."""
         return None
 
@@ -230,13 +230,13 @@ def walk(config: TeacherConfig, keys: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class PromptedClient:
     """Decode with a teacher, token by token: a client, and a prompt as the teacher reads it."""
 
     client: SamplingClient
     prompt_tokens: tuple[int, ...]
     """The prompt's tokens in the teacher's own context."""
-    continues: bool = True
+    accepts_tokens: bool = True
     """True where the client goes on from any tokens after the prompt; one that only answers messages holds no conversation."""
 
 
@@ -248,7 +248,7 @@ class TeacherRequest:
     seed: int
 
 
-def _no_renderer(config: Any) -> Renderer:
+def _raise_no_renderer(config: Any) -> Renderer:
     raise NotImplementedError("this context loads no tokenizers")
 
 
@@ -258,7 +258,7 @@ class TeacherContext:
 
     renderer: Renderer
     """Turn messages into the student's tokens."""
-    self_teacher: Callable[[SelfRule], SelfTeacher]
+    self_teacher: Callable[[WeightUpdateRule], SelfTeacher]
     """Return the student's own weights as a scorer, which follow it by a rule."""
     load_model: Callable[[Any], "Model"]
     """Load another model by its settings."""
@@ -274,7 +274,7 @@ class TeacherContext:
     """Register what is closed when no client is used any more, however that comes about."""
     meter: Meter | None = None
     """Count bytes to and from other processes."""
-    load_renderer: Callable[[Any], Renderer] = _no_renderer
+    load_renderer: Callable[[Any], Renderer] = _raise_no_renderer
     """Read a tokenizer without the weights."""
     count: Callable[[SamplingClient], SamplingClient] = lambda client: client
     """Wrap a client, so that what it is asked for is counted."""
@@ -300,7 +300,7 @@ class Model:
     renderer: Renderer
     context_length: int
     source: str
-    shape: Shape | None = None
+    shape: ModelDims | None = None
     unsampled: str = ""
 
 
@@ -316,8 +316,8 @@ class Learner:
     renderer: Renderer
     context_length: int
     source: str
-    shape: Shape | None = None
-    learning: Learning | None = None
+    shape: ModelDims | None = None
+    learning: TrainableDims | None = None
     weights: Mapping[str, Tensor] | None = None
     state_bytes: int = 0
 
@@ -338,7 +338,7 @@ class Backend(Protocol):
         """Return a client that samples from the student's weights as they are at each call."""
         ...
 
-    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> SelfTeacher:
+    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> SelfTeacher:
         """Return the student's own weights as a scorer, which follow it by `rule`; `name` as for `scorer`."""
         ...
 
@@ -366,7 +366,7 @@ class PaperModel:
     """
 
     config: ScorerConfig | None
-    shape: Shape
+    shape: ModelDims
     body: Footprint
     held: int = 0
 
@@ -380,8 +380,8 @@ class PaperRecord:
     or more, and all weights for `prepares_weights_from` tokens of an answer or more.
     """
 
-    shape: Shape
-    learning: Learning
+    shape: ModelDims
+    learning: TrainableDims
     body: Callable[[bool], Footprint]
     cut: Callable[[Sequence[Datum]], GraphPlan]
     packs_up_to: int
@@ -492,7 +492,7 @@ class Expert(Task, Protocol):
 
 
 @runtime_checkable
-class Lettered(Task, Protocol):
+class HasAlphabet(Task, Protocol):
     """A task that knows the characters of all that can be said in it, for models made from scratch."""
 
     @property

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from practicum.costs import CountedHead, Learning, Meter, Shape, Work, read_once
+from practicum.costs import Meter, MeteredHead, ModelDims, TrainableDims, Usage, count_read_tokens
 from practicum.objective import Objective, Signal
 from practicum.ports import (
     AdamParams,
     Capabilities,
+    DecodeBatch,
     LockstepClient,
     MixedRequest,
-    Reading,
     SamplingClient,
     TrainingClient,
 )
@@ -27,7 +27,7 @@ from practicum.types import (
 )
 
 
-def metered(client: SamplingClient, meter: Meter) -> "MeteredSampler":
+def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
     """Wrap the client in one that counts; it decodes in lockstep where the client can."""
     return MeteredLockstep(client, meter) if isinstance(client, LockstepClient) else MeteredSampler(client, meter)
 
@@ -57,14 +57,16 @@ class MeteredSampler:
             return answers
         texts = [(request.prompt_tokens, len(request.tokens)) for request in requests]
         self._meter.scored(texts, heads=any(answer.hidden is None for answer in answers))
-        name, count = self._meter.name, self._meter.read_hidden
+        name, count = self._meter.name, self._meter.count_head
         bare = {id(answer.head): answer.head for answer in answers if answer.head is not None}
-        heads = {number: CountedHead(head, name, count) for number, head in bare.items()}
+        heads = {number: MeteredHead(head, name, count) for number, head in bare.items()}
         return [answer if answer.head is None else replace(answer, head=heads[id(answer.head)]) for answer in answers]
 
     def count(self, prompts: Sequence[tuple[int, ...]], samples: Sequence[Sample]) -> None:
         """Count what was drawn after the prompts."""
-        self._meter.wrote([(prompt, len(sample.tokens)) for prompt, sample in zip(prompts, samples, strict=True)])
+        self._meter.count_sampled(
+            [(prompt, len(sample.tokens)) for prompt, sample in zip(prompts, samples, strict=True)]
+        )
 
 
 class MeteredLockstep(MeteredSampler):
@@ -72,7 +74,7 @@ class MeteredLockstep(MeteredSampler):
 
     _client: LockstepClient  # type: ignore[assignment]
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """What the client reads; who draws from it counts."""
         return self._client.read(prompts, rows, new_tokens)
 
@@ -83,22 +85,24 @@ class MeteredLockstep(MeteredSampler):
         samples = self._client.sample_mixed(requests, teacher, share, params)
         self.count([request.prompt_tokens for request in requests], samples)
         if isinstance(teacher, MeteredSampler):
-            teacher.count([request.teacher_tokens for request in requests], samples)
+            teacher.count([request.teacher_prompt_tokens for request in requests], samples)
         return samples
 
 
 def count_heads(data: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
     """Return the data with heads that count into `reads`, for a trainer in a process that has no ledger."""
 
-    def counted(signal: TeacherSignal) -> TeacherSignal:
+    def count_scores(signal: TeacherSignal) -> TeacherSignal:
         head, pool = signal.head, signal.pool
-        if isinstance(head, CountedHead):
-            head = CountedHead(head.bare, head.name, lambda tokens, name=head.name: reads.update({name: tokens}))
+        if isinstance(head, MeteredHead):
+            head = MeteredHead(head.bare, head.name, lambda tokens, name=head.name: reads.update({name: tokens}))
         if pool is not None:
-            pool = replace(pool, members=tuple(counted(member) for member in pool.members))
+            pool = replace(pool, members=tuple(count_scores(member) for member in pool.members))
         return replace(signal, head=head, pool=pool)
 
-    return [replace(datum, signal=counted(datum.signal), reference=counted(datum.reference)) for datum in data]
+    return [
+        replace(datum, signal=count_scores(datum.signal), reference=count_scores(datum.reference)) for datum in data
+    ]
 
 
 class MeteredTrainer:
@@ -107,7 +111,9 @@ class MeteredTrainer:
     Of a student whose shape is not known the tokens alone are counted.
     """
 
-    def __init__(self, trainer: TrainingClient, shape: Shape | None, learning: Learning | None, meter: Meter) -> None:
+    def __init__(
+        self, trainer: TrainingClient, shape: ModelDims | None, learning: TrainableDims | None, meter: Meter
+    ) -> None:
         self._trainer = trainer
         self._shape = shape
         self._learning = learning
@@ -117,11 +123,11 @@ class MeteredTrainer:
         """The gradient of the objective."""
         result = self._trainer.forward_backward(data, objective, seed)
         for name, tokens in result.head_reads.items():
-            self._meter.ledger.meter(name).read_hidden(tokens)
+            self._meter.ledger.meter(name).count_head(tokens)
         self._meter.ledger.add("update", self._meter.name, self._work(data, objective, "recomputed" in result.metrics))
         return result
 
-    def _work(self, data: Sequence[Datum], objective: Objective, recompute: bool) -> Work:
+    def _work(self, data: Sequence[Datum], objective: Objective, recompute: bool) -> Usage:
         """Each rollout once, its head once for each teacher that is read by itself."""
         heads: dict[int, int] = {}
         rollouts = {id(datum.rollout): datum.rollout for datum in data if datum.rollout.loss_mask.any()}
@@ -129,7 +135,7 @@ class MeteredTrainer:
             pool = datum.signal.pool
             apart = len(pool.members) if pool is not None and pool.kind == "sum" else 1
             heads[id(datum.rollout)] = heads.get(id(datum.rollout), 0) + apart
-        read = read_once([(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts.values()])
+        read = count_read_tokens([(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts.values()])
         learned = {key: int(rollout.loss_mask.sum()) for key, rollout in rollouts.items()}
         products = sum(heads[key] * count for key, count in learned.items())
         flops = 0
@@ -137,7 +143,7 @@ class MeteredTrainer:
             flops = self._learning.update(self._shape, read, products, recompute=recompute)
             if objective.needs_sequences:
                 flops += self._shape.hidden(read.tokens, read.contexts) + self._shape.logits(products)
-        return Work(sum(learned.values()), read.prompt_tokens, flops)
+        return Usage(sum(learned.values()), read.prompt_tokens, flops)
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """One step of the optimizer, which is not counted."""
@@ -145,7 +151,7 @@ class MeteredTrainer:
 
     def snapshot(self) -> SamplingClient:
         """A client that goes on sampling from the weights of now."""
-        return metered(self._trainer.snapshot(), self._meter)
+        return wrap_client(self._trainer.snapshot(), self._meter)
 
     def refuses(self, objective: Objective) -> str | None:
         """Why the trainer cannot train the objective, or None."""

@@ -8,7 +8,7 @@ from practicum.recipe.controls import SECTIONS, SWITCH, control_words, no_contro
 from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_recipe, read_yaml, recipe_names
 from practicum.recipe.mistakes import validated
 from practicum.recipe.older import bring_up
-from practicum.recipe.overrides import is_named, override, whole_path
+from practicum.recipe.overrides import is_named, override, resolve_path
 from practicum.recipe.possible import capability_problems, clip_warning, staleness_warning
 from practicum.recipe.reading import load_recipe, parse_recipe
 from practicum.recipe.schema import WORDS, Recipe, resolved
@@ -37,10 +37,10 @@ __all__ = [
     "read_recipe",
     "read_yaml",
     "recipe_names",
+    "resolve_path",
     "resolved",
     "staleness_warning",
     "teacher_off",
     "validated",
-    "whole_path",
     "without_switch",
 ]

@@ -14,15 +14,15 @@ NAMED_APART = frozenset({"coefficient", "signal", "divergence", "estimator", "ag
 """Axes of a term that are shown otherwise than as `key value`."""
 
 
-def axes(recipe: Recipe) -> dict[str, str]:
+def describe_axes(recipe: Recipe) -> dict[str, str]:
     """What a recipe chose, by axis, without what it left at its default.
 
     `source` and `teacher` in words, the `staleness` of rollouts that are drawn ahead, one `loss` for each term, the `aggregate`
     where it is not the token mean, and what is scheduled.
     """
-    chosen = {"source": _call(recipe.rollout.source), "teacher": teacher_in_words(recipe.teacher)}
+    chosen = {"source": _call(recipe.rollout.source), "teacher": format_teacher(recipe.teacher)}
     if recipe.reference is not None:
-        chosen["reference"] = teacher_in_words(recipe.reference)
+        chosen["reference"] = format_teacher(recipe.reference)
     if recipe.rollout.max_staleness:
         chosen["staleness"] = f"{recipe.rollout.max_staleness} updates"
     chosen["loss"] = " + ".join(_terms(recipe.objective))
@@ -35,12 +35,12 @@ def axes(recipe: Recipe) -> dict[str, str]:
     return chosen
 
 
-def in_one_line(recipe: Recipe) -> str:
+def describe_method(recipe: Recipe) -> str:
     """The axes as one line of a list."""
-    return " · ".join(value for value in axes(recipe).values() if value not in ("student", "none"))
+    return " · ".join(value for value in describe_axes(recipe).values() if value not in ("student", "none"))
 
 
-def teacher_in_words(config: BaseModel) -> str:
+def format_teacher(config: BaseModel) -> str:
     """A teacher's settings as a call: `privileged(self(ema): reference)`, `route(math, code)`, `pool(geometric, 3)`."""
     settings = {name: value for name, value in config if name != "type"}
     kind = str(config.model_dump(include={"type"})["type"])
@@ -52,7 +52,7 @@ def _inside(settings: Mapping[str, object]) -> str:
     match settings:
         case {"teacher": BaseModel() as teacher, **rest}:
             seen = [name for name, value in rest.items() if value not in (None, (), "error")]
-            return f"{teacher_in_words(teacher)}: {', '.join(seen)}"
+            return f"{format_teacher(teacher)}: {', '.join(seen)}"
         case {"teachers": Mapping() as teachers, "by": by}:
             return f"{', '.join(map(str, teachers))} by {by}"
         case {"teachers": Mapping() as teachers, "kind": kind}:

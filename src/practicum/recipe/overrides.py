@@ -57,7 +57,7 @@ def _parsed(value: str) -> Any:
         return value
 
 
-def whole_path(text: str, data: Mapping[str, Any]) -> str:
+def resolve_path(text: str, data: Mapping[str, Any]) -> str:
     """An override with the place of a key that only a term has: `divergence=jsd(0.3)` is `objective.divergence=...`."""
     first = text.partition("=")[0].partition(".")[0]
     if first in Recipe.model_fields or first not in {*Term.model_fields, *Objective.model_fields}:

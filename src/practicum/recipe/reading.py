@@ -9,8 +9,8 @@ from practicum.monitors import number_at
 from practicum.recipe.controls import no_control, teacher_off, without_switch
 from practicum.recipe.files import find_recipe, read_recipe
 from practicum.recipe.mistakes import validated
-from practicum.recipe.overrides import is_named, override, whole_path
-from practicum.recipe.schedule import SCHEDULED, Adaptive, planned, taken_out
+from practicum.recipe.overrides import is_named, override, resolve_path
+from practicum.recipe.schedule import SCHEDULED, Adaptive, compute_value, extract_schedules
 from practicum.recipe.schema import Recipe, resolved
 
 
@@ -28,7 +28,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             f"{source}: a pipeline, since it has stages; run it with practicum.run, or read it with pipeline.load"
         )
     for text in overrides:
-        override(data, whole_path(text, data))
+        override(data, resolve_path(text, data))
     data.setdefault("name", path.stem)
     recipe = parse_recipe(data, str(source))
     if not off:
@@ -42,7 +42,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
     """Validate a recipe's data; RecipeError with one line a problem, each naming its field."""
     try:
-        plain, schedules = taken_out(_with_losses(data))
+        plain, schedules = extract_schedules(_with_losses(data))
     except ValueError as error:
         raise RecipeError(f"{source}: {error}") from None
     if schedules:
@@ -58,7 +58,7 @@ def _check_schedules(recipe: Recipe, source: str, step: int) -> None:
     """RecipeError where a schedule's number would be impossible at a step, or stands for nothing."""
     for path, schedule in recipe.schedules.items():
         ends = [schedule.end] if isinstance(schedule, Adaptive) else []
-        for number in [planned(schedule, step, recipe.train.steps), *ends]:
+        for number in [compute_value(schedule, step, recipe.train.steps), *ends]:
             try:
                 recipe.at({path: number})
             except (KeyError, IndexError, TypeError, AttributeError):

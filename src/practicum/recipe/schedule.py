@@ -83,7 +83,7 @@ def _read(value: Any) -> Any:
 Schedule = Annotated[Linear | Cosine | Switch | Adaptive, Field(discriminator="type"), BeforeValidator(_read)]
 
 
-def planned(schedule: Linear | Cosine | Switch | Adaptive, step: int, steps: int) -> float:
+def compute_value(schedule: Linear | Cosine | Switch | Adaptive, step: int, steps: int) -> float:
     """The number at a step counted from 1, as far as it is known beforehand: an adaptive one stands at its start."""
     if isinstance(schedule, Switch):
         return schedule.before if step <= schedule.at else schedule.after
@@ -100,7 +100,7 @@ def depends_on_steps(schedule: Linear | Cosine | Switch | Adaptive) -> bool:
     return isinstance(schedule, Linear | Cosine) and schedule.steps is None
 
 
-class Courses:
+class ScheduleState:
     """The schedules of one run, and where the adaptive ones stand; see `Adaptive`."""
 
     def __init__(self, schedules: Mapping[str, Linear | Cosine | Switch | Adaptive], steps: int) -> None:
@@ -115,7 +115,7 @@ class Courses:
 
     def at(self, step: int) -> dict[str, float]:
         """Every scheduled number at a step, by its path."""
-        numbers = {path: planned(schedule, step, self._steps) for path, schedule in self._schedules.items()}
+        numbers = {path: compute_value(schedule, step, self._steps) for path, schedule in self._schedules.items()}
         return numbers | {path: state["value"] for path, state in self._state.items()} | self._changed
 
     def change(self, numbers: Mapping[str, float]) -> None:
@@ -156,7 +156,7 @@ class Courses:
             self._state[path] = dict(state[path])
 
 
-def taken_out(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def extract_schedules(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """A recipe's data with the first number in each schedule's place, and the schedules by path.
 
     A path names sections and places in lists, `objective.losses.0.target.student`.
@@ -166,7 +166,7 @@ def taken_out(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return plain, schedules
 
 
-def put_in(data: dict[str, Any], numbers: Mapping[str, float]) -> None:
+def apply_values(data: dict[str, Any], numbers: Mapping[str, float]) -> None:
     """Set the numbers at their paths in a recipe's resolved data, whole ones where whole ones stood."""
     for path, number in numbers.items():
         *parents, last = path.split(".")
@@ -223,9 +223,9 @@ def _first(schedule: str) -> Any:
     return given[0]
 
 
-def drawn(
+def tabulate_schedules(
     schedules: Mapping[str, Linear | Cosine | Switch | Adaptive], steps: int
 ) -> Iterator[tuple[str, list[float]]]:
     """Each schedule's number at every step, as far as it is known beforehand."""
     for path, schedule in schedules.items():
-        yield path, [planned(schedule, step, steps) for step in range(1, steps + 1)]
+        yield path, [compute_value(schedule, step, steps) for step in range(1, steps + 1)]

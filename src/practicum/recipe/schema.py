@@ -12,7 +12,7 @@ from practicum.monitors import MonitorsSection
 from practicum.objective import Objective
 from practicum.recipe.mistakes import validated
 from practicum.recipe.possible import STALENESS, capability_problems, staleness_problems, truncation_problem
-from practicum.recipe.schedule import Adaptive, Schedule, planned, put_in
+from practicum.recipe.schedule import Adaptive, Schedule, apply_values, compute_value
 from practicum.recipe.sections import EvaluationConfig, OptimizerConfig, Prices, RolloutConfig, TrainConfig
 from practicum.rollouts import source_problems
 
@@ -100,7 +100,7 @@ class Recipe(BaseModel):
         numbers = (
             []
             if schedule is None
-            else [planned(schedule, step, self.train.steps) for step in range(1, self.train.steps + 1)]
+            else [compute_value(schedule, step, self.train.steps) for step in range(1, self.train.steps + 1)]
         )
         return max(self.rollout.max_new_tokens, self.evaluation.max_new_tokens or 0, *map(round, numbers))
 
@@ -109,7 +109,7 @@ class Recipe(BaseModel):
         if not numbers:
             return self
         data = resolved(self)
-        put_in(data, numbers)
+        apply_values(data, numbers)
         return validated(Recipe, data, self.name)
 
 

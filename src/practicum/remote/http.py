@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from practicum.core import abandon
 from practicum.core.randomness import seed_of
 from practicum.errors import PracticumError, RecipeError, TeacherError
-from practicum.text import excerpt, printable
+from practicum.text import excerpt, make_printable
 from practicum.text.safe import SHOWN
 
 try:
@@ -61,7 +61,7 @@ METADATA = frozenset(
 """Where clouds answer with credentials; link-local addresses are refused as a whole besides."""
 
 
-class Refused(TeacherError):
+class RequestRefused(TeacherError):
     """The server understood a question and said no; `status` is its HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -70,7 +70,7 @@ class Refused(TeacherError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class JsonRequest:
     """One request: where to, with which JSON (None: a GET), its name for people, its seconds and its largest answer."""
 
     path: str
@@ -106,15 +106,15 @@ def base_url(url: str, allow_http: bool = False) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"{without_secrets(url)!r} is no address ({error}); {_WRITE}") from error
+        raise ValueError(f"{redact_url(url)!r} is no address ({error}); {_WRITE}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{without_secrets(url)!r} is not the address of a server; {_WRITE}")
+        raise ValueError(f"{redact_url(url)!r} is not the address of a server; {_WRITE}")
     if parts.username is not None or parts.password is not None:
         raise ValueError(
             "the address holds a user or a password; take it out and name an environment variable: api_key_env"
         )
-    if parts.query or parts.fragment or not url.isascii() or printable(url) != url or " " in url or "\\" in url:
-        raise ValueError(f"{without_secrets(url)!r} holds more than host, port and path; {_WRITE}")
+    if parts.query or parts.fragment or not url.isascii() or make_printable(url) != url or " " in url or "\\" in url:
+        raise ValueError(f"{redact_url(url)!r} holds more than host, port and path; {_WRITE}")
     literal = _literal(parts.hostname)
     if literal is None and _numeric(parts.hostname):
         raise ValueError(f"{parts.hostname!r} is an address in disguise; write it with dots, as in 127.0.0.1")
@@ -136,7 +136,7 @@ _PLAIN = (
 )
 
 
-class Address(BaseModel):
+class AddressConfig(BaseModel):
     """Where a server is, in the configuration of whoever asks it; a secret in the address is refused where it is written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -152,12 +152,12 @@ class Address(BaseModel):
         return url
 
     @model_validator(mode="after")
-    def _safe(self) -> "Address":
+    def _safe(self) -> "AddressConfig":
         base_url(self.url, self.allow_http)
         return self
 
 
-def without_secrets(url: str) -> str:
+def redact_url(url: str) -> str:
     """An address that can be shown: nothing before an @, and nothing after a question mark."""
     before, slashes, rest = url.partition("//")
     if not slashes:
@@ -195,7 +195,7 @@ def _forbidden(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | 
     return None
 
 
-class _Failure(Exception):
+class _RetryableError(Exception):
     """An attempt failed in a way that may pass: why, what the server asked to wait, and whether it said anything wrong."""
 
     def __init__(self, why: str, wait: float = 0.0, garbage: bool = False) -> None:
@@ -236,12 +236,12 @@ class JsonClient:
         """Return text of the server as a message shows it, without the key."""
         return excerpt(text, self.server.key, most)
 
-    def ask(self, question: Question) -> Any:
+    def ask(self, question: JsonRequest) -> Any:
         """The answer to one question."""
-        return self.ask_all([question])[0]
+        return self.send_all([question])[0]
 
-    def ask_all(
-        self, questions: Sequence[Question], read: Callable[[int, Any], Any] = lambda place, answer: answer
+    def send_all(
+        self, questions: Sequence[JsonRequest], read: Callable[[int, Any], Any] = lambda place, answer: answer
     ) -> list[Any]:
         """The answers to all questions, in their order; the first that fails for good ends all.
 
@@ -257,7 +257,7 @@ class JsonClient:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             return pool.submit(copy_context().run, asyncio.run, self._all(questions, read)).result()
 
-    async def _all(self, questions: Sequence[Question], read: Callable[[int, Any], Any]) -> list[Any]:
+    async def _all(self, questions: Sequence[JsonRequest], read: Callable[[int, Any], Any]) -> list[Any]:
         open_ones: dict[int, _Waiting] = {}
         slots = asyncio.Semaphore(self.server.concurrency)
         timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
@@ -268,12 +268,12 @@ class JsonClient:
         first = self._asked
         self._asked += len(questions)
 
-        async def one(place: int, question: Question) -> Any:
+        async def one(place: int, question: JsonRequest) -> Any:
             return read(place, await self._answered(client, slots, question, first + place, open_ones))
 
         try:
             async with client, asyncio.TaskGroup() as group:
-                beat = group.create_task(self._beat(open_ones, len(questions)))
+                beat = group.create_task(self._report_waiting(open_ones, len(questions)))
                 watch = group.create_task(_until_abandoned())
                 answers = [group.create_task(one(place, question)) for place, question in enumerate(questions)]
                 await asyncio.wait(answers)
@@ -284,7 +284,7 @@ class JsonClient:
             raise own[0] if own else group.exceptions[0] from None
         return [task.result() for task in answers]
 
-    async def _beat(self, open_ones: Mapping[int, _Waiting], count: int) -> None:
+    async def _report_waiting(self, open_ones: Mapping[int, _Waiting], count: int) -> None:
         """Say what is being waited for, now and then."""
         while True:
             await asyncio.sleep(self._heartbeat)
@@ -300,7 +300,7 @@ class JsonClient:
         self,
         client: httpx2.AsyncClient,
         slots: asyncio.Semaphore,
-        question: Question,
+        question: JsonRequest,
         number: int,
         open_ones: dict[int, _Waiting],
     ) -> Any:
@@ -313,7 +313,7 @@ class JsonClient:
             while True:
                 try:
                     answer = await self._attempt(client, question)
-                except _Failure as failure:
+                except _RetryableError as failure:
                     tries += 1
                     garbage += failure.garbage
                     self._note(failure, waiting)
@@ -321,56 +321,58 @@ class JsonClient:
                     wait = max(failure.wait, min(LONGEST_WAIT, 0.25 * 2 ** min(tries, 8)) * (0.5 + jitter.random() / 2))
                     spent = monotonic() - first_failure
                     if garbage > 1 or (tries > 1 and spent + wait > self.server.give_up_after):
-                        raise self._given_up(question, failure, tries, spent) from None
+                        raise self._make_timeout_error(question, failure, tries, spent) from None
                     await asyncio.sleep(min(wait, self.server.give_up_after))
                 else:
                     del open_ones[number]
                     return answer
 
-    def _note(self, failure: _Failure, waiting: _Waiting) -> None:
+    def _note(self, failure: _RetryableError, waiting: _Waiting) -> None:
         self.failures += 1
         if not waiting.trouble:
             log.info(f"{self.address}: {failure.why}; {waiting.name} is asked again")
         waiting.trouble = failure.why
 
-    def _given_up(self, question: Question, failure: _Failure, tries: int, spent: float) -> TeacherError:
+    def _make_timeout_error(
+        self, question: JsonRequest, failure: _RetryableError, tries: int, spent: float
+    ) -> TeacherError:
         advice = "look at what the address is" if failure.garbage else "start it, or look at its log"
         return TeacherError(
             f"{self.address}{question.path}: {question.name} failed {tries} times in {spent:.0f} s, at last because {failure.why}; "
             f"{advice}, and resume"
         )
 
-    async def _attempt(self, client: httpx2.AsyncClient, question: Question) -> Any:
-        """One attempt within its deadline; `_Failure` where another may succeed."""
+    async def _attempt(self, client: httpx2.AsyncClient, question: JsonRequest) -> Any:
+        """One attempt within its deadline; `_RetryableError` where another may succeed."""
         try:
             async with asyncio.timeout(question.deadline):
-                address = await self._judged()
+                address = await self._resolve_allowed_address()
                 status, headers, body = await self._exchange(client, question, address)
         except TimeoutError:
-            raise _Failure(f"it did not answer within {question.deadline:.0f} s") from None
+            raise _RetryableError(f"it did not answer within {question.deadline:.0f} s") from None
         except httpx2.ConnectTimeout:
-            raise _Failure(f"it did not accept a connection within {CONNECT_SECONDS:.0f} s") from None
+            raise _RetryableError(f"it did not accept a connection within {CONNECT_SECONDS:.0f} s") from None
         except httpx2.TimeoutException:
-            raise _Failure(f"it did not begin to answer within {question.seconds:.0f} s") from None
+            raise _RetryableError(f"it did not begin to answer within {question.seconds:.0f} s") from None
         except httpx2.ConnectError as error:
             if _untrusted(error):
                 raise TeacherError(
                     f"{self.address}: its certificate is not to be trusted ({self.shown(str(error))}); name the host as the "
                     "certificate does, or let SSL_CERT_FILE name the authority"
                 ) from None
-            raise _Failure(f"no connection ({self.shown(str(error))})") from None
+            raise _RetryableError(f"no connection ({self.shown(str(error))})") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _Failure(f"the connection broke ({self.shown(str(error) or type(error).__name__)})") from None
+            raise _RetryableError(f"the connection broke ({self.shown(str(error) or type(error).__name__)})") from None
         return self._judged_answer(question, status, headers, body)
 
-    async def _judged(self) -> str:
+    async def _resolve_allowed_address(self) -> str:
         """An address of the host that may be asked."""
         parts = urlsplit(self.address)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise _Failure(f"the name {host} is not known ({error.strerror})") from None
+            raise _RetryableError(f"the name {host} is not known ({error.strerror})") from None
         addresses: Addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
         for address in addresses:
             problem = _forbidden(address)
@@ -383,7 +385,7 @@ class JsonClient:
         return str(addresses[0])
 
     async def _exchange(
-        self, client: httpx2.AsyncClient, question: Question, address: str
+        self, client: httpx2.AsyncClient, question: JsonRequest, address: str
     ) -> tuple[int, httpx2.Headers, bytes]:
         """Status, headers and body of one request to a judged address."""
         parts = urlsplit(f"{self.address}{question.path}")
@@ -423,31 +425,31 @@ class JsonClient:
         finally:
             await response.aclose()
 
-    def _judged_answer(self, question: Question, status: int, headers: httpx2.Headers, body: bytes) -> Any:
-        """The JSON of an answer; `_Failure` or TeacherError where there is none."""
+    def _judged_answer(self, question: JsonRequest, status: int, headers: httpx2.Headers, body: bytes) -> Any:
+        """The JSON of an answer; `_RetryableError` or TeacherError where there is none."""
         where = f"{self.address}{question.path}"
         detail = self.shown(body[:LOOKED_AT].decode("utf-8", "replace"))
         if status in AGAIN:
-            raise _Failure(f"it answered {status}{f' ({detail})' if detail else ''}", wait=_retry_after(headers))
+            raise _RetryableError(f"it answered {status}{f' ({detail})' if detail else ''}", wait=_retry_after(headers))
         if 300 <= status < 400:
-            to = self.shown(without_secrets(headers.get("Location", "nowhere")))
+            to = self.shown(redact_url(headers.get("Location", "nowhere")))
             raise TeacherError(
                 f"{where}: it answered {status} and points to {to}, which is not followed; write the new address"
             )
         if status in (401, 403):
-            raise Refused(
+            raise RequestRefused(
                 f"{where}: {question.name} was answered with {status}; name the environment variable that holds the key with "
                 "api_key_env, or take another key",
                 status,
             )
         if status != 200:
-            raise Refused(f"{where}: {question.name} was refused with {status} ({detail})", status)
+            raise RequestRefused(f"{where}: {question.name} was refused with {status} ({detail})", status)
         try:
             return json.loads(body, parse_constant=_no_constant, object_pairs_hook=_no_twins)
         except (ValueError, RecursionError) as error:
             kind = self.shown(headers.get("Content-Type", "no type"))
             why = f"the answer is not JSON ({kind}, {len(body)} bytes: {self.shown(str(error), 80)})"
-            raise _Failure(why, garbage=True) from None
+            raise _RetryableError(why, garbage=True) from None
 
 
 async def _until_abandoned() -> None:

@@ -4,10 +4,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from practicum.report.markup import Section, bar, count, note, panel, percent, safe, table, unfolding
+from practicum.report.markup import Section, bar, count, note, panel, percent, render_details, safe, table
 from practicum.report.reading import Row, RunData
 from practicum.report.verdict import signed, tokens_sampled
-from practicum.statistics import Interval, overlaps_zero
+from practicum.statistics import Interval, contains_zero
 
 MOST_REASONS = 8
 
@@ -143,7 +143,7 @@ def doctor_section(run: RunData) -> Section | None:
     """What the doctor foretold, beside what came of it."""
     if run.doctor is None:
         return None
-    said, reasons = _foretold(run.doctor)
+    said, reasons = _describe_prediction(run.doctor)
     body = [
         [
             safe(str(check.get("name", check.get("id", "")))),
@@ -160,7 +160,7 @@ def doctor_section(run: RunData) -> Section | None:
     return Section("doctor", "Doctor", "Foretold and come true", "the doctor's verdict before the run", top + checks)
 
 
-def _foretold(doctor: Row) -> tuple[str, str]:
+def _describe_prediction(doctor: Row) -> tuple[str, str]:
     """The verdict's word, and its meaning as the end of a sentence."""
     verdict = doctor.get("verdict", "")
     if not isinstance(verdict, dict):
@@ -193,7 +193,7 @@ def _outcome(said: str, run: RunData) -> str:
     if won is None:
         return "The outcome is not known yet." if run.summary is None else "The run measured no gain."
     gain = Interval(**won)
-    better = gain.mean > 0 and not overlaps_zero(gain)
+    better = gain.mean > 0 and not contains_zero(gain)
     what = f"The run gained {signed(gain.mean)} [{signed(gain.low)}, {signed(gain.high)}]"
     expected = EXPECTED.get(said)
     if expected is None:
@@ -201,7 +201,7 @@ def _outcome(said: str, run: RunData) -> str:
     return f"{what}: the verdict {'held' if better == expected else 'did not hold'}."
 
 
-def again_section(run: RunData) -> Section:
+def reproduce_section(run: RunData) -> Section:
     """What it takes to do the run again: seed, versions, digests, the starts, and the whole recipe."""
     facts: list[tuple[str, object]] = [
         ("seed", run.seed),
@@ -218,7 +218,7 @@ def again_section(run: RunData) -> Section:
     settings = safe(json.dumps(run.recipe, indent=2, ensure_ascii=False), lines=True)
     changed = _changed_versions(run)
     whole = table(["", ""], body, label="reproducibility")
-    recipe = unfolding("every setting of the recipe", f'<pre tabindex="0">{settings}</pre>')
+    recipe = render_details("every setting of the recipe", f'<pre tabindex="0">{settings}</pre>')
     return Section(
         "again", "Recipe", "To do it again", "one seed, these versions, this recipe", whole + changed + recipe
     )

@@ -22,7 +22,7 @@ from practicum.statistics import (
     similarity,
     unique_share,
 )
-from practicum.training.evaluation import Answered, agreeing, confidences
+from practicum.training.evaluation import GradedCompletion, agreeing, confidences
 
 BINS = 10
 FIRST_SHOWN, MOST_SHOWN = 12, 200
@@ -155,8 +155,8 @@ def _calibration(columns: Sequence[Column]) -> str:
     )
 
 
-def _answered(evaluation: Row) -> list[Answered]:
-    return [Answered(**answer) for answer in evaluation["answers"]]
+def _answered(evaluation: Row) -> list[GradedCompletion]:
+    return [GradedCompletion(**answer) for answer in evaluation["answers"]]
 
 
 def _binned(pairs: Sequence[Point]) -> list[Point]:

@@ -30,7 +30,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EventMark:
     """A place on the time axis with what happened there, and to which reading; other charts show it small."""
 
     step: float
@@ -86,7 +86,7 @@ def shown(value: float | int) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def downsample(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     """At most `most` points: of each stretch the lowest and the highest, so that no spike is lost."""
     if len(points) <= most:
         return list(points)
@@ -117,7 +117,7 @@ class Timeline:
     """The steps of a run with what happened at them."""
 
     last: float
-    marks: Sequence[Mark]
+    marks: Sequence[EventMark]
 
 
 def line_chart(id: str, label: str, curves: Sequence[Curve], time: Timeline, readings: Sequence[str]) -> str:
@@ -156,13 +156,13 @@ def _column(across: Axis, place: float | int, label: str) -> str:
     return f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{label}</text>'
 
 
-def _marks(marks: Sequence[Mark], across: Axis, readings: Sequence[str]) -> str:
+def _marks(marks: Sequence[EventMark], across: Axis, readings: Sequence[str]) -> str:
     """A flag at each place, with a dashed line where it is about one of the readings; those that fall together share one."""
     places = group_pairs((round(across.at(mark.step), 1), mark) for mark in marks)
     return "".join(_flag(x, found, any(mark.reading in readings for mark in found)) for x, found in places.items())
 
 
-def _flag(x: float, marks: Sequence[Mark], own: bool) -> str:
+def _flag(x: float, marks: Sequence[EventMark], own: bool) -> str:
     title = "&#10;".join(html.escape(mark.text) for mark in marks)
     line = f'<line x1="{x}" x2="{x}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>' if own else ""
     shape = f"M{x - 4:.1f} {TOP - 9:g} h8 l-4 8 z" if own else f"M{x - 2:.1f} {TOP - 6:g} h4 l-2 4 z"
@@ -174,13 +174,13 @@ def _curve(curve: Curve, across: Axis, up: Axis) -> str:
         places = " ".join(f"{across.at(step):.1f},{up.at(value):.1f}" for step, value in points)
         return f'<polyline class="curve {curve.role}{kind}" points="{places}"/>'
 
-    points = thinned(curve.points)
+    points = downsample(curve.points)
     if len(points) == 1:
         step, value = points[0]
         return f'<circle class="dot {curve.role}" cx="{across.at(step):.1f}" cy="{up.at(value):.1f}" r="3.5"/>'
     if len(points) < SMOOTHED:
         return line(points, "")
-    return line(points, " raw") + line(thinned(running_mean(curve.points), 400), "")
+    return line(points, " raw") + line(downsample(running_mean(curve.points), 400), "")
 
 
 Ranged = tuple[int, Interval]

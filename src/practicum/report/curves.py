@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.report.charts import MOST_POINTS, Curve, Mark, Timeline, legend, line_chart, shown, thinned
-from practicum.report.markup import Section, note, safe, unfolding
+from practicum.report.charts import MOST_POINTS, Curve, EventMark, Timeline, downsample, legend, line_chart, shown
+from practicum.report.markup import Section, note, render_details, safe
 from practicum.report.reading import Row, RunData
-from practicum.text import printable
+from practicum.text import make_printable
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChartSpec:
     """A chart of readings that belong together: (key of metrics.jsonl, name, colour)."""
 
     title: str
@@ -22,34 +22,34 @@ class Wanted:
 
 
 WANTED = {
-    "reverse_kl": Wanted("Reverse KL to the teacher", "nats a token", (("reverse_kl", "reverse KL", "student"),)),
-    "reward": Wanted("Reward", "mean while training", (("reward", "reward", "student"),)),
-    "length": Wanted("Length", "tokens an answer", (("length", "length", "student"),)),
-    "entropy": Wanted(
+    "reverse_kl": ChartSpec("Reverse KL to the teacher", "nats a token", (("reverse_kl", "reverse KL", "student"),)),
+    "reward": ChartSpec("Reward", "mean while training", (("reward", "reward", "student"),)),
+    "length": ChartSpec("Length", "tokens an answer", (("length", "length", "student"),)),
+    "entropy": ChartSpec(
         "Entropies",
         "nats a token",
         (("student_entropy", "student", "student"), ("teacher_entropy", "teacher", "teacher")),
     ),
-    "overlap": Wanted(
+    "overlap": ChartSpec(
         "Overlap of the 16 likeliest tokens",
         "share",
         (("overlap", "tokens shared", "student"), ("overlap_mass", "student's mass on them", "third")),
     ),
-    "grad_norm": Wanted("Gradient norm", "before clipping", (("grad_norm", "gradient norm", "student"),)),
-    "truncated": Wanted(
+    "grad_norm": ChartSpec("Gradient norm", "before clipping", (("grad_norm", "gradient norm", "student"),)),
+    "truncated": ChartSpec(
         "Cut off", "share of answers", (("truncated", "cut off", "student"), ("empty", "empty", "before"))
     ),
-    "repetition": Wanted(
+    "repetition": ChartSpec(
         "Repetition",
         "share",
         (("repetition", "answers that loop", "student"), ("repeated_tokens", "repeated tokens", "third")),
     ),
-    "diversity": Wanted(
+    "diversity": ChartSpec(
         "Diversity",
         "share",
         (("unique_answers", "different answers of a prompt", "student"), ("distinct_2", "distinct 2-grams", "third")),
     ),
-    "loss": Wanted("Loss", "of each term, before weights", (("loss", "loss", "student"),)),
+    "loss": ChartSpec("Loss", "of each term, before weights", (("loss", "loss", "student"),)),
 }
 """The charts that every reader looks for, in their order."""
 
@@ -82,7 +82,7 @@ def curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     drawn = {id: _figure(id, wanted, curves, time) for id, (wanted, curves) in charts.items()}
     main = "".join(drawing for id, drawing in drawn.items() if not id.startswith("other-"))
     rest = "".join(drawing for id, drawing in drawn.items() if id.startswith("other-"))
-    more = unfolding("every other reading", f'<div class="charts">{rest}</div>') if rest else ""
+    more = render_details("every other reading", f'<div class="charts">{rest}</div>') if rest else ""
     hint = "Point at a curve to read it, or focus it and use the arrow keys."
     smooth = " The bold line is a running mean." if len(run.metrics) >= 80 else ""
     flags = " A flag is an alarm, with a line where it is about that reading: see below." if marks else ""
@@ -92,24 +92,26 @@ def curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     }
 
 
-def mark_of(alarm: Row) -> Mark:
+def mark_of(alarm: Row) -> EventMark:
     """An alarm as a mark on the time axis."""
     name = str(alarm.get("name", alarm.get("id", "alarm")))
-    return Mark(float(alarm["step"]), f"step {alarm['step']}: {printable(name)}", str(alarm.get("reading", name)))
+    return EventMark(
+        float(alarm["step"]), f"step {alarm['step']}: {make_printable(name)}", str(alarm.get("reading", name))
+    )
 
 
-def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
+def _charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
     """Every chart that has a point, by its name in the page."""
-    found: dict[str, tuple[Wanted, list[Curve]]] = {}
+    found: dict[str, tuple[ChartSpec, list[Curve]]] = {}
     used = {key for wanted in WANTED.values() for key, _, _ in wanted.readings}
     keys = list(dict.fromkeys(key for row in run.metrics for key in row))
     teachers = [key for key in keys if key.startswith("reverse_kl/")]
     places = [key for key in keys if key.startswith("reverse_kl_at_")]
     terms = [key for key in keys if key.startswith("loss_") and key[5:].isdigit()]
     several = {
-        "teachers": Wanted("Reverse KL by teacher", "nats a token", _roles(teachers, "reverse_kl/")),
-        "places": Wanted("Reverse KL by place", "nats a token, from place", _roles(places, "reverse_kl_at_")),
-        "terms": Wanted("Loss by term", "before weights", _roles(terms, "loss_")),
+        "teachers": ChartSpec("Reverse KL by teacher", "nats a token", _roles(teachers, "reverse_kl/")),
+        "places": ChartSpec("Reverse KL by place", "nats a token, from place", _roles(places, "reverse_kl_at_")),
+        "terms": ChartSpec("Loss by term", "before weights", _roles(terms, "loss_")),
     }
     for id, wanted in {**WANTED, **several}.items():
         curves = [
@@ -123,7 +125,7 @@ def _charts(run: RunData) -> dict[str, tuple[Wanted, list[Curve]]]:
     for place, key in enumerate(rest):
         curve = _curve(run.metrics, key, safe(key), "student")
         if len({value for _, value in curve.points}) > 1 and len(found) < len(WANTED) + OTHERS:
-            found[f"other-{place}"] = (Wanted(safe(key), "", ((key, safe(key), "student"),)), [curve])
+            found[f"other-{place}"] = (ChartSpec(safe(key), "", ((key, safe(key), "student"),)), [curve])
     return found
 
 
@@ -140,7 +142,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _figure(id: str, wanted: Wanted, curves: Sequence[Curve], time: Timeline) -> str:
+def _figure(id: str, wanted: ChartSpec, curves: Sequence[Curve], time: Timeline) -> str:
     label = f"{html.unescape(wanted.title)}, {wanted.unit}: " + "; ".join(
         f"{html.unescape(curve.name)} {shown(curve.points[0][1])} at step {curve.points[0][0]:.0f}, "
         f"{curve.points[-1][1]:.4g} at step {curve.points[-1][0]:.0f}"
@@ -172,7 +174,7 @@ def _data(curves: Sequence[Curve]) -> dict[str, Any]:
                 "values": [float(f"{value:.5g}") for _, value in points],
             }
             for curve in curves
-            for points in [thinned(curve.points, MOST_POINTS)]
+            for points in [downsample(curve.points, MOST_POINTS)]
         ]
     }
 

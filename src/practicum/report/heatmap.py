@@ -11,7 +11,7 @@ from typing import Any
 
 from practicum.report.markup import Section, safe
 from practicum.report.reading import Row, RunData
-from practicum.text import printable
+from practicum.text import make_printable
 
 SHOWN_TOKENS = 240
 """So many tokens of a rollout are shown."""
@@ -141,7 +141,7 @@ def _trace_view(when: str, trace: Row) -> View:
     heading = f'<span class="when {when}">{when}</span> {safe(trace["question"])}{_mark(trace["reward"])}'
     kept = slice(0, SHOWN_TOKENS)
     return View(
-        f"{when}: {printable(trace['question'])}",
+        f"{when}: {make_printable(trace['question'])}",
         heading,
         trace["text"][kept],
         trace["control"][kept],
@@ -182,7 +182,7 @@ def _rollout_view(row: Row, run: RunData) -> View:
     source = "" if row["source"] == "student" else f" by the {safe(row['source'])}"
     heading = f'<span class="when">step {row["step"]}</span> {safe(row["prompt"])}{source}{_mark(row.get("reward"))}'
     return View(
-        f"step {row['step']}: {printable(row['prompt'])}",
+        f"step {row['step']}: {make_printable(row['prompt'])}",
         heading,
         [text for text, _ in known],
         [control for _, control in known],
@@ -209,7 +209,7 @@ def _drawn(view: View, place: int, quantity: Quantity) -> str:
 
 
 def _token(text: str, control: bool, kind: str) -> str:
-    shown = html.escape(printable(text) or "∅")
+    shown = html.escape(make_printable(text) or "∅")
     if control:
         return f'<i class="{kind} control">{shown}</i>'
     return f'<i class="{kind}">{shown}</i>{"<br>" if text.endswith(chr(10)) else ""}'
@@ -245,11 +245,11 @@ def _data(view: View) -> dict[str, Any]:
     """The numbers of a view, short."""
     return {
         "title": view.title,
-        "text": [printable(text) for text in view.text],
+        "text": [make_printable(text) for text in view.text],
         "numbers": {name: [_short(value) for value in column] for name, column in view.numbers.items()},
         "sides": {
             name: {
-                "texts": [[printable(text) for text in row] for row in side["texts"][: len(view.text)]],
+                "texts": [[make_printable(text) for text in row] for row in side["texts"][: len(view.text)]],
                 "shares": [[_short(value) for value in row] for row in side["probabilities"][: len(view.text)]],
             }
             for name, side in view.sides.items()

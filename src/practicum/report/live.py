@@ -11,7 +11,7 @@ from time import monotonic, time
 from typing import Any, Literal
 
 from practicum.report.markup import seconds
-from practicum.report.page import Parts, navigation, page, parts_of
+from practicum.report.page import PageParts, navigation, page, parts_of
 from practicum.report.reading import RunData, read_run
 from practicum.run_dir import is_alive
 
@@ -39,12 +39,12 @@ WORK = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _RenderedPage:
     """A page as it was made from the files of one moment."""
 
     signature: tuple[object, ...]
     run: RunData
-    parts: Parts
+    parts: PageParts
     digests: Mapping[str, str]
     good_until: float
 
@@ -55,14 +55,14 @@ class Live:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._made: _Made | None = None
+        self._made: _RenderedPage | None = None
 
     def page(self) -> str:
         """The whole page as it is now; PracticumError where the folder holds no run."""
         made = self._now()
         return page(made.parts, _version(made.digests))
 
-    def news(self, version: str) -> dict[str, Any]:
+    def get_changes_since(self, version: str) -> dict[str, Any]:
         """What changed since a version that the reader has, and how the run is."""
         made = self._now()
         known = dict(part.split(":", 1) for part in version.split(",") if ":" in part)
@@ -80,7 +80,7 @@ class Live:
             "data": made.parts.data,
         }
 
-    def _now(self) -> _Made:
+    def _now(self) -> _RenderedPage:
         with self._lock:
             folder = stage_of(self._folder)
             ended = (folder / "summary.json").is_file()
@@ -91,7 +91,7 @@ class Live:
                 run = read_run(folder, MOST_ROLLOUTS)
                 parts = parts_of(run)
                 good_until = monotonic() + WORK * (monotonic() - start)
-                made = self._made = _Made(signature, run, parts, _digests(parts), good_until)
+                made = self._made = _RenderedPage(signature, run, parts, _digests(parts), good_until)
             return made
 
 
@@ -110,7 +110,7 @@ def _mark(path: Path) -> tuple[int, int] | None:
     return state.st_size, state.st_mtime_ns
 
 
-def _digests(parts: Parts) -> dict[str, str]:
+def _digests(parts: PageParts) -> dict[str, str]:
     """A few letters for each part; the numbers under the heat map and the curves count with them."""
     under = {"heat": parts.data["heat"], "curves": parts.data["charts"]}
     return {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.text import printable
+from practicum.text import make_printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Section:
 
 def safe(text: str, *, lines: bool = False) -> str:
     """Text of users and models: control and direction characters made visible, markup made plain."""
-    shown = "\n".join(printable(line) for line in text.splitlines()) if lines else printable(text)
+    shown = "\n".join(make_printable(line) for line in text.splitlines()) if lines else make_printable(text)
     return html.escape(shown)
 
 
@@ -70,7 +70,7 @@ def table(
     if first is not None and len(body) > first:
         shown = table(head, body[:first], numbers=numbers, label=label)
         rest = table(head, body[first:most], numbers=numbers, label=f"more {label}")
-        return shown + unfolding(f"{count(len(body) - first)} more", rest)
+        return shown + render_details(f"{count(len(body) - first)} more", rest)
 
     def kind(place: int) -> str:
         return ' class="n"' if place in numbers else ""
@@ -115,6 +115,6 @@ def note(text: str) -> str:
     return f'<p class="note">{text}</p>'
 
 
-def unfolding(title: str, body: str) -> str:
+def render_details(title: str, body: str) -> str:
     """A part that opens on demand."""
     return f"<details><summary>{title}</summary>{body}</details>"

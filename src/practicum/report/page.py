@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from practicum.report.accounting import again_section, alarms_section, doctor_section, dropped_section
+from practicum.report.accounting import alarms_section, doctor_section, dropped_section, reproduce_section
 from practicum.report.answers import answers_section, evaluation_section, lengths_section
 from practicum.report.curves import curves_section
 from practicum.report.heatmap import heatmap_section
@@ -22,7 +22,7 @@ SCRIPT = files("practicum.report").joinpath("page.js").read_text(encoding="utf-8
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PageParts:
     """A page before it is put together: its sections as HTML by name, what links call them, the numbers under them."""
 
     title: str
@@ -32,7 +32,7 @@ class Parts:
     data: Mapping[str, Any]
 
 
-def parts_of(run: RunData) -> Parts:
+def parts_of(run: RunData) -> PageParts:
     """The parts of a run's page, in order."""
     heat, heat_data = heatmap_section(run)
     curves, curves_data = curves_section(run)
@@ -46,10 +46,10 @@ def parts_of(run: RunData) -> Parts:
         answers_section(run),
         dropped_section(run),
         doctor_section(run),
-        again_section(run),
+        reproduce_section(run),
     ]
     found = [section for section in sections if section is not None]
-    return Parts(
+    return PageParts(
         title=run.name,
         about=str(run.recipe.get("about") or ""),
         html={"verdict": verdict(run), **{section.id: _section(section) for section in found}},
@@ -58,7 +58,7 @@ def parts_of(run: RunData) -> Parts:
     )
 
 
-def page(parts: Parts, version: str | None = None) -> str:
+def page(parts: PageParts, version: str | None = None) -> str:
     """The whole page; one with a `version` is live: it asks the server that it came from for news, and nobody else."""
     live = version is not None
     status = '<p class="live" role="status"></p>' if live else ""
@@ -74,7 +74,7 @@ def page(parts: Parts, version: str | None = None) -> str:
     )
 
 
-def navigation(parts: Parts) -> str:
+def navigation(parts: PageParts) -> str:
     """The way to each section."""
     return "".join(f'<a href="#{id}">{title}</a>' for id, title in parts.links.items())
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from practicum.costs import PHASES, Spending
+from practicum.costs import PHASES, BudgetTracker
 from practicum.recipe import Recipe
-from practicum.text import printable
+from practicum.text import make_printable
 from practicum.training.evaluation import Evaluation
 from practicum.types import Metrics, Rollout
 
@@ -57,7 +57,7 @@ def side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[di
 
 def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[str]]:
     """The first few of `side_by_side`, safe to print and short enough for a terminal."""
-    return [[_short(printable(str(sample[column]))) for column in columns] for sample in samples[:SHOWN]]
+    return [[_short(make_printable(str(sample[column]))) for column in columns] for sample in samples[:SHOWN]]
 
 
 def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -78,7 +78,7 @@ def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def cost_lines(summary: Mapping[str, Any], recipe: Recipe, spent: Spending) -> dict[str, str]:
+def cost_lines(summary: Mapping[str, Any], recipe: Recipe, spent: BudgetTracker) -> dict[str, str]:
     """What a run cost: operations by phase, bytes to other processes, money where the recipe has prices, the budget that ended it.
 
     `spent` knows the seconds of the steps and the bytes; `summary` does not, because it holds nothing that depends on the clock.
@@ -92,7 +92,7 @@ def cost_lines(summary: Mapping[str, Any], recipe: Recipe, spent: Spending) -> d
     money = {} if recipe.prices is None else recipe.prices.money(cost, spent.spent["seconds"])
     if recipe.prices is not None and money:
         items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
-        lines["money"] = f"{sum(money.values()):.4g} {printable(recipe.prices.currency)} ({items})"
+        lines["money"] = f"{sum(money.values()):.4g} {make_printable(recipe.prices.currency)} ({items})"
     if summary["ended"] != ALL_DONE:
         lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
     return lines
@@ -110,12 +110,12 @@ def _short(text: str) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
 
 
-def shown_sample(rollouts: Sequence[Rollout]) -> tuple[str, str]:
+def format_sample(rollouts: Sequence[Rollout]) -> tuple[str, str]:
     """The first rollout's question and answer, safe to print."""
-    return printable(rollouts[0].prompt.messages[-1].content), printable(rollouts[0].text)
+    return make_printable(rollouts[0].prompt.messages[-1].content), make_printable(rollouts[0].text)
 
 
-def with_speed(metrics: Metrics) -> Metrics:
+def add_speed(metrics: Metrics) -> Metrics:
     """The metrics with the tokens a second of the whole step, for showing."""
     seconds = sum(value for name, value in metrics.items() if name.startswith("seconds_"))
     return metrics | {"tokens_per_second": metrics["tokens"] / max(seconds, 1e-9)}

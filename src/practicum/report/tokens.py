@@ -15,7 +15,7 @@ from torch import Tensor
 from practicum.report.charts import legend_figure, ranged_chart
 from practicum.report.markup import Section, bar, count, note, number, panel, percent, safe, table
 from practicum.report.reading import Row, RunData
-from practicum.statistics import Interval, auroc, clustered, concentration, participation
+from practicum.statistics import Interval, auroc, cluster_bootstrap, concentration, participation_ratio
 
 SHOWN_TOKENS = 20
 PART = 0.2
@@ -40,7 +40,7 @@ def kind_of(text: str, control: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenTable:
     """The supervised tokens of the sampled rollouts, one entry a token.
 
     `value` is the divergence in nats, or the sampled log-ratio (student minus teacher) where no divergence is recorded;
@@ -68,9 +68,9 @@ class Tokens:
         names = {name: number for number, name in enumerate(dict.fromkeys(row["prompt"] for row in self.rows))}
         return torch.tensor([names[row["prompt"]] for row in self.rows], dtype=torch.long)[self.row]
 
-    def where(self, chosen: Tensor) -> "Tokens":
+    def where(self, chosen: Tensor) -> "TokenTable":
         """The tokens at which `chosen` holds."""
-        return Tokens(
+        return TokenTable(
             self.rows, self.row[chosen], self.place[chosen], self.token[chosen], self.value[chosen], self.exact
         )
 
@@ -80,10 +80,10 @@ class Tokens:
             return None
         order = self.group.argsort(stable=True)
         sizes = torch.bincount(self.group[order])
-        return clustered(self.value[order].split(sizes[sizes > 0].tolist()), seed)
+        return cluster_bootstrap(self.value[order].split(sizes[sizes > 0].tolist()), seed)
 
 
-def tokens_of(rows: Sequence[Row]) -> Tokens:
+def tokens_of(rows: Sequence[Row]) -> TokenTable:
     """The supervised tokens with a known value; without any, the lists are empty."""
     exact = any(value is not None for row in rows for value in row.get("divergence", ()))
     columns: list[Tensor] = []
@@ -97,7 +97,7 @@ def tokens_of(rows: Sequence[Row]) -> Tokens:
         columns.append(torch.stack([torch.full_like(places, number_), places, ids, places]).double())
         columns[-1][3] = values[places]
     whole = torch.cat(columns, dim=1) if columns else torch.zeros(4, 0)
-    return Tokens(rows, whole[0].long(), whole[1].long(), whole[2].long(), whole[3].double(), exact)
+    return TokenTable(rows, whole[0].long(), whole[1].long(), whole[2].long(), whole[3].double(), exact)
 
 
 def _column(values: Sequence[float | None]) -> Tensor:
@@ -125,20 +125,20 @@ def tokens_section(run: RunData) -> Section | None:
     return Section("tokens", "Divergence", title, "sampled training rollouts, tokens that were learned from", body)
 
 
-def _ends(tokens: Tokens) -> tuple[Tokens, Tokens]:
+def _ends(tokens: TokenTable) -> tuple[TokenTable, TokenTable]:
     """The tokens of the first and of the last fifth of the steps."""
     low, high = int(tokens.step.min()), int(tokens.step.max())
     reach = max(int((high - low + 1) * PART), 1)
     return tokens.where(tokens.step < low + reach), tokens.where(tokens.step > high - reach)
 
 
-def _sample_note(run: RunData, tokens: Tokens) -> str:
+def _sample_note(run: RunData, tokens: TokenTable) -> str:
     what = (
         "the divergence of the loss's first term"
         if tokens.exact
         else "log p(student) - log p(teacher) of the sampled token"
     )
-    half, part = concentration(tokens.value), participation(tokens.value.clamp(min=0))
+    half, part = concentration(tokens.value), participation_ratio(tokens.value.clamp(min=0))
     facts = "" if half is None else f" Half of it lies on {percent(half)} of the tokens"
     facts += "" if half is None or part is None else f" (participation ratio {part:.2f})."
     return note(
@@ -157,11 +157,11 @@ def _spans(longest: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _by_place(tokens: Tokens, first: Tokens, last: Tokens, seed: int) -> str:
+def _by_place(tokens: TokenTable, first: TokenTable, last: TokenTable, seed: int) -> str:
     spans = _spans(int(tokens.place.max()) + 1)
     names = [str(low + 1) if high == low + 1 else f"{low + 1}-{high}" for low, high in spans]
 
-    def ranged(some: Tokens) -> list[tuple[int, Interval]]:
+    def ranged(some: TokenTable) -> list[tuple[int, Interval]]:
         means = [some.where((some.place >= low) & (some.place < high)).mean(seed) for low, high in spans]
         return [(place, mean) for place, mean in enumerate(means) if mean is not None]
 
@@ -170,14 +170,14 @@ def _by_place(tokens: Tokens, first: Tokens, last: Tokens, seed: int) -> str:
     return legend_figure(chart, groups)
 
 
-def _kinds(tokens: Tokens, run: RunData) -> Tensor:
+def _kinds(tokens: TokenTable, run: RunData) -> Tensor:
     """Each token's kind, as its place in `KINDS`."""
     ids, inverse = tokens.token.unique(return_inverse=True)
     known = [run.vocabulary.get(token, (f"<{token}>", False)) for token in ids.tolist()]
     return torch.tensor([KINDS.index(kind_of(*one)) for one in known], dtype=torch.long)[inverse]
 
 
-def _by_kind(tokens: Tokens, first: Tokens, last: Tokens, run: RunData) -> str:
+def _by_kind(tokens: TokenTable, first: TokenTable, last: TokenTable, run: RunData) -> str:
     if not run.vocabulary:
         return note("This run has no vocabulary.jsonl, so what its tokens read as is not known.")
     kinds, early, late = (_kinds(some, run) for some in (tokens, first, last))
@@ -204,11 +204,11 @@ def _by_kind(tokens: Tokens, first: Tokens, last: Tokens, run: RunData) -> str:
     return table(head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token") + last_fifths
 
 
-def _plain(tokens: Tokens) -> str:
+def _plain(tokens: TokenTable) -> str:
     return f"{tokens.value.mean().item():.2f}" if len(tokens) else "none"
 
 
-def _dearest(tokens: Tokens, run: RunData) -> str:
+def _dearest(tokens: TokenTable, run: RunData) -> str:
     ids, inverse = tokens.token.unique(return_inverse=True)
     sums = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, inverse, tokens.value)
     counts = torch.bincount(inverse, minlength=len(ids))
@@ -234,7 +234,7 @@ def token_text(token: int, run: RunData) -> str:
     return f"&lt;{token}&gt;" if known is None else safe(known[0]).replace(" ", "␣")
 
 
-def _by_correctness(tokens: Tokens, run: RunData) -> str:
+def _by_correctness(tokens: TokenTable, run: RunData) -> str:
     if all(row.get("reward") is None for row in tokens.rows):
         return ""
     rewards = torch.tensor([math.nan if row.get("reward") is None else row["reward"] for row in tokens.rows])
@@ -252,7 +252,7 @@ def _by_correctness(tokens: Tokens, run: RunData) -> str:
     return whole + _preference(tokens, rewards)
 
 
-def _preference(tokens: Tokens, rewards: Tensor) -> str:
+def _preference(tokens: TokenTable, rewards: Tensor) -> str:
     """Whether the teacher likes right answers better than wrong ones, relative to the student."""
     scores, hits = [], []
     for place, row in enumerate(tokens.rows):

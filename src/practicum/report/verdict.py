@@ -9,7 +9,7 @@ from practicum.report.curves import recent
 from practicum.report.markup import count, number, percent, safe, seconds
 from practicum.report.reading import Row, RunData
 from practicum.report.tables import ALL_DONE
-from practicum.statistics import Interval, detectable, difference, group_pairs, overlaps_zero, ratio
+from practicum.statistics import Interval, contains_zero, difference, group_pairs, minimum_detectable_difference, ratio
 
 
 def verdict(run: RunData) -> str:
@@ -31,7 +31,7 @@ def recovery(run: RunData) -> Interval | None:
     """(after - before) / (teacher - before) over the prompts that all three answered; None where that means nothing."""
     before, after, teacher = scores(run.before), scores(run.after), scores(run.teacher)
     prompts = [prompt for prompt in before if prompt in after and prompt in teacher]
-    if not prompts or overlaps_zero(_gap(prompts, teacher, before, run.seed)):
+    if not prompts or contains_zero(_gap(prompts, teacher, before, run.seed)):
         return None
     gained = [after[prompt] - before[prompt] for prompt in prompts]
     return ratio(gained, [teacher[prompt] - before[prompt] for prompt in prompts], run.seed)
@@ -73,11 +73,11 @@ def _so_far(run: RunData) -> str:
 
 
 def _tone(won: Interval) -> str:
-    return "" if overlaps_zero(won) else "good" if won.mean > 0 else "bad"
+    return "" if contains_zero(won) else "good" if won.mean > 0 else "bad"
 
 
 def _meaning(won: Interval) -> str:
-    if overlaps_zero(won):
+    if contains_zero(won):
         return "not told apart from no change"
     return "the student is better" if won.mean > 0 else "the student is worse"
 
@@ -120,10 +120,14 @@ def _recovered(run: RunData) -> str:
     found = recovery(run)
     if found is None:
         return _figure("gap recovered", "unknown", "the teacher's lead before training is not told apart from none")
-    return _figure("gap recovered", _whole(found.mean), f"95 % interval {_whole(found.low)} to {_whole(found.high)}")
+    return _figure(
+        "gap recovered",
+        _format_percent(found.mean),
+        f"95 % interval {_format_percent(found.low)} to {_format_percent(found.high)}",
+    )
 
 
-def _whole(share: float) -> str:
+def _format_percent(share: float) -> str:
     """A share in whole percent, without a sign before nothing."""
     return f"{round(100 * share)} %"
 
@@ -198,7 +202,7 @@ def _time(run: RunData) -> str:
 
 def _certainty(run: RunData) -> str:
     before, after = scores(run.before), scores(run.after)
-    least = detectable([after[prompt] - before[prompt] for prompt in before if prompt in after])
+    least = minimum_detectable_difference([after[prompt] - before[prompt] for prompt in before if prompt in after])
     if not least:
         return _figure("certainty", "single seed", "intervals are about the prompts, not about other seeds")
     return _figure(

@@ -1,6 +1,6 @@
 """From prompts to rollouts: written by whoever the source names, read back as text, and rewarded."""
 
-from practicum.rollouts.batch import Batch, prompts_of_step
+from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.sources import (
     SOURCES,
     Cache,
@@ -14,38 +14,38 @@ from practicum.rollouts.sources import (
     replays,
     source_problems,
 )
-from practicum.rollouts.tape import Archive, TapeRow, digits, read_tape
+from practicum.rollouts.tape import RolloutArchive, RolloutRow, load_recorded_rollouts, to_exact_floats
 from practicum.rollouts.writing import (
-    Authors,
-    environment_of,
-    rewarded,
+    RolloutWriters,
+    add_rewards,
+    as_environment,
+    collect_rollouts,
     sample_rollouts,
-    taught_rollouts,
-    write_rollouts,
+    sample_teacher_rollouts,
 )
 
 __all__ = [
     "SOURCES",
-    "Archive",
-    "Authors",
-    "Batch",
     "Cache",
     "Prefix",
+    "RolloutArchive",
+    "RolloutBatch",
+    "RolloutRow",
+    "RolloutWriters",
     "Source",
     "SourceChoice",
     "StudentSource",
-    "TapeRow",
+    "add_rewards",
+    "as_environment",
     "asks_teacher",
+    "collect_rollouts",
     "conversation_problems",
-    "digits",
-    "environment_of",
+    "load_recorded_rollouts",
     "other_writer",
-    "prompts_of_step",
-    "read_tape",
     "replays",
-    "rewarded",
     "sample_rollouts",
+    "sample_teacher_rollouts",
+    "select_prompts",
     "source_problems",
-    "taught_rollouts",
-    "write_rollouts",
+    "to_exact_floats",
 ]

@@ -10,7 +10,7 @@ from practicum.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RolloutBatch:
     """Which completions to draw: `n` for each prompt, named by `stream` and `step` for their random streams.
 
     `version` counts the steps that the student has learned who draws them; None: all before `step`.
@@ -30,34 +30,34 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RolloutKey:
     """One completion of a batch, still to be written: its prompt, and its number among those of the prompt."""
 
     prompt: Prompt
     number: int
 
 
-def prompts_of_step(prompts: Sequence[Prompt], seed: int, step: int, count: int) -> list[Prompt]:
+def select_prompts(prompts: Sequence[Prompt], seed: int, step: int, count: int) -> list[Prompt]:
     """The prompts of a step (counted from 1): every prompt once an epoch, in an order of its own each epoch.
 
     A pure function of (seed, step), so a resumed run sees what the uninterrupted one would have seen.
     """
     places = range((step - 1) * count, step * count)
-    orders = {epoch: shuffled(len(prompts), seed, "epoch", epoch) for epoch in {p // len(prompts) for p in places}}
+    orders = {epoch: permute(len(prompts), seed, "epoch", epoch) for epoch in {p // len(prompts) for p in places}}
     return [prompts[orders[place // len(prompts)][place % len(prompts)]] for place in places]
 
 
-def shuffled(count: int, *name: int | str) -> list[int]:
+def permute(count: int, *name: int | str) -> list[int]:
     """The numbers below `count` in an order that belongs to a name."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed_of(*name))).tolist()
 
 
-def numbered(batch: Batch, more: int = 0) -> list[list[Place]]:
+def enumerate_keys(batch: RolloutBatch, more: int = 0) -> list[list[RolloutKey]]:
     """The `n + more` places of each prompt; a prompt that comes twice in a step goes on counting."""
     counts: dict[str, int] = {}
     groups = []
     for prompt in batch.prompts:
         first = counts.get(prompt.id, 0)
         counts[prompt.id] = first + batch.n + more
-        groups.append([Place(prompt, number) for number in range(first, counts[prompt.id])])
+        groups.append([RolloutKey(prompt, number) for number in range(first, counts[prompt.id])])
     return groups

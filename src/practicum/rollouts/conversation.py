@@ -12,10 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from practicum.core.abandon import Abandoned
+from practicum.core.abandon import Cancelled
 from practicum.core.randomness import seed_of
 from practicum.errors import VerifierError
-from practicum.ports import Environment, Episode, Observation, Voice
+from practicum.ports import Environment, Episode, Observation, PromptedClient
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
     AUTHORS,
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ConversationRequest:
     """A conversation to be held: its prompt, who speaks and how it reads the prompt, and the seed of its turns."""
 
     prompt: Prompt
-    voice: Voice
+    voice: PromptedClient
     seed: int
 
 
@@ -83,8 +83,8 @@ class Conversation:
         )
 
 
-def converse(
-    openings: Sequence[Opening], environment: Environment, renderer: Renderer, params: SamplingParams
+def run_conversations(
+    openings: Sequence[ConversationRequest], environment: Environment, renderer: Renderer, params: SamplingParams
 ) -> list[Conversation]:
     """Hold all conversations, each to its end or until no turn fits `params.max_new_tokens`, the environment's included.
 
@@ -120,7 +120,7 @@ def _sample_turns(waiting: "Sequence[_Open]", params: SamplingParams) -> list[Sa
     samples: dict[int, Sample] = {}
     calls = [(id(conversation.opening.voice.client), conversation.choose_length(params)) for conversation in waiting]
     for call in dict.fromkeys(calls):
-        rows = [row for row, its in enumerate(calls) if its == call]
+        rows = [row for row, client_and_length in enumerate(calls) if client_and_length == call]
         requests = [waiting[row].make_request() for row in rows]
         voice = waiting[rows[0]].opening.voice
         drawn = voice.client.sample(requests, replace(params, max_new_tokens=call[1]))
@@ -135,7 +135,7 @@ class _Open:
     `begins` is where the turn that is being said begins; `asked` says whether the environment was asked for an answer.
     """
 
-    opening: Opening
+    opening: ConversationRequest
     tokens: list[int] = field(default_factory=list)
     spoken: list[bool] = field(default_factory=list)
     sampling: list[Tensor] = field(default_factory=list)
@@ -215,7 +215,7 @@ class _Open:
         """Return what the episode gives, or None where it fails, which is then why the conversation stopped."""
         try:
             return call()
-        except Abandoned:
+        except Cancelled:
             raise
         except Exception as error:  # an environment is somebody else's program and may fail in any way
             self.stop_reason = "timeout" if isinstance(error, TimeoutError) else "error"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from practicum.core.calls import Call
-from practicum.objective.choices import by_name, reader
+from practicum.objective.choices import index_by_type, make_validator
 from practicum.ports import Capabilities
 
 
@@ -83,11 +83,11 @@ class Cache(Call):
         return path
 
 
-SOURCES = by_name(StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache)
+SOURCES = index_by_type(StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache)
 """The sources by name."""
 
 Source = StudentSource | DatasetSource | TeacherSource | Mix | Join | TokenMix | Prefix | Cache
-SourceChoice = Annotated[Source, Field(discriminator="type"), reader("source", SOURCES)]
+SourceChoice = Annotated[Source, Field(discriminator="type"), make_validator("source", SOURCES)]
 
 
 def replays(source: Source) -> bool:
@@ -99,7 +99,7 @@ def source_problems(source: Source, capabilities: Capabilities, teacher: str) ->
     """What a source asks of a teacher that writes nothing, with what to write instead."""
     if capabilities.writes or not asks_teacher(source):
         return []
-    return [writes_nothing(source, f"teacher {teacher!r}")]
+    return [explain_no_generation(source, f"teacher {teacher!r}")]
 
 
 def conversation_problems(source: Source) -> list[str]:
@@ -113,7 +113,7 @@ def conversation_problems(source: Source) -> list[str]:
     return []
 
 
-def writes_nothing(source: Source, who: str) -> str:
+def explain_no_generation(source: Source, who: str) -> str:
     """The sentence about a teacher that was asked to write and cannot."""
     return (
         f"rollout.source: {source.model_dump()} lets the teacher write, but {who} writes no answers; write source: student, "

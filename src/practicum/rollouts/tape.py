@@ -41,7 +41,7 @@ class AuthorRow(BaseModel):
     tokens: Annotated[int, Field(ge=1)]
 
 
-class TapeRow(BaseModel):
+class RolloutRow(BaseModel):
     """One rollout as rollouts.jsonl holds it, beside what was found out about it later.
 
     `authors` are the writers of its tokens one after another, each with the number of its tokens; a rollout that `source` wrote
@@ -66,7 +66,7 @@ class TapeRow(BaseModel):
     notes: dict[str, str] = {}
 
     @model_validator(mode="after")
-    def _of_one_length(self) -> "TapeRow":
+    def _of_one_length(self) -> "RolloutRow":
         columns = (self.tokens, self.loss_mask, self.sampling_logprobs, self.policy_logprobs)
         if len(set(map(len, columns))) > 1:
             raise ValueError("tokens, loss_mask, sampling_logprobs and policy_logprobs differ in length")
@@ -77,7 +77,7 @@ class TapeRow(BaseModel):
         return self
 
     @classmethod
-    def of(cls, step: int, rollout: Rollout) -> "TapeRow":
+    def of(cls, step: int, rollout: Rollout) -> "RolloutRow":
         """The row of a rollout."""
         return cls(
             step=step,
@@ -90,8 +90,8 @@ class TapeRow(BaseModel):
             prompt_tokens=list(rollout.prompt_tokens),
             tokens=rollout.tokens.tolist(),
             loss_mask=rollout.loss_mask.tolist(),
-            sampling_logprobs=digits(rollout.sampling_logprobs),
-            policy_logprobs=digits(rollout.policy_logprobs),
+            sampling_logprobs=to_exact_floats(rollout.sampling_logprobs),
+            policy_logprobs=to_exact_floats(rollout.policy_logprobs),
             authors=_encode_authors(rollout.authors),
             turns=[TurnRow(role=turn.role, tokens=turn.tokens, text=turn.text) for turn in rollout.turns],
             notes=dict(rollout.notes),
@@ -152,7 +152,7 @@ def _decode_authors(rows: Sequence[AuthorRow]) -> UInt8[Tensor, " T"] | None:
     return torch.tensor(places, dtype=torch.uint8) if rows else None
 
 
-def digits(values: Float[Tensor, " T"]) -> list[float | None]:
+def to_exact_floats(values: Float[Tensor, " T"]) -> list[float | None]:
     """The numbers with all that a float32 holds; None where a token has none."""
     return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()]
 
@@ -162,7 +162,7 @@ def _undigits(values: Sequence[float | None]) -> Float[Tensor, " T"]:
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class RolloutArchive:
     """What was written before a step: the `newest` student rollouts of earlier steps, and an earlier run's, by prompt."""
 
     newest: deque[Rollout] = field(default_factory=lambda: deque(maxlen=0))
@@ -193,7 +193,7 @@ class Archive:
 
 def _restored(row: Mapping[str, Any], prompts: Mapping[str, Prompt], number: int) -> Rollout:
     try:
-        recorded = TapeRow.model_validate(row)
+        recorded = RolloutRow.model_validate(row)
     except ValidationError:
         raise _lost(f"row {number} is not a recorded rollout") from None
     if recorded.prompt not in prompts:
@@ -205,7 +205,9 @@ def _lost(why: str) -> CheckpointError:
     return CheckpointError(f"rollouts.jsonl {why}; put the file back, or start a new run")
 
 
-def read_tape(path: Path, prompts: Sequence[Prompt], renderer: Renderer, longest: int) -> dict[str, list[Rollout]]:
+def load_recorded_rollouts(
+    path: Path, prompts: Sequence[Prompt], renderer: Renderer, longest: int
+) -> dict[str, list[Rollout]]:
     """The rollouts of an earlier run's rollouts.jsonl for these prompts, by prompt.
 
     Raises DataError with the row that is no rollout, is longer than `longest`, or answers another prompt of that name.
@@ -227,9 +229,9 @@ def read_tape(path: Path, prompts: Sequence[Prompt], renderer: Renderer, longest
     return found
 
 
-def _row(line: bytes, where: str) -> TapeRow:
+def _row(line: bytes, where: str) -> RolloutRow:
     try:
-        return TapeRow.model_validate_json(line)
+        return RolloutRow.model_validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -17,14 +17,14 @@ from practicum.ports import (
     Environment,
     LockstepClient,
     MixedRequest,
+    PromptedClient,
     SamplingClient,
     Task,
     Teacher,
     TeacherRequest,
-    Voice,
 )
-from practicum.rollouts.batch import Batch, Place, numbered, shuffled
-from practicum.rollouts.conversation import Conversation, Opening, converse
+from practicum.rollouts.batch import RolloutBatch, RolloutKey, enumerate_keys, permute
+from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
 from practicum.rollouts.sources import (
     Join,
     Mix,
@@ -33,9 +33,9 @@ from practicum.rollouts.sources import (
     TeacherSource,
     TokenMix,
     conversation_problems,
-    writes_nothing,
+    explain_no_generation,
 )
-from practicum.rollouts.tape import Archive
+from practicum.rollouts.tape import RolloutArchive
 from practicum.text import Renderer
 from practicum.types import AUTHORS, Prompt, Rollout, Sample, SampleRequest, SamplingParams
 from practicum.types import Source as Origin
@@ -44,17 +44,19 @@ Author = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Authors:
+class RolloutWriters:
     """Who can write: the student, the teacher, and what was written before this step; `environment` is who answers them."""
 
     student: SamplingClient
     teacher: Teacher
     renderer: Renderer
-    archive: Archive = field(default_factory=Archive)
+    archive: RolloutArchive = field(default_factory=RolloutArchive)
     environment: Environment | None = None
 
 
-def write_rollouts(batch: Batch, source: Source, authors: Authors, params: SamplingParams) -> list[Rollout]:
+def collect_rollouts(
+    batch: RolloutBatch, source: Source, authors: RolloutWriters, params: SamplingParams
+) -> list[Rollout]:
     """The completions of a batch from its source; `policy_version` counts the steps that the student had learned.
 
     The archive learns what the student wrote, for the steps to come. Where there is an environment, a completion is a
@@ -62,66 +64,66 @@ def write_rollouts(batch: Batch, source: Source, authors: Authors, params: Sampl
     """
     if authors.environment is not None and (problems := conversation_problems(source)):
         raise CapabilityError(problems)
-    plan = _planned(batch, source, authors.archive)
-    writing = _Writing(batch, source, authors, params)
+    plan = _assign_writers(batch, source, authors.archive)
+    writing = _BatchWriter(batch, source, authors, params)
     written: dict[int, Rollout] = {}
     for author in dict.fromkeys(author for _, author in plan):
-        rows = [row for row, (_, its) in enumerate(plan) if its == author]
+        rows = [row for row, (_, writer) in enumerate(plan) if writer == author]
         written.update(zip(rows, writing.by(author, [plan[row][0] for row in rows]), strict=True))
     authors.archive.newest.extend(written[row] for row, (_, author) in enumerate(plan) if author == "student")
     return [written[row] for row in range(len(plan))]
 
 
 def sample_rollouts(
-    batch: Batch,
+    batch: RolloutBatch,
     client: SamplingClient,
     renderer: Renderer,
     params: SamplingParams,
     environment: Environment | None = None,
 ) -> list[Rollout]:
     """The student's own completions of a batch, or its conversations with an environment."""
-    places = [place for group in numbered(batch) for place in group]
+    places = [place for group in enumerate_keys(batch) for place in group]
     return _sampled(batch, places, client, renderer, params, environment)
 
 
-def taught_rollouts(
-    batch: Batch,
+def sample_teacher_rollouts(
+    batch: RolloutBatch,
     teacher: Teacher,
     renderer: Renderer,
     params: SamplingParams,
     environment: Environment | None = None,
 ) -> list[Rollout] | None:
     """The teacher's own completions of a batch, or its conversations; None where it writes none."""
-    places = [place for group in numbered(batch) for place in group]
+    places = [place for group in enumerate_keys(batch) for place in group]
     return _taught(batch, places, teacher, renderer, params, environment)
 
 
-def environment_of(task: Task) -> Environment | None:
+def as_environment(task: Task) -> Environment | None:
     """The task, where it answers back."""
     return task if isinstance(task, Environment) else None
 
 
-def rewarded(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
+def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     """The same rollouts with the task's reward."""
     return [replace(rollout, reward=task.reward(rollout)) for rollout in rollouts]
 
 
-def _planned(batch: Batch, source: Source, archive: Archive) -> list[tuple[Place, Author]]:
+def _assign_writers(batch: RolloutBatch, source: Source, archive: RolloutArchive) -> list[tuple[RolloutKey, Author]]:
     """Each place of the batch with who writes it."""
     if isinstance(source, Join):
-        groups = numbered(batch, more=source.n)
+        groups = enumerate_keys(batch, more=source.n)
         return [
             (place, "student" if order < batch.n else source.other)
             for group in groups
             for order, place in enumerate(group)
         ]
-    places = [place for group in numbered(batch) for place in group]
+    places = [place for group in enumerate_keys(batch) for place in group]
     if isinstance(source, Mix):
-        return [(place, _by_coin(batch, source, place, archive)) for place in places]
+        return [(place, _choose_writer(batch, source, place, archive)) for place in places]
     return [(place, source.type) for place in places]
 
 
-def _by_coin(batch: Batch, source: Mix, place: Place, archive: Archive) -> Author:
+def _choose_writer(batch: RolloutBatch, source: Mix, place: RolloutKey, archive: RolloutArchive) -> Author:
     """The student with the source's probability, and as long as there is nothing to replay."""
     if _seed(batch, "mix", place) < source.student * 2**63 or (source.other == "replay" and not archive.newest):
         return "student"
@@ -129,15 +131,15 @@ def _by_coin(batch: Batch, source: Mix, place: Place, archive: Archive) -> Autho
 
 
 @dataclass(frozen=True, slots=True)
-class _Writing:
+class _BatchWriter:
     """One batch being written; each method fills the places of one author."""
 
-    batch: Batch
+    batch: RolloutBatch
     source: Source
-    authors: Authors
+    authors: RolloutWriters
     params: SamplingParams
 
-    def by(self, author: str, places: Sequence[Place]) -> list[Rollout]:
+    def by(self, author: str, places: Sequence[RolloutKey]) -> list[Rollout]:
         methods = {
             "student": self.student,
             "dataset": self.dataset,
@@ -149,25 +151,25 @@ class _Writing:
         }
         return methods[author](places)
 
-    def student(self, places: Sequence[Place]) -> list[Rollout]:
+    def student(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         authors = self.authors
         return _sampled(self.batch, places, authors.student, authors.renderer, self.params, authors.environment)
 
-    def dataset(self, places: Sequence[Place]) -> list[Rollout]:
+    def dataset(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         return self._rollouts(places, self._given(places, self.params.max_new_tokens), "dataset")
 
-    def teacher(self, places: Sequence[Place]) -> list[Rollout]:
+    def teacher(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         own = self.source.temperature if isinstance(self.source, TeacherSource) else None
         params = self.params if own is None else replace(self.params, temperature=own)
         authors = self.authors
         rollouts = _taught(self.batch, places, authors.teacher, authors.renderer, params, authors.environment)
         if rollouts is None:
-            raise CapabilityError(writes_nothing(self.source, "this teacher"))
+            raise CapabilityError(explain_no_generation(self.source, "this teacher"))
         return [
             replace(rollout, policy_logprobs=torch.full_like(rollout.policy_logprobs, math.nan)) for rollout in rollouts
         ]
 
-    def replay(self, places: Sequence[Place]) -> list[Rollout]:
+    def replay(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         """Old rollouts of any prompt, numbered on from that prompt's places in this batch."""
         newest = self.authors.archive.newest
         taken = Counter(prompt.id for prompt in self.batch.prompts for _ in range(self.batch.n))
@@ -178,20 +180,20 @@ class _Writing:
             taken[old.prompt.id] += 1
         return rollouts
 
-    def cache(self, places: Sequence[Place]) -> list[Rollout]:
+    def cache(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         """The tape's completions of each prompt, in an order of their own in each step."""
         return [self._cached(place, self.authors.archive.tape.get(place.prompt.id, ())) for place in places]
 
-    def _cached(self, place: Place, recorded: Sequence[Rollout]) -> Rollout:
+    def _cached(self, place: RolloutKey, recorded: Sequence[Rollout]) -> Rollout:
         if len(recorded) < self.batch.n:
             raise DataError(
                 f"the tape of rollout.source holds {len(recorded)} completions of prompt {place.prompt.id!r}, and rollout.n asks "
                 f"for {self.batch.n}; record more with a run over the same prompts, or ask for fewer"
             )
-        order = shuffled(len(recorded), self.batch.seed, "cache", self.batch.step, place.prompt.id)
+        order = permute(len(recorded), self.batch.seed, "cache", self.batch.step, place.prompt.id)
         return replace(recorded[order[place.number % len(order)]], sample=place.number, policy_version=0)
 
-    def token_mix(self, places: Sequence[Place]) -> list[Rollout]:
+    def token_mix(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         """Completions drawn from student and teacher at once, one call for each of the teacher's clients."""
         assert isinstance(self.source, TokenMix)
         student = _lockstep(self.authors.student, "the student's backend")
@@ -207,7 +209,7 @@ class _Writing:
             samples.update(zip(rows, mixed, strict=True))
         return self._rollouts(places, [samples[row] for row in range(len(places))], "student")
 
-    def prefix(self, places: Sequence[Place]) -> list[Rollout]:
+    def prefix(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         """The student's continuations of the first tokens of others; an answer that ends within them has none."""
         assert isinstance(self.source, Prefix)
         begin = self._begun if self.source.origin == "teacher" else self._given
@@ -234,7 +236,7 @@ class _Writing:
             rollouts.append(replace(rollout, loss_mask=own))
         return rollouts
 
-    def _given(self, places: Sequence[Place], limit: int) -> list[Sample]:
+    def _given(self, places: Sequence[RolloutKey], limit: int) -> list[Sample]:
         """At most `limit` tokens of the prompts' own responses, which nobody sampled."""
         return [self._response(place.prompt, limit) for place in places]
 
@@ -257,35 +259,35 @@ class _Writing:
         ids = torch.tensor(tokens, dtype=torch.long)
         return Sample(ids, torch.zeros(len(tokens)), unknown, "stop" if ends else "length")
 
-    def _begun(self, places: Sequence[Place], limit: int) -> list[Sample]:
+    def _begun(self, places: Sequence[RolloutKey], limit: int) -> list[Sample]:
         """At most `limit` tokens of the teacher's own answers in its own context."""
         requests = _asked(self.batch, places)
         samples = self.authors.teacher.sample(requests, replace(self.params, max_new_tokens=limit))
         if samples is None:
-            raise CapabilityError(writes_nothing(self.source, "this teacher"))
+            raise CapabilityError(explain_no_generation(self.source, "this teacher"))
         return [
             replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, math.nan)) for sample in samples
         ]
 
-    def _voice(self, prompt: Prompt) -> Voice:
+    def _voice(self, prompt: Prompt) -> PromptedClient:
         voice = self.authors.teacher.voice(prompt)
         if voice is None:
-            raise CapabilityError(writes_nothing(self.source, "this teacher"))
+            raise CapabilityError(explain_no_generation(self.source, "this teacher"))
         return voice
 
-    def _prompts(self, places: Sequence[Place]) -> list[tuple[int, ...]]:
+    def _prompts(self, places: Sequence[RolloutKey]) -> list[tuple[int, ...]]:
         return _rendered(places, self.authors.renderer)
 
-    def _student_seed(self, place: Place) -> int:
+    def _student_seed(self, place: RolloutKey) -> int:
         return _seed(self.batch, self.batch.stream, place)
 
-    def _rollouts(self, places: Sequence[Place], samples: Sequence[Sample], source: Origin) -> list[Rollout]:
+    def _rollouts(self, places: Sequence[RolloutKey], samples: Sequence[Sample], source: Origin) -> list[Rollout]:
         return _as_rollouts(self.batch, places, samples, self.authors.renderer, self._prompts(places), source)
 
 
 def _sampled(
-    batch: Batch,
-    places: Sequence[Place],
+    batch: RolloutBatch,
+    places: Sequence[RolloutKey],
     client: SamplingClient,
     renderer: Renderer,
     params: SamplingParams,
@@ -297,16 +299,16 @@ def _sampled(
     if environment is None:
         return _as_rollouts(batch, places, client.sample(requests, params), renderer, prompts, "student")
     openings = [
-        Opening(place.prompt, Voice(client, request.prompt_tokens), request.seed)
+        ConversationRequest(place.prompt, PromptedClient(client, request.prompt_tokens), request.seed)
         for place, request in zip(places, requests, strict=True)
     ]
-    conversations = converse(openings, environment, renderer, params)
+    conversations = run_conversations(openings, environment, renderer, params)
     return _complete(batch, places, conversations, renderer, prompts, "student")
 
 
 def _taught(
-    batch: Batch,
-    places: Sequence[Place],
+    batch: RolloutBatch,
+    places: Sequence[RolloutKey],
     teacher: Teacher,
     renderer: Renderer,
     params: SamplingParams,
@@ -322,19 +324,21 @@ def _taught(
     heard = [voice for voice in voices if voice is not None]
     if len(heard) < len(voices):
         return None
-    if not all(voice.continues for voice in heard):
+    if not all(voice.accepts_tokens for voice in heard):
         raise CapabilityError(
             "this teacher answers messages and cannot go on from tokens, so it can hold no conversation with the task; "
             "write source: student and evaluation.teacher: false, or take a teacher that completes tokens"
         )
-    openings = [Opening(request.prompt, voice, request.seed) for request, voice in zip(requests, heard, strict=True)]
-    conversations = converse(openings, environment, renderer, params)
+    openings = [
+        ConversationRequest(request.prompt, voice, request.seed) for request, voice in zip(requests, heard, strict=True)
+    ]
+    conversations = run_conversations(openings, environment, renderer, params)
     return _complete(batch, places, conversations, renderer, prompts, "teacher")
 
 
 def _complete(
-    batch: Batch,
-    places: Sequence[Place],
+    batch: RolloutBatch,
+    places: Sequence[RolloutKey],
     conversations: Sequence[Conversation],
     renderer: Renderer,
     prompts: Sequence[tuple[int, ...]],
@@ -346,13 +350,13 @@ def _complete(
     return [conversation.complete(rollout) for conversation, rollout in zip(conversations, rollouts, strict=True)]
 
 
-def _rendered(places: Sequence[Place], renderer: Renderer) -> list[tuple[int, ...]]:
+def _rendered(places: Sequence[RolloutKey], renderer: Renderer) -> list[tuple[int, ...]]:
     return renderer.render_all([place.prompt.messages for place in places])
 
 
 def _as_rollouts(
-    batch: Batch,
-    places: Sequence[Place],
+    batch: RolloutBatch,
+    places: Sequence[RolloutKey],
     samples: Sequence[Sample],
     renderer: Renderer,
     prompts: Sequence[tuple[int, ...]],
@@ -388,17 +392,17 @@ def _joined(beginning: Sample, rest: Sample) -> Sample:
     )
 
 
-def _asked(batch: Batch, places: Sequence[Place]) -> list[TeacherRequest]:
+def _asked(batch: RolloutBatch, places: Sequence[RolloutKey]) -> list[TeacherRequest]:
     seeds = _seeds(batch, "teacher", places)
     return [TeacherRequest(place.prompt, seed) for place, seed in zip(places, seeds, strict=True)]
 
 
-def _seeds(batch: Batch, name: str, places: Sequence[Place]) -> list[int]:
+def _seeds(batch: RolloutBatch, name: str, places: Sequence[RolloutKey]) -> list[int]:
     """Return the random stream of a name at each place."""
     return seeds_of([(batch.seed, name, batch.step, place.prompt.id, place.number) for place in places])
 
 
-def _seed(batch: Batch, name: str, place: Place) -> int:
+def _seed(batch: RolloutBatch, name: str, place: RolloutKey) -> int:
     return _seeds(batch, name, [place])[0]
 
 

@@ -40,7 +40,7 @@ class Checkpoint:
         return read_tensors(self.path / f"{stem}.safetensors")
 
 
-class Damage(Exception):
+class CheckpointDamage(Exception):
     """Why a folder is no usable checkpoint."""
 
 
@@ -50,7 +50,7 @@ def find_checkpoint(run_dir: RunDir) -> tuple[Checkpoint | None, list[str]]:
     for step, path in step_folders(run_dir.checkpoints):
         try:
             checkpoint = _verify(path, step)
-        except Damage as damage:
+        except CheckpointDamage as damage:
             reasons.append((path, str(damage)))
         else:
             return checkpoint, [f"checkpoint {path} is skipped: {reason}" for path, reason in reasons]
@@ -77,37 +77,37 @@ def check_manifest(path: Path, step: int) -> dict[str, str]:
     try:
         sizes = _sizes(path)
         if sizes.get(MANIFEST, 0) > _LARGEST_MANIFEST:
-            raise Damage(f"{MANIFEST} is too large to be one")
+            raise CheckpointDamage(f"{MANIFEST} is too large to be one")
         manifest = parse_json((path / MANIFEST).read_bytes())
         saved, sums = manifest["step"], {name: str(entry["sha256"]) for name, entry in manifest["files"].items()}
         expected = {name: int(entry["size"]) for name, entry in manifest["files"].items()}
     except FileNotFoundError as error:
-        raise Damage(f"{MANIFEST} is missing") from error
+        raise CheckpointDamage(f"{MANIFEST} is missing") from error
     except OSError as error:
-        raise Damage(f"cannot be read: {error.strerror}") from error
+        raise CheckpointDamage(f"cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Damage(f"{MANIFEST} is not a manifest") from error
+        raise CheckpointDamage(f"{MANIFEST} is not a manifest") from error
     if saved != step:
-        raise Damage(f"{MANIFEST} is of step {saved!a:.40}")
+        raise CheckpointDamage(f"{MANIFEST} is of step {saved!a:.40}")
     for name, size in expected.items():
         if FILE_NAME.fullmatch(name) is None or name not in sizes:
-            raise Damage(f"{name!a} is missing")
+            raise CheckpointDamage(f"{name!a} is missing")
         if sizes[name] != size:
-            raise Damage(f"{name} has {sizes[name]} bytes, {MANIFEST} says {size}")
+            raise CheckpointDamage(f"{name} has {sizes[name]} bytes, {MANIFEST} says {size}")
     return sums
 
 
 def _sizes(path: Path) -> dict[str, int]:
     """The size of each file in a checkpoint, which may hold nothing but plain files."""
     if path.is_symlink():
-        raise Damage("it is a symbolic link")
+        raise CheckpointDamage("it is a symbolic link")
     sizes = {}
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.is_symlink():
-                raise Damage(f"{entry.name!a} is a symbolic link")
+                raise CheckpointDamage(f"{entry.name!a} is a symbolic link")
             if not entry.is_file():
-                raise Damage(f"{entry.name!a} is not a plain file")
+                raise CheckpointDamage(f"{entry.name!a} is not a plain file")
             sizes[entry.name] = entry.stat().st_size
     return sizes
 
@@ -118,29 +118,29 @@ def _verify(path: Path, step: int) -> Checkpoint:
     for name, expected in sums.items():
         try:
             if sha256(path / name) != expected:
-                raise Damage(f"{name} does not match its SHA-256 sum")
+                raise CheckpointDamage(f"{name} does not match its SHA-256 sum")
             if name.endswith(".safetensors"):
                 with safe_open(path / name, framework="pt"):
                     pass
         except OSError as error:
-            raise Damage(f"{name} cannot be read: {error.strerror}") from error
+            raise CheckpointDamage(f"{name} cannot be read: {error.strerror}") from error
         except SafetensorError as error:
-            raise Damage(f"{name} is not a safetensors file ({str(error)!a:.200})") from error
+            raise CheckpointDamage(f"{name} is not a safetensors file ({str(error)!a:.200})") from error
     state, versions = (_read_object(path, name, sums) for name in ("state.json", "versions.json"))
     if state.get("step") != step:
-        raise Damage(f"state.json is of step {state.get('step')!a:.40}")
+        raise CheckpointDamage(f"state.json is of step {state.get('step')!a:.40}")
     return Checkpoint(path, step, state, versions)
 
 
 def _read_object(path: Path, name: str, sums: Mapping[str, str]) -> dict[str, Any]:
     if name not in sums:
-        raise Damage(f"{name} is not in {MANIFEST}")
+        raise CheckpointDamage(f"{name} is not in {MANIFEST}")
     try:
         value = parse_json((path / name).read_bytes())
     except (OSError, ValueError) as error:
-        raise Damage(f"{name} cannot be read: {error}") from error
+        raise CheckpointDamage(f"{name} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise Damage(f"{name} is not a JSON object")
+        raise CheckpointDamage(f"{name} is not a JSON object")
     return value
 
 

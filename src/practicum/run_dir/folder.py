@@ -120,7 +120,7 @@ class RunDir:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ResourceError(
-                f"{self.path} is in use by {_holder(descriptor)}; wait until it ends, or write --out another folder"
+                f"{self.path} is in use by {_describe_lock_holder(descriptor)}; wait until it ends, or write --out another folder"
             ) from None
         signature = {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": _boot_id()}
         try:
@@ -165,7 +165,7 @@ def _check_folder(path: Path) -> None:
         raise RecipeError(f"{path} is a file where a run needs a folder; write --out another folder")
 
 
-def _holder(descriptor: int) -> str:
+def _describe_lock_holder(descriptor: int) -> str:
     """Who holds the lock. The holder signs right after it locks, so an empty file is read again a little later."""
     for _ in range(20):
         text = os.pread(descriptor, 4096, 0)

@@ -28,7 +28,7 @@ class Journal:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._descriptor = os.open(path, flags, 0o666)
-            self._size = _whole_size(self._descriptor)
+            self._size = _complete_size(self._descriptor)
             os.ftruncate(self._descriptor, self._size)
         except OSError as error:
             raise resource_error(f"{path} cannot be opened", error) from error
@@ -119,7 +119,7 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _whole_size(descriptor: int) -> int:
+def _complete_size(descriptor: int) -> int:
     """The size without the torn rows at the end: a line without an end, or one that a power cut filled with zeros."""
     size = os.fstat(descriptor).st_size
     if size == 0:

@@ -17,7 +17,7 @@ from torch import Tensor
 from practicum.core.faults import fault
 from practicum.errors import ResourceError
 from practicum.models.tensors import HEADER_BYTES, write_tensors
-from practicum.run_dir.checkpoints import FILE_NAME, MANIFEST, Damage, check_manifest, sha256, step_folders
+from practicum.run_dir.checkpoints import FILE_NAME, MANIFEST, CheckpointDamage, check_manifest, sha256, step_folders
 from practicum.run_dir.differences import current_versions
 from practicum.run_dir.files import discard, encode_json, remove_debris, resource_error, sync, write_synced
 from practicum.run_dir.folder import RunDir
@@ -148,7 +148,7 @@ def _retain(folder: Path, newest: Path, step: int, keep: int) -> None:
     """
     try:
         check_manifest(newest, step)
-    except Damage as damage:
+    except CheckpointDamage as damage:
         raise ResourceError(
             f"checkpoint {newest} is damaged right after it was written ({damage}), older ones are kept; "
             "check the disk and resume"
@@ -157,18 +157,18 @@ def _retain(folder: Path, newest: Path, step: int, keep: int) -> None:
     for other, path in list(step_folders(folder)):
         if path == newest or path.is_symlink() or not path.is_dir():
             continue
-        if other < step and (path / TAG).is_file() and _is_whole(path, other):
+        if other < step and (path / TAG).is_file() and _is_complete(path, other):
             continue
-        if other < step and kept < keep and _is_whole(path, other):
+        if other < step and kept < keep and _is_complete(path, other):
             kept += 1
         else:
             discard(path)
 
 
-def _is_whole(path: Path, step: int) -> bool:
+def _is_complete(path: Path, step: int) -> bool:
     try:
         check_manifest(path, step)
-    except Damage:
+    except CheckpointDamage:
         return False
     return True
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from practicum.rollouts import TapeRow
+from practicum.rollouts import RolloutRow
 from practicum.run_dir.differences import Change
 from practicum.statistics import Interval
 from practicum.training.evaluation import Evaluation
@@ -97,7 +97,7 @@ class _Metrics(_Open):
         return self
 
 
-class _Rollout(TapeRow):
+class _Rollout(RolloutRow):
     """A row of rollouts.jsonl, a number or null for each token in every column."""
 
     reward: Number | None

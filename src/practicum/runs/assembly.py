@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from practicum.costs import Ledger, Shape
+from practicum.costs import Ledger, ModelDims
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
 from practicum.training.evaluation import EvaluationSettings
 from practicum.ports.hosting import Hosted
-from practicum.training.loop import Parts, StepPlan, StepSettings
-from practicum.ports.metering import MeteredTrainer, metered
-from practicum.models.config import ModelConfig, ScorerConfig, Scratch
+from practicum.training.loop import StepComponents, StepPlan, StepSettings
+from practicum.ports.metering import MeteredTrainer, wrap_client
+from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.files import file_digest, model_digests
 from practicum.core.plugins import module_of
 from practicum.ports import (
@@ -29,7 +29,7 @@ from practicum.ports import (
     Learner,
     Model,
     PaperBackend,
-    SelfRule,
+    WeightUpdateRule,
     SelfTeacher,
     Task,
     Teacher,
@@ -40,8 +40,8 @@ from practicum.ports import (
 )
 from practicum.core.randomness import seed_of
 from practicum.recipe import Recipe, capability_problems, clip_warning, staleness_warning
-from practicum.rollouts import Archive, Cache, asks_teacher, conversation_problems, read_tape, replays, source_problems
-from practicum.recipe.schedule import Courses
+from practicum.rollouts import RolloutArchive, Cache, asks_teacher, conversation_problems, load_recorded_rollouts, replays, source_problems
+from practicum.recipe.schedule import ScheduleState
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
@@ -51,30 +51,30 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class ScorerInfo:
     """A model that scores: its name, as `scorer_names` has it, how it reads prompts, and its sizes."""
 
     name: str
     renderer: Renderer
-    shape: Shape | None
+    shape: ModelDims | None
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class RunComponents:
     """Everything a run needs, built from its recipe."""
 
-    parts: Parts
+    parts: StepComponents
     settings: StepSettings
     evaluation: EvaluationSettings | None
     backend: Backend
     learner: Learner
-    courses: Courses
+    courses: ScheduleState
     identify: Callable[[], dict[str, str]]
     """Read a digest of each thing besides the recipe that the run depends on, by name: `student/config.json`, `heldout`."""
     too_long: list[Prompt]
     packages: list[str]
     """The packages besides our own requirements whose versions decide prompts and rewards."""
-    scorers: list[Scorer]
+    scorers: list[ScorerInfo]
     """The models that score besides the student's own weights: `teacher`, `teacher/math`, `reference`."""
     after_training: Sequence[Callable[[], None]]
     """Call these in order when the training is over."""
@@ -121,7 +121,7 @@ def host_model(config: ModelConfig) -> Hosted:
     return module_of("backends", "local").host(config)
 
 
-def make_scratch(folder: Path, config: Scratch, task: Task) -> Path:
+def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
     """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
     return module_of("backends", "local").make_scratch(folder, config, task)
 
@@ -132,11 +132,11 @@ def assemble_run(
     rejected: Path | None = None,
     scores: Path | None = None,
     at_end: ExitStack | None = None,
-) -> Assembled:
+) -> RunComponents:
     """Build all parts. `models` holds from-scratch models; `rejected` takes the rows that could not be used.
 
     `scores` is where `cached` teachers keep their answers unless they name a folder; None: they keep none. What is to be
-    closed is left to `at_end`, also where the parts do not go together, or else to `Assembled.close`.
+    closed is left to `at_end`, also where the parts do not go together, or else to `RunComponents.close`.
     """
     for warning in (staleness_warning(recipe.objective, recipe.rollout), clip_warning(recipe.objective)):
         if warning is not None:
@@ -166,7 +166,7 @@ def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
     return backend, backend.student(recipe.student)
 
 
-def assemble_on_paper(recipe: Recipe, models: Path, answer_tokens: int) -> tuple[Assembled, PaperBackend]:
+def assemble_on_paper(recipe: Recipe, models: Path, answer_tokens: int) -> tuple[RunComponents, PaperBackend]:
     """Build all parts over models without weights whose answers are all so long, and the backend that keeps what they are asked."""
     assembly = _Assembly(recipe, models)
     module = module_of("backends", recipe.backend.type)
@@ -186,7 +186,7 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
         raise CapabilityError(problems)
 
 
-def plan_of_step(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPlan:
+def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPlan:
     """What a recipe, its schedules resolved, says of a step."""
     return StepPlan(
         objective=recipe.objective,
@@ -206,23 +206,23 @@ def build_task(recipe: Recipe, rejected: Path | None = None, packages: list[str]
 
 def evaluation_settings(recipe: Recipe, task: Task, student: Learner | Model) -> EvaluationSettings | None:
     """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
-    wanted = recipe.evaluation
-    prompts, too_long = fitting(task.heldout_prompts(), student, recipe)
+    evaluation_config = recipe.evaluation
+    prompts, too_long = split_by_length(task.heldout_prompts(), student, recipe)
     if too_long:
         log.info(f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long")
-    if wanted.prompts == 0 or not prompts:
+    if evaluation_config.prompts == 0 or not prompts:
         return None
-    new_tokens = wanted.max_new_tokens or recipe.rollout.max_new_tokens
+    new_tokens = evaluation_config.max_new_tokens or recipe.rollout.max_new_tokens
     sampling = recipe.rollout.model_copy(
-        update={"max_new_tokens": new_tokens, "temperature": wanted.temperature, "top_p": 1.0, "top_k": 0}
+        update={"max_new_tokens": new_tokens, "temperature": evaluation_config.temperature, "top_p": 1.0, "top_k": 0}
     ).sampling(student.renderer.stop_ids)
-    return EvaluationSettings(prompts[: wanted.prompts], wanted.samples, sampling, recipe.seed)
+    return EvaluationSettings(prompts[: evaluation_config.prompts], evaluation_config.samples, sampling, recipe.seed)
 
 
-def fitting(prompts: Sequence[Prompt], student: Learner | Model, recipe: Recipe) -> tuple[list[Prompt], list[Prompt]]:
+def split_by_length(prompts: Sequence[Prompt], student: Learner | Model, recipe: Recipe) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts that leave room for an answer, and those that are too long."""
-    room = student.context_length - recipe.longest_answer
-    limit = min(recipe.prompt_tokens, room)
+    available_tokens = student.context_length - recipe.longest_answer
+    limit = min(recipe.prompt_tokens, available_tokens)
     fit: list[Prompt] = []
     too_long: list[Prompt] = []
     for prompt in prompts:
@@ -247,15 +247,15 @@ def _named(part: str, digests: Mapping[str, str]) -> dict[str, str]:
     return {f"{part}/{name}": digest for name, digest in digests.items()}
 
 
-def archive_of(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[Archive, dict[str, str]]:
+def load_archive(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[RolloutArchive, dict[str, str]]:
     """What was written before the run, and a digest of the tape where it is read from one."""
     source = recipe.rollout.source
     newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if replays(source) else 0)
     if not isinstance(source, Cache):
-        return Archive(newest), {}
+        return RolloutArchive(newest), {}
     path = Path(recipe.base_dir) / source.path
-    tape = read_tape(path, prompts, renderer, recipe.longest_answer)
-    return Archive(newest, tape), {"tape": file_digest(path)}
+    tape = load_recorded_rollouts(path, prompts, renderer, recipe.longest_answer)
+    return RolloutArchive(newest, tape), {"tape": file_digest(path)}
 
 
 class _Assembly:
@@ -280,7 +280,7 @@ class _Assembly:
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []
         self.at_end = at_end or ExitStack()
-        self.scorers: list[Scorer] = []
+        self.scorers: list[ScorerInfo] = []
         self.identities: list[Callable[[], Mapping[str, str]]] = []
         self.backend_context = BackendContext(
             seed=seed_of(recipe.seed, "student"),
@@ -291,7 +291,7 @@ class _Assembly:
             meter=self.ledger.meter("student"),
         )
 
-    def build(self, backend: Backend | None = None, *, on_paper: bool = False) -> Assembled:
+    def build(self, backend: Backend | None = None, *, on_paper: bool = False) -> RunComponents:
         """Load the models and read the prompts; CapabilityError or DataError where they do not go together."""
         recipe, task, ledger = self.recipe, self.task, self.ledger
         self.backend = backend or open_backend(recipe, self.backend_context)
@@ -304,33 +304,33 @@ class _Assembly:
         teacher = self.build_teacher("teacher", recipe.teacher)
         reference = None if recipe.reference is None else self.build_teacher("reference", recipe.reference)
         _check_capabilities(recipe, teacher, reference)
-        prompts, too_long = fitting(task.train_prompts(), student, recipe)
+        prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
             raise DataError(
                 f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
                 f"max_new_tokens {recipe.longest_answer}, in a context of {student.context_length}"
             )
-        archive, tape = archive_of(recipe, prompts, student.renderer)
-        courses = Courses(recipe.schedules, recipe.train.steps)
+        archive, tape = load_archive(recipe, prompts, student.renderer)
+        courses = ScheduleState(recipe.schedules, recipe.train.steps)
         evaluation = evaluation_settings(recipe, task, student)
         heldout = evaluation.prompts if evaluation else ()
         self.identities.append(
             lambda: {
-                "prompts": _digest([_content(prompt) for prompt in prompts]),
-                "heldout": _digest([_content(prompt) for prompt in heldout]),
+                "prompts": _digest([_fingerprint_prompt(prompt) for prompt in prompts]),
+                "heldout": _digest([_fingerprint_prompt(prompt) for prompt in heldout]),
                 **tape,
             }
         )
         settings = StepSettings(
             seed=recipe.seed,
             prompts_per_step=recipe.train.prompts_per_step,
-            plan=lambda step: plan_of_step(recipe.at(courses.at(step)), student.renderer.stop_ids, step),
+            plan=lambda step: build_step_plan(recipe.at(courses.at(step)), student.renderer.stop_ids, step),
             updates=recipe.train.updates_per_step,
             epochs=recipe.train.epochs,
         )
-        parts = Parts(
+        parts = StepComponents(
             student=MeteredTrainer(student.trainer, student.shape, student.learning, meter),
-            sampler=metered(self.backend.sampler(student), meter),
+            sampler=wrap_client(self.backend.sampler(student), meter),
             teacher=teacher,
             task=task,
             renderer=student.renderer,
@@ -339,7 +339,7 @@ class _Assembly:
             archive=archive,
             ledger=ledger,
         )
-        return Assembled(
+        return RunComponents(
             parts=parts,
             settings=settings,
             evaluation=evaluation,
@@ -389,14 +389,14 @@ class _Assembly:
         return replace(
             context,
             meter=meter,
-            count=lambda client: metered(client, meter),
+            count=lambda client: wrap_client(client, meter),
             self_teacher=lambda rule: self.load_self(rule, name),
             load_model=lambda config: self.load_model(config, name),
             load_renderer=lambda config: self.load_renderer(config, name),
             reads=lambda path: self.identities.append(lambda: {f"{name}/{path.name}": file_digest(path)}),
         )
 
-    def load_self(self, rule: SelfRule, name: str) -> SelfTeacher:
+    def load_self(self, rule: WeightUpdateRule, name: str) -> SelfTeacher:
         """Return the student's own weights as a scorer."""
         if "student" in self.ledger.shapes:
             self.ledger.shapes[name] = self.ledger.shapes["student"]
@@ -414,7 +414,7 @@ class _Assembly:
         self.identities.append(lambda: _named(name, model_digests(model.source)))
         if model.shape is not None:
             self.ledger.shapes[name] = model.shape
-        self.scorers.append(Scorer(name, model.renderer, model.shape))
+        self.scorers.append(ScorerInfo(name, model.renderer, model.shape))
         model.renderer.render(self.task.train_prompts()[0].messages)  # names a missing chat template before any step
         compare_renderers(self.student.renderer, model.renderer)
         return model
@@ -440,7 +440,7 @@ def scorer_names(role: str, config: TeacherConfig) -> dict[int, str]:
     }
 
 
-def _content(prompt: Prompt) -> list[Any]:
+def _fingerprint_prompt(prompt: Prompt) -> list[Any]:
     """Return all of a prompt as JSON data; a label may decide which teacher is asked."""
     turns = [[message.role, message.content] for message in prompt.messages]
     labels = [prompt.domain, prompt.teacher]

@@ -1,7 +1,7 @@
 """What a run says while it runs: rows for machines, and a console for people.
 
 `open_console` picks one of four consoles: `LiveConsole` on a terminal, `PlainConsole` elsewhere, `JsonConsole` for
-programs, `Quiet` for none. Steps count from 1, as the names of checkpoints do.
+programs, `SilentConsole` for none. Steps count from 1, as the names of checkpoints do.
 """
 
 import json
@@ -79,7 +79,7 @@ def open_console(*, as_json: bool = False, stream: Stream | None = None) -> Cons
     """The console for `stream`, which is standard output unless it is given; Python has none if it was closed."""
     stream = stream or sys.stdout
     if stream is None:
-        return Quiet()
+        return SilentConsole()
     if as_json:
         return JsonConsole(stream)
     if stream.isatty() and os.environ.get("TERM") != "dumb":
@@ -87,7 +87,7 @@ def open_console(*, as_json: bool = False, stream: Stream | None = None) -> Cons
     return PlainConsole(stream)
 
 
-class Quiet:
+class SilentConsole:
     """A console that says nothing."""
 
     def event(self, text: str) -> None:
@@ -113,8 +113,8 @@ class PlainConsole:
     """Plain lines without colours or cursor movement: at most one line a step."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = _SturdyStream(stream)
-        self._pace = _Pace(0, 1)
+        self._stream = _SafeStream(stream)
+        self._pace = _TimeEstimate(0, 1)
 
     def event(self, text: str) -> None:
         """One line."""
@@ -122,7 +122,7 @@ class PlainConsole:
 
     def begin(self, total_steps: int, first_step: int) -> None:
         """Start the clock."""
-        self._pace = _Pace(total_steps, first_step)
+        self._pace = _TimeEstimate(total_steps, first_step)
 
     def step(self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None) -> None:
         """`step 3/20 | KL 0.212 | length 34 | 0:12, 1:04 left | Q: 8 times 7? A: 56`."""
@@ -150,7 +150,7 @@ class JsonConsole:
     """One strict JSON object a line, each with the name of the call as its `event`."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = _SturdyStream(stream)
+        self._stream = _SafeStream(stream)
 
     def event(self, text: str) -> None:
         """`{"event": "event", "text": ...}`."""
@@ -191,12 +191,12 @@ class LiveConsole:
         from rich.table import Table
         from rich.text import Text
 
-        self._pace = _Pace(0, 1)
+        self._pace = _TimeEstimate(0, 1)
         self._metrics: list[str] = []
         self._sample = ""
         self._task = None
         self._text, self._table, self._group = Text, Table, Group
-        self._console = RichConsole(file=_SturdyStream(stream), highlight=False)  # pyright: ignore[reportArgumentType]
+        self._console = RichConsole(file=_SafeStream(stream), highlight=False)  # pyright: ignore[reportArgumentType]
         columns = [TextColumn("step {task.completed}/{task.total}"), BarColumn(24), TextColumn("{task.description}")]
         self._progress = Progress(*columns, console=self._console, auto_refresh=False)
         self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
@@ -207,7 +207,7 @@ class LiveConsole:
 
     def begin(self, total_steps: int, first_step: int) -> None:
         """Start the clock and show the progress line."""
-        self._pace = _Pace(total_steps, first_step)
+        self._pace = _TimeEstimate(total_steps, first_step)
         if self._task is not None:
             self._progress.remove_task(self._task)  # that of the stage before
         self._task = self._progress.add_task("", total=total_steps, completed=first_step - 1)
@@ -250,7 +250,7 @@ class LiveConsole:
         return self._group(self._progress.get_renderable(), self._text(self._sample, overflow="ellipsis", no_wrap=True))
 
 
-class _Pace:
+class _TimeEstimate:
     """How long the run took and will take, by a clock that never jumps."""
 
     def __init__(self, total: int, first: int) -> None:
@@ -275,7 +275,7 @@ class _Pace:
         return f"{_clock(now - self._start)}, {_clock(left)} left"
 
 
-class _SturdyStream:
+class _SafeStream:
     """A text stream that writes any character in any encoding and outlives its reader.
 
     Characters that the encoding lacks are written as escapes. When the reader goes away (`| head`), what follows goes

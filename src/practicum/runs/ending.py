@@ -1,6 +1,6 @@
 """The end of a run: its last step, a monitor that finishes it, a budget that pays no further step, or a signal."""
 
-from practicum.costs import Spending
+from practicum.costs import BudgetTracker
 from practicum.monitors import Alarm
 from practicum.report.tables import FINISHED, SPENT
 from practicum.recipe import TrainConfig
@@ -13,7 +13,7 @@ class Ending:
 
     def __init__(self, train: TrainConfig) -> None:
         self.steps = train.steps
-        self.spending = Spending()
+        self.spending = BudgetTracker()
         self.signal: int | None = None
         self._budget = train.budget
         self._finish: Alarm | None = None

@@ -4,11 +4,11 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from practicum.runs.assembly import Assembled
-from practicum.monitors import heldout
+from practicum.runs.assembly import RunComponents
+from practicum.monitors import compute_evaluation_readings
 from practicum.errors import CheckpointError
 from practicum.training.evaluation import Evaluation, evaluate, evaluate_teacher
-from practicum.runs.outcome import Evaluations
+from practicum.runs.outcome import RunEvaluations
 from practicum.recipe import Recipe
 from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
 from practicum.types import Metrics
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class Examination:
     """Evaluates the student on the held-out prompts, writes down what it found, and counts what that cost."""
 
-    def __init__(self, home: RunDir, recipe: Recipe, built: Assembled) -> None:
+    def __init__(self, home: RunDir, recipe: Recipe, built: RunComponents) -> None:
         self._home = home
         self._recipe = recipe
         self._built = built
@@ -51,14 +51,14 @@ class Examination:
             return {}
         now = self._evaluate(f"after step {step}")
         self._built.parts.ledger.take()
-        return {} if now is None else heldout(self._before, now, self._recipe.seed)
+        return {} if now is None else compute_evaluation_readings(self._before, now, self._recipe.seed)
 
-    def after(self) -> Evaluations:
+    def after(self) -> RunEvaluations:
         """Evaluate the trained student, and return all that was found."""
         now = self._evaluate("after training")
         write_json(self._home.path / "after.json", {"student": _json(now)})
         self._costs["after"] = self._built.parts.ledger.take()
-        return Evaluations(self._before, self._teacher, now, self._costs)
+        return RunEvaluations(self._before, self._teacher, now, self._costs)
 
     def _evaluate(self, when: str) -> Evaluation | None:
         parts, settings = self._built.parts, self._built.evaluation

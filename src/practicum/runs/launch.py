@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum import run_dir as folders
-from practicum.runs.assembly import Assembled, assemble_run, load_student
+from practicum.runs.assembly import RunComponents, assemble_run, load_student
 from practicum.errors import CheckpointError, RecipeError
 from practicum.core.notes import hide_notes, show_notes
 from practicum.objective import Objective
@@ -20,9 +20,9 @@ from practicum.runs.resuming import open_run
 from practicum.run_dir import RunDir
 from practicum.runs.session import RunResult, Session
 from practicum.runs.state import require_newest, teacher_tensors
-from practicum.core.stopping import Stop, stop_signals
-from practicum.runs.tracked import Tracked
-from practicum.runs.console import Console, Quiet
+from practicum.core.stopping import Stop, catch_stop_signals
+from practicum.runs.tracked import RunTracker
+from practicum.runs.console import Console, SilentConsole
 
 __all__ = ["RunResult", "Section", "check_resumes", "distill", "open_run", "open_student", "restored", "run"]
 
@@ -51,9 +51,9 @@ def run(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
     notes = show_notes(console.event) if console else nullcontext()
-    signals = nullcontext(stop) if stop else stop_signals()
-    with notes, home.lock(), signals as asked, Tracked.open(recipe, home) as tracked, ExitStack() as at_end:
-        return Session(home, recipe, console or Quiet(), asked, tracked, at_end).go(resume, allow_changed)
+    signals = nullcontext(stop) if stop else catch_stop_signals()
+    with notes, home.lock(), signals as asked, RunTracker.open(recipe, home) as tracked, ExitStack() as at_end:
+        return Session(home, recipe, console or SilentConsole(), asked, tracked, at_end).go(resume, allow_changed)
 
 
 def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
@@ -116,11 +116,11 @@ def open_student(path: str | Path) -> tuple[Backend, Learner]:
     return backend, student
 
 
-def restored(home: RunDir, recipe: Recipe) -> Assembled:
+def restored(home: RunDir, recipe: Recipe) -> RunComponents:
     """The parts of a run with the weights of its newest good checkpoint."""
     with hide_notes():
-        built = assemble_run(recipe, home.models)
+        components = assemble_run(recipe, home.models)
     checkpoint = require_newest(home)
-    built.backend.load(built.learner, checkpoint.path, moments=False)
-    built.parts.teacher.load_state(teacher_tensors(checkpoint))
-    return built
+    components.backend.load(components.learner, checkpoint.path, moments=False)
+    components.parts.teacher.load_state(teacher_tensors(checkpoint))
+    return components

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from practicum.monitors import Alarm, Pace, gravest
-from practicum.report.tables import shown_sample, with_speed
+from practicum.monitors import Alarm, PhaseSpeedMonitor, find_worst_alarm
+from practicum.report.tables import format_sample, add_speed
 from practicum.runs.ending import Ending
 from practicum.errors import AlarmError, Interrupted
 from practicum.training.loop import StepResult
-from practicum.runs.records import Records
-from practicum.recipe.schedule import Courses
+from practicum.runs.records import RunJournals
+from practicum.recipe.schedule import ScheduleState
 from practicum.core.stopping import Stop
-from practicum.runs.tracked import Tracked
+from practicum.runs.tracked import RunTracker
 from practicum.runs.console import Console
 from practicum.types import Metrics
 
@@ -55,7 +55,7 @@ class Observer(Protocol):
 class WriteRows:
     """Write the rows of metrics, seconds and rollouts."""
 
-    records: Records
+    records: RunJournals
 
     def on_step(self, step: FinishedStep) -> None:
         """Append them."""
@@ -66,7 +66,7 @@ class WriteRows:
 class SendMetrics:
     """Send the metrics to the tracker that the recipe asks for."""
 
-    tracked: Tracked
+    tracked: RunTracker
 
     def on_step(self, step: FinishedStep) -> None:
         """Send them."""
@@ -88,7 +88,7 @@ class CountSpending:
 class MoveSchedules:
     """Let adaptive schedules see what was measured."""
 
-    courses: Courses
+    courses: ScheduleState
 
     def on_step(self, step: FinishedStep) -> None:
         """Move them; NumericError where their metric was not measured."""
@@ -100,11 +100,11 @@ class ShowStep:
     """Show the step on the console, and what is slower than it was."""
 
     console: Console
-    pace: Pace
+    pace: PhaseSpeedMonitor
 
     def on_step(self, step: FinishedStep) -> None:
         """Show its line and a sample."""
-        self.console.step(step.number, with_speed(step.metrics), shown_sample(step.result.rollouts))
+        self.console.step(step.number, add_speed(step.metrics), format_sample(step.result.rollouts))
         for line in self.pace.judge(step.metrics):
             log.info(line)
 
@@ -113,8 +113,8 @@ class ShowStep:
 class SoundAlarms:
     """Write the alarms, say them, and change what the recipe lets them change."""
 
-    records: Records
-    courses: Courses
+    records: RunJournals
+    courses: ScheduleState
     ending: Ending
 
     def on_step(self, step: FinishedStep) -> None:
@@ -126,7 +126,7 @@ class SoundAlarms:
                 log.info(f"alarm: {alarm.line()}")
             if self.ending.finish_by(alarm):
                 log.info(f"finished after step {alarm.step} of {self.ending.steps}, as {alarm.id} asks")
-        worst = gravest(step.alarms)
+        worst = find_worst_alarm(step.alarms)
         if worst is not None and worst.action == "stop":
             raise AlarmError(
                 f"stopped by {worst.line()}; this step's weights are not kept, the newest checkpoint is from before: go on from it "
@@ -153,19 +153,19 @@ class SaveCheckpoints:
     """
 
     def __init__(
-        self, records: Records, save: Callable[[int, str | None], None], every: int | None, ending: Ending, saved: int
+        self, records: RunJournals, save: Callable[[int, str | None], None], every: int | None, ending: Ending, saved: int
     ) -> None:
         self.saved = saved
         self._records = records
         self._save = save
         self._every = every
-        self._ending = ending
+        self._final_stop_token = ending
 
     def on_step(self, step: FinishedStep) -> None:
         """Save the state after the step, where there is a reason to."""
         tag = tag_of(step.alarms)
         regular = self._every is not None and step.number % self._every == 0
-        ends = self._ending.comes_after(step.number) or self._ending.signal is not None
+        ends = self._final_stop_token.comes_after(step.number) or self._final_stop_token.signal is not None
         if ends or regular or tag is not None:
             self.save(step.number, tag)
 
@@ -184,7 +184,7 @@ class LeaveRun:
 
     def on_step(self, step: FinishedStep) -> None:
         """Raise AlarmError or Interrupted."""
-        worst = gravest(step.alarms)
+        worst = find_worst_alarm(step.alarms)
         if worst is not None and worst.action == "pause" and worst.step < self.ending.steps:
             raise AlarmError(
                 f"paused by {worst.line()}; the state is saved: look, then go on with --resume, or start again with the change"

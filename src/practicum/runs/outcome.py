@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from practicum.costs import Shape, cost_summary
+from practicum.costs import ModelDims, cost_summary
 from practicum.report.tables import ALL_DONE, answers, comparison, side_by_side
 from practicum.training.evaluation import Evaluation, gain
 from practicum.recipe import Recipe
@@ -16,7 +16,7 @@ from practicum.types import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluations:
+class RunEvaluations:
     """The student before and after, its teacher, and what it cost to evaluate them; None where there is no evaluation."""
 
     before: Evaluation | None
@@ -29,13 +29,13 @@ class Evaluations:
         return None if self.before is None or self.after is None else gain(self.before, self.after, seed)
 
 
-def summary_of(
-    home: RunDir, recipe: Recipe, evaluations: Evaluations, model_shapes: Mapping[str, Shape], ended: str | None
+def build_summary(
+    home: RunDir, recipe: Recipe, evaluations: RunEvaluations, model_shapes: Mapping[str, ModelDims], ended: str | None
 ) -> dict[str, Any]:
     """The content of summary.json, without the clock; `ended` is why it ended before all steps were done."""
     rows = list(read_rows(home.metrics_jsonl, shapes.METRICS))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
-    won = evaluations.gain(recipe.seed)
+    accuracy_gain = evaluations.gain(recipe.seed)
     evaluating = {when: cost_summary([cost]) for when, cost in evaluations.costs.items()}
     return {
         "name": recipe.name,
@@ -49,16 +49,16 @@ def summary_of(
         "before": None if before is None else before.summary(),
         "teacher": None if teacher is None else teacher.summary(),
         "after": None if after is None else after.summary(),
-        "gain": None if won is None else asdict(won),
+        "gain": None if accuracy_gain is None else asdict(accuracy_gain),
         "alarms": dict(sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl, shapes.ALARM)).items())),
         "cost": {**cost_summary(rows), "evaluation": evaluating},
-        "scaling": scaling(model_shapes, rows, after),
+        "scaling": build_scaling_record(model_shapes, rows, after),
         "samples": side_by_side(before, after),
     }
 
 
-def scaling(
-    model_shapes: Mapping[str, Shape], rows: Sequence[Mapping[str, Any]], after: Evaluation | None
+def build_scaling_record(
+    model_shapes: Mapping[str, ModelDims], rows: Sequence[Mapping[str, Any]], after: Evaluation | None
 ) -> dict[str, Any]:
     """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
 
@@ -79,8 +79,8 @@ def scaling(
     }
 
 
-def show_outcome(
-    console: Console, evaluations: Evaluations, summary: Mapping[str, Any], more: Mapping[str, object]
+def print_outcome(
+    console: Console, evaluations: RunEvaluations, summary: Mapping[str, Any], more: Mapping[str, object]
 ) -> None:
     """The end of a run as a person wants to see it: answers, numbers, gain, alarms, and `more` below them."""
     if summary["samples"]:
@@ -89,8 +89,8 @@ def show_outcome(
     if evaluations.before is not None and evaluations.after is not None:
         rows = comparison(evaluations.before, evaluations.after, evaluations.teacher)
         console.table("held-out evaluation", ["", "before", "after", "teacher"], rows)
-    won = summary["gain"]
-    shown = {} if won is None else {"gain in accuracy": f"{Interval(**won)} (95 % interval, paired by prompt)"}
+    accuracy_gain = summary["gain"]
+    shown = {} if accuracy_gain is None else {"gain in accuracy": f"{Interval(**accuracy_gain)} (95 % interval, paired by prompt)"}
     if summary["alarms"]:
         counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
         shown["alarms"] = f"{counts}; see alarms.jsonl"

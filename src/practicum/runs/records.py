@@ -7,13 +7,13 @@ from typing import Any
 from practicum.costs import WIRE_BYTES
 from practicum.monitors import Alarm
 from practicum.training.loop import StepResult
-from practicum.rollouts import TapeRow, digits
+from practicum.rollouts import RolloutRow, to_exact_floats
 from practicum.run_dir import Journal, RunDir, json_number, read_rows, shapes
 from practicum.text import Renderer
-from practicum.types import Rollout, TokenOutputs
+from practicum.types import Rollout, TokenRecord
 
 
-class Records:
+class RunJournals:
     """The journals of a run, written together.
 
     Only `timings.jsonl` depends on the clock, so the others come out the same however often a run is resumed. Where
@@ -31,7 +31,7 @@ class Records:
         self._renderer = renderer
         self._seen = {row["id"] for row in read_rows(vocabulary_jsonl(home), shapes.VOCABULARY)}
 
-    def __enter__(self) -> "Records":
+    def __enter__(self) -> "RunJournals":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -45,7 +45,7 @@ class Records:
 
     def write(self, result: StepResult) -> None:
         """One row of metrics, one of timings, and one a rollout."""
-        timings = {name: value for name, value in result.metrics.items() if _never_the_same(name)}
+        timings = {name: value for name, value in result.metrics.items() if _is_nondeterministic(name)}
         numbers = {name: json_number(value) for name, value in result.metrics.items() if name not in timings}
         self._metrics.append({"step": result.step, **numbers})
         self._timings.append({"step": result.step, **timings})
@@ -59,7 +59,7 @@ class Records:
             return
         new = {token for rollout in result.rollouts for token in rollout.tokens.tolist()} - self._seen
         for token in sorted(new):
-            text, control = self._renderer.piece(token), self._renderer.is_control(token)
+            text, control = self._renderer.decode_token(token), self._renderer.is_control(token)
             self._vocabulary.append({"step": result.step, "id": token, "text": text, "control": control})
         self._seen |= new
 
@@ -75,8 +75,8 @@ class Records:
 
     def losses(self) -> list[str]:
         """What could not be written, one line a journal."""
-        lost = [journal for journal in self._journals if journal.dropped]
-        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in lost]
+        failed_journals = [journal for journal in self._journals if journal.dropped]
+        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in failed_journals]
 
 
 def timings_jsonl(home: RunDir) -> Path:
@@ -89,19 +89,19 @@ def vocabulary_jsonl(home: RunDir) -> Path:
     return home.path / "vocabulary.jsonl"
 
 
-def _never_the_same(name: str) -> bool:
+def _is_nondeterministic(name: str) -> bool:
     """Whether a metric is another one in a run that is done again: seconds, and bytes to and from other processes."""
     return name.startswith("seconds_") or name == WIRE_BYTES
 
 
-def _rollout_row(step: int, rollout: Rollout, output: TokenOutputs) -> dict[str, Any]:
+def _rollout_row(step: int, rollout: Rollout, output: TokenRecord) -> dict[str, Any]:
     """One line of rollouts.jsonl; with its `teacher_logprobs` the file is a tape for the scripted teacher."""
     return {
-        **TapeRow.of(step, rollout).to_json(),
+        **RolloutRow.of(step, rollout).to_json(),
         "reward": rollout.reward,
-        "teacher_logprobs": digits(output.teacher_logprobs),
-        "divergence": digits(output.divergence),
-        "student_entropy": digits(output.student_entropy),
-        "teacher_entropy": digits(output.teacher_entropy),
-        "weight": digits(output.weight),
+        "teacher_logprobs": to_exact_floats(output.teacher_logprobs),
+        "divergence": to_exact_floats(output.divergence),
+        "student_entropy": to_exact_floats(output.student_entropy),
+        "teacher_entropy": to_exact_floats(output.teacher_entropy),
+        "weight": to_exact_floats(output.weight),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum import run_dir as folders
-from practicum.runs.assembly import Assembled
+from practicum.runs.assembly import RunComponents
 from practicum.errors import CheckpointError, RecipeError
 from practicum.recipe import Recipe, bring_up, parse_recipe, resolved
 from practicum.run_dir import Difference, RunDir
@@ -37,7 +37,7 @@ def changes_of(home: RunDir, recipe: Recipe, allow_changed: Sequence[str]) -> li
     return changes
 
 
-def write_recipe(home: RunDir, recipe: Recipe, built: Assembled, changes: Sequence[Difference], first: int) -> None:
+def write_recipe(home: RunDir, recipe: Recipe, built: RunComponents, changes: Sequence[Difference], first: int) -> None:
     """Write the resolved recipe, what the run depends on, and what was let change from step `first` on.
 
     Raises RecipeError where what the run depends on is not what is written there.

@@ -12,9 +12,9 @@ from typing import Any
 
 from practicum import run_dir as folders
 from practicum.runs import state
-from practicum.runs.assembly import Assembled, assemble_run
-from practicum.training.asynchronous import stages
-from practicum.monitors import Pace
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.training.asynchronous import open_step_runner
+from practicum.monitors import PhaseSpeedMonitor
 from practicum.report import write_report
 from practicum.report.tables import cost_lines
 from practicum.runs.ending import Ending
@@ -33,14 +33,14 @@ from practicum.runs.observers import (
     SoundAlarms,
     WriteRows,
 )
-from practicum.runs.outcome import Evaluations, show_outcome, summary_of
+from practicum.runs.outcome import RunEvaluations, print_outcome, build_summary
 from practicum.recipe import Recipe
-from practicum.runs.records import Records
+from practicum.runs.records import RunJournals
 from practicum.runs.resuming import changes_of, write_recipe
 from practicum.rollouts import replays
 from practicum.run_dir import Journal, RunDir
 from practicum.core.stopping import Stop
-from practicum.runs.tracked import Tracked
+from practicum.runs.tracked import RunTracker
 from practicum.runs.console import Console
 from practicum.runs.training import Training, open_watch
 
@@ -66,7 +66,7 @@ class Session:
     recipe: Recipe
     console: Console
     stop: Stop
-    tracked: Tracked
+    tracked: RunTracker
     at_end: ExitStack
     observers: Sequence[Observer] = ()
     started: float = field(default_factory=monotonic)
@@ -106,7 +106,7 @@ class Session:
             write_report(self.home.path)
         return RunResult(self.home.path, summary)
 
-    def _tell_too_long(self, built: Assembled) -> None:
+    def _tell_too_long(self, built: RunComponents) -> None:
         """Note how many prompts are left out."""
         if built.too_long:
             count, total = len(built.too_long), len(built.too_long) + len(built.parts.prompts)
@@ -114,7 +114,7 @@ class Session:
                 f"{count} of {total} prompts left out: longer than prompt_tokens ({self.recipe.prompt_tokens}) or no room to answer"
             )
 
-    def _write_start(self, first: int, built: Assembled) -> None:
+    def _write_start(self, first: int, built: RunComponents) -> None:
         """Write down that the run began, or went on, at a step, and with which versions."""
         with closing(Journal(self.home.path / "starts.jsonl", essential=False)) as starts:
             starts.append({"first": first, "versions": folders.current_versions(built.packages)})
@@ -128,7 +128,7 @@ class Session:
 
     def _train(
         self,
-        built: Assembled,
+        built: RunComponents,
         first: int,
         examination: Examination,
         ending: Ending,
@@ -143,8 +143,8 @@ class Session:
         replayed = replays(self.recipe.rollout.source)
         self.console.begin(steps, first)
         with (
-            Records(self.home, built.parts.renderer, replayed) as records,
-            stages(built.parts, built.settings, steps, lag, self._in_turn(), begun) as ahead,
+            RunJournals(self.home, built.parts.renderer, replayed) as records,
+            open_step_runner(built.parts, built.settings, steps, lag, self._in_turn(), begun) as ahead,
         ):
             save = partial(state.save, self.home, self.recipe, built, ahead)
             saving = SaveCheckpoints(records, save, self.recipe.train.checkpoint_every, ending, saved=first - 1)
@@ -153,7 +153,7 @@ class Session:
                 SendMetrics(self.tracked),
                 CountSpending(ending),
                 MoveSchedules(built.courses),
-                ShowStep(self.console, Pace(overlapping=lag > 0)),
+                ShowStep(self.console, PhaseSpeedMonitor(overlapping=lag > 0)),
                 SoundAlarms(records, built.courses, ending),
                 *self.observers,
                 HearSignals(self.stop, ending),
@@ -172,14 +172,14 @@ class Session:
         roles = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
         return [role for role, config in roles.items() if config is not None and config.capabilities().follows_student]
 
-    def _sum_up(self, built: Assembled, evaluations: Evaluations, ending: Ending) -> RunResult:
+    def _sum_up(self, built: RunComponents, evaluations: RunEvaluations, ending: Ending) -> RunResult:
         """Write the summary and the report, and show what came of the run."""
-        summary = summary_of(self.home, self.recipe, evaluations, built.parts.ledger.shapes, ending.reason)
+        summary = build_summary(self.home, self.recipe, evaluations, built.parts.ledger.shapes, ending.reason)
         folders.write_json(self.home.summary_json, summary)
         self.tracked.finish(summary)
         write_report(self.home.path)
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
         cost = cost_lines(summary, self.recipe, ending.spending)
         where = {"run folder": folders.near(self.home.path), "report": "report.html in it"}
-        show_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
+        print_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
         return RunResult(self.home.path, summary)

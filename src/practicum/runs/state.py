@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from practicum import run_dir as folders
-from practicum.runs.assembly import Assembled
+from practicum.runs.assembly import RunComponents
 from practicum.training.asynchronous import Stages
 from practicum.errors import CheckpointError, RecipeError
 from practicum.recipe import Recipe
-from practicum.runs.records import Records
+from practicum.runs.records import RunJournals
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
 
@@ -38,10 +38,10 @@ def require_newest(home: RunDir) -> Checkpoint:
     return checkpoint
 
 
-def restore(home: RunDir, recipe: Recipe, built: Assembled, checkpoint: Checkpoint | None) -> None:
+def restore(home: RunDir, recipe: Recipe, built: RunComponents, checkpoint: Checkpoint | None) -> None:
     """Load a checkpoint, or none, and cut the journals back to it."""
     step = 0 if checkpoint is None else checkpoint.step
-    with Records(home) as records:
+    with RunJournals(home) as records:
         records.truncate_after(step)
     if checkpoint is None:
         return
@@ -57,7 +57,7 @@ def restore(home: RunDir, recipe: Recipe, built: Assembled, checkpoint: Checkpoi
     log.info(f"resumed after step {step}")
 
 
-def save(home: RunDir, recipe: Recipe, built: Assembled, ahead: Stages, step: int, tag: str | None) -> None:
+def save(home: RunDir, recipe: Recipe, built: RunComponents, ahead: Stages, step: int, tag: str | None) -> None:
     """Write the checkpoint of a step, with what was begun ahead of it; `tag` is why it is to be kept."""
     tensors = teacher_states(built, ahead.teacher_state)
     state = {"step": step, "schedules": built.courses.save_state()}
@@ -76,7 +76,7 @@ def save(home: RunDir, recipe: Recipe, built: Assembled, ahead: Stages, step: in
     )
 
 
-def check_space(home: RunDir, built: Assembled) -> None:
+def check_space(home: RunDir, built: RunComponents) -> None:
     """Raise ResourceError where the disk has no room for a checkpoint."""
     states = teacher_states(built, lambda role: None)
     size = sum(tensor.nbytes for named in states.values() for tensor in named.values())
@@ -84,7 +84,7 @@ def check_space(home: RunDir, built: Assembled) -> None:
 
 
 def teacher_states(
-    built: Assembled, newest: Callable[[str], Mapping[str, Tensor] | None]
+    built: RunComponents, newest: Callable[[str], Mapping[str, Tensor] | None]
 ) -> dict[str, dict[str, Tensor]]:
     """Return what a checkpoint holds of the teachers; `newest` is the state of one that is asked ahead."""
     tensors: dict[str, dict[str, Tensor]] = {}

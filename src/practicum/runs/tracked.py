@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credentials?|auth)$", re.IGNORECASE)
 """Names of settings whose text is not sent; `prompt_tokens` and the like are numbers and are."""
 
-KEPT_BACK = frozenset({"base_dir", "about", "claim", "differs", "reduced"})
+UNSENT_KEYS = frozenset({"base_dir", "about", "claim", "differs", "reduced"})
 """What says more of the machine, or is longer, than a tracker needs."""
 
 
-class Tracked:
+class RunTracker:
     """The tracker of one run, or none. It begins at the first step, and one that fails is left out of the rest."""
 
     def __init__(self, tracker: Tracker | None, rows: Path) -> None:
@@ -33,36 +33,36 @@ class Tracked:
         self._there = 0
 
     @classmethod
-    def open(cls, recipe: Recipe, home: RunDir) -> "Tracked":
+    def open(cls, recipe: Recipe, home: RunDir) -> "RunTracker":
         """The tracker that a recipe asks for; RecipeError where its package is missing."""
         if recipe.tracking is None:
             return cls(None, home.metrics_jsonl)
         kind = str(recipe.tracking.type)
-        context = TrackerContext(recipe.name, _id(home, kind), home.path, dict(flat(resolved(recipe))))
+        context = TrackerContext(recipe.name, _id(home, kind), home.path, dict(flatten_settings(resolved(recipe))))
         return cls(module_of("trackers", kind).build(recipe.tracking, context), home.metrics_jsonl)
 
-    def __enter__(self) -> "Tracked":
+    def __enter__(self) -> "RunTracker":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._begun and self._tracker is not None:
-            self._try(self._tracker.close)
+            self._call_or_disable(self._tracker.close)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send a step's finite numbers, unless the tracker holds the step already."""
         tracker = self._tracker
         if tracker is not None and not self._begun:
             self._begun = True
-            self._try(lambda: self._begin(tracker, step))
+            self._call_or_disable(lambda: self._begin(tracker, step))
         if self._tracker is not None and step > self._there:
-            self._try(lambda: tracker.log(step, _finite(metrics)) if tracker else None)
+            self._call_or_disable(lambda: tracker.log(step, _finite(metrics)) if tracker else None)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Send what the run came to, as `final/after/accuracy` and so on."""
         tracker = self._tracker
         if tracker is not None and self._begun:
             numbers = {f"final/{name}": value for name, value in _numbers("", summary)}
-            self._try(lambda: tracker.finish(_finite(numbers)))
+            self._call_or_disable(lambda: tracker.finish(_finite(numbers)))
 
     def _begin(self, tracker: Tracker, first: int) -> None:
         """Open the tracker, and send the earlier steps that it does not hold for certain."""
@@ -71,7 +71,7 @@ class Tracked:
             if self._there < row["step"] < first:
                 tracker.log(row["step"], _finite({name: row[name] for name in row if name != "step"}))
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _call_or_disable(self, call: Callable[[], None]) -> None:
         """Call the tracker; the run outlives its failure."""
         try:
             call()
@@ -80,14 +80,14 @@ class Tracked:
             self._tracker = None
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by dotted name, without secrets, machine paths and what is not set."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flatten_settings(value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            yield from flat({str(place): item for place, item in enumerate(value)}, f"{prefix}{name}.")
-        elif value is not None and name not in KEPT_BACK and not (isinstance(value, str) and SECRET.search(name)):
+            yield from flatten_settings({str(place): item for place, item in enumerate(value)}, f"{prefix}{name}.")
+        elif value is not None and name not in UNSENT_KEYS and not (isinstance(value, str) and SECRET.search(name)):
             yield f"{prefix}{name}", value
 
 

@@ -13,7 +13,7 @@ from practicum.training.loop import StepResult
 from practicum.runs.observers import FinishedStep, Observer, SaveCheckpoints
 from practicum.recipe import Recipe, override, parse_recipe, resolved
 from practicum.run_dir import RunDir, read_rows, shapes
-from practicum.recipe.schedule import Courses
+from practicum.recipe.schedule import ScheduleState
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Training:
         return FinishedStep(measured, self.watch.judge(measured.step, measured.metrics))
 
 
-def open_watch(home: RunDir, recipe: Recipe, courses: Courses, ending: Ending) -> Watch:
+def open_watch(home: RunDir, recipe: Recipe, courses: ScheduleState, ending: Ending) -> Watch:
     """Return the monitors where they stood after the newest checkpoint, what they had changed by then changed again."""
     settings = resolved(recipe)
 

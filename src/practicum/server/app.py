@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from practicum.errors import CheckpointError, DataError
 from practicum.server import requests as asked
-from practicum.server.refusals import Refused
+from practicum.server.refusals import HttpRefusal
 from practicum.server.service import Service
 from practicum.server.wire import PROTOBUF, read_train_request
 
@@ -37,7 +37,7 @@ OPEN = ("/healthz", f"{V1}/healthz")
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class AuthMiddleware:
     """Lets in who knows the token, under one of the names of this machine, and no web page.
 
     A page that a browser has open could otherwise send requests to a server on the same machine.
@@ -52,23 +52,25 @@ class Gate:
         refused = self._refused(scope) if scope["type"] == "http" else None
         await (self.app if refused is None else _refusal(refused))(scope, receive, send)
 
-    def _refused(self, scope: Scope) -> Refused | None:
+    def _refused(self, scope: Scope) -> HttpRefusal | None:
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            return Refused(
+            return HttpRefusal(
                 400, "a body has a content-length or is sent in chunks, not both; send one of the two headers"
             )
         host = _hostname(headers.get(b"host", b"").decode("latin-1"))
         if b"origin" in headers:
-            return Refused(403, "requests from web pages are not answered")
+            return HttpRefusal(403, "requests from web pages are not answered")
         if self.hosts is not None and host not in self.hosts:
-            return Refused(403, f"this server is not called {host!a:.80}; there are {', '.join(sorted(self.hosts))}")
+            return HttpRefusal(
+                403, f"this server is not called {host!a:.80}; there are {', '.join(sorted(self.hosts))}"
+            )
         if self.token is None or scope["path"] in OPEN:
             return None
         given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         if hmac.compare_digest(given, self.token.encode()):
             return None
-        return Refused(401, "the token is missing or wrong; set TINKER_API_KEY to the token of this server")
+        return HttpRefusal(401, "the token is missing or wrong; set TINKER_API_KEY to the token of this server")
 
 
 def _hostname(header: str) -> str | None:
@@ -89,9 +91,9 @@ def make_app(service: Service, *, token: str | None = None, hosts: frozenset[str
         await asyncio.to_thread(service.close)
 
     app = Starlette(routes=pages.routes(), lifespan=lifespan)
-    for kind in (Refused, DataError, CheckpointError):
+    for kind in (HttpRefusal, DataError, CheckpointError):
         app.add_exception_handler(kind, _refusal_of)
-    return Gate(app, token, hosts)
+    return AuthMiddleware(app, token, hosts)
 
 
 class _Pages:
@@ -153,7 +155,7 @@ class _Pages:
 
     async def forward_backward(self, request: Request) -> Response:
         if request.headers.get("content-type") != PROTOBUF or "content-encoding" in request.headers:
-            raise Refused(400, f"forward_backward reads {PROTOBUF}, not compressed")
+            raise HttpRefusal(400, f"forward_backward reads {PROTOBUF}, not compressed")
         body = await self._body(request, self._limits.body_bytes)
         return JSONResponse(self._service.forward_backward(await asyncio.to_thread(read_train_request, body)))
 
@@ -228,9 +230,9 @@ class _Pages:
                         raise _too_large(most)
                     parts.append(part)
         except ClientDisconnect as error:
-            raise Refused(400, "the connection ended within the body") from error
+            raise HttpRefusal(400, "the connection ended within the body") from error
         except TimeoutError as error:
-            raise Refused(
+            raise HttpRefusal(
                 408, f"the body was not here within {self._limits.body_seconds:g} s; send it again"
             ) from error
         return b"".join(parts)
@@ -274,13 +276,13 @@ def _look_up(work: Callable[..., dict[str, Any]]) -> Page:
 
 def _not_done(reason: str) -> Page:
     async def page(request: Request) -> Response:
-        raise Refused(400, reason)
+        raise HttpRefusal(400, reason)
 
     return page
 
 
 async def _unknown(request: Request) -> Response:
-    raise Refused(
+    raise HttpRefusal(
         404, f"this server has no {request.method} {request.url.path!a:.120}; docs/serve.md lists what it has"
     )
 
@@ -289,7 +291,7 @@ def _number(request: Request, name: str, other: int) -> int:
     """Return a number of the query, at least 0 and of at most nine digits."""
     text = request.query_params.get(name, str(other))
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise Refused(400, f"{name} is {text!a:.20}; write a number from 0 on")
+        raise HttpRefusal(400, f"{name} is {text!a:.20}; write a number from 0 on")
     return int(text)
 
 
@@ -297,17 +299,17 @@ async def _healthy(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, f"the body is larger than {most} bytes; send it in parts")
+def _too_large(most: int) -> HttpRefusal:
+    return HttpRefusal(413, f"the body is larger than {most} bytes; send it in parts")
 
 
-def _refusal(refused: Refused) -> Response:
+def _refusal(refused: HttpRefusal) -> Response:
     headers = {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
     return Response(json.dumps({"error": str(refused)}), refused.status, headers, "application/json")
 
 
 async def _refusal_of(request: Request, error: Exception) -> Response:
     """Answer an error of the service; one of a checkpoint's says that it is not there, any other that the request is wrong."""
-    if isinstance(error, Refused):
+    if isinstance(error, HttpRefusal):
         return _refusal(error)
-    return _refusal(Refused(404 if isinstance(error, CheckpointError) else 400, str(error)))
+    return _refusal(HttpRefusal(404 if isinstance(error, CheckpointError) else 400, str(error)))

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from practicum.errors import CheckpointError, DataError
-from practicum.server.refusals import Refused
-from practicum.server.shelf import Shelf
-from practicum.server.store import Address, Store
+from practicum.server.refusals import HttpRefusal
+from practicum.server.shelf import ModelCache
+from practicum.server.store import CheckpointAddress, Store
 from practicum.server.training import AdapterSpec, TrainingModel
 
 Reply = dict[str, Any]
@@ -20,7 +20,7 @@ class Catalogue:
     """Answers what can be asked without a model; `models` are those in training, and belong to the service."""
 
     def __init__(
-        self, shelf: Shelf, store: Store, students: frozenset[str], models: Mapping[str, TrainingModel]
+        self, shelf: ModelCache, store: Store, students: frozenset[str], models: Mapping[str, TrainingModel]
     ) -> None:
         self._shelf = shelf
         self._store = store
@@ -59,7 +59,7 @@ class Catalogue:
         """A training run that is live or has kept something; `Refused` with 404 where it is neither."""
         found = self._run(run)
         if found is None:
-            raise Refused(404, f"there is no training run {run!a:.120}")
+            raise HttpRefusal(404, f"there is no training run {run!a:.120}")
         return found
 
     def training_runs(self) -> Reply:
@@ -101,8 +101,8 @@ class Catalogue:
         """Copy a checkpoint into a run of its own."""
         run_id = f"{run}:train:0"
         described = self.saved(path)
-        source = Address.read(path)
-        target = Address(run_id, source.kind, source.name)
+        source = CheckpointAddress.read(path)
+        target = CheckpointAddress(run_id, source.kind, source.name)
         self._store.copy(source, target, lifetime)
         adapter = described["adapter"]
         self._store.write_run(run_id, {**adapter, "user_metadata": described["user_metadata"]})
@@ -115,13 +115,13 @@ class Catalogue:
     def check_served(self, name: str) -> None:
         """`Refused` with 404 where no model has the name."""
         if name not in self._shelf.served:
-            raise Refused(404, f"no model {name!a:.120} is served here; there are {', '.join(self._shelf.served)}")
+            raise HttpRefusal(404, f"no model {name!a:.120} is served here; there are {', '.join(self._shelf.served)}")
 
     def check_student(self, name: str) -> None:
         """`Refused` where no model has the name, or it may not be trained."""
         self.check_served(name)
         if name not in self._students:
-            raise Refused(
+            raise HttpRefusal(
                 400, f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}"
             )
 
@@ -142,10 +142,10 @@ class Catalogue:
         }
 
 
-def _address(run: str, kind: str, name: str) -> Address:
+def _address(run: str, kind: str, name: str) -> CheckpointAddress:
     """Return the address of a checkpoint of a run; CheckpointError where it has none, so that there is no checkpoint either."""
     try:
-        return Address.read(f"tinker://{run}/{kind}/{name}")
+        return CheckpointAddress.read(f"tinker://{run}/{kind}/{name}")
     except DataError as error:
         raise CheckpointError(str(error)) from error
 

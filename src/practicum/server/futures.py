@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from practicum.server.refusals import Refused
+from practicum.server.refusals import HttpRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Futures:
         with self._lock:
             self._tidy()
             if len(self._open) >= self._most_open:
-                raise Refused(429, f"{self._most_open} requests are waiting; ask again later", retry_after=1)
+                raise HttpRefusal(429, f"{self._most_open} requests are waiting; ask again later", retry_after=1)
         future = begin()
         with self._lock:
             self._open[request_id] = future
@@ -62,8 +62,8 @@ class Futures:
             if request_id in self._kept:
                 return _finished_with(self._kept[request_id])
         if request_id in self._gone:
-            raise Refused(410, f"the answer to {request_id} is no longer kept; ask again")
-        raise Refused(404, f"there is no request {request_id!a:.80}")
+            raise HttpRefusal(410, f"the answer to {request_id} is no longer kept; ask again")
+        raise HttpRefusal(404, f"there is no request {request_id!a:.80}")
 
     @property
     def unfinished(self) -> int:

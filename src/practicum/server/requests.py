@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from practicum.server.refusals import Refused
+from practicum.server.refusals import HttpRefusal
 
 MOST_SAMPLES = 1024
 MOST_CANDIDATES = 1024
 Name = Annotated[str, Field(max_length=300)]
-Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+FinishedPipeline = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """What fits into a tensor of whole numbers."""
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -59,7 +59,7 @@ class Adapters(Body):
     """The size and place of the adapters. Those of the unembedding are not made here, whatever `train_unembed` says."""
 
     rank: int = Field(ge=1, le=1024)
-    seed: Whole | None = None
+    seed: FinishedPipeline | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -186,7 +186,7 @@ class CreateSampler(Body):
     model_path: Name | None = None
 
 
-class Chunk(Body):
+class PromptChunk(Body):
     """A piece of a prompt: tokens and nothing else."""
 
     tokens: list[int]
@@ -196,7 +196,7 @@ class Chunk(Body):
 class ModelInput(Body):
     """A prompt as token ids."""
 
-    chunks: list[Chunk]
+    chunks: list[PromptChunk]
 
     def tokens(self) -> tuple[int, ...]:
         """The tokens of all pieces."""
@@ -217,11 +217,11 @@ class Sampling(Body):
 class TensorData(Body):
     """A tensor in JSON, dense or sparse by rows."""
 
-    data: list[Whole]
+    data: list[FinishedPipeline]
     dtype: Literal["int64"]
-    shape: list[Whole] | None = None
-    sparse_crow_indices: list[Whole] | None = None
-    sparse_col_indices: list[Whole] | None = None
+    shape: list[FinishedPipeline] | None = None
+    sparse_crow_indices: list[FinishedPipeline] | None = None
+    sparse_col_indices: list[FinishedPipeline] | None = None
 
 
 class SampleBody(Body):
@@ -268,4 +268,4 @@ def read(kind: type[B], body: bytes) -> B:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise Refused(400, f"{kind.__name__}: {where}: {first['msg']}{more}"[:500]) from error
+        raise HttpRefusal(400, f"{kind.__name__}: {where}: {first['msg']}{more}"[:500]) from error

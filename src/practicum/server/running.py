@@ -17,12 +17,12 @@ from practicum.core.randomness import seed_of
 from practicum.errors import DataError, PracticumError
 from practicum.ports.hosting import Hosted, PromptQuestion, PromptScores, Reader, Weights
 from practicum.server.futures import Answer
-from practicum.server.refusals import Refused
+from practicum.server.refusals import HttpRefusal
 from practicum.server.requests import SampleBody, TensorData
-from practicum.server.shelf import Shelf
+from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
-from practicum.server.training import AdapterSpec, within
-from practicum.server.wire import PROTOBUF, SampleAnswer, Sparse, TopK, dense_of_csr, sample_response
+from practicum.server.training import AdapterSpec, check_token_ids
+from practicum.server.wire import PROTOBUF, SampleAnswer, Sparse, TopKTable, dense_of_csr, sample_response
 from practicum.server.worker import Steps
 from practicum.types import Sample, SampleRequest, SamplingParams
 
@@ -112,13 +112,13 @@ class _Request:
     named: Tensor | None = None
     scores: PromptScores | None = None
     samples: Sequence[Sample] = ()
-    topk: list[TopK] | None = None
+    topk: list[TopKTable] | None = None
 
 
-class Running:
+class SamplingExecutor:
     """Carries out batches of sampling requests; used on the worker's thread alone."""
 
-    def __init__(self, shelf: Shelf, store: Store, most_tokens: int) -> None:
+    def __init__(self, shelf: ModelCache, store: Store, most_tokens: int) -> None:
         self._shelf = shelf
         self._store = store
         self._most_tokens = most_tokens
@@ -201,7 +201,7 @@ def _draw(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Paus
     alike: dict[str, list[_Request]] = {}
     for request in requests:
         if not request.samples:
-            alike.setdefault(_likeness(request.item), []).append(request)
+            alike.setdefault(_make_batch_key(request.item), []).append(request)
     for group in alike.values():
         asked = [SampleRequest(request.item.tokens, seed) for request in group for seed in request.seeds]
         samples = yield from model.draw(asked, group[0].params, overlay)
@@ -224,7 +224,7 @@ def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_Request]) 
     ]
     scored = yield from _scores(model, overlay, questions)
     for (request, _), scores in zip(asked, scored, strict=True):
-        request.topk = [*(request.topk or []), TopK(scores.topk_ids, scores.topk_logprobs)]
+        request.topk = [*(request.topk or []), TopKTable(scores.topk_ids, scores.topk_logprobs)]
 
 
 def _scores(model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]) -> Pausing[list[PromptScores]]:
@@ -240,7 +240,7 @@ def _scores(model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]
     return found
 
 
-def failure(error: PracticumError | Refused) -> Answer:
+def failure(error: PracticumError | HttpRefusal) -> Answer:
     """The answer to a request that cannot be carried out as it was asked."""
     return json_answer({"error": " ".join(str(error).split()), "category": "user"})
 
@@ -256,7 +256,7 @@ def _planned(item: SampleItem, number: int, loaded: Hosted, most_tokens: int) ->
     context = loaded.context_length
     if not 1 <= count <= context:
         raise DataError(f"the prompt has {count} tokens, and the model reads 1 to {context}")
-    within(item.tokens, vocabulary, "prompt")
+    check_token_ids(item.tokens, vocabulary, "prompt")
     most = body.sampling_params.max_tokens or max(context - count, 1)
     if count + most - 1 > context:  # the last token that is drawn is not read
         raise DataError(f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}")
@@ -306,7 +306,7 @@ def check_tokens(samples: int, most: int, limit: int) -> None:
         )
 
 
-def _likeness(item: SampleItem) -> str:
+def _make_batch_key(item: SampleItem) -> str:
     """What requests share that are decoded together: all settings but the seed, and where they end."""
     asked = item.body.sampling_params
     end = asked.max_tokens or -len(item.tokens)
@@ -364,7 +364,7 @@ def _assembled(request: _Request) -> SampleAnswer:
         values = torch.zeros(ids.shape)
         ids[before:], values[before:] = scores.topk_ids, scores.topk_logprobs
         ids[:shown] = -1
-        table = TopK(ids, values)
+        table = TopKTable(ids, values)
     targets, sparse = _targets(request, request.question, scores)
     return SampleAnswer(
         samples=request.samples,
@@ -373,7 +373,7 @@ def _assembled(request: _Request) -> SampleAnswer:
         prompt_topk=table,
         targets=targets,
         sparse=sparse,
-        drawn=TopK(scores.drawn, scores.drawn_logprobs) if body.prompt_alt_tokens_k else None,
+        drawn=TopKTable(scores.drawn, scores.drawn_logprobs) if body.prompt_alt_tokens_k else None,
     )
 
 

@@ -28,14 +28,22 @@ from practicum.server import requests as asked
 from practicum.server.catalogue import Catalogue, run_data
 from practicum.server.futures import Answer, Futures
 from practicum.server.limits import Limits
-from practicum.server.refusals import Refused
-from practicum.server.running import Published, Running, SampleItem, Sampler, check_tokens, failure, json_answer
+from practicum.server.refusals import HttpRefusal
+from practicum.server.running import (
+    Published,
+    SampleItem,
+    Sampler,
+    SamplingExecutor,
+    check_tokens,
+    failure,
+    json_answer,
+)
 from practicum.server.sessions import Session, matching, newest_first
-from practicum.server.shelf import Shelf
-from practicum.server.store import Address, Store
-from practicum.server.training import AdapterSpec, TrainingModel, clipped_at, forward_backward, optim_step
+from practicum.server.shelf import ModelCache
+from practicum.server.store import CheckpointAddress, Store
+from practicum.server.training import AdapterSpec, TrainingModel, forward_backward, optim_step, resolve_max_grad_norm
 from practicum.server.wire import PROTOBUF, TrainRequest, train_response
-from practicum.server.worker import Job, Worker
+from practicum.server.worker import ModelJob, Worker
 
 MOST_UNNAMED = {"snapshot": 4, "inflight": 1024}
 """So many of a model's unnamed snapshots, and of the sessions that follow what it publishes and share one set of weights, can be
@@ -55,7 +63,7 @@ class Service:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: ModelCache,
         store: Store,
         students: frozenset[str],
         futures: Futures | None = None,
@@ -65,10 +73,10 @@ class Service:
         self.limits = limits or Limits()
         self._shelf = shelf
         self._store = store
-        self._running = Running(shelf, store, self.limits.sampled_tokens)
+        self._running = SamplingExecutor(shelf, store, self.limits.sampled_tokens)
         # A request may be answered in an empty context (`reset_contextvars` of uvicorn), where nobody would hear its notes.
         self._context = copy_context()
-        self._worker = Worker(self._failed, shelf.fits)
+        self._worker = Worker(self._make_error_answer, shelf.fits)
         self._sessions: dict[str, Session] = {}
         self._models: dict[str, TrainingModel] = {}
         self.catalogue = Catalogue(shelf, store, students, self._models)
@@ -86,7 +94,7 @@ class Service:
             self._context.run(log.info, f"session {name} was silent for an hour and is ended")
             self.finish(name)
         if len(self._sessions) >= MOST_SESSIONS:
-            raise Refused(429, f"{MOST_SESSIONS} sessions are open; close some", retry_after=30)
+            raise HttpRefusal(429, f"{MOST_SESSIONS} sessions are open; close some", retry_after=30)
         session_id = str(uuid.uuid4())
         metadata = {key: str(value) for key, value in (body.user_metadata or {}).items()}
         self._sessions[session_id] = Session(session_id, now, body.display_name, metadata)
@@ -95,7 +103,7 @@ class Service:
     def heartbeat(self, session_id: str) -> Reply:
         """A session is alive; 410 where it has ended or is not of this server."""
         if session_id not in self._sessions:
-            raise Refused(410, "the session has ended")
+            raise HttpRefusal(410, "the session has ended")
         self._sessions[session_id].heard = time.monotonic()
         return {"type": "session_heartbeat"}
 
@@ -112,7 +120,7 @@ class Service:
     def session_info(self, session_id: str) -> Reply:
         """What belongs to a session that is open; it is not heard of by that."""
         if session_id not in self._sessions:
-            raise Refused(404, f"there is no open session {session_id!a:.120}")
+            raise HttpRefusal(404, f"there is no open session {session_id!a:.120}")
         return self._sessions[session_id].data()
 
     def sessions(self, offset: int, limit: int) -> Reply:
@@ -129,7 +137,7 @@ class Service:
 
     def _session(self, session_id: str) -> Session:
         if session_id not in self._sessions:
-            raise Refused(410, "the session has ended or belongs to an earlier server; create a new one")
+            raise HttpRefusal(410, "the session has ended or belongs to an earlier server; create a new one")
         self._sessions[session_id].heard = time.monotonic()
         return self._sessions[session_id]
 
@@ -141,11 +149,11 @@ class Service:
         self.catalogue.check_student(body.base_model)
         lora = body.lora_config
         if lora is None:
-            raise Refused(400, "lora_config is missing: only adapters are trained here")
+            raise HttpRefusal(400, "lora_config is missing: only adapters are trained here")
         wanted = {"attention": lora.train_attn, "mlp": lora.train_mlp}
         parts = tuple(part for part, trained in wanted.items() if trained)
         if not parts:
-            raise Refused(400, "train_attn and train_mlp are both off, so there is nothing to train")
+            raise HttpRefusal(400, "train_attn and train_mlp are both off, so there is nothing to train")
         spec = AdapterSpec(body.base_model, lora.rank, lora.seed or 0, parts)
         model = self._new_model(session, f"{body.session_id}:train:{body.model_seq_id}", spec, body.user_metadata)
 
@@ -154,7 +162,7 @@ class Service:
             log.info(f"{spec.base}: a new model to train, rank {spec.rank}")
             return json_answer({"type": "create_model", "model_id": model.id})
 
-        return self._later(f"{model.id}:create", work, spec.base, model)
+        return self._enqueue_training(f"{model.id}:create", work, spec.base, model)
 
     def load_weights(self, body: asked.LoadWeights) -> Reply:
         """Saved weights into a model that is there, or into a new one of the size that the checkpoint says."""
@@ -162,7 +170,7 @@ class Service:
             model, created = self._model(body.model_id), None
             name = _numbered(body.model_id, body.seq_id)
         elif body.session_id is None or body.model_seq_id is None:
-            raise Refused(400, "load_weights needs a model_id, or a session_id with a model_seq_id")
+            raise HttpRefusal(400, "load_weights needs a model_id, or a session_id with a model_seq_id")
         else:
             saved = self.catalogue.saved(body.path)
             spec = AdapterSpec.of_data(saved["adapter"])
@@ -178,7 +186,7 @@ class Service:
             self._load(model, body.path, with_optimizer=body.optimizer)
             return json_answer({"type": "load_weights", "path": body.path, "model_id": model.id})
 
-        return self._later(name, work, model.spec.base, created)
+        return self._enqueue_training(name, work, model.spec.base, created)
 
     def info(self, model_id: str) -> Reply:
         """What a training model is."""
@@ -219,14 +227,18 @@ class Service:
             ]
             return Answer(train_response(shaped, {"loss:sum": sum(found.losses)}), PROTOBUF)
 
-        return self._later(_numbered(model.id, request.seq_id), work, model.spec.base)
+        return self._enqueue_training(_numbered(model.id, request.seq_id), work, model.spec.base)
 
     def optim_step(self, body: asked.OptimStep) -> Reply:
         """One optimizer step."""
         model = self._model(body.model_id)
         adam = body.adam_params
         params = AdamParams(
-            adam.learning_rate, (adam.beta1, adam.beta2), adam.eps, adam.weight_decay, clipped_at(adam.grad_clip_norm)
+            adam.learning_rate,
+            (adam.beta1, adam.beta2),
+            adam.eps,
+            adam.weight_decay,
+            resolve_max_grad_norm(adam.grad_clip_norm),
         )
 
         def work() -> Answer:
@@ -238,7 +250,7 @@ class Service:
                 metrics["grad_norm"] = 0.0
             return json_answer({"metrics": metrics})
 
-        return self._later(_numbered(model.id, body.seq_id), work, model.spec.base)
+        return self._enqueue_training(_numbered(model.id, body.seq_id), work, model.spec.base)
 
     def save_weights(self, body: asked.SaveWeights) -> Reply:
         """A checkpoint to go on training from: weights and moments."""
@@ -270,24 +282,24 @@ class Service:
                 self._samplers.pop(kept.popleft(), None)
             return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
 
-        return self._later(_numbered(model.id, body.seq_id), snapshot, model.spec.base)
+        return self._enqueue_training(_numbered(model.id, body.seq_id), snapshot, model.spec.base)
 
     def _save_later(self, body: asked.SaveWeights, model: TrainingModel, kind: str, name: str, request: str) -> Reply:
         """Queue a save on disk; DataError where the name cannot be one."""
-        address = Address.read(f"tinker://{model.id}/{kind}/{name}")
+        address = CheckpointAddress.read(f"tinker://{model.id}/{kind}/{name}")
 
         def work() -> Answer:
             self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
             return json_answer({"type": request, "path": str(address)})
 
-        return self._later(_numbered(model.id, body.seq_id), work, model.spec.base)
+        return self._enqueue_training(_numbered(model.id, body.seq_id), work, model.spec.base)
 
     def unload(self, model_id: str) -> Reply:
         """Let go of a training model; what it learned since it was saved is saved first."""
         base = self._model(model_id).spec.base
         self._release(model_id)
         answer = json_answer({"type": "unload_model", "model_id": model_id})
-        return self._later(f"{model_id}:unload", lambda: answer, base)
+        return self._enqueue_training(f"{model_id}:unload", lambda: answer, base)
 
     # Samplers
 
@@ -308,7 +320,7 @@ class Service:
     def sample(self, body: asked.SampleBody) -> Reply:
         """Completions, and what is asked about the prompt."""
         if body.record_stability_info:
-            raise Refused(400, asked.NOT_STABLE)
+            raise HttpRefusal(400, asked.NOT_STABLE)
         check_tokens(body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens)
         if body.sampling_session_id is not None:
             sampler = self._known_sampler(body.sampling_session_id)
@@ -321,7 +333,7 @@ class Service:
             seed = seed_of(name)
         item = SampleItem(body, body.prompt.tokens(), sampler, seed if 0 <= seed < 2**63 else seed_of("request", seed))
         key = (sampler.key, item.one_pass)
-        job = Job(item, self._running.answer, key, item.lane, sampler.base)
+        job = ModelJob(item, self._running.answer, key, item.lane, sampler.base)
         self.futures.open(name, lambda: self._worker.submit(job))
         ids = [f"{name}:{number}" for number in range(body.num_samples)]
         return {"request_id": name, "sample_sequence_ids": ids}
@@ -344,14 +356,14 @@ class Service:
         if model_id in self._models:
             return self._models[model_id]
         if len(self._models) >= MOST_MODELS:
-            raise Refused(429, f"{MOST_MODELS} models are being trained; unload some", retry_after=30)
+            raise HttpRefusal(429, f"{MOST_MODELS} models are being trained; unload some", retry_after=30)
         model = TrainingModel(model_id, spec, {key: str(value) for key, value in (metadata or {}).items()})
         self._models[model_id] = model
         session.models.append(model_id)
         return model
 
     def _load(self, model: TrainingModel, path: str, *, with_optimizer: bool) -> None:
-        address = Address.read(path)
+        address = CheckpointAddress.read(path)
         if address.kind != "weights":
             raise DataError(f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/")
         checkpoint = self._store.load(path)
@@ -371,7 +383,7 @@ class Service:
     def _save(
         self,
         model: TrainingModel,
-        address: Address,
+        address: CheckpointAddress,
         metadata: Mapping[str, str] | None,
         *,
         overwrite: bool,
@@ -396,7 +408,7 @@ class Service:
     def _save_learned(self, model: TrainingModel) -> None:
         if model.steps == model.saved_steps or not model.state():
             return
-        address = Address(model.id, "weights", f"closing-{model.steps}")
+        address = CheckpointAddress(model.id, "weights", f"closing-{model.steps}")
         try:
             self._save(model, address, None, overwrite=True)
         except PracticumError as error:
@@ -417,9 +429,11 @@ class Service:
             model.trainer = None
             return json_answer({})
 
-        self._worker.submit(Job(None, lambda items: [work()]))
+        self._worker.submit(ModelJob(None, lambda items: [work()]))
 
-    def _later(self, name: str, work: Callable[[], Answer], base: str, created: TrainingModel | None = None) -> Reply:
+    def _enqueue_training(
+        self, name: str, work: Callable[[], Answer], base: str, created: TrainingModel | None = None
+    ) -> Reply:
         """Queue the work of a training request on a base; a model whose creation fails is forgotten."""
 
         def run(items: object) -> list[Answer]:
@@ -431,14 +445,14 @@ class Service:
                 raise
 
         def begin() -> "Future[Answer]":
-            return self._worker.submit(Job(None, run, base=base))
+            return self._worker.submit(ModelJob(None, run, base=base))
 
         self.futures.open(name, begin)
         reply: Reply = {"request_id": name}
         return reply if created is None else {**reply, "model_id": created.id}
 
-    def _failed(self, error: Exception) -> Answer:
-        if isinstance(error, PracticumError | Refused):
+    def _make_error_answer(self, error: Exception) -> Answer:
+        if isinstance(error, PracticumError | HttpRefusal):
             log.info(f"refused: {error}")
             return failure(error)
         log.info(f"failed: {type(error).__name__}: {error}")
@@ -454,7 +468,9 @@ class Service:
 
     def _model(self, model_id: str) -> TrainingModel:
         if model_id not in self._models:
-            raise Refused(404, f"there is no training model {model_id!a:.120} here; it may belong to an earlier server")
+            raise HttpRefusal(
+                404, f"there is no training model {model_id!a:.120} here; it may belong to an earlier server"
+            )
         session = self._sessions.get(model_id.split(":")[0])
         if session is not None:
             session.heard = time.monotonic()
@@ -463,7 +479,7 @@ class Service:
     def _known_sampler(self, sampler_id: str) -> Sampler:
         if sampler_id in self._samplers:
             return self._samplers[sampler_id]
-        raise Refused(
+        raise HttpRefusal(
             410,
             f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest {MOST_UNNAMED['snapshot']} snapshots and "
             f"{MOST_UNNAMED['inflight']} that follow it",
@@ -475,7 +491,7 @@ class Service:
             self.catalogue.check_served(spec.base)
             return Sampler(sampler_id, spec.base, spec, None, path)
         if base is None:
-            raise Refused(400, "name a base_model or a model_path to sample from")
+            raise HttpRefusal(400, "name a base_model or a model_path to sample from")
         self.catalogue.check_served(base)
         return Sampler(sampler_id, base)
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServerOptions:
     """What the command line says. Models are `MODEL`, or `NAME=MODEL` to be served under another name."""
 
     models: Sequence[str]
@@ -49,7 +49,7 @@ class Options:
     request_tokens: int = 2**21
 
 
-def serve(options: Options) -> None:
+def serve(options: ServerOptions) -> None:
     """Serve until SIGINT or SIGTERM; models that are being trained are saved before it ends. What happens is noted.
 
     Raises RecipeError where the options cannot be right, ModelError where a model is not there, ResourceError where the
@@ -63,7 +63,7 @@ def serve(options: Options) -> None:
     from practicum.server.limits import Limits
     from practicum.server.protocol import connection_with
     from practicum.server.service import Service
-    from practicum.server.shelf import Shelf
+    from practicum.server.shelf import ModelCache
     from practicum.server.store import Store
     from practicum.server.wire import messages
 
@@ -85,7 +85,7 @@ def serve(options: Options) -> None:
     port = listener.getsockname()[1]
     memory = None if options.memory_gib is None else int(options.memory_gib * GIB)
     limits = Limits(sampled_tokens=options.request_tokens)
-    service = Service(Shelf(served, memory), Store(options.out), students, limits=limits)
+    service = Service(ModelCache(served, memory), Store(options.out), students, limits=limits)
     hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host}) if local else None
     config = uvicorn.Config(
         make_app(service, token=token, hosts=hosts),
@@ -121,7 +121,7 @@ def bound_memory() -> None:
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS)
 
 
-def named_models(options: Options) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
+def named_models(options: ServerOptions) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
     """The models by name, and the names of those that may be trained: all of them unless some are named."""
     for option, value, known in (("dtype", options.dtype, DTYPES), ("device", options.device, DEVICES)):
         if value not in known:

@@ -21,7 +21,7 @@ UNKNOWN_CONTEXT = 2**17
 log = logging.getLogger(__name__)
 
 
-class Shelf:
+class ModelCache:
     """Models by the name under which they are served; used on the worker's thread alone.
 
     `memory` bytes hold the weights of the base models together; `evicted` is told before one of them is let go.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from practicum.errors import CheckpointError, DataError
 from practicum.run_dir import Checkpoint, RunDir, find_checkpoint, read_json, save_checkpoint, write_json
-from practicum.run_dir.checkpoints import Damage, check_manifest, step_folders
+from practicum.run_dir.checkpoints import CheckpointDamage, check_manifest, step_folders
 from practicum.run_dir.files import discard
 
 EXPIRY = "expires.json"
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(rf"tinker://({_RUN})/({'|'.join(KINDS)})/({_NAME})")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class CheckpointAddress:
     """Where a checkpoint is: the training run, the kind, the name."""
 
     run: str
@@ -42,7 +42,7 @@ class Address:
     name: str
 
     @classmethod
-    def read(cls, text: str) -> "Address":
+    def read(cls, text: str) -> "CheckpointAddress":
         """From `tinker://RUN/weights/NAME`; DataError where it is not one."""
         match = _ADDRESS.fullmatch(text)
         if match is None:
@@ -65,7 +65,7 @@ class Store:
 
     def save(
         self,
-        address: Address,
+        address: CheckpointAddress,
         tensors: Mapping[str, Mapping[str, Tensor]],
         state: Mapping[str, Any],
         *,
@@ -90,7 +90,7 @@ class Store:
         save_checkpoint(run_dir, version, tensors, {**state, "step": version}, keep=1)
         self.set_lifetime(address, lifetime)
 
-    def set_lifetime(self, address: Address, seconds: int | None) -> None:
+    def set_lifetime(self, address: CheckpointAddress, seconds: int | None) -> None:
         """Let a checkpoint be removed so many seconds from now, or stay; CheckpointError where there is none."""
         folder = self._there(address)
         if seconds is None:
@@ -98,7 +98,7 @@ class Store:
         else:
             write_json(folder / EXPIRY, {"at": (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()})
 
-    def copy(self, source: Address, target: Address, lifetime: int | None = None) -> None:
+    def copy(self, source: CheckpointAddress, target: CheckpointAddress, lifetime: int | None = None) -> None:
         """Write a verified checkpoint again under another address; CheckpointError where it is missing or damaged."""
         checkpoint = self.load(str(source))
         stems = ("student", "optimizer") if source.kind == "weights" else ("student",)
@@ -107,7 +107,7 @@ class Store:
 
     def load(self, text: str) -> Checkpoint:
         """The checkpoint at an address, every file verified; CheckpointError where it is missing or damaged."""
-        address = Address.read(text)
+        address = CheckpointAddress.read(text)
         checkpoint, _ = find_checkpoint(RunDir(self._there(address)))
         if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
@@ -115,16 +115,16 @@ class Store:
 
     def state(self, text: str) -> dict[str, Any]:
         """What a checkpoint says of itself, without reading its tensors; CheckpointError where there is none."""
-        address = Address.read(text)
+        address = CheckpointAddress.read(text)
         for step, path in step_folders(RunDir(self._there(address)).checkpoints):
             try:
                 check_manifest(path, step)
-            except Damage:
+            except CheckpointDamage:
                 continue
             return read_json(path / "state.json")
         raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
 
-    def delete(self, address: Address) -> None:
+    def delete(self, address: CheckpointAddress) -> None:
         """Remove a checkpoint."""
         self._remove(self._there(address))
 
@@ -148,7 +148,7 @@ class Store:
         found = [path.parent.name.replace(".", ":") for path in self._root.glob("*/run.json")]
         return sorted(run for run in found if re.fullmatch(_RUN, run))
 
-    def addresses(self, run: str) -> list[tuple[Address, datetime, int]]:
+    def addresses(self, run: str) -> list[tuple[CheckpointAddress, datetime, int]]:
         """The checkpoints of a run with their times and sizes, oldest first; what has expired is removed."""
         found = []
         for kind in KINDS:
@@ -160,10 +160,12 @@ class Store:
                 if files and re.fullmatch(_NAME, folder.name):
                     changed = max(file.st_mtime for file in files)
                     size = sum(file.st_size for file in files)
-                    found.append((Address(run, kind, folder.name), datetime.fromtimestamp(changed, UTC), size))
+                    found.append(
+                        (CheckpointAddress(run, kind, folder.name), datetime.fromtimestamp(changed, UTC), size)
+                    )
         return sorted(found, key=lambda row: (row[1], str(row[0])))
 
-    def _others(self, address: Address) -> str:
+    def _others(self, address: CheckpointAddress) -> str:
         names = [other.name for other, _, _ in self.addresses(address.run) if other.kind == address.kind]
         return f"the run has {', '.join(names[-8:])}" if names else "the run has none of that kind"
 
@@ -173,18 +175,18 @@ class Store:
             if folder.is_dir():
                 discard(folder)
 
-    def expiry(self, address: Address) -> datetime | None:
+    def expiry(self, address: CheckpointAddress) -> datetime | None:
         """Return when a checkpoint will be removed; None where it stays."""
         return _expiry(self._folder(address))
 
-    def _there(self, address: Address) -> Path:
+    def _there(self, address: CheckpointAddress) -> Path:
         """Return the folder of a checkpoint; CheckpointError where there is none, or it has expired."""
         folder = self._folder(address)
         if not folder.is_dir() or _expired(folder):
             raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
         return folder
 
-    def _folder(self, address: Address) -> Path:
+    def _folder(self, address: CheckpointAddress) -> Path:
         return self._run_folder(address.run) / address.kind / address.name
 
     def _run_folder(self, run: str) -> Path:

@@ -154,7 +154,7 @@ def _given(
         raise DataError(
             f"{where}: target_tokens has the shape {list(targets.shape)}, not that of the {count} tokens{also}"
         )
-    within(datum.tokens, vocabulary, f"{where}: model_input")
+    check_token_ids(datum.tokens, vocabulary, f"{where}: model_input")
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
         raise DataError(f"{where}: target_tokens are not all below the vocabulary of {vocabulary}")
     filled = {name: torch.full(targets.shape, value) for name, value in loss.filled.items()}
@@ -176,13 +176,13 @@ def _given(
     return GivenTokens(datum.tokens, targets.long().view(count, -1), of, loss.whole_text)
 
 
-def within(tokens: Sequence[int], vocabulary: int, where: str) -> None:
+def check_token_ids(tokens: Sequence[int], vocabulary: int, where: str) -> None:
     """DataError unless every token is one of the vocabulary."""
     strange = next((token for token in tokens if not 0 <= token < vocabulary), None)
     if strange is not None:
         raise DataError(f"{where}: token {strange} is not one of the {vocabulary} of the vocabulary")
 
 
-def clipped_at(norm: float) -> float:
+def resolve_max_grad_norm(norm: float) -> float:
     """The largest norm of the gradient; the API's 0 is none at all."""
     return norm if norm > 0 else torch.inf

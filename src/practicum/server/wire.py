@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from practicum.errors import RecipeError
-from practicum.server.refusals import Refused
+from practicum.server.refusals import HttpRefusal
 from practicum.types import Sample
 
 PROTOBUF = "application/x-protobuf"
@@ -73,7 +73,7 @@ def read_train_request(body: bytes) -> TrainRequest:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise Refused(400, "the body is not a ForwardBackwardRequest") from error
+        raise HttpRefusal(400, "the body is not a ForwardBackwardRequest") from error
     newer = {
         name: value.text if value.HasField("text") else value.number
         for name, value in message.loss_fn_config_v2.items()
@@ -87,7 +87,7 @@ def _datum(message: Any, number: int) -> TrainDatum:
     tokens: list[int] = []
     for chunk in message.model_input:
         if not chunk.HasField("encoded_text"):
-            raise Refused(400, f"datum {number}: images and audio are not read here; send encoded text")
+            raise HttpRefusal(400, f"datum {number}: images and audio are not read here; send encoded text")
         tokens += _array(chunk.encoded_text.tokens, np.dtype("<i4"), f"datum {number}: model_input").tolist()
     inputs = {name: _tensor(tensor, f"datum {number}: {name}") for name, tensor in message.loss_fn_inputs.items()}
     return TrainDatum(tuple(tokens), inputs)
@@ -97,7 +97,7 @@ def _tensor(message: Any, where: str) -> Tensor:
     names = messages()
     dtype = {names.DTYPE_FLOAT32: "<f4", names.DTYPE_INT64: "<i8", names.DTYPE_INT32: "<i4"}.get(message.dtype)
     if dtype is None:
-        raise Refused(400, f"{where}: tensors are float32, int64 or int32")
+        raise HttpRefusal(400, f"{where}: tensors are float32, int64 or int32")
     shape = tuple(message.shape)
     if not message.HasField("sparse_csr"):
         values = _array(message.dense, np.dtype(dtype), where)
@@ -110,13 +110,13 @@ def _tensor(message: Any, where: str) -> Tensor:
 
 def _array(data: bytes, dtype: np.dtype, where: str) -> np.ndarray:
     if len(data) % dtype.itemsize:
-        raise Refused(400, f"{where}: {len(data)} bytes are no whole number of entries of {dtype.itemsize}")
+        raise HttpRefusal(400, f"{where}: {len(data)} bytes are no whole number of entries of {dtype.itemsize}")
     return np.frombuffer(data, dtype=dtype)
 
 
 def _shaped(values: np.ndarray, shape: Sequence[int], where: str) -> Tensor:
     if any(size < 0 for size in shape) or math.prod(shape) != values.size:
-        raise Refused(400, f"{where}: {values.size} values do not have the shape {list(shape)}")
+        raise HttpRefusal(400, f"{where}: {values.size} values do not have the shape {list(shape)}")
     return torch.from_numpy(values.copy()).reshape(tuple(shape))
 
 
@@ -130,7 +130,7 @@ def dense_of_csr(
 ) -> Tensor:
     """A sparse matrix written out, `pad` where it says nothing."""
     if len(shape) != 2 or min(shape) < 0 or math.prod(shape) > LARGEST_TENSOR:
-        raise Refused(400, f"{where}: a sparse tensor has two sizes, of at most {LARGEST_TENSOR} entries together")
+        raise HttpRefusal(400, f"{where}: a sparse tensor has two sizes, of at most {LARGEST_TENSOR} entries together")
     counts = np.diff(crow)
     fits = (
         len(crow) == shape[0] + 1
@@ -140,14 +140,14 @@ def dense_of_csr(
         and bool(((columns >= 0) & (columns < shape[1])).all())
     )
     if not fits:
-        raise Refused(400, f"{where}: the sparse indices do not belong to a matrix of shape {list(shape)}")
+        raise HttpRefusal(400, f"{where}: the sparse indices do not belong to a matrix of shape {list(shape)}")
     dense = np.full(tuple(shape), pad, dtype=values.dtype)
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values
     return torch.from_numpy(dense)
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopKTable:
     """A table of the k likeliest tokens at each of some places, or of k that were drawn; rows of -1 are empty."""
 
     ids: Int[Tensor, "N k"]
@@ -168,12 +168,12 @@ class SampleAnswer:
     """Everything a sampling request may be answered with, None where it was not asked for."""
 
     samples: Sequence[Sample]
-    sample_topk: Sequence[TopK] | None = None
+    sample_topk: Sequence[TopKTable] | None = None
     prompt_logprobs: Float[Tensor, " N"] | None = None
-    prompt_topk: TopK | None = None
+    prompt_topk: TopKTable | None = None
     targets: Tensor | None = None
     sparse: Sparse | None = None
-    drawn: TopK | None = None
+    drawn: TopKTable | None = None
 
 
 def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
@@ -217,7 +217,7 @@ def train_response(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) -> 
     return message.SerializeToString()
 
 
-def _write_topk(message: Any, table: TopK) -> None:
+def _write_topk(message: Any, table: TopKTable) -> None:
     empty = table.ids < 0
     message.token_ids = _bytes(table.ids.masked_fill(empty, 0), torch.int32)
     message.logprobs = _bytes(table.logprobs.masked_fill(empty, EMPTY), torch.float32)

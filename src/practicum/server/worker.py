@@ -29,7 +29,7 @@ Steps = Generator[None, None, Sequence[Answer]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class ModelJob:
     """One piece of work: `run` takes the items of all jobs of its batch and gives one answer each.
 
     With a `lane` it gives them in steps. `base` is the model that the work reads, where it reads one.
@@ -47,7 +47,7 @@ class Job:
 class _Begun:
     """A batch in progress. Its futures can be cancelled until they have their answers."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ModelJob]
     steps: Steps
 
     @property
@@ -66,7 +66,7 @@ class Worker:
     def __init__(self, failed: Callable[[Exception], Answer], fits: Callable[[str], bool] = lambda base: True) -> None:
         self._failed = failed
         self._fits = fits
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[ModelJob] = deque()
         self._begun: deque[_Begun] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -75,7 +75,7 @@ class Worker:
         )
         self._thread.start()
 
-    def submit(self, job: Job) -> "Future[Answer]":
+    def submit(self, job: ModelJob) -> "Future[Answer]":
         """Queue a job; its future is cancelled where the worker has closed."""
         with self._changed:
             if self._closing:
@@ -108,7 +108,7 @@ class Worker:
             for job in begun.jobs:
                 job.future.cancel()
 
-    def _begin(self, batch: Sequence[Job]) -> _Begun | None:
+    def _begin(self, batch: Sequence[ModelJob]) -> _Begun | None:
         """Do what is done at once; return what is done in steps."""
         in_steps = bool(batch) and batch[0].lane is not None
         taken = [job for job in batch if not job.future.cancelled()]
@@ -145,7 +145,7 @@ class Worker:
         else:
             self._begun.append(begun)
 
-    def _next(self) -> list[Job]:
+    def _next(self) -> list[ModelJob]:
         """Return the first job that may begin, with all of its kind: nothing where none may, or the worker closes."""
         with self._changed:
             while not self._waiting and not self._begun and not self._closing:
@@ -154,7 +154,7 @@ class Worker:
             if first is None or self._closing:
                 return []
             if first.key is not None and not self._begun:
-                self._linger(first)
+                self._wait_for_batch(first)
             if self._closing:
                 return []
             batch = [first] if first.key is None else [job for job in self._waiting if _alike(job, first)]
@@ -163,7 +163,7 @@ class Worker:
             self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
             return batch
 
-    def _first(self) -> Job | None:
+    def _first(self) -> ModelJob | None:
         """Return the job that has waited longest of those whose lane is free."""
         taken = {begun.jobs[0].lane for begun in self._begun}
         for job in self._waiting:
@@ -173,7 +173,7 @@ class Worker:
                 return job
         return None
 
-    def _linger(self, first: Job) -> None:
+    def _wait_for_batch(self, first: ModelJob) -> None:
         start = time.monotonic()
         count = -1
         while len(self._waiting) != count and time.monotonic() - start < LONGEST_LINGER and not self._closing:
@@ -183,11 +183,11 @@ class Worker:
             self._changed.wait(LINGER)
 
 
-def _alike(job: Job, other: Job) -> bool:
+def _alike(job: ModelJob, other: ModelJob) -> bool:
     return job.key == other.key and job.lane == other.lane
 
 
-def _answer(jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
+def _answer(jobs: Sequence[ModelJob], answers: Sequence[Answer]) -> None:
     """Give each job its answer, but for those that were cancelled meanwhile."""
     for job, answer in zip(jobs, answers, strict=True):
         if job.future.running() or job.future.set_running_or_notify_cancel():

@@ -29,7 +29,7 @@ def unique_share(answers: Sequence[object]) -> float:
     return len(set(answers)) / len(answers)
 
 
-def agreement(answers: Sequence[object], right: Sequence[bool]) -> tuple[float, float]:
+def majority_agreement(answers: Sequence[object], right: Sequence[bool]) -> tuple[float, float]:
     """The share of the commonest answer, and 1 where it is right, else 0: a confidence, and whether it was earned."""
     commonest, count = Counter(answers).most_common(1)[0]
     return count / len(answers), float(right[list(answers).index(commonest)])

@@ -40,7 +40,7 @@ class Interval:
         return format(self)
 
 
-def overlaps_zero(interval: Interval) -> bool:
+def contains_zero(interval: Interval) -> bool:
     """Whether zero lies within the interval."""
     return interval.low <= 0.0 <= interval.high
 
@@ -50,7 +50,7 @@ def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
     return Interval.of_resamples(values.mean().item(), values[_resample(len(values), seed, "bootstrap")].mean(dim=1))
 
 
-def clustered(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
+def cluster_bootstrap(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
     """The mean over all tokens, with an interval by bootstrap over the groups they come in (prompts, never tokens).
 
     Groups without tokens are left out; ValueError where none has any.
@@ -93,7 +93,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int)
     return Interval.of_resamples(above / below, (sums[0] / sums[1])[sums[1] != 0])
 
 
-def detectable(differences: Sequence[float]) -> float | None:
+def minimum_detectable_difference(differences: Sequence[float]) -> float | None:
     """The smallest mean of such paired differences that a test finds (5 % two-sided, power 80 %); None for fewer than two."""
     if len(differences) < 2:
         return None

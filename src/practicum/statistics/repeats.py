@@ -38,7 +38,7 @@ def two_sided(t: float, freedom: int) -> float:
     return min(max(1.0 - inside, 0.0), 1.0)
 
 
-def critical(level: float, freedom: int) -> float:
+def t_critical(level: float, freedom: int) -> float:
     """The t with P(|T| >= t) = level, by bisection."""
     low, high = 0.0, 1.0
     while two_sided(high, freedom) > level and high < 1e12:
@@ -55,7 +55,7 @@ def t_interval(values: Sequence[float]) -> Interval | None:
         return None
     numbers = torch.tensor(values, dtype=torch.float64)
     mean = numbers.mean().item()
-    half = critical(LEVEL, len(values) - 1) * _error(numbers)
+    half = t_critical(LEVEL, len(values) - 1) * _error(numbers)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -122,7 +122,7 @@ def repeats_needed(differences: Sequence[float], tests: int = 1) -> int | None:
 def _enough(count: int, standardised: float, tests: int) -> bool:
     """Whether `count` pairs resolve a difference of so many standard deviations (t approximation of the power)."""
     freedom = min(count - 1, 1000)  # the distribution does not change any more
-    return count > 1 and standardised * math.sqrt(count) >= critical(LEVEL / tests, freedom) + critical(
+    return count > 1 and standardised * math.sqrt(count) >= t_critical(LEVEL / tests, freedom) + t_critical(
         2 * (1 - POWER), freedom
     )
 

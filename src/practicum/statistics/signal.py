@@ -32,14 +32,14 @@ def constant(logprobs: Float[Tensor, " T"]) -> float | None:
     return float(logprobs.mean())
 
 
-def participation(divergence: Float[Tensor, " T"]) -> float | None:
+def participation_ratio(divergence: Float[Tensor, " T"]) -> float | None:
     """The share of tokens that take part: (sum d)^2 / (T sum d^2), 1 where all are equal; None where all are zero."""
     values = divergence.double()
     squares = values.square().sum()
     return (values.sum() ** 2 / (len(values) * squares)).item() if squares > 0 else None
 
 
-def trapped(divergence: Float[Tensor, " T"], below: float, window: int = 64, windows: int = 4) -> bool:
+def has_low_divergence_run(divergence: Float[Tensor, " T"], below: float, window: int = 64, windows: int = 4) -> bool:
     """Whether `windows` windows in a row, of `window` tokens each, agree to less than `below` nats (arXiv 2606.09471)."""
     run = 0
     for agrees in (window_means(divergence, window) < below).tolist():

@@ -4,14 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from practicum.tasks._answered import Answered
+    from practicum.tasks._answered import PromptSet
     from practicum.tasks._context import TaskContext
     from practicum.tasks._episodes import FunctionEpisode
 
-__all__ = ["Answered", "FunctionEpisode", "TaskContext"]
+__all__ = ["FunctionEpisode", "PromptSet", "TaskContext"]
 
 _HOMES = {
-    "Answered": "practicum.tasks._answered",
+    "PromptSet": "practicum.tasks._answered",
     "FunctionEpisode": "practicum.tasks._episodes",
     "TaskContext": "practicum.tasks._context",
 }

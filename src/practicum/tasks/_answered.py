@@ -8,7 +8,7 @@ from practicum.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
-class Answered:
+class PromptSet:
     """Prompts to train on and others held out; `verify(reply, answer)` says how right a reply is, 0 to 1.
 
     See `practicum.ports.Task`.

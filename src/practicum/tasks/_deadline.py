@@ -37,7 +37,7 @@ _ENVIRONMENT = (
 )
 
 
-class Failed(Exception):
+class VerifierFailed(Exception):
     """The process answered that it failed on this request."""
 
 
@@ -49,7 +49,7 @@ class Canary:
     score: float
 
 
-class Deadline:
+class VerifierProcess:
     """A module that calls `practicum.tasks._worker.serve`, run as `python -m MODULE` in a sandbox.
 
     No call ends the run because of what a model wrote: a call that is too slow or fails in any way scores 0. `timeouts` counts
@@ -101,7 +101,7 @@ class Deadline:
         if "refused" in answer:
             raise DataError(answer["refused"])
         if "failed" in answer:
-            raise Failed(answer["failed"])
+            raise VerifierFailed(answer["failed"])
         return answer["value"]
 
     def check_walls(self) -> str | None:

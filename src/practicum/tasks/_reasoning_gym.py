@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from practicum.tasks._evaluating import admit, unguarded
-from practicum.tasks._worker import Refused, serve
+from practicum.tasks._worker import VerifierUnavailable, serve
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     def dataset(split: str) -> Any:
         evaluated = unguarded(name, DATASETS[name][0])
         if evaluated:
-            raise Refused(
+            raise VerifierUnavailable(
                 f"task.generator: {name!r} would run a model's reply as code ({', '.join(sorted(evaluated))}), and no grammar "
                 "says which replies are harmless; take another generator"
             )
@@ -37,7 +37,7 @@ def main() -> None:
         except Exception as error:
             # A generator refuses its settings with whatever error it likes.
             what = str(error) or type(error).__name__
-            raise Refused(f"task.config: the generator {name!r} does not take {config} ({what})") from error
+            raise VerifierUnavailable(f"task.config: the generator {name!r} does not take {config} ({what})") from error
 
     @lru_cache(maxsize=1024)
     def item(split: str, number: int) -> dict[str, Any]:

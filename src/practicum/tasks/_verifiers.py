@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from practicum.errors import DataError
-from practicum.tasks._deadline import Canary, Deadline, Walls
+from practicum.tasks._deadline import Canary, VerifierProcess, Walls
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _NUMBER = re.compile(
 )
 _MATH_MODULE = "practicum.tasks._math"
 _MATH_CANARY = Canary({"reply": r"The answer is $\frac{1}{2}$.", "answer": "0.5"}, 1.0)
-_MATH = Deadline(_MATH_MODULE, canary=_MATH_CANARY)
+_MATH = VerifierProcess(_MATH_MODULE, canary=_MATH_CANARY)
 
 
 def exact(reply: str, answer: str) -> float:
@@ -57,7 +57,7 @@ def prepare(verifier: str, sandbox: Walls) -> Callable[[str, str], float]:
     check_installed(verifier)
     if verifier != "math":
         return VERIFIERS[verifier]
-    process = _MATH if sandbox == "require" else Deadline(_MATH_MODULE, canary=_MATH_CANARY, sandbox=sandbox)
+    process = _MATH if sandbox == "require" else VerifierProcess(_MATH_MODULE, canary=_MATH_CANARY, sandbox=sandbox)
     remark = process.check_walls()
     if remark is not None:
         log.info(remark)

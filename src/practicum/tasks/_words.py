@@ -3,7 +3,7 @@
 import random
 
 
-def drawn_words(draw: random.Random, alphabet: str, shortest: int, longest: int, count: int) -> list[str]:
+def sample_words(draw: random.Random, alphabet: str, shortest: int, longest: int, count: int) -> list[str]:
     """So many words of `shortest` to `longest` letters; those of a smaller count come first in those of a larger."""
     words: dict[str, None] = {}
     while len(words) < count:

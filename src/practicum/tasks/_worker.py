@@ -1,4 +1,4 @@
-"""The other end of `Deadline`: reads requests from standard input and answers each with one line."""
+"""The other end of `VerifierProcess`: reads requests from standard input and answers each with one line."""
 
 import json
 import os
@@ -10,7 +10,7 @@ LONGEST_REASON = 1000
 """Characters of what a verifier says on failing."""
 
 
-class Refused(Exception):
+class VerifierUnavailable(Exception):
     """Why this process cannot serve, whatever the request."""
 
 
@@ -27,7 +27,7 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
 def _answered(answer: Callable[[dict[str, Any]], Any], request_id: str, request: dict[str, Any]) -> str:
     try:
         return json.dumps({"id": request_id, "value": answer(request)})
-    except Refused as reason:
+    except VerifierUnavailable as reason:
         return json.dumps({"id": request_id, "refused": str(reason)})
     except Exception as error:
         # The edge of the process: whatever a foreign verifier raises travels on as text.

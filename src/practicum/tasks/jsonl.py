@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from practicum.core.randomness import seed_of
 from practicum.errors import DataError
 from practicum.ports import Task
-from practicum.tasks import Answered, TaskContext
+from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._deadline import Walls
 from practicum.tasks._rows import HOPELESS_ROW, Rejected, numbered_lines, read_prompt
 from practicum.tasks._verifiers import PACKAGES, last_number, prepare
@@ -67,7 +67,7 @@ def build(config: Config, context: TaskContext) -> Task:
         raise DataError(f"{path}: every training row is also held out; hold out fewer, or give other rows")
     if len(rest) < len(train):
         log.info(f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out")
-    return Answered(train=rest, heldout=held, verify=verify)
+    return PromptSet(train=rest, heldout=held, verify=verify)
 
 
 def _held_out(prompts: Sequence[Prompt], wanted: int | float, seed: int) -> list[Prompt]:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
-from practicum.tasks import Answered, TaskContext
+from practicum.tasks import PromptSet, TaskContext
 from practicum.types import Message, Prompt
 
 MOST_LOCKS = 26
@@ -49,4 +49,4 @@ def build(config: Config, context: TaskContext) -> Task:
         lock = number % config.locks
         text = f"{chr(ord('A') + lock)}{number}"
         prompts.append(Prompt(text, (Message("user", text),), answer=codes[lock], response=code()))
-    return Answered(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])
+    return PromptSet(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])

@@ -126,8 +126,8 @@ class Memos:
         asked, told = topics[: config.heldout_size], topics[config.heldout_size :]
         questions = [_question(place, stock) for place, stock in facts.items()]
         documents = [_document(number, *fact) for fact in facts.items() for number in range(len(DOCUMENTS))]
-        self._heldout = _in_turn(questions, self._instructions(asked))
-        self._train = _in_turn(
+        self._heldout = _interleave(questions, self._instructions(asked))
+        self._train = _interleave(
             documents if "memos" in config.train else [],
             self._instructions(told) if "instructions" in config.train else [],
         )
@@ -179,7 +179,7 @@ def _prompt(name: str, text: str, domain: Domain, answer: str | None = None, res
     return Prompt(name, (Message("user", text),), answer=answer, response=response, domain=domain)
 
 
-def _in_turn(memos: Sequence[Prompt], instructions: Sequence[Prompt]) -> list[Prompt]:
+def _interleave(memos: Sequence[Prompt], instructions: Sequence[Prompt]) -> list[Prompt]:
     """One of each after the other, so that the first few prompts have both, and then what is left of one."""
     return [prompt for prompt in chain.from_iterable(zip_longest(memos, instructions)) if prompt is not None]
 

@@ -17,7 +17,7 @@ from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.sandbox import NoLine
 from practicum.tasks import TaskContext
-from practicum.tasks._deadline import Deadline, Failed, Walls
+from practicum.tasks._deadline import VerifierFailed, VerifierProcess, Walls
 from practicum.types import Message, Prompt, Rollout
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class ReasoningGym:
         seeds = {split: seed_of(seed, "reasoning_gym", split) % 2**31 for split in sizes}
         settings = {"generator": config.generator, "config": config.config, "seeds": seeds, "sizes": sizes}
         self._generator = config.generator
-        self._process = Deadline("practicum.tasks._reasoning_gym", _json(settings), sandbox=config.sandbox)
+        self._process = VerifierProcess("practicum.tasks._reasoning_gym", _json(settings), sandbox=config.sandbox)
         remark = self._process.check_walls()
         if remark is not None:
             log.info(remark)
@@ -86,7 +86,7 @@ class ReasoningGym:
                 request = self._request(prompt, prompt.answer)
                 try:
                     self._process.ask(request, ITEM_SECONDS)
-                except (Failed, NoLine) as error:
+                except (VerifierFailed, NoLine) as error:
                     raise DataError(
                         f"task.generator: the verifier of {self._generator!r} fails on the generator's own answer ({error}); "
                         "take another generator, or other settings"
@@ -105,7 +105,7 @@ class ReasoningGym:
     def _item(self, split: str, number: int) -> dict[str, Any]:
         try:
             return self._process.ask({"split": split, "number": number}, ITEM_SECONDS)
-        except (Failed, NoLine) as error:
+        except (VerifierFailed, NoLine) as error:
             raise DataError(
                 f"task.config: the generator {self._generator!r} cannot make item {number} ({error}); "
                 "change its settings"

@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
-from practicum.tasks import Answered, TaskContext
-from practicum.tasks._words import check_enough, drawn_words
+from practicum.tasks import PromptSet, TaskContext
+from practicum.tasks._words import check_enough, sample_words
 from practicum.types import Message, Prompt
 
 
@@ -39,6 +39,6 @@ def build(config: Config, context: TaskContext) -> Task:
     """Seeded strings, all different; the held-out ones are drawn first, so they are the same whatever `train_size` is."""
     draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "reverse"))
     count = config.heldout_size + config.train_size
-    words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
+    words = sample_words(draw, config.alphabet, config.shortest, config.longest, count)
     prompts = [Prompt(word, (Message("user", word),), answer=word[::-1]) for word in words]
-    return Answered(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])
+    return PromptSet(train=prompts[config.heldout_size :], heldout=prompts[: config.heldout_size])

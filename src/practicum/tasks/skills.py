@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from practicum.core.calls import did_you_mean
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
-from practicum.tasks import Answered, TaskContext
-from practicum.tasks._words import check_enough, drawn_words
+from practicum.tasks import PromptSet, TaskContext
+from practicum.tasks._words import check_enough, sample_words
 from practicum.types import Message, Prompt
 
 Skill = Callable[[str, str], str]
@@ -93,9 +93,9 @@ def build(config: Config, context: TaskContext) -> Task:
     """
     draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "skills"))
     count = config.heldout_size + config.train_size
-    words = drawn_words(draw, config.alphabet, config.shortest, config.longest, count)
+    words = sample_words(draw, config.alphabet, config.shortest, config.longest, count)
     heldout, train = words[: config.heldout_size], words[config.heldout_size :]
-    return Answered(
+    return PromptSet(
         train=[_prompt(skill, word, config.alphabet) for word in train for skill in config.trained],
         heldout=[_prompt(skill, word, config.alphabet) for word in heldout for skill in config.skills],
     )

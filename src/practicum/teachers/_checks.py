@@ -15,7 +15,7 @@ from practicum.errors import TeacherError, VocabularyError
 from practicum.functional import TEACHER_FLOOR
 from practicum.remote.http import JsonClient
 from practicum.statistics.signal import constant
-from practicum.teachers._dialects import Said
+from practicum.teachers._dialects import ServerScores
 from practicum.types import ScoreRequest, TeacherSignal
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ OTHER_TEXTS = 0.2
 """A share of tokens with other texts above this is another vocabulary; below it, two ways of writing spaces and bytes."""
 
 
-def checked(said: Said, request: ScoreRequest, k: int, vocabulary: int | None) -> tuple[TeacherSignal, int]:
+def validate_scores(
+    said: ServerScores, request: ScoreRequest, k: int, vocabulary: int | None
+) -> tuple[TeacherSignal, int]:
     """The signal and how many of its log-probabilities had to be lifted to the floor.
 
     `vocabulary` is the number of tokens there are, where it is known.
@@ -49,9 +51,9 @@ def checked(said: Said, request: ScoreRequest, k: int, vocabulary: int | None) -
         raise TeacherError(
             f"it scored other tokens than it was asked about, from token {place} on; answers were mixed up"
         )
-    lifted = [_number(value, f"token {place}") for place, value in enumerate(said.logprobs)]
-    logprobs = torch.tensor([value for value, _ in lifted], dtype=torch.float32)
-    clamped = sum(was for _, was in lifted)
+    clamped_values = [_number(value, f"token {place}") for place, value in enumerate(said.logprobs)]
+    logprobs = torch.tensor([value for value, _ in clamped_values], dtype=torch.float32)
+    clamped = sum(was for _, was in clamped_values)
     same = constant(logprobs)
     if same is not None and same > TEACHER_FLOOR:
         uniform = vocabulary is not None and abs(same + math.log(vocabulary)) < NEAR_UNIFORM
@@ -78,7 +80,7 @@ def _number(value: Any, where: str) -> tuple[float, bool]:
     return (TEACHER_FLOOR, True) if value <= NO_PROBABILITY else (float(value), False)
 
 
-def _candidates(said: Said, k: int, vocabulary: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _candidates(said: ServerScores, k: int, vocabulary: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and log-probabilities [T, K], likeliest first."""
     wanted = k if vocabulary is None else min(k, vocabulary)
     rows = [_row(row, wanted, vocabulary, f"token {place}") for place, row in enumerate(said.top)]

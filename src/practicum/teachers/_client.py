@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, SamplingClient, Stateful, TeacherRequest, Voice
+from practicum.ports import Capabilities, PromptedClient, SamplingClient, StepFollower, TeacherRequest
 from practicum.text import Renderer
 from practicum.types import Datum, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -20,11 +20,11 @@ class ClientTeacher:
         self,
         client: SamplingClient,
         renderer: Renderer,
-        follows: Stateful | None = None,
+        follows: StepFollower | None = None,
     ) -> None:
         self._client = client
         self._renderer = renderer
-        self._follows = follows
+        self._follower = follows
 
     @property
     def capabilities(self) -> Capabilities:
@@ -50,20 +50,20 @@ class ClientTeacher:
         asked = [SampleRequest(prompt, request.seed) for prompt, request in zip(prompts, requests, strict=True)]
         return self._client.sample(asked, params)
 
-    def voice(self, prompt: Prompt) -> Voice:
+    def voice(self, prompt: Prompt) -> PromptedClient:
         """The client, and the prompt as it reads it."""
-        return Voice(self._client, self._renderer.render(prompt.messages))
+        return PromptedClient(self._client, self._renderer.render(prompt.messages))
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Follow the student, where there is anything to follow."""
-        if self._follows is not None:
-            self._follows.after_step(step, data)
+        if self._follower is not None:
+            self._follower.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
         """The weights that a resume cannot recompute."""
-        return {} if self._follows is None else self._follows.save_state()
+        return {} if self._follower is None else self._follower.save_state()
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `save_state` gave."""
-        if self._follows is not None:
-            self._follows.load_state(tensors)
+        if self._follower is not None:
+            self._follower.load_state(tensors)

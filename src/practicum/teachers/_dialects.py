@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from practicum.remote.http import Question
+from practicum.remote.http import JsonRequest
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 
 DialectName = Literal["auto", "vllm", "sglang", "echo", "chat"]
@@ -21,7 +21,7 @@ Numbers = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ServerScores:
     """What a server says about T tokens, in the form the dialects share and unchecked.
 
     `ids` are the tokens it believes it scored (None: it does not say), `top` its K likeliest tokens with their
@@ -35,7 +35,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ServerCompletion:
     """An answer that a server wrote: token ids and their log-probabilities where it gives them, its text, and how it ended."""
 
     text: str
@@ -51,24 +51,24 @@ class Dialect(Protocol):
 
     name: str
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> Question:
+    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
         """The question for the log-probabilities of a request's tokens and of the k likeliest at each."""
         ...
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> Said:
+    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """What the answer says about the request's tokens; LookupError, TypeError or ValueError where it has another form."""
         ...
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> Question:
+    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
         """The question for an answer of the server's own."""
         ...
 
-    def written(self, answer: Any) -> Written:
+    def written(self, answer: Any) -> ServerCompletion:
         """What it wrote."""
         ...
 
 
-def _plain(temperature: float) -> dict[str, Any]:
+def _make_neutral_sampling(temperature: float) -> dict[str, Any]:
     """Nothing that changes a distribution."""
     return {
         "temperature": temperature,
@@ -82,7 +82,7 @@ def _plain(temperature: float) -> dict[str, Any]:
 
 
 def _drawn(params: SamplingParams) -> dict[str, Any]:
-    return _plain(params.temperature) | {"top_p": params.top_p, "top_k": params.top_k or -1}
+    return _make_neutral_sampling(params.temperature) | {"top_p": params.top_p, "top_k": params.top_k or -1}
 
 
 def _largest(tokens: int, k: int) -> int:
@@ -94,13 +94,19 @@ class Vllm:
 
     name = "vllm"
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> Question:
+    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
         """Every position of the prompt comes back; the server cannot be asked for the last ones alone."""
         ids = [*request.prompt_tokens, *request.tokens]
-        body = {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": k, **_plain(temperature)}
-        return Question("/v1/completions", body, largest=_largest(len(ids), k))
+        body = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "prompt_logprobs": k,
+            **_make_neutral_sampling(temperature),
+        }
+        return JsonRequest("/v1/completions", body, largest=_largest(len(ids), k))
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> Said:
+    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Positions hold candidates by id, the asked token always among them."""
         rows = answer["choices"][0]["prompt_logprobs"]
         if len(rows) != len(request.prompt_tokens) + len(request.tokens):
@@ -115,9 +121,9 @@ class Vllm:
         own = [row.get(token) for row, token in zip(rows, request.tokens, strict=True)]
         top = [sorted(((token, e["logprob"]) for token, e in row.items()), key=_likeliest)[:k] for row in rows]
         ids = [None if entry is None else token for entry, token in zip(own, request.tokens, strict=True)]
-        return Said([None if entry is None else entry["logprob"] for entry in own], ids, top, texts)
+        return ServerScores([None if entry is None else entry["logprob"] for entry in own], ids, top, texts)
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> Question:
+    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
         """Token ids in, token ids out."""
         body = {
             "model": model,
@@ -129,14 +135,14 @@ class Vllm:
             "stop_token_ids": sorted(params.stop_ids),
             **_drawn(params),
         }
-        return Question("/v1/completions", body, largest=_largest(params.max_new_tokens, 2))
+        return JsonRequest("/v1/completions", body, largest=_largest(params.max_new_tokens, 2))
 
-    def written(self, answer: Any) -> Written:
+    def written(self, answer: Any) -> ServerCompletion:
         """`stop_reason` is the token that ended it, where that is none of the model's own."""
         choice = answer["choices"][0]
         tokens, about = choice.get("token_ids"), choice.get("logprobs")
         stop = choice.get("stop_reason")
-        return Written(
+        return ServerCompletion(
             str(choice["text"]),
             choice["finish_reason"] == "stop",
             tokens,
@@ -150,28 +156,30 @@ class Sglang:
 
     name = "sglang"
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> Question:
+    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
         """Only the tokens that are asked about come back, after one without a log-probability."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
             "input_ids": ids,
-            "sampling_params": {"max_new_tokens": 1, **_plain(temperature)},
+            "sampling_params": {"max_new_tokens": 1, **_make_neutral_sampling(temperature)},
             "return_logprob": True,
             "logprob_start_len": max(len(request.prompt_tokens) - 1, 0),
             "top_logprobs_num": k,
             "return_text_in_logprobs": True,
         }
-        return Question("/generate", body, largest=_largest(len(ids), k))
+        return JsonRequest("/generate", body, largest=_largest(len(ids), k))
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> Said:
+    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Positions hold `[logprob, id, text]`, and lists of them."""
         about, count = answer["meta_info"], len(request.tokens)
         rows = _last(about["input_token_logprobs"], count)
         top = _last(about["input_top_logprobs"], count) if k else [[] for _ in rows]
         texts = {id_: text for row in [rows, *top] for _, id_, text in row if isinstance(text, str)}
-        return Said([row[0] for row in rows], [row[1] for row in rows], [[(e[1], e[0]) for e in r] for r in top], texts)
+        return ServerScores(
+            [row[0] for row in rows], [row[1] for row in rows], [[(e[1], e[0]) for e in r] for r in top], texts
+        )
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> Question:
+    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
         """Token ids in, token ids out; the server takes no seed."""
         body = {
             "input_ids": list(request.prompt_tokens),
@@ -182,14 +190,14 @@ class Sglang:
             },
             "return_logprob": True,
         }
-        return Question("/generate", body, largest=_largest(params.max_new_tokens, 2))
+        return JsonRequest("/generate", body, largest=_largest(params.max_new_tokens, 2))
 
-    def written(self, answer: Any) -> Written:
+    def written(self, answer: Any) -> ServerCompletion:
         """`finish_reason` holds what it matched."""
         about, reason = answer["meta_info"], answer["meta_info"]["finish_reason"]
         rows = about["output_token_logprobs"]
         matched = reason.get("matched")
-        return Written(
+        return ServerCompletion(
             str(answer["text"]),
             reason["type"] == "stop",
             [row[1] for row in rows],
@@ -206,7 +214,7 @@ class Echo:
 
     name = "echo"
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> Question:
+    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
         """One generated token is asked for, because some servers refuse none, and cut off."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
@@ -219,9 +227,9 @@ class Echo:
             "temperature": temperature,
             "top_p": 1.0,
         }
-        return Question("/v1/completions", body, largest=_largest(len(ids), k))
+        return JsonRequest("/v1/completions", body, largest=_largest(len(ids), k))
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> Said:
+    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
         """Four lists side by side: prompt first, then what was generated."""
         about = answer["choices"][0]["logprobs"]
         begin, end = len(request.prompt_tokens), len(request.prompt_tokens) + len(request.tokens)
@@ -231,34 +239,36 @@ class Echo:
         numbers = [_token_id(word) for word in words]
         if any(number is None for number in numbers):
             texts = dict(zip(request.tokens, map(str, words), strict=True))
-            return Said(logprobs[begin:end], None, [[] for _ in words], texts)
+            return ServerScores(logprobs[begin:end], None, [[] for _ in words], texts)
         rows = about.get("top_logprobs") or [{} for _ in about["tokens"]]
         top = [
             sorted(((_token_id(w), value) for w, value in row.items()), key=_likeliest)[:k] for row in rows[begin:end]
         ]
-        return Said(logprobs[begin:end], numbers, top)
+        return ServerScores(logprobs[begin:end], numbers, top)
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> Question:
+    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
         """Token ids in, text out."""
         asked = {"prompt": list(request.prompt_tokens)}
         return _writing("/v1/completions", model, asked, request.seed, params)
 
-    def written(self, answer: Any) -> Written:
+    def written(self, answer: Any) -> ServerCompletion:
         """Text alone."""
         choice = answer["choices"][0]
-        return Written(str(choice["text"]), choice["finish_reason"] == "stop")
+        return ServerCompletion(str(choice["text"]), choice["finish_reason"] == "stop")
 
 
 DIALECTS: tuple[Dialect, ...] = (Vllm(), Sglang(), Echo())
 
 
-def chatting(model: str, messages: Sequence[Mapping[str, str]], seed: int, params: SamplingParams) -> Question:
+def build_chat_request(
+    model: str, messages: Sequence[Mapping[str, str]], seed: int, params: SamplingParams
+) -> JsonRequest:
     """The question for an answer to messages, in the server's own template."""
     asked = {"messages": [dict(message) for message in messages]}
     return _writing("/v1/chat/completions", model, asked, seed, params)
 
 
-def _writing(path: str, model: str, asked: Mapping[str, Any], seed: int, params: SamplingParams) -> Question:
+def _writing(path: str, model: str, asked: Mapping[str, Any], seed: int, params: SamplingParams) -> JsonRequest:
     """Return the question for an answer in the words that all of OpenAI's servers know; their seeds have 31 bits."""
     body = {
         "model": model,
@@ -268,13 +278,13 @@ def _writing(path: str, model: str, asked: Mapping[str, Any], seed: int, params:
         "temperature": params.temperature,
         "top_p": params.top_p,
     }
-    return Question(path, body, largest=_largest(params.max_new_tokens, 2))
+    return JsonRequest(path, body, largest=_largest(params.max_new_tokens, 2))
 
 
-def chatted(answer: Any) -> Written:
+def parse_chat_completion(answer: Any) -> ServerCompletion:
     """What the server said in answer to messages."""
     choice = answer["choices"][0]
-    return Written(str(choice["message"]["content"] or ""), choice["finish_reason"] == "stop")
+    return ServerCompletion(str(choice["message"]["content"] or ""), choice["finish_reason"] == "stop")
 
 
 def answered_by(answer: Any) -> str | None:

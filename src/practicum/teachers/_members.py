@@ -36,7 +36,7 @@ def by_place(teachers: Mapping[str, TeacherConfig]) -> dict[str, TeacherConfig]:
     return {f"teachers.{name}": config for name, config in teachers.items()}
 
 
-def shared(members: Iterable[Capabilities]) -> Capabilities:
+def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
     """What every member that speaks can answer; one that is silent by nature narrows no signal, but writes nothing."""
     everyone = list(members)
     follows = any(member.follows_student for member in everyone)

@@ -7,7 +7,7 @@ from practicum.types import Rollout
 Outcome = Literal["correct", "incorrect", "unknown"]
 
 
-def outcome(rollout: Rollout) -> Outcome:
+def classify_outcome(rollout: Rollout) -> Outcome:
     """`correct` from reward 1 on, `incorrect` below it, `unknown` where nobody could tell."""
     if rollout.reward is None:
         return "unknown"

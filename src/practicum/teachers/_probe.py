@@ -11,10 +11,18 @@ from typing import Any
 from torch import Tensor
 
 from practicum.errors import CapabilityError, TeacherError
-from practicum.remote.http import JsonClient, Question, Refused
-from practicum.teachers._checks import checked
-from practicum.teachers._dialects import DIALECTS, Dialect, DialectName, Said, answered_by, chatted, chatting
-from practicum.text import printable
+from practicum.remote.http import JsonClient, JsonRequest, RequestRefused
+from practicum.teachers._checks import validate_scores
+from practicum.teachers._dialects import (
+    DIALECTS,
+    Dialect,
+    DialectName,
+    ServerScores,
+    answered_by,
+    build_chat_request,
+    parse_chat_completion,
+)
+from practicum.text import make_printable
 from practicum.text.safe import SHOWN
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -88,7 +96,7 @@ class Probe:
         """What a person wants to know."""
         alias = ""
         if self.answered_by not in (None, self.model):
-            alias = f" (its answers say {printable(str(self.answered_by))[:SHOWN]})"
+            alias = f" (its answers say {make_printable(str(self.answered_by))[:SHOWN]})"
         others = f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}" if len(self.models) > 1 else ""
         first = [f"model: {self.model}{alias}{others}", f"signals: {self.signals}"]
         if self.dialect is None:
@@ -130,11 +138,11 @@ def probe(client: JsonClient, dialect: DialectName, model: str | None, wanted_k:
     chosen = chosen_model(client, models, model)
     tried: list[str] = []
     for candidate in DIALECTS if dialect == "auto" else [d for d in DIALECTS if d.name == dialect]:
-        scores = _Scores(client, candidate, chosen, vocabulary, canary_of(vocabulary))
+        scores = _CanaryScorer(client, candidate, chosen, vocabulary, canary_of(vocabulary))
         try:
             scores.of(0)
-        except (Refused, _AnotherForm) as error:
-            if isinstance(error, Refused) and error.status in (401, 403):
+        except (RequestRefused, _UnexpectedFormat) as error:
+            if isinstance(error, RequestRefused) and error.status in (401, 403):
                 raise
             tried.append(f"{candidate.name}: {error}")
             continue
@@ -142,10 +150,12 @@ def probe(client: JsonClient, dialect: DialectName, model: str | None, wanted_k:
     if dialect in ("auto", "chat"):
         started = monotonic()
         try:
-            chatted(client.ask(chatting(chosen, [{"role": "user", "content": "Hi"}], 0, SamplingParams(1))))
+            parse_chat_completion(
+                client.ask(build_chat_request(chosen, [{"role": "user", "content": "Hi"}], 0, SamplingParams(1)))
+            )
             return Probe(chosen, models, None, context=context, seconds=monotonic() - started)
-        except (Refused, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, Refused) and error.status in (401, 403):
+        except (RequestRefused, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, RequestRefused) and error.status in (401, 403):
                 raise
             tried.append(f"chat: {client.shown(str(error))}")
     raise CapabilityError(
@@ -153,7 +163,7 @@ def probe(client: JsonClient, dialect: DialectName, model: str | None, wanted_k:
     )
 
 
-class _AnotherForm(Exception):
+class _UnexpectedFormat(Exception):
     """The answer is not of the dialect."""
 
 
@@ -162,12 +172,12 @@ class _Answer:
     """What a server said about a sequence: checked, as it stood there, and the name of the model that said it."""
 
     signal: TeacherSignal
-    said: Said
+    said: ServerScores
     by: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Scores:
+class _CanaryScorer:
     """Asks one server in one dialect about the canary."""
 
     client: JsonClient
@@ -182,20 +192,20 @@ class _Scores:
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
         others = [ScoreRequest(prompt, tokens[n:] + tokens[:n]) for n in range(1, company + 1)]
         questions = [self.dialect.scoring(self.model, request, k, temperature) for request in (self.canary, *others)]
-        answer = self.client.ask_all([replace(question, name="the canary") for question in questions])[0]
+        answer = self.client.send_all([replace(question, name="the canary") for question in questions])[0]
         try:
             said = self.dialect.said(answer, self.canary, k)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = self.client.shown(f"{type(error).__name__}: {error}", 120)
-            raise _AnotherForm(f"the answer has another form ({reason})") from None
+            raise _UnexpectedFormat(f"the answer has another form ({reason})") from None
         try:
-            signal, _ = checked(said, self.canary, min(k, len(said.top[0])) if k else 0, self.vocabulary)
+            signal, _ = validate_scores(said, self.canary, min(k, len(said.top[0])) if k else 0, self.vocabulary)
             return _Answer(signal, said, answered_by(answer))
         except TeacherError as error:
             raise TeacherError(f"{self.client.address}: the answer to the canary is wrong: {error}") from None
 
 
-def _scoring(scores: _Scores, models: tuple[str, ...], context: int | None, wanted_k: int) -> Probe:
+def _scoring(scores: _CanaryScorer, models: tuple[str, ...], context: int | None, wanted_k: int) -> Probe:
     # vLLM's engine dies of more candidates than there are tokens, so a small vocabulary is asked for whole.
     most = min(wanted_k, scores.vocabulary or wanted_k)
     k = largest_k(lambda k: _candidates(scores, k), most)
@@ -230,11 +240,11 @@ def difference(one: Tensor | None, other: Tensor | None) -> float:
     return float((one - other).abs().max())
 
 
-def _candidates(scores: _Scores, k: int) -> int:
+def _candidates(scores: _CanaryScorer, k: int) -> int:
     """How many candidates come back when k are asked for: k also where the whole vocabulary is less, 0 where it is refused."""
     try:
         logprobs = scores.of(k).signal.topk_logprobs
-    except (Refused, _AnotherForm):
+    except (RequestRefused, _UnexpectedFormat):
         return 0
     if logprobs is None:
         return 0
@@ -254,7 +264,7 @@ def largest_k(given: Callable[[int], int], wanted: int) -> int:
     return low
 
 
-def _written(scores: _Scores) -> list[int]:
+def _written(scores: _CanaryScorer) -> list[int]:
     """Return the likeliest token after each beginning of the canary, as the server writes it; none where it gives no ids."""
     prompt, tokens = scores.canary.prompt_tokens, scores.canary.tokens
     requests = [SampleRequest(prompt + tokens[:count], 0) for count in range(BEGINNINGS)]
@@ -264,8 +274,8 @@ def _written(scores: _Scores) -> list[int]:
         for request in requests
     ]
     try:
-        answers = [scores.dialect.written(answer).tokens for answer in scores.client.ask_all(questions)]
-    except (Refused, LookupError, TypeError, ValueError, AttributeError):
+        answers = [scores.dialect.written(answer).tokens for answer in scores.client.send_all(questions)]
+    except (RequestRefused, LookupError, TypeError, ValueError, AttributeError):
         return []
     return [tokens[0] for tokens in answers if tokens]
 
@@ -298,8 +308,8 @@ def _fit(written: Sequence[int], scored: Sequence[int]) -> float:
 def served(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
     """The ids of the models that a server offers, and the context of the first; nothing where it does not say."""
     try:
-        answer = client.ask(Question("/v1/models", name="the list of models"))
-    except Refused as error:
+        answer = client.ask(JsonRequest("/v1/models", name="the list of models"))
+    except RequestRefused as error:
         if error.status in (401, 403):
             raise
         return (), None

@@ -16,10 +16,16 @@ from torch import Tensor
 from practicum.costs import Meter, Phase
 from practicum.errors import ResourceError, TeacherError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Stateful, Teacher, TeacherRequest, Voice
-from practicum.remote.http import JsonClient, Question
-from practicum.teachers._checks import MOST, checked, is_token
-from practicum.teachers._dialects import Dialect, Written, answered_by, chatted, chatting
+from practicum.ports import Capabilities, PromptedClient, StepFollower, Teacher, TeacherRequest
+from practicum.remote.http import JsonClient, JsonRequest
+from practicum.teachers._checks import MOST, is_token, validate_scores
+from practicum.teachers._dialects import (
+    Dialect,
+    ServerCompletion,
+    answered_by,
+    build_chat_request,
+    parse_chat_completion,
+)
 from practicum.teachers._probe import Probe, difference, served
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
@@ -43,7 +49,7 @@ FEW = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What may be asked of a server: seconds a request besides those for its tokens, and tokens to be scored in all."""
 
     seconds: float = 30.0
@@ -52,19 +58,19 @@ class Limits:
     token_budget: int | None = None
     canary_every: int = 16
 
-    def patient(self, question: Question, tokens: int) -> Question:
+    def with_timeout(self, question: JsonRequest, tokens: int) -> JsonRequest:
         """The question with the time that its tokens, and those that are answered beside it, may take."""
         return replace(question, seconds=self.seconds + self.concurrency * tokens / self.tokens_per_second)
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
+class ServerGenerator:
     """Has a server write answers, and turns them into the student's tokens; `meter` counts the bytes."""
 
     http: JsonClient
     model: str
     renderer: Renderer
-    limits: Limits
+    limits: ServerLimits
     meter: Meter | None = None
 
     @contextlib.contextmanager
@@ -78,7 +84,7 @@ class Speaker:
                 self.meter.sent(phase, self.http.wire_bytes - before)
 
     def asked(
-        self, questions: Sequence[Question], read: Callable[[Any], Written], params: SamplingParams
+        self, questions: Sequence[JsonRequest], read: Callable[[Any], ServerCompletion], params: SamplingParams
     ) -> list[Sample]:
         """The answers to questions, in their order."""
         refuse_stop_texts(params, self.http.address)
@@ -87,13 +93,15 @@ class Speaker:
             for number, question in enumerate(questions, start=1)
         ]
         with self.counting("sample"):
-            answers = self.http.ask_all([self.limits.patient(question, params.max_new_tokens) for question in named])
+            answers = self.http.send_all(
+                [self.limits.with_timeout(question, params.max_new_tokens) for question in named]
+            )
         return [
             self._sample(_read(self.http, question, read, answer), params)
             for question, answer in zip(named, answers, strict=True)
         ]
 
-    def _sample(self, written: Written, params: SamplingParams) -> Sample:
+    def _sample(self, written: ServerCompletion, params: SamplingParams) -> Sample:
         """The answer as a sample; log-probabilities that nobody knows are 0 for the sampler and NaN for the policy."""
         limit, stops = params.max_new_tokens, params.stop_ids
         if written.tokens is None:
@@ -122,7 +130,7 @@ class Speaker:
         return TeacherError(f"{self.http.address}: an answer holds {content}; look at the server's log")
 
 
-class RemoteClient(Stateful):
+class RemoteClient(StepFollower):
     """Scores and writes through a server; see `practicum.ports.SamplingClient`.
 
     Errors are TeacherErrors: a server that gives up, an answer that cannot be right, a model that is not the one of the
@@ -130,7 +138,7 @@ class RemoteClient(Stateful):
     """
 
     def __init__(
-        self, speaker: Speaker, probe: Probe, dialect: Dialect, capabilities: Capabilities, vocabulary: int
+        self, speaker: ServerGenerator, probe: Probe, dialect: Dialect, capabilities: Capabilities, vocabulary: int
     ) -> None:
         assert probe.canary is not None, "a probe that found a dialect has scored the canary"
         self._speaker = speaker
@@ -162,29 +170,29 @@ class RemoteClient(Stateful):
         if asked:
             self._check_budget(tokens)
             if self._calls and self._calls % self._speaker.limits.canary_every == 0:
-                self.recognise()
+                self.check_same_model()
             self._calls += 1
         questions = [
             self._question(f"completion {number + 1} of {len(requests)}", request, k) for number, request in asked
         ]
         failures = self._http.failures
         # Each answer is read as it comes: as JSON, all of them together would take many times the memory.
-        answers = self._http.ask_all(
+        answers = self._http.send_all(
             questions, lambda place, answer: self._signal(questions[place], asked[place][1], answer, k)
         )
         if self._http.failures != failures:
-            self.recognise()  # it may have been started again with something else
+            self.check_same_model()  # it may have been started again with something else
         signals = [TeacherSignal(logprobs=torch.zeros(0))] * len(requests)
         for (number, _), answer in zip(asked, answers, strict=True):
             signals[number] = answer
         self.spent += tokens
         return signals
 
-    def _question(self, name: str, request: ScoreRequest, k: int) -> Question:
+    def _question(self, name: str, request: ScoreRequest, k: int) -> JsonRequest:
         question = replace(self._dialect.scoring(self._probe.model, request, k), name=name)
-        return self._speaker.limits.patient(question, len(request.prompt_tokens) + len(request.tokens))
+        return self._speaker.limits.with_timeout(question, len(request.prompt_tokens) + len(request.tokens))
 
-    def _signal(self, question: Question, request: ScoreRequest, answer: Any, k: int) -> TeacherSignal:
+    def _signal(self, question: JsonRequest, request: ScoreRequest, answer: Any, k: int) -> TeacherSignal:
         name, before = answered_by(answer), self._probe.answered_by
         if name != before:
             raise TeacherError(
@@ -194,7 +202,7 @@ class RemoteClient(Stateful):
             )
         said = _read(self._http, question, lambda answer: self._dialect.said(answer, request, k), answer)
         try:
-            signal, lifted = checked(said, request, k, self._vocabulary)
+            signal, lifted = validate_scores(said, request, k, self._vocabulary)
         except TeacherError as error:
             raise TeacherError(
                 f"{self._http.address}{question.path}: the answer about {question.name} is wrong: {error}; nothing was learned "
@@ -226,7 +234,7 @@ class RemoteClient(Stateful):
                 "raise it and resume"
             )
 
-    def recognise(self) -> None:
+    def check_same_model(self) -> None:
         """TeacherError where the server has another model than at the start: by its id, or by the canary."""
         names, _ = served(self._http)
         if names and self._probe.model not in names:
@@ -280,7 +288,7 @@ class RemoteClient(Stateful):
 class TextTeacher(Teacher):
     """Writes answers to messages in the server's own template and scores nothing; see `practicum.ports.Teacher`."""
 
-    def __init__(self, speaker: Speaker, capabilities: Capabilities, system: str | None) -> None:
+    def __init__(self, speaker: ServerGenerator, capabilities: Capabilities, system: str | None) -> None:
         self._speaker = speaker
         self._capabilities = capabilities
         self._system = system
@@ -297,23 +305,25 @@ class TextTeacher(Teacher):
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """What the server answers, in the student's tokens."""
         questions = [
-            chatting(self._speaker.model, self._messages(request.prompt.messages), request.seed, params)
+            build_chat_request(self._speaker.model, self._messages(request.prompt.messages), request.seed, params)
             for request in requests
         ]
-        return self._speaker.asked(questions, chatted, params)
+        return self._speaker.asked(questions, parse_chat_completion, params)
 
     def _messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         lacks = self._system and all(message.role != "system" for message in messages)
         return [{"role": "system", "content": self._system or ""}, *turns] if lacks else turns
 
-    def voice(self, prompt: Prompt) -> Voice:
+    def voice(self, prompt: Prompt) -> PromptedClient:
         """The server, answering this very prompt."""
-        return Voice(_Reply(self, prompt), self._speaker.renderer.render(prompt.messages), continues=False)
+        return PromptedClient(
+            _ChatClient(self, prompt), self._speaker.renderer.render(prompt.messages), accepts_tokens=False
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
+class _ChatClient:
     """A text teacher as a client of one prompt, whose tokens the server never sees."""
 
     teacher: TextTeacher
@@ -329,7 +339,7 @@ class _Reply:
         return self.teacher.sample([TeacherRequest(self.prompt, request.seed) for request in requests], params)
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Silence."""
+        """NoTeacher."""
         return [TeacherSignal() for _ in requests]
 
 
@@ -359,7 +369,7 @@ def _known(file: Path) -> Tensor:
         return torch.zeros(0)
 
 
-def _read(http: JsonClient, question: Question, read: Callable[[Any], T], answer: Any) -> T:
+def _read(http: JsonClient, question: JsonRequest, read: Callable[[Any], T], answer: Any) -> T:
     """An answer in the dialects' own form; TeacherError where it has another."""
     try:
         return read(answer)

@@ -45,7 +45,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _StoredAnswer:
     """Where one answer is: its file and the fields there, its first token, how many tokens it has, and its digest."""
 
     path: Path
@@ -59,7 +59,7 @@ class _Damage(Exception):
     """Why a file is not what its name says."""
 
 
-class Scores:
+class ScoreStore:
     """The answers in one folder, found by their keys of 32 bytes; processes may share it.
 
     Errors: TeacherError where a file with one of our names is damaged, ResourceError where nothing can be written. Files with
@@ -71,7 +71,7 @@ class Scores:
         self.size = 0
         self.tokens = 0
         self._max_bytes = max_bytes
-        self._places: dict[bytes, _Place] = {}
+        self._places: dict[bytes, _StoredAnswer] = {}
         self._known: set[str] = set()
 
     def __contains__(self, key: bytes) -> bool:
@@ -205,7 +205,7 @@ def _damaged(path: Path, reason: str) -> TeacherError:
     )
 
 
-def _places(path: Path) -> dict[bytes, _Place]:
+def _places(path: Path) -> dict[bytes, _StoredAnswer]:
     """Where each answer of a file is, after a check of all but the answers."""
     match = _FILE.fullmatch(path.name)
     assert match is not None
@@ -231,7 +231,7 @@ def _places(path: Path) -> dict[bytes, _Place]:
     for number in range(count):
         tokens = int.from_bytes(_row(lengths, number, LENGTH_BYTES), "little")
         digest = _row(digests, number, DIGEST_BYTES)
-        places[_row(keys, number, KEY_BYTES)] = _Place(path, fields, first, tokens, digest)
+        places[_row(keys, number, KEY_BYTES)] = _StoredAnswer(path, fields, first, tokens, digest)
         first += tokens
     return places
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import RecipeError, TeacherError
-from practicum.models.config import ModelConfig, Scratch
+from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.objective import Full, Signal
 from practicum.ports import (
     Capabilities,
+    DecodeBatch,
     LockstepClient,
     MixedRequest,
-    Reading,
     SamplingClient,
     Teacher,
     TeacherConfig,
@@ -33,7 +33,7 @@ from practicum.ports import (
     walk,
 )
 from practicum.teachers import none, pool, route, scripted
-from practicum.teachers._scores import Entry, Scores
+from practicum.teachers._scores import Entry, ScoreStore
 from practicum.teachers.self import Config as SelfConfig
 from practicum.types import (
     HeadLike,
@@ -79,7 +79,7 @@ class Config(BaseModel):
                 raise ValueError(
                     f"{inside.type!r} scores without a model, so there is nothing to keep; take `cached` away"
                 )
-            if isinstance(inside, ModelConfig) and isinstance(inside.model, Scratch) and self.folder is not None:
+            if isinstance(inside, ModelConfig) and isinstance(inside.model, ScratchConfig) and self.folder is not None:
                 raise ValueError(
                     "folder: a model made from scratch is another one in every run; leave folder out, and its answers are "
                     "kept in the run's own"
@@ -112,7 +112,7 @@ class Counts:
     left_out: int = 0
 
 
-class KeepingClient:
+class CachingClient:
     """Scores with a model, each completion once; see `practicum.ports.SamplingClient`.
 
     An answer is found by all that it depends on: the model, the prompt's tokens as the model reads them, the completion's
@@ -121,11 +121,11 @@ class KeepingClient:
     the same batch as the first time.
     """
 
-    def __init__(self, bare: SamplingClient, fetch: "Callable[[], Kept]") -> None:
+    def __init__(self, bare: SamplingClient, fetch: "Callable[[], ModelScores]") -> None:
         self.bare = bare
         self.counts = Counts()
         self._fetch = fetch
-        self._kept: Kept | None = None
+        self._kept: ModelScores | None = None
         self._head: HeadLike | None = None
         self._device = torch.device("cpu")
         self._said_full = False
@@ -136,7 +136,7 @@ class KeepingClient:
         return self.bare.capabilities
 
     @property
-    def scores(self) -> Scores | None:
+    def scores(self) -> ScoreStore | None:
         """What is kept; None before the first question, and where nothing is kept."""
         return None if self._kept is None else self._kept.scores
 
@@ -228,12 +228,12 @@ class KeepingClient:
         )
 
 
-class KeepingLockstep(KeepingClient):
+class KeepingLockstep(CachingClient):
     """The same over a client that decodes in lockstep with another; what is drawn is not kept."""
 
     bare: LockstepClient  # type: ignore[assignment]
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """What the model reads."""
         return self.bare.read(prompts, rows, new_tokens)
 
@@ -245,11 +245,11 @@ class KeepingLockstep(KeepingClient):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ModelScores:
     """The fingerprint of a model, and what is kept of it; `scores` is None where nothing is."""
 
     fingerprint: str
-    scores: Scores | None
+    scores: ScoreStore | None
 
     def key(self, request: ScoreRequest, form: str) -> bytes:
         """The SHA-256 sum of all that an answer depends on."""
@@ -328,16 +328,16 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the teacher inside over a model that remembers; without a place to keep answers it only rounds."""
     place = context.scores if config.folder is None else context.base_dir / config.folder.expanduser()
     place = None if context.on_paper else place
-    made: list[KeepingClient] = []
+    made: list[CachingClient] = []
 
     def keep(client: SamplingClient, name: Callable[[Path], str]) -> SamplingClient:
-        def fetch() -> Kept:
+        def fetch() -> ModelScores:
             if place is None:
-                return Kept("", None)
+                return ModelScores("", None)
             mark = name(place)
-            return Kept(mark, Scores(place / mark, int(config.max_mib * _MIB)))
+            return ModelScores(mark, ScoreStore(place / mark, int(config.max_mib * _MIB)))
 
-        kind = KeepingLockstep if isinstance(client, LockstepClient) else KeepingClient
+        kind = KeepingLockstep if isinstance(client, LockstepClient) else CachingClient
         made.append(kind(client, fetch))
         return made[-1]
 

@@ -27,11 +27,11 @@ from practicum.ports import (
     Capabilities,
     Environment,
     Expert,
+    PromptedClient,
     SamplingClient,
     Teacher,
     TeacherContext,
     TeacherRequest,
-    Voice,
 )
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -62,7 +62,7 @@ class Config(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TableHead:
     """Rows of log-probabilities as a head: a hidden state is the number of its row; see `practicum.types.HeadLike`."""
 
     table: Float[Tensor, "R V"]
@@ -131,7 +131,7 @@ class ExpertTeacher(Teacher):
             hidden.append(torch.tensor(rows, dtype=torch.float32).reshape(-1, 1))
         if not numbers:
             numbers[()] = 0
-        head = Rows(torch.stack([self.row(step) for step in numbers]))
+        head = TableHead(torch.stack([self.row(step) for step in numbers]))
         if not signal.sampled:
             return [TeacherSignal(hidden=states, head=head) for states in hidden]
         return [
@@ -152,7 +152,7 @@ class ExpertTeacher(Teacher):
     def _steps(self, prompt: Prompt, tokens: Sequence[int]) -> list[Next]:
         """What may come at each token of a completion; nothing in particular where the environment speaks."""
         steps = []
-        with closing(_Walk(self, prompt)) as walk:
+        with closing(_ExpertWalk(self, prompt)) as walk:
             for token in tokens:
                 steps.append(walk.ahead())
                 walk.read(token)
@@ -177,13 +177,13 @@ class ExpertTeacher(Teacher):
             for request, tokens in zip(requests, prompts, strict=True)
         ]
 
-    def voice(self, prompt: Prompt) -> Voice:
+    def voice(self, prompt: Prompt) -> PromptedClient:
         """The expert in conversation about this prompt."""
         prompt_tokens = self.renderer.render(prompt.messages)
-        return Voice(self._count(_Writer(self, prompt, prompt_tokens)), prompt_tokens)
+        return PromptedClient(self._count(_Writer(self, prompt, prompt_tokens)), prompt_tokens)
 
 
-class _Walk:
+class _ExpertWalk:
     """A completion read token by token: whose turn it is, and what of the expert's candidates fits what was said of it."""
 
     def __init__(self, teacher: ExpertTeacher, prompt: Prompt) -> None:
@@ -250,7 +250,7 @@ class _Writer:
         self.prompt = prompt
         self.prompt_tokens = prompt_tokens
         self._read: tuple[int, ...] = ()
-        self._walk = _Walk(teacher, prompt)
+        self._walk = _ExpertWalk(teacher, prompt)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """One turn a request."""
@@ -265,11 +265,11 @@ class _Writer:
         known = torch.zeros(len(tokens))
         return Rollout(self.prompt, self.prompt_tokens, tokens, known >= 0, known, known, 0, "length", "")
 
-    def _walk_to(self, tokens: tuple[int, ...]) -> _Walk:
+    def _walk_to(self, tokens: tuple[int, ...]) -> _ExpertWalk:
         """The walk when these tokens were read: the last one if they begin as it did, else a new one."""
         if tokens[: len(self._read)] != self._read:
             self._walk.close()
-            self._read, self._walk = (), _Walk(self.teacher, self.prompt)
+            self._read, self._walk = (), _ExpertWalk(self.teacher, self.prompt)
         for token in tokens[len(self._read) :]:
             self._walk.read(token)
         self._read = tokens

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from practicum.models.config import ModelConfig, ScorerConfig, Scratch
+from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.files import commit_of
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.teachers._client import ClientTeacher
@@ -37,7 +37,7 @@ def fingerprint(config: ModelConfig) -> str:
 
 
 def _weights(config: ModelConfig) -> object:
-    if isinstance(config.model, Scratch):
+    if isinstance(config.model, ScratchConfig):
         return config.model.model_dump()
     folder = Path(config.model).expanduser()
     if not folder.is_dir():

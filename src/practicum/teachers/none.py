@@ -9,7 +9,7 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.types import Rollout, TeacherSignal
 
-NOTHING = Capabilities(signals=frozenset(), supports=frozenset(), writes=False, follows_student=False)
+NO_CAPABILITIES = Capabilities(signals=frozenset(), supports=frozenset(), writes=False, follows_student=False)
 """What silence can answer."""
 
 
@@ -21,16 +21,16 @@ class Config(BaseModel):
 
     def capabilities(self) -> Capabilities:
         """No signal at all."""
-        return NOTHING
+        return NO_CAPABILITIES
 
 
-class Silence(Teacher):
+class NoTeacher(Teacher):
     """Says nothing about any rollout; see `practicum.ports.Teacher`."""
 
     @property
     def capabilities(self) -> Capabilities:
         """No signal at all."""
-        return NOTHING
+        return NO_CAPABILITIES
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """One empty signal a rollout."""
@@ -39,4 +39,4 @@ class Silence(Teacher):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Silence needs nothing of a run."""
-    return Silence()
+    return NoTeacher()

@@ -15,13 +15,13 @@ from practicum.core.randomness import seed_of
 from practicum.errors import RecipeError, TeacherError
 from practicum.objective import SignalName
 from practicum.ports import Capabilities, Teacher, TeacherContext
-from practicum.remote.http import Address, JsonClient, Server
+from practicum.remote.http import AddressConfig, JsonClient, Server
 from practicum.teachers._checks import check_texts
 from practicum.teachers._client import ClientTeacher
 from practicum.teachers._dialects import DialectName
 from practicum.teachers._probe import Probe, probe
 from practicum.teachers._reading import ReadingConfig
-from practicum.teachers._remote import Limits, RemoteClient, Speaker, TextTeacher
+from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimits, TextTeacher
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ PINNED = 0.5
 """Nats that the canary's sum may differ from what a recipe pins: 24 tokens of half-precision rounding."""
 
 
-class Config(ReadingConfig, Address):
+class Config(ReadingConfig, AddressConfig):
     """Where the server is, what it may be asked, and how its model reads prompts."""
 
     type: Literal["openai_api"] = "openai_api"
@@ -87,10 +87,10 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     found = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
     log.info(f"{http.address}: {'; '.join(found.lines())}")
     _check_pin(config, found, http)
-    limits = Limits(
+    limits = ServerLimits(
         config.timeout, config.tokens_per_second, config.concurrency, config.token_budget, config.canary_every
     )
-    speaker = Speaker(http, found.model, renderer, limits, context.meter)
+    speaker = ServerGenerator(http, found.model, renderer, limits, context.meter)
     promised = config.capabilities()
     if found.dialect is None:
         silent = replace(promised, signals=frozenset(), supports=frozenset(), largest_k=0)

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from practicum.core.calls import did_you_mean
 from practicum.objective import Full, Signal
 from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, walk
-from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, shared
-from practicum.types import Pool, Rollout, TeacherSignal
+from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, intersect_capabilities
+from practicum.types import PooledSignal, Rollout, TeacherSignal
 
 
 class Config(BaseModel):
@@ -50,7 +50,7 @@ class Config(BaseModel):
 
     def capabilities(self) -> Capabilities:
         """Every signal where all members give whole distributions, for theirs is combined; else sampled tokens alone."""
-        return _combined(self._shared())
+        return _pool_capabilities(self._shared())
 
     def members(self) -> dict[str, TeacherConfig]:
         """Every member."""
@@ -63,10 +63,10 @@ class Config(BaseModel):
         return [weight / total for weight in given]
 
     def _shared(self) -> Capabilities:
-        return shared(member.capabilities() for member in self.teachers.values())
+        return intersect_capabilities(member.capabilities() for member in self.teachers.values())
 
 
-def _combined(members: Capabilities) -> Capabilities:
+def _pool_capabilities(members: Capabilities) -> Capabilities:
     """What a pool of members that can do so much can do."""
     if "full" not in members.signals:
         return Capabilities(
@@ -86,7 +86,7 @@ class PoolTeacher(TeacherOfMembers):
     @property
     def capabilities(self) -> Capabilities:
         """What can be combined from the members' answers."""
-        return _combined(shared(member.capabilities for member in self._members.values()))
+        return _pool_capabilities(intersect_capabilities(member.capabilities for member in self._members.values()))
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """The members' answers side by side.
@@ -108,7 +108,7 @@ class PoolTeacher(TeacherOfMembers):
         scale = sum(self._weights) / sum(weight for weight, _ in speaking)
         weights = tuple(weight * scale for weight, _ in speaking)
         return TeacherSignal(
-            pool=Pool(self._config.kind, weights, tuple(answer for _, answer in speaking), self._config.gate)
+            pool=PooledSignal(self._config.kind, weights, tuple(answer for _, answer in speaking), self._config.gate)
         )
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
-from practicum.teachers._outcome import outcome
+from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherConfig, TeacherContext, TeacherRequest
+from practicum.teachers._outcome import classify_outcome
 from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
@@ -116,7 +116,7 @@ class PrivilegedTeacher(Teacher):
             [TeacherRequest(with_context(request.prompt, self._config), request.seed) for request in requests], params
         )
 
-    def voice(self, prompt: Prompt) -> Voice | None:
+    def voice(self, prompt: Prompt) -> PromptedClient | None:
         """That of the teacher inside, with the richer prompt; None where there is no context before a completion."""
         if self._config.needs_rollout or self._silent(prompt, {}):
             return None
@@ -175,8 +175,8 @@ def _prompt_fields(prompt: Prompt) -> dict[str, str]:
 def _rollout_fields(rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]) -> dict[str, str]:
     """What placeholders can stand for once there is a completion: its notes, and the `ROLLOUT_FIELDS` that are known."""
     fields = {**rollout.notes, "attempt": rollout.text}
-    if outcome(rollout) != "unknown":
-        fields["outcome"] = outcome(rollout)
+    if classify_outcome(rollout) != "unknown":
+        fields["outcome"] = classify_outcome(rollout)
     others = [other for other in successes.get(rollout.prompt.id, ()) if other is not rollout]
     return {**fields, "sibling": others[0].text} if others else fields
 
@@ -185,7 +185,7 @@ def _first_successes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
     """The first two correct completions of each prompt by sample number: one of them is another than any given one."""
     found: dict[str, list[Rollout]] = {}
     for rollout in sorted(rollouts, key=lambda rollout: rollout.sample):
-        if outcome(rollout) == "correct":
+        if classify_outcome(rollout) == "correct":
             found.setdefault(rollout.prompt.id, []).append(rollout)
     return {name: successes[:2] for name, successes in found.items()}
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from practicum.core.calls import did_you_mean
 from practicum.errors import DataError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext, TeacherRequest, Voice
-from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, shared
-from practicum.teachers._outcome import Outcome, outcome
+from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherConfig, TeacherContext, TeacherRequest
+from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, intersect_capabilities
+from practicum.teachers._outcome import Outcome, classify_outcome
 from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 Item = TypeVar("Item")
@@ -52,7 +52,7 @@ class Config(BaseModel):
 
     def joined(self, members: Iterable[Capabilities]) -> Capabilities:
         """What members that can do so much can do together."""
-        answered = shared(members)
+        answered = intersect_capabilities(members)
         return replace(answered, writes=answered.writes and self.by != "outcome")
 
 
@@ -89,7 +89,7 @@ class RouteTeacher(TeacherOfMembers):
             answers.update(zip(places, own, strict=True))
         return [answers[place] for place in range(len(requests))]
 
-    def voice(self, prompt: Prompt) -> Voice | None:
+    def voice(self, prompt: Prompt) -> PromptedClient | None:
         """That of the prompt's own member; None by outcome."""
         return None if self._config.by == "outcome" else self._members[self._of_prompt(prompt)].voice(prompt)
 
@@ -102,7 +102,7 @@ class RouteTeacher(TeacherOfMembers):
 
     def _of_rollout(self, rollout: Rollout) -> str:
         return (
-            self._member(rollout.prompt, outcome(rollout))
+            self._member(rollout.prompt, classify_outcome(rollout))
             if self._config.by == "outcome"
             else self._of_prompt(rollout.prompt)
         )

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from practicum.ports import Capabilities, SelfRule, Teacher, TeacherContext
+from practicum.ports import Capabilities, Teacher, TeacherContext, WeightUpdateRule
 from practicum.teachers._client import ClientTeacher
 
 
@@ -27,5 +27,5 @@ class Config(BaseModel):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Hold the student's weights as they are now."""
-    held = context.self_teacher(SelfRule(weights=config.weights, rate=config.rate, period=config.period))
+    held = context.self_teacher(WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period))
     return ClientTeacher(context.count(held), context.renderer, follows=held)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from practicum.errors import TeacherError
 from practicum.objective import Sampled, Signal
-from practicum.ports import Capabilities, SamplingClient, Stateful, Teacher, TeacherContext
+from practicum.ports import Capabilities, SamplingClient, StepFollower, Teacher, TeacherContext
 from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
 from practicum.remote.tinker.sampling import service_capabilities
 from practicum.teachers._client import ClientTeacher
@@ -70,7 +70,7 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
 
 
-class KnownModel(Stateful):
+class KnownModel(StepFollower):
     """A service's model that is recognised by a canary: at a resume, and when the service was started again.
 
     See `practicum.ports.SamplingClient`.

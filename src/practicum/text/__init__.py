@@ -2,7 +2,7 @@
 
 from practicum.text.from_scratch import character_tokenizer
 from practicum.text.renderer import Renderer, stop_ids
-from practicum.text.safe import excerpt, printable
+from practicum.text.safe import excerpt, make_printable
 from practicum.text.stop_texts import Check, refuse_stop_texts, stop_check
 from practicum.text.vocabulary import check_same_vocabulary, compare_renderers, stop_mismatch
 
@@ -13,7 +13,7 @@ __all__ = [
     "check_same_vocabulary",
     "compare_renderers",
     "excerpt",
-    "printable",
+    "make_printable",
     "refuse_stop_texts",
     "stop_check",
     "stop_ids",

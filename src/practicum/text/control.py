@@ -22,7 +22,7 @@ def control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.P
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
-def free_mark(*texts: str) -> str:
+def find_unused_marker(*texts: str) -> str:
     """A run of characters that occurs in none of the texts."""
     mark = _NONCHARACTER
     while any(mark in text for text in texts):

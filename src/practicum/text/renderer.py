@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from practicum.errors import DataError, ModelError
-from practicum.text.control import broken, control_pattern, free_mark
+from practicum.text.control import broken, control_pattern, find_unused_marker
 from practicum.text.safe import excerpt
 from practicum.text.templates import TooMuch, render_template
 from practicum.types import Message
@@ -49,7 +49,7 @@ class Renderer:
         control = self._control
         if control is None or not any(control.search(turn.content) for turn in turns):
             return tuple(self._ids(self._text(turns)))
-        mark = free_mark(self._template, *(turn.content for turn in turns))
+        mark = find_unused_marker(self._template, *(turn.content for turn in turns))
         text = self._text([replace(turn, content=broken(turn.content, control, mark)) for turn in turns])
         # Each side of a mark is encoded alone, so no control token of a user's survives whole.
         return tuple(number for piece in text.split(mark) for number in self._ids(piece))
@@ -73,7 +73,7 @@ class Renderer:
         return lru_cache(maxsize=REPLIES)(self._render_reply)
 
     def _render_reply(self, message: Message) -> tuple[int, ...]:
-        mark = free_mark(self._template, message.content)
+        mark = find_unused_marker(self._template, message.content)
         whole = message.content if self._control is None else broken(message.content, self._control, mark)
         skipped, stop = self._answer_end
         first, *others = self._after_answer(mark, replace(message, content=whole))[len(skipped) :].split(mark)
@@ -94,7 +94,7 @@ class Renderer:
         """
         tokens = self._encoded(text, self._special)
         if not tokens or tokens[-1] not in self.stop_ids:
-            tokens.append(self._ending)
+            tokens.append(self._final_stop_token)
         return tokens[:limit]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -108,7 +108,7 @@ class Renderer:
         """Return the text of each answer, as `decode` does."""
         return [self.decode(tokens) for tokens in answers]
 
-    def piece(self, token: int) -> str:
+    def decode_token(self, token: int) -> str:
         """One token as text: its leading space kept, and bytes that are no character by themselves as `\\xe2`.
 
         A number that the tokenizer does not know, a padding row of the embedding, is `<number>`.
@@ -129,7 +129,7 @@ class Renderer:
     def _encoded(self, text: str, control: re.Pattern[str] | None) -> list[int]:
         if control is None or not control.search(text):
             return self._ids(text)
-        mark = free_mark(text)
+        mark = find_unused_marker(text)
         return [number for piece in broken(text, control, mark).split(mark) for number in self._ids(piece)]
 
     def _ids(self, text: str) -> list[int]:
@@ -168,7 +168,7 @@ class Renderer:
     @cached_property
     def _system_turn(self) -> tuple[str, str]:
         """What the template writes before and after the content of a lone system turn; empty where it takes none."""
-        mark = free_mark(self._template)
+        mark = find_unused_marker(self._template)
         try:
             text = self._templated([Message("system", mark)], generation=False)
         except ModelError:
@@ -215,9 +215,9 @@ class Renderer:
         return control_pattern(self.tokenizer, "")
 
     @cached_property
-    def _ending(self) -> int:
+    def _final_stop_token(self) -> int:
         """The stop token after an answer: the one that the template writes there, else the tokenizer's own."""
-        mark = free_mark(self._template)
+        mark = find_unused_marker(self._template)
         text = self._templated([Message("user", mark), Message("assistant", mark)], generation=False)
         written = [number for number in self._ids(text.rpartition(mark)[2]) if number in self.stop_ids]
         own = self.tokenizer.eos_token_id
@@ -238,9 +238,11 @@ class Renderer:
     @cached_property
     def _answer_end(self) -> tuple[str, str]:
         """What the template writes after an answer, up to its stop token, and that token; both empty where it writes none."""
-        mark = free_mark(self._template)
+        mark = find_unused_marker(self._template)
         between = self._after_answer(mark, Message("user", f"{mark}r{mark}")).partition(mark)[0]
-        found = [(between.find(stop), stop) for stop in map(self.piece, sorted(self.stop_ids)) if stop in between]
+        found = [
+            (between.find(stop), stop) for stop in map(self.decode_token, sorted(self.stop_ids)) if stop in between
+        ]
         place, stop = min(found, default=(0, ""))
         return between[: place + len(stop)], stop
 

@@ -26,7 +26,7 @@ ESCAPED_AT_MOST = 2
 """So many times over a secret is looked for behind escapes."""
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """The text on one line, each control, invisible and direction character written as its escape.
 
     Example: `printable("a\\x1b[2J")` is the eight visible characters `a\\x1b[2J`. Markup of a display library, such as
@@ -41,7 +41,7 @@ def excerpt(text: str, secret: str | None = None, most: int = SHOWN) -> str:
     Of a secret no run of `SECRET_RUN` letters is left, and a shorter one not as a whole, in either case of its letters and however
     JSON, a URL or HTML escapes them. So it does not matter where the text was cut, or who cut it.
     """
-    line = printable(" ".join(text[: 8 * most].split()))
+    line = make_printable(" ".join(text[: 8 * most].split()))
     return (without_secret(line, " ".join(secret.split())) if secret else line)[:most]
 
 

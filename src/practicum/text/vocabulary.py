@@ -20,11 +20,11 @@ def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrain
 
     Rows of an embedding beyond the tokenizer are padding and do not count.
     """
-    mine, theirs = student.get_vocab(), teacher.get_vocab()
-    if mine == theirs:
-        return len(mine)
+    student_tokens, theirs = student.get_vocab(), teacher.get_vocab()
+    if student_tokens == theirs:
+        return len(student_tokens)
     raise VocabularyError(
-        f"{_difference(mine, theirs)}; losses on token probabilities need one vocabulary, "
+        f"{_difference(student_tokens, theirs)}; losses on token probabilities need one vocabulary, "
         "so take a teacher of the student's family"
     )
 

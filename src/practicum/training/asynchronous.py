@@ -19,22 +19,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from practicum.core.abandon import abandonable
-from practicum.costs import Lap, Work
+from practicum.core.abandon import cancel_scope
+from practicum.costs import Lap, Usage
 from practicum.ports import SamplingClient
-from practicum.rollouts import TapeRow, asks_teacher
+from practicum.rollouts import RolloutRow, asks_teacher
 from practicum.training.loop import (
-    Clock,
-    Parts,
+    PhaseTimer,
+    StepComponents,
     StepPlan,
     StepResult,
     StepSettings,
-    ask_teachers,
-    begin_step,
-    finish_step,
-    questions,
-    scored,
+    build_teacher_queries,
+    generate_rollouts,
+    score_rollouts,
+    score_with,
     train_step,
+    update_student,
 )
 from practicum.types import Prompt, Rollout, TeacherSignal
 
@@ -45,7 +45,7 @@ State = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SampledStep:
     """The rollouts of a step that was begun, rewarded, and the work that they took."""
 
     step: int
@@ -56,7 +56,7 @@ class Written:
         """The same as JSON data, every number with all its digits."""
         rows = [
             {
-                **TapeRow.of(self.step, rollout).to_json(),
+                **RolloutRow.of(self.step, rollout).to_json(),
                 "reward": rollout.reward,
                 "candidates": None if rollout.candidates is None else rollout.candidates.tolist(),
             }
@@ -69,11 +69,11 @@ class Written:
         return {"step": self.step, "rollouts": rows, "work": work}
 
     @classmethod
-    def read(cls, row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> "Written":
+    def read(cls, row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> "SampledStep":
         """What `row` gave, with the prompts by their ids."""
         rollouts = [
             replace(
-                TapeRow.model_validate({name: one[name] for name in TapeRow.model_fields if name in one}).rollout(
+                RolloutRow.model_validate({name: one[name] for name in RolloutRow.model_fields if name in one}).rollout(
                     prompts[one["prompt"]]
                 ),
                 reward=one["reward"],
@@ -81,11 +81,11 @@ class Written:
             )
             for one in row["rollouts"]
         ]
-        return cls(row["step"], rollouts, {(phase, name): Work(*done) for phase, name, *done in row["work"]})
+        return cls(row["step"], rollouts, {(phase, name): Usage(*done) for phase, name, *done in row["work"]})
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ScoredStep:
     """What those teachers said that are asked ahead, the work that it took, and where it left them."""
 
     said: dict[str, list[TeacherSignal]]
@@ -94,24 +94,24 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _InFlightStep:
     """A step on its way."""
 
     step: int
-    written: Future[Written]
-    answered: Future[Answered]
+    written: Future[SampledStep]
+    answered: Future[ScoredStep]
 
 
-class InTurn:
-    """One step after the other, all in one thread; what `Ahead` promises is plain here."""
+class SequentialSteps:
+    """One step after the other, all in one thread; what `OverlappedSteps` promises is plain here."""
 
-    def __enter__(self) -> "InTurn":
+    def __enter__(self) -> "SequentialSteps":
         return self
 
     def __exit__(self, *_: object) -> None:
         """Nothing is left over."""
 
-    def step(self, step: int, parts: Parts, settings: StepSettings) -> StepResult:
+    def step(self, step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
         """As `practicum.training.loop.train_step`."""
         return train_step(step, parts, settings)
 
@@ -130,7 +130,7 @@ class InTurn:
         """The teacher's own state is that after the newest step."""
 
 
-class Ahead:
+class OverlappedSteps:
     """Steps whose rollouts are drawn `lag` updates before they are learned from; a context, which ends its threads.
 
     `in_turn` are the roles (`teacher`, `reference`) that share the student's modules or weights; they are asked in the learner's
@@ -138,21 +138,21 @@ class Ahead:
     """
 
     def __init__(
-        self, parts: Parts, settings: StepSettings, last: int, lag: int, in_turn: Collection[str] = ()
+        self, parts: StepComponents, settings: StepSettings, last: int, lag: int, in_turn: Collection[str] = ()
     ) -> None:
         self._parts = parts
         self._settings = settings
         self._last = last
         self._lag = lag
         self._in_turn = in_turn
-        self._begun: deque[_Begun] = deque()
+        self._begun: deque[_InFlightStep] = deque()
         self._states: dict[str, State] = {}
         self._told = threading.Event()
         self._teacher = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "rollouts")
         self._asker = ThreadPoolExecutor(1, "teachers")
 
-    def __enter__(self) -> "Ahead":
+    def __enter__(self) -> "OverlappedSteps":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,39 +164,39 @@ class Ahead:
         """Go on with what `save_state` gave; teachers are asked again."""
         prompts = {prompt.id: prompt for prompt in self._parts.prompts}
         for row in rows:
-            ready: Future[Written] = Future()
-            ready.set_result(Written.read(row, prompts))
+            ready: Future[SampledStep] = Future()
+            ready.set_result(SampledStep.read(row, prompts))
             self._ask(row["step"], ready)
 
-    def step(self, step: int, parts: Parts, settings: StepSettings) -> StepResult:
+    def step(self, step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
         """Begin what may be begun under the weights of now, wait for the step's rollouts and answers, and learn."""
-        clock = Clock()
+        clock = PhaseTimer()
         self._begin(step)
-        begun = self._begun[0]
-        assert begun.step == step, "steps are learned from in the order in which they were begun"
-        written = begun.written.result()
-        clock.lap("sample")
-        answered = begun.answered.result()
+        in_flight = self._begun[0]
+        assert in_flight.step == step, "steps are learned from in the order in which they were begun"
+        written = in_flight.written.result()
+        clock.end_phase("sample")
+        answered = in_flight.answered.result()
         now = settings.plan(step)
-        data = ask_teachers(written.rollouts, now.objective, parts, answered.said)
-        clock.lap("score")
+        data = score_rollouts(written.rollouts, now.objective, parts, answered.said)
+        clock.end_phase("score")
         self._begun.popleft()
         for lap in (written.work, answered.work):
             parts.ledger.put(lap)
         self._states = answered.states
-        return finish_step(step, data, now, parts, settings, clock)
+        return update_student(step, data, now, parts, settings, clock)
 
     def rest(self) -> None:
         """Wait until all that was begun is written and answered; what failed says so at its step."""
-        wait([begun.answered for begun in self._begun])
+        wait([in_flight.answered for in_flight in self._begun])
 
     def whole(self) -> bool:
         """Whether the rollouts of all steps that were begun came about."""
-        return all(begun.written.exception() is None for begun in self._begun)
+        return all(in_flight.written.exception() is None for in_flight in self._begun)
 
     def save_state(self) -> list[dict[str, Any]]:
         """The rollouts of the steps that were begun, once they are written."""
-        return [begun.written.result().row() for begun in self._begun]
+        return [in_flight.written.result().row() for in_flight in self._begun]
 
     def teacher_state(self, role: str) -> State | None:
         """That after the newest step, of a teacher that is asked ahead."""
@@ -209,45 +209,51 @@ class Ahead:
         client = self._parts.student.snapshot() if numbers else None
         for number in numbers:
             assert client is not None, "there is a client where there is a step to begin"
-            self._ask(number, self._apart(self._writer, self._write, number, self._settings.plan(number), client))
+            self._ask(
+                number, self._submit(self._writer, self._sample_step, number, self._settings.plan(number), client)
+            )
 
-    def _ask(self, step: int, written: Future[Written]) -> None:
+    def _ask(self, step: int, written: Future[SampledStep]) -> None:
         now = self._settings.plan(step)
-        self._begun.append(_Begun(step, written, self._apart(self._asker, self._answer, written, now)))
+        self._begun.append(_InFlightStep(step, written, self._submit(self._asker, self._score_step, written, now)))
 
-    def _apart(self, pool: ThreadPoolExecutor, work: Callable[..., T], *given: object) -> Future[T]:
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[..., T], *given: object) -> Future[T]:
         """Let a thread do some work, which ends early when nobody waits for it any more."""
 
         def abandoned_if_told() -> T:
-            with abandonable(self._told):
+            with cancel_scope(self._told):
                 return work(*given)
 
         return pool.submit(copy_context().run, abandoned_if_told)
 
-    def _write(self, step: int, now: StepPlan, client: SamplingClient) -> Written:
+    def _sample_step(self, step: int, now: StepPlan, client: SamplingClient) -> SampledStep:
         """Sample and reward."""
         version = max(step - 1 - self._lag, 0)
         turn = self._teacher if asks_teacher(now.source) else nullcontext()
-        with turn, self._parts.ledger.apart() as work:
-            rollouts = begin_step(step, now, self._parts, self._settings, client, version)
-        return Written(step, rollouts, work)
+        with turn, self._parts.ledger.record_separately() as work:
+            rollouts = generate_rollouts(step, now, self._parts, self._settings, client, version)
+        return SampledStep(step, rollouts, work)
 
-    def _answer(self, written: Future[Written], now: StepPlan) -> Answered:
+    def _score_step(self, written: Future[SampledStep], now: StepPlan) -> ScoredStep:
         """Ask the teachers that can be asked ahead."""
         rollouts = written.result().rollouts
-        asked = {role: ask for role, ask in questions(now.objective, self._parts).items() if role not in self._in_turn}
-        with self._teacher, self._parts.ledger.apart() as work:
-            said = {role: scored(teacher, rollouts, signal) for role, (teacher, signal) in asked.items()}
+        asked = {
+            role: ask
+            for role, ask in build_teacher_queries(now.objective, self._parts).items()
+            if role not in self._in_turn
+        }
+        with self._teacher, self._parts.ledger.record_separately() as work:
+            said = {role: score_with(teacher, rollouts, signal) for role, (teacher, signal) in asked.items()}
             states = {role: teacher.save_state() for role, (teacher, _) in asked.items() if teacher is not None}
-        return Answered(said, work, states)
+        return ScoredStep(said, work, states)
 
 
-Stages = InTurn | Ahead
+Stages = SequentialSteps | OverlappedSteps
 """How a run comes from step to step."""
 
 
-def stages(
-    parts: Parts,
+def open_step_runner(
+    parts: StepComponents,
     settings: StepSettings,
     last: int,
     lag: int,
@@ -256,7 +262,7 @@ def stages(
 ) -> Stages:
     """Steps in turn, or `lag` updates ahead; `begun` is what a checkpoint holds of later steps."""
     if not lag:
-        return InTurn()
-    ahead = Ahead(parts, settings, last, lag, in_turn)
+        return SequentialSteps()
+    ahead = OverlappedSteps(parts, settings, last, lag, in_turn)
     ahead.resume(begun)
     return ahead

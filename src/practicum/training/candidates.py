@@ -16,15 +16,15 @@ CHUNK = 128
 """So many tokens' whole distributions are held at once."""
 
 
-def with_candidates(
+def attach_candidates(
     client: SamplingClient, asked: Iterable[tuple[Teacher | None, Signal | None]], rollouts: Sequence[Rollout]
 ) -> list[Rollout]:
     """The rollouts with the client's likeliest tokens at each position, as many as any of the teachers has to be told."""
     wanted = max((_told(teacher, signal) for teacher, signal in asked), default=0)
     if not wanted:
         return list(rollouts)
-    found = candidates_of(client, rollouts, wanted)
-    return [replace(rollout, candidates=ids) for rollout, ids in zip(rollouts, found, strict=True)]
+    candidate_ids = compute_candidates(client, rollouts, wanted)
+    return [replace(rollout, candidates=ids) for rollout, ids in zip(rollouts, candidate_ids, strict=True)]
 
 
 def _told(teacher: Teacher | None, signal: Signal | None) -> int:
@@ -35,7 +35,7 @@ def _told(teacher: Teacher | None, signal: Signal | None) -> int:
 
 
 @torch.no_grad()
-def candidates_of(client: SamplingClient, rollouts: Sequence[Rollout], k: int) -> list[Int[Tensor, "T K"]]:
+def compute_candidates(client: SamplingClient, rollouts: Sequence[Rollout], k: int) -> list[Int[Tensor, "T K"]]:
     """A model's k likeliest tokens at each position, fewer where the vocabulary has fewer."""
     requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
     return [_ids(said, k) for said in client.score(requests, TopK(k=k, support="teacher"))]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.objective import Full, Sampled, compare_signals, read_signal
+from practicum.objective import Full, Sampled, compare_signals, read_tokens
 from practicum.ports import SamplingClient, Task, Teacher
-from practicum.rollouts import Batch, environment_of, rewarded, sample_rollouts, taught_rollouts
-from practicum.statistics import Interval, agreement, bootstrap, calibration_error, difference, wilson
+from practicum.rollouts import RolloutBatch, add_rewards, as_environment, sample_rollouts, sample_teacher_rollouts
+from practicum.statistics import Interval, bootstrap, calibration_error, difference, majority_agreement, wilson
 from practicum.text import Renderer
-from practicum.training.forensics import Trace, read_trace, trace, traced
+from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
 from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest, TeacherSignal
 
 CHUNK = 256
@@ -32,7 +32,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class GradedCompletion:
     """One held-out prompt with what was expected and what was said.
 
     `logprob` is the answer's mean log-probability a token under the model that wrote it, untempered.
@@ -68,7 +68,7 @@ class Evaluation:
     token by token; `calibration` is None where no answer has a verdict or a confidence.
     """
 
-    answers: list[Answered]
+    answers: list[GradedCompletion]
     scores: list[float]
     accuracy: Interval | None
     length: float
@@ -76,7 +76,7 @@ class Evaluation:
     student_entropy: float | None
     reverse_kl: float | None
     by_domain: dict[str, Interval] = field(default_factory=dict)
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[TokenTrace] = field(default_factory=list)
     calibration: Calibration | None = None
 
     def summary(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Evaluation:
     def from_json(cls, saved: dict[str, Any]) -> "Evaluation":
         """Read back what `dataclasses.asdict` gave."""
         accuracy = None if saved["accuracy"] is None else Interval(**saved["accuracy"])
-        answers = [Answered(**answer) for answer in saved["answers"]]
+        answers = [GradedCompletion(**answer) for answer in saved["answers"]]
         by_domain = {domain: Interval(**interval) for domain, interval in saved["by_domain"].items()}
         traces = [read_trace(one) for one in saved.get("traces", [])]
         sure = saved.get("calibration")
@@ -103,9 +103,9 @@ def evaluate(
     client: SamplingClient, renderer: Renderer, task: Task, teacher: Teacher | None, settings: EvaluationSettings
 ) -> Evaluation:
     """Sample, verify, and compare with the teacher on the states the student visits."""
-    batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
-    rollouts = rewarded(sample_rollouts(batch, client, renderer, settings.sampling, environment_of(task)), task)
-    distance = _Distance() if teacher is None else _distance(client, teacher, rollouts, renderer)
+    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    rollouts = add_rewards(sample_rollouts(batch, client, renderer, settings.sampling, as_environment(task)), task)
+    distance = _TeacherComparison() if teacher is None else _distance(client, teacher, rollouts, renderer)
     return _evaluation(rollouts, distance, settings.seed)
 
 
@@ -113,11 +113,11 @@ def evaluate_teacher(
     teacher: Teacher, renderer: Renderer, task: Task, settings: EvaluationSettings
 ) -> Evaluation | None:
     """The teacher's own answers in its own context, or None where it cannot generate."""
-    batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
-    rollouts = taught_rollouts(batch, teacher, renderer, settings.sampling, environment_of(task))
+    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    rollouts = sample_teacher_rollouts(batch, teacher, renderer, settings.sampling, as_environment(task))
     if rollouts is None:
         return None
-    return _evaluation(rewarded(rollouts, task), _Distance(), settings.seed)
+    return _evaluation(add_rewards(rollouts, task), _TeacherComparison(), settings.seed)
 
 
 def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
@@ -127,20 +127,22 @@ def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
     return difference(after.scores, before.scores, seed)
 
 
-def confidences(answers: Sequence[Answered]) -> dict[str, tuple[float, float]]:
+def confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, float]]:
     """How sure the answer to each prompt was, between 0 and 1, and 1 where it is right, else 0; without a verdict, left out.
 
     With several answers to every prompt the confidence is the share that says the same as the commonest one, which is then right
     or wrong. With one it is the probability of its whole text under the model that wrote it, which a calibrated model has right
     where one text alone is right, and which says little of long answers.
     """
-    groups: dict[str, list[Answered]] = {}
+    groups: dict[str, list[GradedCompletion]] = {}
     for answer in answers:
         if answer.reward is not None:
             groups.setdefault(answer.prompt, []).append(answer)
     if agreeing(answers):
         return {
-            prompt: agreement([one.text.strip() for one in group], [(one.reward or 0.0) >= 1.0 for one in group])
+            prompt: majority_agreement(
+                [one.text.strip() for one in group], [(one.reward or 0.0) >= 1.0 for one in group]
+            )
             for prompt, group in groups.items()
         }
     return {
@@ -150,7 +152,7 @@ def confidences(answers: Sequence[Answered]) -> dict[str, tuple[float, float]]:
     }
 
 
-def agreeing(answers: Sequence[Answered]) -> bool:
+def agreeing(answers: Sequence[GradedCompletion]) -> bool:
     """Whether there are several answers to every prompt that has one with a verdict."""
     counts = Counter(answer.prompt for answer in answers if answer.reward is not None)
     return min(counts.values(), default=0) > 1
@@ -167,22 +169,22 @@ def surer(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Distance:
+class _TeacherComparison:
     """Mean student entropy and reverse KL a token, and the traced answers; nothing where there is no teacher."""
 
     entropy: float | None = None
     divergence: float | None = None
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[TokenTrace] = field(default_factory=list)
 
 
-def _evaluation(rollouts: list[Rollout], distance: _Distance, seed: int) -> Evaluation:
+def _evaluation(rollouts: list[Rollout], distance: _TeacherComparison, seed: int) -> Evaluation:
     by_prompt: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
             by_prompt.setdefault(rollout.prompt.id, []).append(rollout.reward)
     count = len(rollouts)
     answers = [
-        Answered(
+        GradedCompletion(
             rollout.prompt.id,
             rollout.prompt.messages[-1].content,
             rollout.prompt.answer,
@@ -207,7 +209,7 @@ def _evaluation(rollouts: list[Rollout], distance: _Distance, seed: int) -> Eval
     )
 
 
-def _calibration(answers: Sequence[Answered], seed: int) -> Calibration | None:
+def _calibration(answers: Sequence[GradedCompletion], seed: int) -> Calibration | None:
     pairs = list(confidences(answers).values())
     if not pairs:
         return None
@@ -239,22 +241,28 @@ def _interval(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
 
 
 @torch.no_grad()
-def _distance(client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer) -> _Distance:
+def _distance(
+    client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer
+) -> _TeacherComparison:
     """How far the student is from its teacher; by the sampled tokens alone where the teacher gives no more."""
     requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()
-    mine, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
+    student_signals, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
     divergences, entropies = [], []
-    for rollout, own, other in zip(rollouts, mine, theirs, strict=True):
-        divergence, entropy = _by_distributions(own, other, rollout.tokens) if full else _by_samples(own, other)
+    for rollout, own, other in zip(rollouts, student_signals, theirs, strict=True):
+        divergence, entropy = (
+            _by_distributions(own, other, rollout.tokens) if full else _compare_sampled_tokens(own, other)
+        )
         divergences += [] if divergence is None else [divergence.double().cpu()[rollout.loss_mask]]
         entropies.append(entropy.double().cpu()[rollout.loss_mask])
-    traces = [trace(rollouts[place], mine[place], theirs[place], renderer) for place in traced(rollouts)]
+    traces = [
+        trace(rollouts[place], student_signals[place], theirs[place], renderer) for place in choose_traced(rollouts)
+    ]
     for head in {head.key: head for other in theirs for head in other.heads}.values():
         head.release()
     distance = torch.cat(divergences).mean().item() if divergences else None
-    return _Distance(torch.cat(entropies).mean().item(), distance, traces)
+    return _TeacherComparison(torch.cat(entropies).mean().item(), distance, traces)
 
 
 def _by_distributions(own: TeacherSignal, other: TeacherSignal, tokens: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -264,7 +272,7 @@ def _by_distributions(own: TeacherSignal, other: TeacherSignal, tokens: Tensor) 
     return compared.reverse_kl, compared.student_entropy
 
 
-def _by_samples(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:
+def _compare_sampled_tokens(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:
     assert own.logprobs is not None, "the student's own client was asked for them"
-    teacher = read_signal(other, slice(None)).logprobs
+    teacher = read_tokens(other, slice(None)).logprobs
     return None if teacher is None else F.k1(own.logprobs, teacher), -own.logprobs

@@ -36,7 +36,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TokenTrace:
     """One held-out answer, token by token; None where the teacher did not say.
 
     `text` is what each token reads as and `control` whether it is a special one. Log-probabilities are those of the
@@ -59,7 +59,7 @@ class Trace:
     teacher: Candidates | None
 
 
-def traced(rollouts: Sequence[Rollout]) -> list[int]:
+def choose_traced(rollouts: Sequence[Rollout]) -> list[int]:
     """The places of the rollouts that are worth a trace: the first answer to each of the first prompts."""
     first: dict[str, int] = {}
     for place, rollout in enumerate(rollouts):
@@ -67,15 +67,15 @@ def traced(rollouts: Sequence[Rollout]) -> list[int]:
     return list(first.values())[:ANSWERS]
 
 
-def read_trace(saved: dict[str, object]) -> Trace:
+def read_trace(saved: dict[str, object]) -> TokenTrace:
     """Read back what `dataclasses.asdict` gave."""
     sides = {name: saved[name] for name in ("student", "teacher")}
     candidates = {name: Candidates(**side) if isinstance(side, dict) else None for name, side in sides.items()}
-    return Trace(**{**saved, **candidates})  # type: ignore[arg-type]
+    return TokenTrace(**{**saved, **candidates})  # type: ignore[arg-type]
 
 
 @torch.no_grad()
-def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: Renderer) -> Trace:
+def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: Renderer) -> TokenTrace:
     """One rollout under the student's `own` and the teacher's distributions, or what they say of the sampled tokens."""
     tokens, written = rollout.tokens[:TOKENS], rollout.loss_mask[:TOKENS].tolist()
     compared = compare_signals((own[:TOKENS], other[:TOKENS]), tokens, CHUNK, MEASURES, CHOICES)
@@ -90,15 +90,15 @@ def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: 
     def candidates(ids: Int[Tensor, "T K"] | None, logprobs: Float[Tensor, "T K"] | None) -> Candidates | None:
         if ids is None or logprobs is None or not written:
             return None
-        texts = [[renderer.piece(token) for token in row] for row in ids.tolist()]
+        texts = [[renderer.decode_token(token) for token in row] for row in ids.tolist()]
         return Candidates(texts, [[_short(value) for value in row] for row in logprobs.exp().tolist()])
 
-    return Trace(
+    return TokenTrace(
         prompt=rollout.prompt.id,
         question=rollout.prompt.messages[-1].content,
         expected=rollout.prompt.answer,
         reward=rollout.reward,
-        text=[renderer.piece(token) for token in tokens.tolist()],
+        text=[renderer.decode_token(token) for token in tokens.tolist()],
         control=[renderer.is_control(token) for token in tokens.tolist()],
         logprobs=column(compared.student_logprobs),
         teacher_logprobs=column(compared.teacher_logprobs),

@@ -13,17 +13,17 @@ from practicum.errors import NumericError, TeacherError
 from practicum.objective import Objective, Signal
 from practicum.ports import AdamParams, SamplingClient, Task, Teacher, TrainingClient
 from practicum.rollouts import (
-    Archive,
-    Authors,
-    Batch,
+    RolloutArchive,
+    RolloutBatch,
+    RolloutWriters,
     Source,
-    environment_of,
-    prompts_of_step,
-    rewarded,
-    write_rollouts,
+    add_rewards,
+    as_environment,
+    collect_rollouts,
+    select_prompts,
 )
 from practicum.text import Renderer
-from practicum.training.candidates import with_candidates
+from practicum.training.candidates import attach_candidates
 from practicum.types import (
     FAILURES,
     Datum,
@@ -34,13 +34,13 @@ from practicum.types import (
     SamplingParams,
     StatesLike,
     TeacherSignal,
-    TokenOutputs,
+    TokenRecord,
 )
 
-HIGHEST_LOGPROB = 1e-3
+LOGPROB_TOLERANCE = 1e-3
 """A teacher's log-probability above this is not rounding any more."""
 
-WRITERS = ("student", "teacher", "dataset")
+ROLLOUT_SOURCES = ("student", "teacher", "dataset")
 """Who can have written the tokens that are learned from."""
 
 EVENTS = frozenset({"nonfinite", "skipped", "empty_updates", "halvings"})
@@ -54,7 +54,7 @@ SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StepComponents:
     """What a step is made of: who learns, who teaches, who is held near to, and on what; `ledger` counts what they do.
 
     `sampler` draws with the student's weights as they are at each call.
@@ -67,7 +67,7 @@ class Parts:
     renderer: Renderer
     prompts: Sequence[Prompt]
     reference: Teacher | None = None
-    archive: Archive = field(default_factory=Archive)
+    archive: RolloutArchive = field(default_factory=RolloutArchive)
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -107,47 +107,47 @@ class StepResult:
 
     step: int
     rollouts: list[Rollout]
-    outputs: TokenOutputs
+    outputs: TokenRecord
     metrics: Metrics
 
 
-def train_step(step: int, parts: Parts, settings: StepSettings) -> StepResult:
+def train_step(step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
     """Sample, reward, score, assemble, differentiate, update: one step of on-policy distillation."""
-    clock = Clock()
+    clock = PhaseTimer()
     now = settings.plan(step)
-    rollouts = begin_step(step, now, parts, settings, parts.sampler, version=step - 1)
-    clock.lap("sample")
-    data = ask_teachers(rollouts, now.objective, parts)
-    clock.lap("score")
-    return finish_step(step, data, now, parts, settings, clock)
+    rollouts = generate_rollouts(step, now, parts, settings, parts.sampler, version=step - 1)
+    clock.end_phase("sample")
+    data = score_rollouts(rollouts, now.objective, parts)
+    clock.end_phase("score")
+    return update_student(step, data, now, parts, settings, clock)
 
 
-def begin_step(
-    step: int, now: StepPlan, parts: Parts, settings: StepSettings, client: SamplingClient, version: int
+def generate_rollouts(
+    step: int, now: StepPlan, parts: StepComponents, settings: StepSettings, client: SamplingClient, version: int
 ) -> list[Rollout]:
     """Sample and reward: the rollouts of a step, by a client with the student's weights after `version` steps.
 
     They bring the client's candidates where a teacher has to be told them.
     """
-    prompts = prompts_of_step(parts.prompts, settings.seed, step, settings.prompts_per_step)
-    batch = Batch(prompts, now.n, settings.seed, step, version=version)
-    authors = Authors(client, parts.teacher, parts.renderer, parts.archive, environment_of(parts.task))
-    rollouts = rewarded(write_rollouts(batch, now.source, authors, now.sampling), parts.task)
-    rollouts = with_candidates(client, questions(now.objective, parts).values(), rollouts)
+    prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
+    batch = RolloutBatch(prompts, now.n, settings.seed, step, version=version)
+    authors = RolloutWriters(client, parts.teacher, parts.renderer, parts.archive, as_environment(parts.task))
+    rollouts = add_rewards(collect_rollouts(batch, now.source, authors, now.sampling), parts.task)
+    rollouts = attach_candidates(client, build_teacher_queries(now.objective, parts).values(), rollouts)
     fault("rollout")
     return rollouts
 
 
-def ask_teachers(
+def score_rollouts(
     rollouts: Sequence[Rollout],
     objective: Objective,
-    parts: Parts,
+    parts: StepComponents,
     said: Mapping[str, Sequence[TeacherSignal]] | None = None,
 ) -> list[Datum]:
     """Score and assemble: the rollouts with what teacher and reference say; what they `said` before is not asked again."""
     asked = {
-        role: scored(teacher, rollouts, signal)
-        for role, (teacher, signal) in questions(objective, parts).items()
+        role: score_with(teacher, rollouts, signal)
+        for role, (teacher, signal) in build_teacher_queries(objective, parts).items()
         if role not in (said or {})
     }
     answers = {**asked, **(said or {})}
@@ -156,7 +156,9 @@ def ask_teachers(
     return data
 
 
-def questions(objective: Objective, parts: Parts) -> dict[str, tuple[Teacher | None, Signal | None]]:
+def build_teacher_queries(
+    objective: Objective, parts: StepComponents
+) -> dict[str, tuple[Teacher | None, Signal | None]]:
     """Who is asked what, by role."""
     return {
         "teacher": (parts.teacher, objective.signal),
@@ -164,14 +166,14 @@ def questions(objective: Objective, parts: Parts) -> dict[str, tuple[Teacher | N
     }
 
 
-def finish_step(
-    step: int, data: Sequence[Datum], now: StepPlan, parts: Parts, settings: StepSettings, clock: "Clock"
+def update_student(
+    step: int, data: Sequence[Datum], now: StepPlan, parts: StepComponents, settings: StepSettings, clock: "PhaseTimer"
 ) -> StepResult:
     """Differentiate and update, and tell whoever follows the student; what the step did and cost."""
     result = learn(parts.student, data, now, settings, step)
     for teacher in parts.teachers:
         teacher.after_step(step, data)
-    clock.lap("update")
+    clock.end_phase("update")
     fault("update")
     rollouts = [datum.rollout for datum in data]
     metrics = {
@@ -184,11 +186,13 @@ def finish_step(
     return StepResult(step, rollouts, result.outputs, metrics)
 
 
-Step = Callable[[int, Parts, StepSettings], StepResult]
+Step = Callable[[int, StepComponents, StepSettings], StepResult]
 """Does the step of a number, as `train_step` does."""
 
 
-def train(first: int, last: int, parts: Parts, settings: StepSettings, do: Step = train_step) -> Iterator[StepResult]:
+def train(
+    first: int, last: int, parts: StepComponents, settings: StepSettings, do: Step = train_step
+) -> Iterator[StepResult]:
     """Steps `first` to `last`, both included; NumericError when too many updates had to be skipped."""
     skipped: list[int] = []
     for step in range(first, last + 1):
@@ -203,7 +207,7 @@ def train(first: int, last: int, parts: Parts, settings: StepSettings, do: Step 
             )
 
 
-def scored(teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None) -> list[TeacherSignal]:
+def score_with(teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None) -> list[TeacherSignal]:
     """What a teacher says about the rollouts; silence where there is no teacher or no term of the objective asks it."""
     if teacher is None or signal is None:
         return [TeacherSignal() for _ in rollouts]
@@ -243,7 +247,7 @@ def merge_parts(results: Sequence[ForwardResult]) -> ForwardResult:
     """Return the updates of an epoch as one, with their outputs in order."""
     return ForwardResult(
         merge_metrics([result.metrics for result in results], EVENTS | SIZES),
-        outputs=TokenOutputs.join([result.outputs for result in results]),
+        outputs=TokenRecord.join([result.outputs for result in results]),
         supervised=[count for result in results for count in result.supervised],
     )
 
@@ -285,7 +289,7 @@ def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | StatesLike
         )
     if torch.isnan(values).any() if isinstance(values, torch.Tensor) else not values.finite:
         raise TeacherError(f"{where} hold NaN; the teacher's weights or its server are broken")
-    if name != "hidden" and isinstance(values, torch.Tensor) and (values > HIGHEST_LOGPROB).any():
+    if name != "hidden" and isinstance(values, torch.Tensor) and (values > LOGPROB_TOLERANCE).any():
         raise TeacherError(f"{where} reach {values.max().item():.3g}, above 0, so they are not log-probabilities")
 
 
@@ -295,11 +299,14 @@ def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step
     `supervised` counts the tokens of each rollout that the loss counts.
     """
     count = len(rollouts)
-    learned = {rollout.prompt.id for rollout, tokens in zip(rollouts, supervised, strict=True) if tokens}
+    run_updates = {rollout.prompt.id for rollout, tokens in zip(rollouts, supervised, strict=True) if tokens}
     metrics = {
-        **{f"from_{source}": sum(rollout.source == source for rollout in rollouts) / count for source in WRITERS},
+        **{
+            f"from_{source}": sum(rollout.source == source for rollout in rollouts) / count
+            for source in ROLLOUT_SOURCES
+        },
         "staleness": sum(step - 1 - rollout.policy_version for rollout in rollouts) / count,
-        "unsupervised_prompts": float(len({rollout.prompt.id for rollout in rollouts} - learned)),
+        "unsupervised_prompts": float(len({rollout.prompt.id for rollout in rollouts} - run_updates)),
         "rollouts": float(count),
         "length": sum(len(rollout.tokens) for rollout in rollouts) / count,
         "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
@@ -311,14 +318,14 @@ def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step
     return metrics | ({"reward": sum(rewards) / len(rewards)} if rewards else {})
 
 
-class Clock:
+class PhaseTimer:
     """Seconds of each phase, by a clock that only goes forward."""
 
     def __init__(self) -> None:
         self.laps: Metrics = {}
         self._last = monotonic()
 
-    def lap(self, phase: str) -> None:
+    def end_phase(self, phase: str) -> None:
         """The phase ends here."""
         now = monotonic()
         self.laps[f"seconds_{phase}"] = now - self._last

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from practicum.costs import CountedHead
+from practicum.costs import MeteredHead
 from practicum.types import HeadLike, TeacherSignal
 
 HELD: dict[str, Any] = {}
@@ -86,10 +86,10 @@ def bring(signal: TeacherSignal, process: int) -> TeacherSignal:
     states, head, pool = signal.hidden, signal.head, signal.pool
     if isinstance(states, ChildStates) and states.process != process:
         states = states.fetch()
-    bare = head.bare if isinstance(head, CountedHead) else head
+    bare = head.bare if isinstance(head, MeteredHead) else head
     if isinstance(bare, ChildHead) and bare.process != process:
         bare = bare.fetch()
-        head = CountedHead(bare, head.name, lambda tokens: None) if isinstance(head, CountedHead) else bare
+        head = MeteredHead(bare, head.name, lambda tokens: None) if isinstance(head, MeteredHead) else bare
     if pool is not None:
         pool = replace(pool, members=tuple(bring(member, process) for member in pool.members))
     return replace(signal, hidden=states, head=head, pool=pool)

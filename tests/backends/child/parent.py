@@ -20,7 +20,7 @@ from practicum.ports import (
     Capabilities,
     Learner,
     Model,
-    SelfRule,
+    WeightUpdateRule,
 )
 from practicum.types import (
     Datum,
@@ -93,7 +93,7 @@ class ChildBackend:
     def sampler(self, student: Learner) -> "ChildClient":
         return ChildClient(self, "sampler")
 
-    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> "ChildClient":
+    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> "ChildClient":
         self.ask("load_self", rule, name)
         return ChildClient(self, name)
 

@@ -15,11 +15,11 @@ from toy import command, environment, forked, make_model, rows, write_recipe
 from practicum.errors import DataError, RecipeError
 from practicum.run_dir import write_json
 from practicum.runs import run
-from practicum.studies.compare import Arm, Budget, Settings, compare, design, findings
+from practicum.studies.compare import Arm, ComparisonBudget, Settings, analyse_outcomes, compare, design
 from practicum.studies.compare.arms import ENDING, recipe_of, split
-from practicum.studies.compare.outcomes import Failure, Outcome, Point, read_outcome
+from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
 from practicum.studies.compare.page import write_page
-from practicum.studies.compare.running import Job, free_memory, jobs_of, start
+from practicum.studies.compare.running import RunJob, free_memory, plan_jobs, start
 from practicum.studies.compare.tables import arm_table, pair_table
 
 CHANGES = {
@@ -43,7 +43,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(words: Sequence[str], settings: Settings) -> None:
     """The runs of a comparison in this process, as its own processes would leave them."""
     found = design(words, settings.seeds, settings.budget, settings.common)
-    for job in jobs_of(found, settings.out, resume=False):
+    for job in plan_jobs(found, settings.out, resume=False):
         job.file.parent.mkdir(parents=True, exist_ok=True)
         write_json(job.file, dict(job.data))
         run(job.file, out=job.file.parent)
@@ -72,7 +72,7 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
 @pytest.mark.long
 def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
     words = [f"one={recipe}", f"two={recipe},rollout.n=2"]
-    settings = Settings(1, Budget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",))
+    settings = Settings(1, ComparisonBudget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",))
     done(words, settings)
     found = compare(words, replace(settings, resume=True))
     for outcome in found.outcomes:
@@ -86,7 +86,7 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
 
 @pytest.mark.long
 def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
-    found = design([f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"], 1, Budget())
+    found = design([f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"], 1, ComparisonBudget())
     folders = [run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")]
     often, never = (rows(folder / "metrics.jsonl") for folder in folders)
     assert [row.get("heldout_accuracy") is None for row in often] == [False, True], "the end is evaluated as always"
@@ -112,10 +112,10 @@ def outcome(arm: str, seed: int, rewards: Sequence[float], **more: object) -> Ou
 
 
 def said(
-    outcomes: Sequence[Outcome], failures: Sequence[Failure] = (), budget: Mapping[str, float] | None = None
+    outcomes: Sequence[Outcome], failures: Sequence[FailedRun] = (), budget: Mapping[str, float] | None = None
 ) -> list[str]:
     methods = dict.fromkeys([one.arm for one in outcomes] + [failure.arm for failure in failures], "method")
-    return list(findings(methods, outcomes, failures, budget or {}).verdict)
+    return list(analyse_outcomes(methods, outcomes, failures, budget or {}).verdict)
 
 
 GOOD, BAD = [1.0] * 18 + [0.0] * 2, [1.0] * 4 + [0.0] * 16
@@ -157,8 +157,8 @@ def test_a_single_seed_resolves_nothing():
 
 def test_failed_runs_are_named_and_counted_and_pairs_use_the_seeds_that_both_finished():
     runs = [outcome("a", seed, GOOD) for seed in range(3)] + [outcome("b", seed, GOOD) for seed in (0, 2)]
-    failure = Failure("b", 1, "failed: the disk <b>is</b> full")
-    found = findings({"a": "m", "b": "m"}, runs, [failure], {})
+    failure = FailedRun("b", 1, "failed: the disk <b>is</b> full")
+    found = analyse_outcomes({"a": "m", "b": "m"}, runs, [failure], {})
     assert found.pairs[0].seeds == 2
     assert found.verdict[-2:] == ["1 of 6 runs failed and count nowhere", "b, seed 1, failed: the disk <b>is</b> full"]
     assert [(arm.finished, arm.failed) for arm in found.arms] == [(3, 0), (2, 1)]
@@ -180,7 +180,7 @@ def test_a_run_short_of_its_budget_is_named():
 def test_without_a_verifier_the_distance_from_the_teacher_is_compared():
     near = [outcome("near", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.1 + seed / 100) for seed in range(3)]
     far = [outcome("far", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.9 + seed / 90) for seed in range(3)]
-    found = findings({"far": "m", "near": "m"}, [*near, *far], [], {})
+    found = analyse_outcomes({"far": "m", "near": "m"}, [*near, *far], [], {})
     assert found.metric == "reverse_kl"
     assert found.verdict[:1] == ["near is best, resolved against every other arm"]
     assert [round(arm.mean, 2) for arm in found.arms] == [0.91, 0.11]
@@ -196,14 +196,14 @@ def test_many_arms_are_corrected_for_their_number():
     slightly = [1.0] * 12 + [0.0] * 8
     runs = [outcome(f"arm{number}", seed, GOOD[seed:]) for number in range(7) for seed in range(3)]
     runs += [outcome("low", seed, slightly[seed:]) for seed in range(3)]
-    found = findings(dict.fromkeys([f"arm{n}" for n in range(7)] + ["low"], "m"), runs, [], {})
+    found = analyse_outcomes(dict.fromkeys([f"arm{n}" for n in range(7)] + ["low"], "m"), runs, [], {})
     assert len(found.pairs) == 28
     assert not any(pair.resolved for pair in found.pairs)
 
 
 def test_tables_and_page_are_safe_to_show(tmp_path):
-    failure = Failure("b", 0, "failed: <script>alert(1)</script> \u202e")
-    found = findings({"a": "<i>m</i>", "b": "m"}, [outcome("a", 0, GOOD)], [failure], {})
+    failure = FailedRun("b", 0, "failed: <script>alert(1)</script> \u202e")
+    found = analyse_outcomes({"a": "<i>m</i>", "b": "m"}, [outcome("a", 0, GOOD)], [failure], {})
     content = json.loads(json.dumps({"design": {"seeds": [0], "budget": "b", "arms": []}, **_as_data(found)}))
     write_page(tmp_path / "page.html", content)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(words, message):
     with pytest.raises(RecipeError, match=message) as caught:
-        design(words, 1, Budget())
+        design(words, 1, ComparisonBudget())
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -257,7 +257,7 @@ def test_an_arms_own_changes_win_over_those_of_all():
     found = design(
         ["a=papers/gkd,optimizer.learning_rate=0.5", "b=papers/gkd"],
         1,
-        Budget("steps", 7.0),
+        ComparisonBudget("steps", 7.0),
         ["optimizer.learning_rate=0.1"],
     )
     assert [found.recipes[name][0].optimizer.learning_rate for name in "ab"] == [0.5, 0.1]
@@ -269,7 +269,7 @@ def test_an_arms_own_changes_win_over_those_of_all():
     ("own", "action"), [((), "warn"), (("monitors.M4=pause",), "pause"), (("monitors=off",), "off")]
 )
 def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
-    found = recipe_of(Arm("one", "smoke/toy", own), 0, Budget())
+    found = recipe_of(Arm("one", "smoke/toy", own), 0, ComparisonBudget())
     assert found.monitors["M4"].action == action
     assert all(found.monitors[name].action in ("warn", action) for name in ENDING)
 
@@ -277,33 +277,33 @@ def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
 @pytest.mark.parametrize("text", ["flops", "flops=many", "flops=-1", "euros=3", "tokens=0", "steps=nan"])
 def test_a_budget_that_is_none_is_refused(text):
     with pytest.raises(RecipeError, match="write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"):
-        Budget.parse(text)
+        ComparisonBudget.parse(text)
 
 
 def test_budgets_become_recipe_keys():
-    assert Budget.parse("flops=1e12").overrides() == ["train.budget={flops: 1000000000000.0}"]
-    assert Budget.parse("steps=40").overrides() == ["train.steps=40"]
-    assert Budget.parse("steps").overrides() == []
+    assert ComparisonBudget.parse("flops=1e12").overrides() == ["train.budget={flops: 1000000000000.0}"]
+    assert ComparisonBudget.parse("steps=40").overrides() == ["train.steps=40"]
+    assert ComparisonBudget.parse("steps").overrides() == []
 
 
 @pytest.mark.long
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
-    (job, _) = jobs_of(design(words, 1, Budget()), tmp_path, resume=False)
+    (job, _) = plan_jobs(design(words, 1, ComparisonBudget()), tmp_path, resume=False)
     with pytest.raises(RecipeError, match="holds no comparison to go on with; leave --resume out"):
-        jobs_of(design(words, 1, Budget()), tmp_path, resume=True)
+        plan_jobs(design(words, 1, ComparisonBudget()), tmp_path, resume=True)
     job.file.parent.mkdir()
     write_json(job.file, dict(job.data))
     with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
-        jobs_of(design(words, 1, Budget()), tmp_path, resume=False)
-    assert len(jobs_of(design([*words, f"c={recipe}"], 2, Budget()), tmp_path, resume=True)) == 6, (
+        plan_jobs(design(words, 1, ComparisonBudget()), tmp_path, resume=False)
+    assert len(plan_jobs(design([*words, f"c={recipe}"], 2, ComparisonBudget()), tmp_path, resume=True)) == 6, (
         "arms and seeds may be added"
     )
     with pytest.raises(
         RecipeError,
         match=r"arm 'a' changed; undo this, or name a new arm or --out:\ntrain[.]steps: 2 in the run, 9 now",
     ):
-        jobs_of(design(words, 1, Budget("steps", 9.0)), tmp_path, resume=True)
+        plan_jobs(design(words, 1, ComparisonBudget("steps", 9.0)), tmp_path, resume=True)
 
 
 def test_there_is_memory():
@@ -372,6 +372,6 @@ def test_a_run_of_a_comparison_is_this_package_and_no_file_that_stands_around(
 ) -> None:
     (tmp_path / "practicum.py").write_text("print('a file of the working directory')")
     monkeypatch.chdir(tmp_path)
-    job = Job("one", 0, {"no": "recipe"}, tmp_path / "home")
+    job = RunJob("one", 0, {"no": "recipe"}, tmp_path / "home")
     assert start(job).wait() == RecipeError.exit_code
     assert "a file of the working directory" not in job.log.read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from practicum.errors import DataError
-from practicum.studies.compare.fitting import Run, fit, read_runs
+from practicum.studies.compare.fitting import LawPoint, fit, read_runs
 
 FLOOR, STUDENT, DATA = 0.08, (0.15, 0.4), (0.2, 0.6)
 
@@ -15,10 +15,10 @@ def error_of(student: float, tokens: float) -> float:
     return FLOOR + STUDENT[0] * (student / 1e6) ** -STUDENT[1] + DATA[0] * (tokens / 1e5) ** -DATA[1]
 
 
-def law(noise: float = 0.0, repeats: int = 1, teacher: float = 1e7) -> list[Run]:
+def law(noise: float = 0.0, repeats: int = 1, teacher: float = 1e7) -> list[LawPoint]:
     draw = random.Random(0)
     return [
-        Run(
+        LawPoint(
             "run",
             {"N_student": student, "N_teacher": teacher, "D": tokens, "rollouts": tokens / 10, "T": 10.0},
             error_of(student, tokens) * math.exp(draw.gauss(0.0, noise)),
@@ -61,7 +61,7 @@ def test_what_does_not_vary_has_no_exponent_and_says_why():
 def test_an_exponent_of_nothing_but_noise_is_not_resolved():
     draw = random.Random(1)
     runs = [
-        Run(
+        LawPoint(
             "run",
             {"N_student": size, "N_teacher": 1e7, "D": 1e5, "rollouts": 1e4, "T": 10.0},
             0.3 * math.exp(draw.gauss(0, 0.1)),

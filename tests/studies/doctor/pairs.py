@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from toy import make_model, toy_recipe
 
-from practicum.objective import Signal, read_signal
-from practicum.ports import Capabilities, SamplingClient, Teacher, TeacherRequest, Voice
-from practicum.runs.assembly import Assembled, assemble_run
-from practicum.studies.doctor import Diagnosis, Finding, examine, gather
+from practicum.objective import Signal, read_tokens
+from practicum.ports import Capabilities, PromptedClient, SamplingClient, Teacher, TeacherRequest
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.studies.doctor import CheckOutcome, Diagnosis, collect_evidence, run_checks
 from practicum.types import Datum, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
 
 ALPHABET = "abcd" + "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "abcd<>/_")
@@ -94,11 +94,11 @@ def diagnosed(
     parts = built.parts
     wrapped = parts.teacher if teacher is None else teacher(parts.teacher)
     drawing = parts.sampler if sampler is None else sampler(parts.sampler)
-    assembled: Assembled = replace(built, parts=replace(parts, teacher=wrapped, sampler=drawing))
-    return examine(gather(recipe, assembled, prompts, SAMPLES))
+    assembled: RunComponents = replace(built, parts=replace(parts, teacher=wrapped, sampler=drawing))
+    return run_checks(collect_evidence(recipe, assembled, prompts, SAMPLES))
 
 
-def finding(found: Diagnosis, check: str) -> Finding:
+def finding(found: Diagnosis, check: str) -> CheckOutcome:
     """What one check found."""
     return next(result.finding for result in found.results if result.check.id == check)
 
@@ -139,7 +139,7 @@ class Changed:
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
         return self.inner.sample(requests, params)
 
-    def voice(self, prompt: Prompt) -> Voice | None:
+    def voice(self, prompt: Prompt) -> PromptedClient | None:
         return self.inner.voice(prompt)
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
@@ -179,7 +179,7 @@ def candidates_only(k: int) -> Callable[[Teacher], Changed]:
     """A teacher that tells its k likeliest tokens."""
 
     def narrowed(rollout: Rollout, answer: TeacherSignal) -> TeacherSignal:
-        full = read_signal(answer, slice(None)).full
+        full = read_tokens(answer, slice(None)).full
         if full is None:
             return answer
         top = full.topk(k, dim=-1)
@@ -190,7 +190,7 @@ def candidates_only(k: int) -> Callable[[Teacher], Changed]:
 
 
 def _of_tokens(answer: TeacherSignal, rollout: Rollout) -> Tensor:
-    read = read_signal(answer, slice(None))
+    read = read_tokens(answer, slice(None))
     if read.full is None:
         assert read.logprobs is not None
         return read.logprobs

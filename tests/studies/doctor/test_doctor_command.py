@@ -12,8 +12,8 @@ import practicum
 from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import load_recipe
 from practicum.statistics import Interval
-from practicum.studies.doctor import CHECKS, GO, RULES, Finding, Result
-from practicum.studies.doctor.findings import accepted, changed, grade, shown, worst
+from practicum.studies.doctor import CHECKS, GO, RULES, CheckOutcome, CheckResult
+from practicum.studies.doctor.findings import accepted, changed, find_worst_status, format_interval, grade
 from practicum.studies.doctor.verdict import decide
 
 pytestmark = pytest.mark.long
@@ -103,14 +103,14 @@ def test_the_page_loads_nothing_and_shows_text_as_text(models: Path, tmp_path: P
     assert "\u202e" not in page + text and "\\u202e" in text, status
 
 
-def _results(**statuses: str) -> list[Result]:
-    findings = {check.id: Finding("pass", check.name, Interval(0.5, 0.4, 0.6)) for check in CHECKS}
+def _results(**statuses: str) -> list[CheckResult]:
+    findings = {check.id: CheckOutcome("pass", check.name, Interval(0.5, 0.4, 0.6)) for check in CHECKS}
     values = {"below": Interval(-0.2, -0.3, -0.1), "within": Interval(0.0, -0.02, 0.02)}
     for check, status in statuses.items():
         word = "fail" if status in values else status.partition("+")[0]
         fix = ("train.steps=2",) if status.endswith("+fix") else ()
-        findings[check] = Finding(word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix)  # type: ignore[arg-type]
-    return [Result(check, findings[check.id]) for check in CHECKS]
+        findings[check] = CheckOutcome(word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix)  # type: ignore[arg-type]
+    return [CheckResult(check, findings[check.id]) for check in CHECKS]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,10 @@ def test_a_check_fails_only_where_the_whole_interval_does() -> None:
     assert grade(Interval(0.8, 0.1, 0.9), 0.7, 0.5) == "pass"
     assert grade(Interval(0.4, 0.3, 0.6), 0.7, 0.5) == "warn"
     assert grade(Interval(0.4, 0.3, 0.45), 0.7, 0.5) == "fail"
-    assert worst("pass", "warn", "not applicable") == "warn" and worst("pass", "not applicable") == "pass"
+    assert (
+        find_worst_status("pass", "warn", "not applicable") == "warn"
+        and find_worst_status("pass", "not applicable") == "pass"
+    )
 
 
 def test_a_fix_that_the_recipe_refuses_or_already_has_is_not_offered() -> None:
@@ -170,5 +173,5 @@ def test_a_fix_that_the_recipe_refuses_or_already_has_is_not_offered() -> None:
 
 
 def test_numbers_are_shown_with_the_digits_they_have() -> None:
-    assert shown(Interval(0.123456, 0.1, 0.15), "nats") == "0.123 [0.1, 0.15] nats"
-    assert shown(Interval(12345.6, 12345.6, 12345.6)) == "12346" and shown(None) == ""
+    assert format_interval(Interval(0.123456, 0.1, 0.15), "nats") == "0.123 [0.1, 0.15] nats"
+    assert format_interval(Interval(12345.6, 12345.6, 12345.6)) == "12346" and format_interval(None) == ""

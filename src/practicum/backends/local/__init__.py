@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from practicum.models.config import ModelConfig, Scratch, StudentConfig
+from practicum.models.config import ModelConfig, ScratchConfig, StudentConfig
 from practicum.objective import Objective
 from practicum.ports import Backend, BackendContext, PaperBackend, Task
 from practicum.ports.hosting import Hosted
@@ -59,7 +59,7 @@ def host(config: ModelConfig) -> Hosted:
     return LocalHosted(config)
 
 
-def make_scratch(folder: Path, config: Scratch, task: Task) -> Path:
+def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
     """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
     from practicum.backends.local.scratch import scratch_folder
 

@@ -18,7 +18,7 @@ NAME = "practicum"
 
 
 @runtime_checkable
-class Layout(Protocol):
+class AttentionLayout(Protocol):
     """Which tokens of a row belong together."""
 
     def attend(
@@ -66,7 +66,7 @@ def _attention(  # noqa: PLR0913 - transformers' interface
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
-    layout: Layout | None = None,
+    layout: AttentionLayout | None = None,
     **others: Any,  # every model may add keywords of its own
 ) -> tuple[Tensor, None]:
     if layout is None:

@@ -10,16 +10,16 @@ from practicum.backends.local import Config
 from practicum.backends.local.export import export
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
-from practicum.backends.local.residency import scorer
+from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.scratch import scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
-from practicum.backends.local.sizes import learning_of, shape_of
+from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
-from practicum.models.config import ModelConfig, ScorerConfig, Scratch, StudentConfig
+from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.models.sources import conversion_pending
 from practicum.models.tensors import read_tensors, write_tensors
-from practicum.ports import BackendContext, Learner, Model, SelfRule
+from practicum.ports import BackendContext, Learner, Model, WeightUpdateRule
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ class LocalBackend:
             renderer=loaded.renderer,
             context_length=loaded.context_length,
             source=loaded.source,
-            shape=shape_of(model),
-            learning=learning_of(model),
-            weights=model.trainable(),
+            shape=measure_dims(model),
+            learning=measure_trainable(model),
+            weights=model.trainable_parameters(),
             state_bytes=trainer.state_bytes,
             loaded=loaded,
         )
@@ -68,16 +68,16 @@ class LocalBackend:
         """Load another model, whose weights stay where `config.residency` says."""
         loaded = load(config, self._find(config, name))
         model = loaded.language_model
-        client = scorer(loaded, config, self._limits.sampling_batch, self._limits.chunk_tokens)
+        client = build_scorer(loaded, config, self._limits.sampling_batch, self._limits.chunk_tokens)
         return Model(
-            client, loaded.renderer, loaded.context_length, loaded.source, shape_of(model), model.unsampled or ""
+            client, loaded.renderer, loaded.context_length, loaded.source, measure_dims(model), model.unsampled or ""
         )
 
     def sampler(self, student: Learner) -> LocalSampler:
         """Sample from the live weights."""
         return _own(student).trainer.sampling_client()
 
-    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> LocalSelfTeacher:
+    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> LocalSelfTeacher:
         """Score with the student's modules and weights that follow its own, starting from what they are now."""
         return _own(student).trainer.self_teacher(rule)
 
@@ -100,7 +100,7 @@ class LocalBackend:
     def _find(self, config: ModelConfig, name: str) -> Path | None:
         """Return the folder of a model from scratch, made the first time; say what is loaded."""
         context = self._context
-        if isinstance(config.model, Scratch):
+        if isinstance(config.model, ScratchConfig):
             log.info(f"{name}: made from scratch")
             return scratch_folder(context.models / name.replace("/", "-"), config.model, context.task())
         converting = " (converting it to safetensors, once: about 20 s)" if conversion_pending(config.model) else ""

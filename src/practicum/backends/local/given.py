@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from practicum.backends.local.graph import recomputing
+from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
@@ -23,13 +23,13 @@ from practicum.ports.hosting import GivenResult, GivenTokens
 from practicum.types import ScoreRequest
 
 
-def forward_backward_given(trainer: LocalTrainer, data: Sequence[GivenTokens], seed: int) -> GivenResult:
+def forward_backward_targets(trainer: LocalTrainer, data: Sequence[GivenTokens], seed: int) -> GivenResult:
     """Add the gradient of the summed loss to what has been accumulated; dropout is seeded by `seed`.
 
     Raises NumericError where a loss is not a number; what had been accumulated is then as it was. So it is where nothing is
     supervised: a gradient of zeros would move the weights by momentum and weight decay.
     """
-    parameters = trainer.language_model.trainable().values()
+    parameters = trainer.language_model.trainable_parameters().values()
     earlier = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -40,7 +40,7 @@ def forward_backward_given(trainer: LocalTrainer, data: Sequence[GivenTokens], s
         with (
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             torch.enable_grad(),
-            recomputing(trainer.language_model, plan.recompute),
+            activation_checkpointing(trainer.language_model, plan.recompute),
         ):
             torch.manual_seed(seed)
             result = _through(trainer, data, plan, learn=True)
@@ -55,7 +55,7 @@ def forward_backward_given(trainer: LocalTrainer, data: Sequence[GivenTokens], s
 
 
 @torch.no_grad()
-def forward_given(trainer: LocalTrainer, data: Sequence[GivenTokens]) -> GivenResult:
+def forward_targets(trainer: LocalTrainer, data: Sequence[GivenTokens]) -> GivenResult:
     """The same numbers without a gradient."""
     trainer.language_model.model.eval()
     return _through(trainer, data, GraphPlan(SCORED_TOKENS, recompute=False), learn=False)

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from practicum.backends.local.language_model import LanguageModel, find_layers, forwards_exchanged
+from practicum.backends.local.language_model import LanguageModel, find_layers, patch_forwards
 from practicum.backends.local.packing import hidden_states
 from practicum.costs import GraphPlan
 from practicum.types import ScoreRequest
 
-TRIAL_TOKENS = 96
+PROBE_TOKENS = 96
 """How long the trial is; a third of it is tried too, so that what does not grow drops out."""
 
-ENOUGH_TOKENS = 1024
+MAX_CPU_TOKENS = 1024
 """On a CPU more tokens than this at once are no faster each: what layers hand on no longer fits in the caches."""
 
 
-def plan_graph(language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int) -> GraphPlan:
+def plan_micro_batch(language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int) -> GraphPlan:
     """The most tokens whose graph fits in `budget` bytes, but at least the `longest` text, its layers recomputed if need be."""
-    enough = ENOUGH_TOKENS if language_model.device.type == "cpu" else sys.maxsize
+    enough = MAX_CPU_TOKENS if language_model.device.type == "cpu" else sys.maxsize
     kept = budget // bytes_a_token
     layers = len(find_layers(language_model.model) or ())
     if kept >= longest or layers < 2:
@@ -37,22 +37,22 @@ def plan_graph(language_model: LanguageModel, bytes_a_token: int, longest: int, 
     return GraphPlan(max(min(kept, enough), longest), recompute=True)
 
 
-def graph_bytes(language_model: LanguageModel) -> int:
+def measure_activation_bytes(language_model: LanguageModel) -> int:
     """How many bytes autograd keeps of the body for each token."""
-    longest = min(TRIAL_TOKENS, language_model.context_length)
+    longest = min(PROBE_TOKENS, language_model.context_length)
     short = max(longest // 3, 1)
     with torch.enable_grad():
-        grown = _kept(language_model, longest) - _kept(language_model, short)
+        grown = _measure_saved_bytes(language_model, longest) - _measure_saved_bytes(language_model, short)
     return max(grown // max(longest - short, 1), 1)
 
 
-def recomputing(language_model: LanguageModel, wanted: bool) -> AbstractContextManager[None]:
+def activation_checkpointing(language_model: LanguageModel, wanted: bool) -> AbstractContextManager[None]:
     """Within the block, layers keep their inputs alone and are computed again in the backward pass, if that is wanted."""
     layers = find_layers(language_model.model) or () if wanted else ()
-    return forwards_exchanged({layer: partial(checkpoint, layer.forward, use_reentrant=False) for layer in layers})
+    return patch_forwards({layer: partial(checkpoint, layer.forward, use_reentrant=False) for layer in layers})
 
 
-def _kept(language_model: LanguageModel, tokens: int) -> int:
+def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
     """The bytes that the graph of one text holds, the weights not counted."""
     weights = {weight.untyped_storage().data_ptr() for weight in language_model.model.parameters()}
     held: dict[int, int] = {}

@@ -4,8 +4,8 @@ from collections.abc import Generator, Mapping, Sequence
 
 from torch import Tensor
 
-from practicum.backends.local.adapted import adapted
-from practicum.backends.local.given import forward_backward_given, forward_given
+from practicum.backends.local.adapted import add_shared_adapters
+from practicum.backends.local.given import forward_backward_targets, forward_targets
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
 from practicum.backends.local.prompt_scores import score_prompts
@@ -51,11 +51,11 @@ class LocalAdapters:
 
     def forward(self, data: Sequence[GivenTokens]) -> GivenResult:
         """Return the numbers without a gradient."""
-        return forward_given(self.trainer, data)
+        return forward_targets(self.trainer, data)
 
     def forward_backward(self, data: Sequence[GivenTokens], seed: int) -> GivenResult:
         """Add the gradient of given tokens' losses."""
-        return forward_backward_given(self.trainer, data, seed)
+        return forward_backward_targets(self.trainer, data, seed)
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """Take one step of AdamW."""
@@ -72,12 +72,12 @@ class LocalAdapters:
     @property
     def gradients(self) -> dict[str, Tensor]:
         """Return the accumulated gradients, by the names of the weights."""
-        parameters = self.trainer.language_model.trainable()
+        parameters = self.trainer.language_model.trainable_parameters()
         return {name: weight.grad for name, weight in parameters.items() if weight.grad is not None}
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Let this be what has been accumulated."""
-        for name, weight in self.trainer.language_model.trainable().items():
+        for name, weight in self.trainer.language_model.trainable_parameters().items():
             weight.grad = gradients.get(name)
 
     def reader(self) -> LocalReader:
@@ -105,7 +105,7 @@ class LocalHosted:
 
     def adapt(self, lora: Lora, seed: int, parts: tuple[str, ...]) -> LocalAdapters:
         """Make new adapters over the weights, which are held once."""
-        return LocalAdapters(adapted(self._model, lora, seed, parts))
+        return LocalAdapters(add_shared_adapters(self._model, lora, seed, parts))
 
 
 def _rows(model: LanguageModel, longest: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from practicum.backends.local.attention import Layout
+from practicum.backends.local.attention import AttentionLayout
 from practicum.errors import ModelError
 from practicum.functional.head import Head
 
@@ -26,7 +26,7 @@ UNBOUNDED = 1 << 20
 class LanguageModel:
     """Any `AutoModelForCausalLM`; `vocab_size` counts the tokenizer's tokens, not the rows of the embedding.
 
-    Texts of at most `packs_up_to` tokens can be laid end to end (see `practicum.backends.local.packing.ready_to_pack`).
+    Texts of at most `packs_up_to` tokens can be laid end to end (see `practicum.backends.local.packing.enable_packing`).
     `unsampled` says why the model cannot be sampled from, and is empty where it can (see `practicum.backends.local.trial`).
     Where a completion is to stop at texts, its tokens are read with the `tokenizer`.
     """
@@ -105,8 +105,8 @@ class LanguageModel:
             raise ModelError(f"{type(body).__name__} keeps what it has read in no cache of transformers")
         return output.last_hidden_state, output[name]
 
-    def packed(
-        self, input_ids: Int[Tensor, " T"], positions: Int[Tensor, " T"], layout: Layout
+    def forward_packed(
+        self, input_ids: Int[Tensor, " T"], positions: Int[Tensor, " T"], layout: AttentionLayout
     ) -> Float[Tensor, "T D"]:
         """The last hidden states of texts laid end to end, each token at its position in its own text."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
@@ -154,7 +154,7 @@ class LanguageModel:
                 f"not known here (log-probabilities differ by {difference:.2g}); use another architecture"
             )
 
-    def trainable(self) -> dict[str, torch.nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that learn, by name."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
@@ -173,7 +173,7 @@ class LanguageModel:
 
 
 @contextlib.contextmanager
-def forwards_exchanged(forwards: Mapping[torch.nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
+def patch_forwards(forwards: Mapping[torch.nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
     """Within the block the modules compute with other functions than their own."""
     try:
         for module, forward in forwards.items():

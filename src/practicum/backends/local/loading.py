@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from practicum.backends.local.adapters import add_adapters, layers_of
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import ready_to_pack
+from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.trial import why_unsampled
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
@@ -77,7 +77,7 @@ def read_model(
     model.eval()
     model.to(device)  # type: ignore[arg-type]
     language_model = LanguageModel(model, vocab_size, autocast=config.dtype == "bfloat16")
-    return ready_to_pack(language_model, packs)
+    return enable_packing(language_model, packs)
 
 
 def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:
@@ -90,11 +90,11 @@ def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None =
         raise ModelError(
             f"{loaded.language_model.unsampled}; use another architecture, or this one as a teacher that only scores"
         )
-    choose_what_learns(loaded.language_model.model, config, seed, loaded.source)
+    set_trainable(loaded.language_model.model, config, seed, loaded.source)
     return loaded
 
 
-def choose_what_learns(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
+def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
     """Let the weights that the recipe names require a gradient, in float32; ModelError where it names more than there are."""
     layers = model.config.get_text_config().num_hidden_layers
     count = config.trainable_layers or layers

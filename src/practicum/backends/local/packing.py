@@ -17,10 +17,10 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.costs.segments import Segment, segments_of
 from practicum.types import ScoreRequest
 
-WASTE = 1.25
+MAX_PADDING_RATIO = 1.25
 """How much larger than its tokens the padded area of a group of segments may be, within attention alone."""
 
-LARGEST_MASK = 2**23
+MAX_MASK_ENTRIES = 2**23
 """Entries of the mask of one group of segments."""
 
 
@@ -29,12 +29,12 @@ def hidden_states(language_model: LanguageModel, texts: Sequence[ScoreRequest]) 
     longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts)
     if longest > language_model.packs_up_to:
         return _padded_hidden_states(language_model, texts)
-    packing = Packing(texts, language_model.device)
-    return language_model.packed(packing.ids, packing.positions, packing)[packing.wanted]
+    packing = PackedBatch(texts, language_model.device)
+    return language_model.forward_packed(packing.ids, packing.positions, packing)[packing.wanted]
 
 
 @torch.no_grad()
-def ready_to_pack(language_model: LanguageModel, packs_up_to: int | None = None) -> LanguageModel:
+def enable_packing(language_model: LanguageModel, packs_up_to: int | None = None) -> LanguageModel:
     """The same model, its attention exchanged for one that packs where it can be; `packs_up_to` is found by trying if not given.
 
     A model packs where its attention is a function that can be exchanged and nothing else in it looks past a token. A layer
@@ -46,10 +46,10 @@ def ready_to_pack(language_model: LanguageModel, packs_up_to: int | None = None)
     model.set_attn_implementation(NAME)
     if model.config.get_text_config()._attn_implementation != NAME:
         return language_model
-    return replace(language_model, packs_up_to=packs_up_to or _packs_up_to(language_model))
+    return replace(language_model, packs_up_to=packs_up_to or _find_max_packed_length(language_model))
 
 
-def _packs_up_to(language_model: LanguageModel) -> int:
+def _find_max_packed_length(language_model: LanguageModel) -> int:
     """How long a text may be to be read packed as it is read alone; 0 where short ones already differ."""
     longest = language_model.context_length if language_model.window is None else language_model.window
     trial = [
@@ -58,9 +58,9 @@ def _packs_up_to(language_model: LanguageModel) -> int:
         ScoreRequest((1, 3), (2,)),
     ]
     texts = [_within(text, language_model.vocab_size) for text in trial]
-    packing = Packing(texts, language_model.device)
+    packing = PackedBatch(texts, language_model.device)
     try:
-        together = language_model.packed(packing.ids, packing.positions, packing)[packing.wanted]
+        together = language_model.forward_packed(packing.ids, packing.positions, packing)[packing.wanted]
     except Exception:  # whatever a model's own code raises where it does not hand the layout on: then texts are padded
         return 0
     alone = torch.cat([_padded_hidden_states(language_model, [text]) for text in texts])
@@ -73,8 +73,8 @@ def _within(text: ScoreRequest, vocab_size: int) -> ScoreRequest:
     return ScoreRequest(prompt, tokens)
 
 
-class Packing:
-    """The texts as one row of tokens; see `practicum.backends.local.attention.Layout`.
+class PackedBatch:
+    """The texts as one row of tokens; see `practicum.backends.local.attention.AttentionLayout`.
 
     `ids` and `positions` are what the body reads, `wanted` where the hidden states are that predict the texts' tokens.
     With `keep`, the keys and values of every layer stay in `kept`, and `places` says where each text's are.
@@ -94,7 +94,10 @@ class Packing:
         self.kept: dict[int, tuple[Tensor, Tensor]] | None = {} if keep else None
         self._groups = [
             _Group.of(
-                [self._chain(number) for number in group], [self._at[number] for number in group], positions, device
+                [self._collect_path_positions(number) for number in group],
+                [self._at[number] for number in group],
+                positions,
+                device,
             )
             for group in _groups(segments, order)
         ]
@@ -104,7 +107,7 @@ class Packing:
         return [self._places(text) for text in range(len(self._of_text))]
 
     def _places(self, text: int) -> list[int]:
-        return self._chain(self._of_text[text])
+        return self._collect_path_positions(self._of_text[text])
 
     def attend(
         self,
@@ -115,16 +118,16 @@ class Packing:
         scale: float | None,
         dropout: float,
     ) -> Float[Tensor, "T H e"]:
-        """As `practicum.backends.local.attention.Layout` says."""
+        """As `practicum.backends.local.attention.AttentionLayout` says."""
         if self.kept is not None:
             self.kept[layer] = key, value
         return torch.cat([group.attend(query, key, value, scale, dropout) for group in self._groups])
 
-    def _chain(self, number: int | None) -> list[int]:
+    def _collect_path_positions(self, number: int | None) -> list[int]:
         """Where the tokens of a segment and of all above it stand."""
         if number is None:
             return []
-        return [*self._chain(self._segments[number].parent), *self._at[number]]
+        return [*self._collect_path_positions(self._segments[number].parent), *self._at[number]]
 
     def _wanted(self, texts: Sequence[ScoreRequest]) -> Iterator[list[int]]:
         for number, text in enumerate(texts):
@@ -154,8 +157,8 @@ def _groups(segments: Sequence[Segment], order: Sequence[int]) -> Iterator[list[
         if group:
             alike = (segment.parent is None) == (segments[group[0]].parent is None)
             area = length * (len(group) + 1)
-            large = segment.parent is not None and area * reach > LARGEST_MASK
-            if not alike or large or area > WASTE * (tokens + length):
+            large = segment.parent is not None and area * reach > MAX_MASK_ENTRIES
+            if not alike or large or area > MAX_PADDING_RATIO * (tokens + length):
                 yield group
                 group, tokens = [], 0
         group.append(number)
@@ -200,13 +203,13 @@ class _Group:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
         queries = self._own(query)
         if self.keys is None:
-            found = attend(queries, self._own(key), self._own(value), None, scale, dropout=dropout, causal=True)
+            attended = attend(queries, self._own(key), self._own(value), None, scale, dropout=dropout, causal=True)
         else:
             assert self.mask is not None
             keys, values = (part[self.keys].transpose(1, 2) for part in (key, value))
-            found = attend(queries, keys, values, self.mask.to(query.dtype), scale, dropout=dropout)
-        found = found.transpose(1, 2)
-        return found.flatten(0, 1) if self.real is None else found[self.real]
+            attended = attend(queries, keys, values, self.mask.to(query.dtype), scale, dropout=dropout)
+        attended = attended.transpose(1, 2)
+        return attended.flatten(0, 1) if self.real is None else attended[self.real]
 
     def _own(self, part: Tensor) -> Tensor:
         """The segments' own rows, [B, H, L, d]."""
@@ -223,7 +226,7 @@ def _index(rows: Sequence[list[int]]) -> tuple[Int[Tensor, "B L"], Bool[Tensor, 
 
 def _padded_hidden_states(language_model: LanguageModel, texts: Sequence[ScoreRequest]) -> Float[Tensor, "T D"]:
     sequences = [(*text.prompt_tokens, *text.tokens) for text in texts]
-    ids, mask = padded(sequences, side="right", device=language_model.device)
+    ids, mask = pad_sequences(sequences, side="right", device=language_model.device)
     hidden = language_model.body(ids, mask)
     wanted = torch.zeros_like(mask)
     for row, text in enumerate(texts):
@@ -232,7 +235,7 @@ def _padded_hidden_states(language_model: LanguageModel, texts: Sequence[ScoreRe
     return hidden[wanted]
 
 
-def padded(
+def pad_sequences(
     sequences: Sequence[Sequence[int]], *, side: str, device: torch.device
 ) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"]]:
     """Token ids and the mask of the real ones; the padding id is never looked at."""

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from practicum.backends.local.graph import recomputing
+from practicum.backends.local.graph import activation_checkpointing
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.loading import LoadedModel, check_config, choose_what_learns
-from practicum.backends.local.packing import hidden_states, ready_to_pack
+from practicum.backends.local.loading import LoadedModel, check_config, set_trainable
+from practicum.backends.local.packing import enable_packing, hidden_states
 from practicum.costs import Footprint, Line
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
@@ -31,11 +31,11 @@ from practicum.types import ScoreRequest
 SHORT, LONG = 32, 96
 """Two lengths of a text; what lies between them grows with the tokens, and the rest does not."""
 
-FEW = 64
+TINY_VOCABULARY = 64
 """A vocabulary that takes no room."""
 
 
-def load_on_paper(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
+def load_weightless(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
     """Return the model with its tokenizer and without its weights; what learns of it is what a student's settings say."""
     source = locate(config, scratch_folder)
     key = config.model_dump_json(), source
@@ -72,11 +72,11 @@ def _on_paper(config: ModelConfig, source: str, vocabulary: int, layers: int | N
             )
             model.requires_grad_(False)
             if isinstance(config, StudentConfig):
-                choose_what_learns(model, config, 0, source)
+                set_trainable(model, config, 0, source)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device=device).tie_weights()
             whole = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
-            return ready_to_pack(whole, whole.window or whole.context_length)
+            return enable_packing(whole, whole.window or whole.context_length)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ModelError(f"{source}: its sizes cannot be read without its weights ({str(error)[:200]})") from error
 
@@ -106,7 +106,7 @@ def _footprint_of(config: ModelConfig, source: str, layers: int, recompute: bool
 
 
 def _lines(config: ModelConfig, source: str, layers: int, recompute: bool) -> list[Line]:
-    language_model = _on_paper(config, source, FEW, layers)
+    language_model = _on_paper(config, source, TINY_VOCABULARY, layers)
     learns = any(weight.requires_grad for weight in language_model.model.parameters())
     dropout = isinstance(config, StudentConfig) and config.dropout
     pairs = [_passes(language_model, tokens, learns, recompute, dropout) for tokens in (SHORT, LONG)]
@@ -121,7 +121,7 @@ def _shortened(config: ModelConfig, layers: int) -> ModelConfig:
 
 def _shorten(described: Any, layers: int) -> None:
     """Let a model's settings have so many layers."""
-    described.num_hidden_layers, described.vocab_size, described.pad_token_id = layers, FEW, None
+    described.num_hidden_layers, described.vocab_size, described.pad_token_id = layers, TINY_VOCABULARY, None
     if described.to_dict().get("layer_types"):
         described.layer_types = described.layer_types[:layers]
 
@@ -145,13 +145,13 @@ def _passes(
         states.backward(torch.zeros_like(states))
         return kept
 
-    with mode, _Live(model.parameters()) as live:
+    with mode, _LiveBytes(model.parameters()) as live:
         with torch.no_grad():
             hidden_states(language_model, text)
         forward, kept, update = live.peak, 0, live.peak
         if learns:
             model.train(dropout)
-            with recomputing(language_model, recompute):
+            with activation_checkpointing(language_model, recompute):
                 kept = learn()  # makes the gradients, which are there from then on
                 before = live.restart()
                 learn()
@@ -168,7 +168,7 @@ def _mode_of(model: torch.nn.Module) -> FakeTensorMode:
     return (weight.data if hasattr(weight.data, "fake_mode") else weight).fake_mode
 
 
-class _Live(TorchDispatchMode):
+class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages that are made within the block and still there."""
 
     def __init__(self, known: Iterator[Tensor]) -> None:

@@ -6,30 +6,30 @@ from pathlib import Path
 import torch
 
 from practicum.backends.local import Config
-from practicum.backends.local.graph import plan_graph
+from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.loading import LoadedModel
-from practicum.backends.local.paper import footprint_of, load_on_paper
-from practicum.backends.local.prepared import FEWEST_ROWS, FEWEST_STEPS
+from practicum.backends.local.paper import footprint_of, load_weightless
+from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.scratch import scratch_folder
-from practicum.backends.local.sizes import learning_of, shape_of
+from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.costs import GraphPlan
 from practicum.functional.head import Head
-from practicum.models.config import ModelConfig, Pretrain, ScorerConfig, Scratch, StudentConfig
+from practicum.models.config import ModelConfig, PretrainConfig, ScorerConfig, ScratchConfig, StudentConfig
 from practicum.objective import Objective, Signal
 from practicum.objective.passes import longest
 from practicum.ports import (
     AdamParams,
     BackendContext,
     Capabilities,
+    DecodeBatch,
     Learner,
     MixedRequest,
     Model,
     PaperModel,
     PaperRecord,
-    Reading,
-    SelfRule,
     SelfTeacher,
+    WeightUpdateRule,
 )
 from practicum.types import (
     Datum,
@@ -40,7 +40,7 @@ from practicum.types import (
     SamplingParams,
     ScoreRequest,
     TeacherSignal,
-    TokenOutputs,
+    TokenRecord,
 )
 
 
@@ -58,23 +58,23 @@ class LocalPaper:
         """Read the student's sizes."""
         loaded = self._load(config, "student")
         model = loaded.language_model
-        learning = learning_of(model)
+        learning = measure_trainable(model)
 
         def cut(data: Sequence[Datum]) -> GraphPlan:
             if self._config.micro_batch_tokens is not None:
                 return GraphPlan(self._config.micro_batch_tokens, recompute=False)
-            return plan_graph(model, max(graph.each, 1), longest(data), self._config.graph_mib * 2**20)
+            return plan_micro_batch(model, max(graph.each, 1), longest(data), self._config.graph_mib * 2**20)
 
         graph = footprint_of(config, loaded.source, learning.layers).kept
         self.record = PaperRecord(
-            shape=shape_of(model),
+            shape=measure_dims(model),
             learning=learning,
             body=lambda recompute: footprint_of(config, loaded.source, learning.layers, recompute),
             cut=cut,
             packs_up_to=model.packs_up_to,
             scored_tokens=SCORED_TOKENS,
-            prepares_head_from=FEWEST_ROWS,
-            prepares_weights_from=FEWEST_STEPS,
+            prepares_head_from=MIN_HEAD_ROWS,
+            prepares_weights_from=MIN_DECODE_STEPS,
             chunk_tokens=self._config.chunk_tokens,
             sampling_batch=self._config.sampling_batch,
         )
@@ -90,7 +90,7 @@ class LocalPaper:
     def scorer(self, config: ScorerConfig, name: str) -> Model:
         """Read another model's sizes."""
         loaded = self._load(config, name)
-        shape = shape_of(loaded.language_model)
+        shape = measure_dims(loaded.language_model)
         self.record.scorers[name] = PaperModel(config, shape, footprint_of(config, loaded.source))
         return Model(self._client(name), loaded.renderer, loaded.context_length, loaded.source, shape)
 
@@ -98,7 +98,7 @@ class LocalPaper:
         """Return the student on paper."""
         return self._client("student")
 
-    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> "PaperClient":
+    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> "PaperClient":
         """Return the student's weights as a scorer; all but live ones are held a second time."""
         record = self.record
         copied = 0 if rule.hold_within_step().weights == "live" else record.learning.parameters
@@ -121,11 +121,11 @@ class LocalPaper:
         return PaperClient(self._answer_tokens, drawn, scored)
 
     def _load(self, config: ModelConfig, name: str) -> LoadedModel:
-        if not isinstance(config.model, Scratch):
-            return load_on_paper(config)
-        untaught = config.model.model_copy(update={"pretrain": Pretrain(steps=0)})
+        if not isinstance(config.model, ScratchConfig):
+            return load_weightless(config)
+        untaught = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
         folder = self._context.models / name.replace("/", "-")
-        return load_on_paper(config, scratch_folder(folder, untaught, self._context.task()))
+        return load_weightless(config, scratch_folder(folder, untaught, self._context.task()))
 
 
 class PaperClient(SelfTeacher):
@@ -162,7 +162,7 @@ class PaperClient(SelfTeacher):
         """As `sample`."""
         return self.sample([SampleRequest(request.prompt_tokens, request.seed) for request in requests], params)
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """Nothing is read on paper: both sides of a mixture are counted where it is drawn."""
         raise AssertionError("paper is not read token by token")
 
@@ -185,7 +185,7 @@ class PaperTrainer:
         again = {"recomputed": 1.0} if self._record.cut(data).recompute else {}
         supervised = [int(datum.rollout.loss_mask.sum()) for datum in data]
         metrics = {"tokens": float(sum(supervised)), **again}
-        return ForwardResult(metrics, TokenOutputs(*[silent] * 7), supervised)
+        return ForwardResult(metrics, TokenRecord(*[silent] * 7), supervised)
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """Nothing moves."""

@@ -16,37 +16,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.language_model import LanguageModel, find_body, forwards_exchanged
+from practicum.backends.local.language_model import LanguageModel, find_body, patch_forwards
 from practicum.functional.head import Head
 
 ROWS = 32
 """For how many rows the layout is chosen; it serves fewer and more."""
 
-FEWEST_STEPS = 8
+MIN_DECODE_STEPS = 8
 """Decoding fewer tokens than this does not repay the laying out."""
 
-FEWEST_ROWS = 512
+MIN_HEAD_ROWS = 512
 """Nor does multiplying fewer rows than this by the head."""
 
 
-class Prepared:
+class PrepackedModel:
     """The linear maps of a model as its weights are now; nothing where the machine has no better layout."""
 
     @torch.no_grad()
     def __init__(self, language_model: LanguageModel, steps: int) -> None:
         body = find_body(language_model.model)
         head = language_model.head().pinned()
-        worth = steps >= FEWEST_STEPS and not language_model.autocast and _has_better_layout(head.weight)
-        maps = _linear_maps(body) if worth else ()
+        should_prepack = steps >= MIN_DECODE_STEPS and not language_model.autocast and _can_prepack(head.weight)
+        maps = _linear_maps(body) if should_prepack else ()
         self._forwards: dict[torch.nn.Module, Callable[[Tensor], Tensor]] = {
-            layer: _Product(_laid_out(weight), bias) for layer, weight, bias in maps
+            layer: _Product(_prepack(weight), bias) for layer, weight, bias in maps
         }
-        self._forwards.update(_norms(body) if worth else ())
-        self.head = prepared_head(head) if worth else head
+        self._forwards.update(_norms(body) if should_prepack else ())
+        self.head = prepack_head(head) if should_prepack else head
 
-    def installed(self) -> AbstractContextManager[None]:
+    def use(self) -> AbstractContextManager[None]:
         """Within the block the model multiplies with these; training is not possible in it."""
-        return forwards_exchanged(self._forwards)
+        return patch_forwards(self._forwards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Product:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedHead(Head):
+class PrepackedHead(Head):
     """A head that multiplies in the better layout wherever no gradient is asked of it."""
 
     product: _Product | None = None
@@ -74,13 +74,13 @@ class PreparedHead(Head):
         return self.scaled_and_capped(self.product(hidden.to(self.weight.dtype)))
 
 
-def prepared_head(head: Head) -> Head:
+def prepack_head(head: Head) -> Head:
     """The head made ready for products without a gradient; itself where that gains nothing."""
-    if not _has_better_layout(head.weight):
+    if not _can_prepack(head.weight):
         return head
     bias = None if head.bias is None else head.bias[: head.vocab_size].detach()
-    product = _Product(_laid_out(head.weight[: head.vocab_size].detach()), bias)
-    return PreparedHead(head.weight, head.vocab_size, head.bias, head.scale, head.softcap, product)
+    product = _Product(_prepack(head.weight[: head.vocab_size].detach()), bias)
+    return PrepackedHead(head.weight, head.vocab_size, head.bias, head.scale, head.softcap, product)
 
 
 def _linear_maps(body: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Tensor, Tensor | None]]:
@@ -120,10 +120,10 @@ def _norms(body: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Callable[[T
                 yield layer, norm
 
 
-def _laid_out(weight: Float[Tensor, "V D"]) -> Tensor:
+def _prepack(weight: Float[Tensor, "V D"]) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
 
 
-def _has_better_layout(weight: Tensor) -> bool:
+def _can_prepack(weight: Tensor) -> bool:
     plain = weight.device.type == "cpu" and weight.dtype == torch.float32
     return plain and platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()

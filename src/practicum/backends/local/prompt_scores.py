@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from practicum.backends.local.drawing import draw, next_noise, race, random_stream
+from practicum.backends.local.drawing import draw, draw_exponentials, random_stream, sample_by_exponential_race
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
-from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
+from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.core.randomness import seed_of
 from practicum.costs.segments import how_many_fit
@@ -37,8 +37,8 @@ def score_prompts(
     answers: list[PromptScores] = []
     with language_model.weights(overlay or {}):
         head = language_model.head().pinned()
-        if sum(question.rows + 1 for question in questions) >= FEWEST_ROWS:
-            head = prepared_head(head)
+        if sum(question.rows + 1 for question in questions) >= MIN_HEAD_ROWS:
+            head = prepack_head(head)
         for part in _passes(questions, language_model.packs_up_to):
             whole = hidden_states(language_model, [_text(question) for question in part])
             each = whole.split([question.rows + 1 for question in part])
@@ -82,9 +82,12 @@ def _drawn(logprobs: Float[Tensor, "T V"], question: PromptQuestion, stream: tor
     count, vocabulary = logprobs.shape
     if question.temperature == 0 or not question.draws:
         return logprobs.argmax(dim=-1, keepdim=True).expand(-1, question.draws)
-    noise = next_noise([stream] * (count * question.draws), vocabulary).view(count, question.draws, -1)
+    noise = draw_exponentials([stream] * (count * question.draws), vocabulary).view(count, question.draws, -1)
     scores = logprobs / question.temperature
-    return torch.stack([race(scores, noise[:, turn].to(scores.device))[0] for turn in range(question.draws)], dim=1)
+    return torch.stack(
+        [sample_by_exponential_race(scores, noise[:, turn].to(scores.device))[0] for turn in range(question.draws)],
+        dim=1,
+    )
 
 
 def _following(
@@ -94,7 +97,7 @@ def _following(
         return []
     check = stop_check(question.params, tokenizer)
     logits = head.logits(hidden).expand(len(question.following), -1)
-    noise = next_noise([random_stream(seed) for seed in question.following], logits.shape[-1]).to(hidden.device)
+    noise = draw_exponentials([random_stream(seed) for seed in question.following], logits.shape[-1]).to(hidden.device)
     tokens, sampled, natural = (column.cpu() for column in draw(logits, question.params, noise))
     return [
         Sample(

@@ -1,8 +1,8 @@
 """Reading texts token by token with a model's keys and values kept; see `practicum.ports.Reading`.
 
-`SlotReading` gives every text a slot of a store that is made once. A text that ends leaves its slot to the next one at once,
-so that no slot waits for the longest text; nothing is padded. `LockstepReading` is for the models that cannot be packed (see
-`practicum.backends.local.packing.ready_to_pack`): texts start together and the batch ends with its last one.
+`SlotDecodeBatch` gives every text a slot of a store that is made once. A text that ends leaves its slot to the next one at once,
+so that no slot waits for the longest text; nothing is padded. `PaddedDecodeBatch` is for the models that cannot be packed (see
+`practicum.backends.local.packing.enable_packing`): texts start together and the batch ends with its last one.
 """
 
 import contextlib
@@ -17,26 +17,26 @@ from transformers import Cache
 
 from practicum.backends.local.attention import attend
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import Packing, padded
-from practicum.backends.local.prepared import Prepared
+from practicum.backends.local.packing import PackedBatch, pad_sequences
+from practicum.backends.local.prepared import PrepackedModel
 from practicum.costs.segments import common_beginning
 from practicum.errors import ModelError
-from practicum.ports import Reading
+from practicum.ports import DecodeBatch
 from practicum.types import ScoreRequest
 
-READ_AHEAD_TOKENS = 1024
+MAX_PREFILL_TOKENS = 1024
 """So many tokens of waiting prompts are read in one go when a slot is free."""
 
 Prompt = tuple[int, ...]
 
 
-def open_reading(
+def open_decode_batch(
     language_model: LanguageModel,
     overlay: Mapping[str, Tensor],
     prompts: Sequence[Prompt],
     rows: int,
     new_tokens: int,
-) -> Reading:
+) -> DecodeBatch:
     """Read the prompts, at most `rows` at a time, with room for `new_tokens` after each.
 
     Raises ModelError where the model cannot be read token by token.
@@ -46,18 +46,18 @@ def open_reading(
     longest = max(map(len, prompts), default=0) + new_tokens
     language_model.model.eval()
     with language_model.weights(overlay):
-        prepared = Prepared(language_model, new_tokens)
-    work = Work(language_model, overlay, prepared, prompts, min(rows, len(prompts)), longest)
-    return SlotReading(work) if longest <= language_model.packs_up_to else LockstepReading(work)
+        prepared = PrepackedModel(language_model, new_tokens)
+    work = DecodeJob(language_model, overlay, prepared, prompts, min(rows, len(prompts)), longest)
+    return SlotDecodeBatch(work) if longest <= language_model.packs_up_to else PaddedDecodeBatch(work)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DecodeJob:
     """What is to be read, with what: at most `rows` texts at a time, none longer than `longest` tokens."""
 
     language_model: LanguageModel
     overlay: Mapping[str, Tensor]
-    prepared: Prepared
+    prepared: PrepackedModel
     prompts: Sequence[Prompt]
     rows: int
     longest: int
@@ -70,12 +70,12 @@ class Work:
     @contextlib.contextmanager
     def weights(self) -> Iterator[LanguageModel]:
         """The model, within the block under the overlay's weights as they were made ready."""
-        with self.language_model.weights(self.overlay), self.prepared.installed():
+        with self.language_model.weights(self.overlay), self.prepared.use():
             yield self.language_model
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadPrompt:
+class _PrefilledPrompt:
     """What is kept of a prompt until its last completion has begun: keys and values by layer, its last hidden state."""
 
     kept: Mapping[int, tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]]
@@ -83,19 +83,19 @@ class _ReadPrompt:
     last_hidden: Float[Tensor, " D"]
 
 
-class SlotReading:
+class SlotDecodeBatch:
     """Texts in slots; see `practicum.ports.Reading`. Row r is the text in slot r, and the rows have no holes.
 
-    It is the `practicum.backends.local.attention.Layout` of its own steps.
+    It is the `practicum.backends.local.attention.AttentionLayout` of its own steps.
     """
 
     refills = True
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: DecodeJob) -> None:
         self._work = work
         self._next = 0
         self._uses = Counter(work.prompts)
-        self._read: dict[Prompt, _ReadPrompt] = {}
+        self._read: dict[Prompt, _PrefilledPrompt] = {}
         self._keys: dict[int, Float[Tensor, "R G M d"]] = {}
         self._values: dict[int, Float[Tensor, "R G M e"]] = {}
         self._lengths: list[int] = []
@@ -110,9 +110,9 @@ class SlotReading:
         for _ in range(admitted):
             prompt = self._work.prompts[self._next]
             if prompt not in self._read:
-                self._read_ahead()
+                self._prefill_waiting()
             known = self._read[prompt]
-            self._place(len(self._lengths), known)
+            self._copy_to_slot(len(self._lengths), known)
             states.append(known.last_hidden[None])
             self._lengths.append(len(prompt))
             self._next += 1
@@ -135,7 +135,7 @@ class SlotReading:
         device = self._work.device
         for row, source in enumerate(keep):
             if row != source:
-                self._move(source, row)
+                self._move_slot(source, row)
         self._lengths = [self._lengths[source] for source in keep]
         self._hidden = None
         if not keep:
@@ -143,7 +143,7 @@ class SlotReading:
         at = torch.tensor(self._lengths, device=device)
         self._at = (torch.arange(len(keep), device=device), at, max(self._lengths) + 1, self._mask(at))
         with self._work.weights() as model:
-            self._hidden = model.packed(tokens.to(device)[list(keep)], at, self)
+            self._hidden = model.forward_packed(tokens.to(device)[list(keep)], at, self)
         self._lengths = [length + 1 for length in self._lengths]
 
     def attend(
@@ -172,26 +172,26 @@ class SlotReading:
         dtype = next(iter(self._keys.values())).dtype
         return torch.zeros(behind.shape, device=at.device, dtype=dtype).masked_fill_(behind, -torch.inf)[:, None, None]
 
-    def _read_ahead(self) -> None:
+    def _prefill_waiting(self) -> None:
         """Read waiting prompts, each once, up to a number of tokens and no more of them than there are rows."""
         chosen: dict[Prompt, None] = {}
         tokens = 0
         for prompt in self._work.prompts[self._next :]:
             if prompt in self._read or prompt in chosen:
                 continue
-            if chosen and (tokens + len(prompt) > READ_AHEAD_TOKENS or len(chosen) == self._work.rows):
+            if chosen and (tokens + len(prompt) > MAX_PREFILL_TOKENS or len(chosen) == self._work.rows):
                 break
             chosen[prompt] = None
             tokens += len(prompt)
         # Any one token stands for the answer: it is what the prompt's last hidden state predicts, and is not read.
-        packing = Packing([ScoreRequest(prompt, (0,)) for prompt in chosen], self._work.device, keep=True)
+        packing = PackedBatch([ScoreRequest(prompt, (0,)) for prompt in chosen], self._work.device, keep=True)
         assert packing.kept is not None
         with self._work.weights() as model:
-            hidden = model.packed(packing.ids, packing.positions, packing)[packing.wanted]
+            hidden = model.forward_packed(packing.ids, packing.positions, packing)[packing.wanted]
         for prompt, places, last in zip(chosen, packing.places(), hidden, strict=True):
-            self._read[prompt] = _ReadPrompt(packing.kept, torch.tensor(places, device=hidden.device), last)
+            self._read[prompt] = _PrefilledPrompt(packing.kept, torch.tensor(places, device=hidden.device), last)
 
-    def _place(self, row: int, prompt: _ReadPrompt) -> None:
+    def _copy_to_slot(self, row: int, prompt: _PrefilledPrompt) -> None:
         """Copy what was kept of a prompt into a slot."""
         for layer, kept in prompt.kept.items():
             for store, part in zip((self._keys, self._values), kept, strict=True):
@@ -199,22 +199,22 @@ class SlotReading:
                     store[layer] = part.new_zeros(self._work.rows, part.shape[1], self._work.longest, part.shape[2])
                 store[layer][row, :, : len(prompt.places)] = part[prompt.places].transpose(0, 1)
 
-    def _move(self, source: int, row: int) -> None:
+    def _move_slot(self, source: int, row: int) -> None:
         length = self._lengths[source]
         for store in (self._keys, self._values):
             for stored in store.values():
                 stored[row, :, :length] = stored[source, :, :length]
 
 
-class LockstepReading:
+class PaddedDecodeBatch:
     """Texts that begin together, padded at the left; see `practicum.ports.Reading`."""
 
     refills = False
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: DecodeJob) -> None:
         self._work = work
         self._next = 0
-        self._state: _Prefilled | None = None
+        self._state: _PaddedState | None = None
 
     @torch.no_grad()
     def admit(self, most: int) -> int:
@@ -249,11 +249,11 @@ class LockstepReading:
         mask = torch.cat([state.mask, state.mask.new_ones(len(keep), 1)], dim=1)
         with self._work.weights() as model:
             hidden, cache = model.body_after(state.cache, tokens[rows][:, None], mask)
-        self._state = _Prefilled(cache, mask, hidden[:, -1])
+        self._state = _PaddedState(cache, mask, hidden[:, -1])
 
 
 @dataclass(slots=True)
-class _Prefilled:
+class _PaddedState:
     """A batch of prompts that the body has read: its cache, its mask, and each prompt's last hidden state."""
 
     cache: Cache
@@ -261,24 +261,24 @@ class _Prefilled:
     last_hidden: Float[Tensor, "B D"]
 
 
-def _prefill(language_model: LanguageModel, prompts: Sequence[Prompt]) -> _Prefilled:
+def _prefill(language_model: LanguageModel, prompts: Sequence[Prompt]) -> _PaddedState:
     """Read the prompts, a long common beginning only once where every layer keeps every token of it."""
     every = language_model.window is None and not language_model.recurrent
     shared = common_beginning(prompts) if every else 0
-    ids, mask = padded([prompt[shared:] for prompt in prompts], side="left", device=language_model.device)
+    ids, mask = pad_sequences([prompt[shared:] for prompt in prompts], side="left", device=language_model.device)
     cache = None
     if shared:
-        first, whole = padded([prompts[0][:shared]], side="left", device=language_model.device)
+        first, whole = pad_sequences([prompts[0][:shared]], side="left", device=language_model.device)
         _, cache = language_model.body_after(None, first, whole)
         _select_rows(cache, ids.new_zeros(len(prompts)))
         mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
     hidden, cache = language_model.body_after(cache, ids, mask)
-    return _Prefilled(cache, mask, hidden[:, -1])
+    return _PaddedState(cache, mask, hidden[:, -1])
 
 
-def _select(state: _Prefilled, rows: Int[Tensor, " b"]) -> _Prefilled:
+def _select(state: _PaddedState, rows: Int[Tensor, " b"]) -> _PaddedState:
     _select_rows(state.cache, rows)
-    return _Prefilled(state.cache, state.mask[rows], state.last_hidden[rows])
+    return _PaddedState(state.cache, state.mask[rows], state.last_hidden[rows])
 
 
 def _select_rows(cache: Cache, rows: Int[Tensor, " b"]) -> None:

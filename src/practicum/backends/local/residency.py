@@ -23,11 +23,11 @@ from practicum.errors import ModelError
 from practicum.functional.head import Head
 from practicum.models.config import ScorerConfig
 from practicum.objective import Signal
-from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading, SamplingClient
+from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest, SamplingClient
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
-def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tokens: int) -> SamplingClient:
+def build_scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tokens: int) -> SamplingClient:
     """A client over a model just loaded, whose weights stay where `config.residency` says.
 
     `loaded` must be let go by whoever loaded it, for only a resident model is held on.
@@ -39,17 +39,17 @@ def scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tok
 
     if config.residency == "swap":
         kept = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
-        return VisitingSampler(
-            lambda: sampler(copy_on(device, kept)), StoredHead(kept.vocab_size, lambda: _moved(kept.head(), device))
+        return OffloadedSampler(
+            lambda: sampler(clone_to(device, kept)), OffloadedHead(kept.vocab_size, lambda: _moved(kept.head(), device))
         )
     if config.residency == "disk":
         read = partial(read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to)
         completed = partial(replace, unsampled=model.unsampled, tokenizer=model.tokenizer)
-        return VisitingSampler(lambda: sampler(completed(read())), _head_on_disk(loaded))
+        return OffloadedSampler(lambda: sampler(completed(read())), _head_on_disk(loaded))
     return sampler(model)
 
 
-class StoredHead:
+class OffloadedHead:
     """A head whose weights are elsewhere until hidden states are read; see `practicum.types.HeadLike`."""
 
     def __init__(self, vocab_size: int, fetch: Callable[[], Head]) -> None:
@@ -85,10 +85,10 @@ class StoredHead:
         self._held = None
 
 
-class VisitingSampler:
+class OffloadedSampler:
     """Samples and scores with a model that is fetched for each call; see `practicum.ports.SamplingClient`."""
 
-    def __init__(self, fetch: Callable[[], LocalSampler], head: StoredHead) -> None:
+    def __init__(self, fetch: Callable[[], LocalSampler], head: OffloadedHead) -> None:
         self._fetch = fetch
         self._head = head
 
@@ -112,12 +112,12 @@ class VisitingSampler:
         """One completion a request, drawn from this model and another at once."""
         return self._fetch().sample_mixed(requests, teacher, share, params) if requests else []
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """Read the prompts; the model stays as long as the reading does."""
         return self._fetch().read(prompts, rows, new_tokens)
 
 
-def copy_on(device: torch.device, language_model: LanguageModel) -> LanguageModel:
+def clone_to(device: torch.device, language_model: LanguageModel) -> LanguageModel:
     """The same modules over copies of the weights on a device; weights that are already there are shared."""
     model = language_model.model
     moved: dict[int, Tensor] = {id(buffer): buffer.to(device) for buffer in model.buffers()}
@@ -131,21 +131,21 @@ def _moved(head: Head, device: torch.device) -> Head:
     return replace(head, weight=head.weight.data.to(device), bias=bias)
 
 
-def _head_on_disk(loaded: LoadedModel) -> StoredHead:
+def _head_on_disk(loaded: LoadedModel) -> OffloadedHead:
     """The head as the model's folder holds it; ModelError where it is not to be found there."""
     head, device = loaded.language_model.head(), loaded.language_model.device
-    read_weight = _on_disk(head.weight, loaded)
-    read_bias = None if head.bias is None else _on_disk(head.bias, loaded)
+    read_weight = _locate_weight(head.weight, loaded)
+    read_bias = None if head.bias is None else _locate_weight(head.bias, loaded)
     vocab_size, scale, softcap = head.vocab_size, head.scale, head.softcap
 
     def fetch() -> Head:
         bias = None if read_bias is None else read_bias().to(device)
         return Head(read_weight().to(device), vocab_size, bias, scale, softcap)
 
-    return StoredHead(vocab_size, fetch)
+    return OffloadedHead(vocab_size, fetch)
 
 
-def _on_disk(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
+def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
     """How to read the real tokens' rows of a weight from the model's folder; it holds on to nothing of the model."""
     model, rows, dtype = loaded.language_model.model, loaded.language_model.vocab_size, weight.dtype
     names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]

@@ -13,17 +13,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.backends.local.drawing import draw, draw_mixed, next_noise, random_stream
+from practicum.backends.local.drawing import draw, draw_exponentials, random_stream, sample_mixed_tokens
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
-from practicum.backends.local.reading import open_reading
+from practicum.backends.local.reading import open_decode_batch
 from practicum.core import abandon
 from practicum.costs.segments import how_many_fit
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
 from practicum.objective import Signal
-from practicum.ports import Capabilities, LockstepClient, MixedRequest, Reading
+from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequest
 from practicum.text import Check, stop_check
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
@@ -63,7 +63,7 @@ class LocalSampler:
         stops = stop_check(params, self.language_model.tokenizer)
         prompts, seeds = [request.prompt_tokens for request in requests], [request.seed for request in requests]
         policy = self.read(prompts, self.batch_size, params.max_new_tokens)
-        return (yield from _Decoding(policy, seeds, params, stops).steps(self.batch_size))
+        return (yield from _DecodeLoop(policy, seeds, params, stops).steps(self.batch_size))
 
     def sample_mixed(
         self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
@@ -77,13 +77,13 @@ class LocalSampler:
         stops = stop_check(params, self.language_model.tokenizer)
         rows, length = self.batch_size, params.max_new_tokens
         own = self.read([request.prompt_tokens for request in requests], rows, length)
-        theirs = teacher.read([request.teacher_tokens for request in requests], rows, length)
+        teacher_batch = teacher.read([request.teacher_prompt_tokens for request in requests], rows, length)
         seeds = [request.seed for request in requests]
-        return _run_through(_Decoding(own, seeds, params, stops, theirs, share).steps(rows))
+        return _run_through(_DecodeLoop(own, seeds, params, stops, teacher_batch, share).steps(rows))
 
-    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> Reading:
+    def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """Read the prompts, at most `rows` at a time and equal ones once, each with at most `new_tokens` after it."""
-        return open_reading(self.language_model, self.overlay, prompts, rows, new_tokens)
+        return open_decode_batch(self.language_model, self.overlay, prompts, rows, new_tokens)
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
@@ -118,7 +118,7 @@ class LocalSampler:
         return torch.cat(parts).cpu() if parts else torch.zeros(0)
 
 
-class _Decoding:
+class _DecodeLoop:
     """Completions being drawn until `stops` says so of their tokens, with a share of a teacher's distribution where there is one.
 
     A completion that ends makes room for the next one, where the readings can take it in.
@@ -126,11 +126,11 @@ class _Decoding:
 
     def __init__(
         self,
-        policy: Reading,
+        policy: DecodeBatch,
         seeds: Sequence[int],
         params: SamplingParams,
         stops: Check,
-        teacher: Reading | None = None,
+        teacher: DecodeBatch | None = None,
         share: float = 0.0,
     ) -> None:
         self.policy = policy
@@ -147,20 +147,20 @@ class _Decoding:
         self.stopped: set[int] = set()
 
     def steps(self, rows: int) -> Steps:
-        alive: list[int] = self._admitted(rows) if self.params.max_new_tokens else []
-        while alive:
+        active: list[int] = self._admit(rows) if self.params.max_new_tokens else []
+        while active:
             abandon.check()
-            drawn = self._draw(alive)
-            keep = _without_holes(self._unfinished(alive))
+            drawn = self._draw(active)
+            keep = _compact_rows(self._unfinished(active))
             for reading in self.readings:
                 reading.advance(drawn, keep)
-            alive = [alive[row] for row in keep]
-            if not alive or all(reading.refills for reading in self.readings):
-                alive += self._admitted(rows - len(alive))
+            active = [active[row] for row in keep]
+            if not active or all(reading.refills for reading in self.readings):
+                active += self._admit(rows - len(active))
             yield
         return [self._sample(text) for text in range(len(self.tokens))]
 
-    def _admitted(self, most: int) -> list[int]:
+    def _admit(self, most: int) -> list[int]:
         """The texts that take the free rows."""
         counts = {reading.admit(most) for reading in self.readings}
         assert len(counts) == 1, "readings in lockstep admit the same texts"
@@ -176,12 +176,12 @@ class _Decoding:
     def _draw(self, alive: Sequence[int]) -> Tensor:
         """Draw one token for every row, and write down its log-probabilities."""
         logits = self.policy.logits()
-        noise = next_noise([self.streams[text] for text in alive], logits.shape[-1]).to(logits.device)
+        noise = draw_exponentials([self.streams[text] for text in alive], logits.shape[-1]).to(logits.device)
         if self.teacher is None:
             drawn, sampled, natural = draw(logits, self.params, noise)
         else:
-            theirs = self.teacher.logits().to(logits.device)
-            drawn, sampled, natural = draw_mixed(logits, theirs, self.share, self.params, noise)
+            teacher_batch = self.teacher.logits().to(logits.device)
+            drawn, sampled, natural = sample_mixed_tokens(logits, teacher_batch, self.share, self.params, noise)
         found = zip(alive, drawn.tolist(), sampled.tolist(), natural.tolist(), strict=True)
         for text, token, sampling_logprob, policy_logprob in found:
             if math.isnan(sampling_logprob) or math.isnan(policy_logprob):
@@ -213,7 +213,7 @@ def _run_through(steps: Steps) -> list[Sample]:
             return end.value
 
 
-def _without_holes(rows: Sequence[int]) -> list[int]:
+def _compact_rows(rows: Sequence[int]) -> list[int]:
     """The rows that go on, each where it was if it can, the last ones in the places of those that ended."""
     kept = set(rows)
     spare = [row for row in rows if row >= len(rows)]

@@ -6,17 +6,17 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from practicum.backends.local.packing import padded
+from practicum.backends.local.packing import pad_sequences
 from practicum.errors import DataError
-from practicum.models.config import Pretrain, Scratch
-from practicum.ports import Lettered, Task
+from practicum.models.config import PretrainConfig, ScratchConfig
+from practicum.ports import HasAlphabet, Task
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.types import Prompt
 
 MAX_POSITIONS = 512
 
 
-def scratch_folder(folder: Path, config: Scratch, task: Task) -> Path:
+def scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
     """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
     if not (folder / "config.json").is_file():
         temporary = folder.with_name(f"{folder.name}.tmp")
@@ -28,7 +28,7 @@ def scratch_folder(folder: Path, config: Scratch, task: Task) -> Path:
 def alphabet_of(task: Task) -> str:
     """Return every character of the task, in order."""
     prompts = [*task.train_prompts(), *task.heldout_prompts()]
-    more = task.letters if isinstance(task, Lettered) else ""
+    more = task.letters if isinstance(task, HasAlphabet) else ""
     return "".join(sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more)))
 
 
@@ -36,7 +36,7 @@ def _letters(prompt: Prompt) -> str:
     return "".join([*(message.content for message in prompt.messages), prompt.answer or "", prompt.response or ""])
 
 
-def make_scratch_model(folder: Path, config: Scratch, alphabet: str, prompts: Sequence[Prompt]) -> None:
+def make_scratch_model(folder: Path, config: ScratchConfig, alphabet: str, prompts: Sequence[Prompt]) -> None:
     """Write a model folder: seeded random weights, a character tokenizer, pretrained on the prompts' answers if asked."""
     tokenizer = character_tokenizer(alphabet)
     renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
@@ -49,7 +49,7 @@ def make_scratch_model(folder: Path, config: Scratch, alphabet: str, prompts: Se
     tokenizer.save_pretrained(folder)
 
 
-def _architecture(config: Scratch, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
+def _architecture(config: ScratchConfig, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
     rows = max(vocabulary, config.padded_vocabulary or 0)
     kind = {"llama": "llama", "qwen3": "qwen3", "gemma3": "gemma3_text"}[config.architecture]
     extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if config.architecture == "gemma3" else {}
@@ -73,7 +73,7 @@ def _architecture(config: Scratch, vocabulary: int, eos: int):  # type: ignore[n
 
 
 def _pretrain(
-    model: PreTrainedModel, renderer: Renderer, settings: Pretrain, prompts: Sequence[Prompt], seed: int
+    model: PreTrainedModel, renderer: Renderer, settings: PretrainConfig, prompts: Sequence[Prompt], seed: int
 ) -> None:
     """Cross-entropy on the answers (the stop token included), prompts drawn at random."""
     stop = min(renderer.stop_ids)
@@ -91,7 +91,7 @@ def _pretrain(
     model.train()
     for step in range(settings.steps):
         chosen = [pairs[index] for index in torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()]
-        ids, mask = padded([(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device)
+        ids, mask = pad_sequences([(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device)
         labels = torch.full_like(ids, -100)
         for row, (prompt, answer) in enumerate(chosen):
             labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.sampler import LocalSampler
-from practicum.ports import Capabilities, SelfRule
+from practicum.ports import Capabilities, WeightUpdateRule
 from practicum.types import Datum
 
 
@@ -22,15 +22,15 @@ class LocalSelfTeacher(LocalSampler):
     `overlay` are the weights that stand in for the student's; none where they are live.
     """
 
-    rule: SelfRule
+    rule: WeightUpdateRule
 
     @classmethod
     def of(
-        cls, language_model: LanguageModel, rule: SelfRule, batch_size: int, chunk_tokens: int
+        cls, language_model: LanguageModel, rule: WeightUpdateRule, batch_size: int, chunk_tokens: int
     ) -> "LocalSelfTeacher":
         """Begin with the student's weights of now."""
         rule = rule.hold_within_step()
-        learning = {} if rule.weights == "live" else language_model.trainable()
+        learning = {} if rule.weights == "live" else language_model.trainable_parameters()
         overlay = {name: parameter.detach().clone() for name, parameter in learning.items()}
         return cls(language_model, overlay, batch_size, chunk_tokens, rule=rule)
 
@@ -42,7 +42,7 @@ class LocalSelfTeacher(LocalSampler):
     @torch.no_grad()
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Follow the student: an average for `ema`, a copy every so many steps for `periodic`."""
-        student, rule = self.language_model.trainable(), self.rule
+        student, rule = self.language_model.trainable_parameters(), self.rule
         for name, held in self.overlay.items():
             if rule.weights == "ema":
                 held.lerp_(student[name], rule.rate)

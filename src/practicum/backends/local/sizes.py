@@ -7,10 +7,10 @@ from transformers import PreTrainedModel
 
 from practicum.backends.local.adapters import is_adapter, weights_of_experts
 from practicum.backends.local.language_model import LanguageModel, find_body, find_layers
-from practicum.costs import Learning, Shape
+from practicum.costs import ModelDims, TrainableDims
 
 
-def shape_of(language_model: LanguageModel) -> Shape:
+def measure_dims(language_model: LanguageModel) -> ModelDims:
     """The sizes of a model; of a mixture of experts, the share of the experts' entries that one token goes through."""
     model = language_model.model
     config = model.config.get_text_config()
@@ -18,7 +18,7 @@ def shape_of(language_model: LanguageModel) -> Shape:
     heads = config.num_attention_heads
     matrices = dict(_matrices(model))
     active = _active(model)
-    return Shape(
+    return ModelDims(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         body=sum(active(weight) for name, weight in matrices.items() if not is_adapter(name)),
         vocabulary=language_model.vocab_size,
@@ -31,14 +31,14 @@ def shape_of(language_model: LanguageModel) -> Shape:
     )
 
 
-def learning_of(language_model: LanguageModel) -> Learning:
+def measure_trainable(language_model: LanguageModel) -> TrainableDims:
     """Which part of a model learns, by its parameters that require a gradient."""
     model = language_model.model
     active = _active(model)
     moving = {name: weight for name, weight in _matrices(model) if weight.requires_grad}
     head = model.get_output_embeddings()
     assert isinstance(head, torch.nn.Module), "the model was split at its head"
-    return Learning(
+    return TrainableDims(
         parameters=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
         layers=_layers_passed(model),
         body=sum(active(weight) for name, weight in moving.items() if not is_adapter(name)),

@@ -14,28 +14,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.graph import graph_bytes, plan_graph, recomputing
+from practicum.backends.local.graph import activation_checkpointing, measure_activation_bytes, plan_micro_batch
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
-from practicum.backends.local.prepared import FEWEST_ROWS, prepared_head
-from practicum.backends.local.residency import copy_on
+from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
+from practicum.backends.local.residency import clone_to
 from practicum.backends.local.sampler import LocalSampler
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.core.randomness import seed_of
 from practicum.costs import GraphPlan
 from practicum.errors import CheckpointError, ResourceError
-from practicum.functional.chunked import Tiles, chunks
+from practicum.functional.chunked import BufferPool, chunks
 from practicum.functional.head import Head
 from practicum.models.tensors import HEADER_BYTES
 from practicum.objective import (
-    Chunk,
+    LossChunk,
     Objective,
     TermValues,
     TokenBatch,
+    build_chunk,
+    build_token_batch,
     can_fuse,
-    open_chunk,
-    token_batch,
-    token_side,
+    compute_coefficients,
 )
 from practicum.objective.measures import Records, compare, measure
 from practicum.objective.passes import (
@@ -48,7 +48,7 @@ from practicum.objective.passes import (
     rows_of_passes,
     texts_of,
 )
-from practicum.ports import AdamParams, SelfRule
+from practicum.ports import AdamParams, WeightUpdateRule
 from practicum.types import Datum, ForwardResult, Metrics
 
 
@@ -84,8 +84,8 @@ class LocalTrainer:
         self._special_ids = special_ids
         self.limits = limits or TrainerLimits()
         self._dropout = dropout
-        self._parameters = language_model.trainable()
-        self._tiles = Tiles()
+        self._parameters = language_model.trainable_parameters()
+        self._tiles = BufferPool()
         self._graph_bytes: int | None = None
         self._twin: LanguageModel | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
@@ -101,11 +101,11 @@ class LocalTrainer:
     def snapshot(self) -> LocalSampler:
         """Samples from a copy of the trainable weights, through modules of its own that share all others."""
         if self._twin is None:
-            self._twin = copy_on(self.language_model.device, self.language_model)
+            self._twin = clone_to(self.language_model.device, self.language_model)
         now = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         return LocalSampler(self._twin, now, self.limits.sampling_batch, self.limits.chunk_tokens)
 
-    def self_teacher(self, rule: SelfRule) -> LocalSelfTeacher:
+    def self_teacher(self, rule: WeightUpdateRule) -> LocalSelfTeacher:
         """The student's own weights as a teacher, starting from what they are now."""
         return LocalSelfTeacher.of(self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens)
 
@@ -114,13 +114,15 @@ class LocalTrainer:
 
         Raises ResourceError when not even one sequence fits.
         """
-        earlier = {name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None}
+        accumulated = {
+            name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None
+        }
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             plan = self.graph_plan(longest(data))
-            result = self._within_memory(data, objective, seed, plan)
-        for name, gradient in earlier.items():
+            result = self._retry_with_less_memory(data, objective, seed, plan)
+        for name, gradient in accumulated.items():
             now = self._parameters[name].grad
             self._parameters[name].grad = gradient if now is None else gradient + now
         return result
@@ -193,15 +195,17 @@ class LocalTrainer:
             return GraphPlan(self.limits.micro_batch_tokens, recompute=False)
         if self._graph_bytes is None:
             self.start_learning()
-            self._graph_bytes = graph_bytes(self.language_model)
-        return plan_graph(self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20)
+            self._graph_bytes = measure_activation_bytes(self.language_model)
+        return plan_micro_batch(self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20)
 
-    def _within_memory(self, data: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan) -> ForwardResult:
+    def _retry_with_less_memory(
+        self, data: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan
+    ) -> ForwardResult:
         """The gradient of this call alone, begun anew with half as much held at once until it fits."""
         halvings = 0
         while True:
             try:
-                with recomputing(self.language_model, plan.recompute):
+                with activation_checkpointing(self.language_model, plan.recompute):
                     result = self._forward_backward(data, objective, seed, plan.tokens)
                 again = {"recomputed": 1.0} if plan.recompute else {}
                 return replace(result, metrics={**result.metrics, **again, "halvings": float(halvings)})
@@ -216,19 +220,21 @@ class LocalTrainer:
         self, data: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
     ) -> ForwardResult:
         whole, data = data, one_teacher_each(data)
-        batch = token_batch(data, objective, seed, self._special_ids)
+        batch = build_token_batch(data, objective, seed, self._special_ids)
         records = Records(len(batch.tokens))
         passes = self._passes(data, batch, micro_batch_tokens)
         head = self.language_model.head()
-        if len(batch.tokens) >= FEWEST_ROWS and can_fuse(objective):
-            head = prepared_head(head)
-        coefficients = self._whole_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
+        if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
+            head = prepack_head(head)
+        coefficients = (
+            self._compute_batch_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
+        )
         self.start_learning()
         for one in passes:
             # Masks of dropout belong to the pass, whatever was dealt before it and to whom.
             first = one.rollouts[0]
             torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
-            self._learn_from(one, head, objective, coefficients, records)
+            self._backward_micro_batch(one, head, objective, coefficients, records)
         if records.broken or records.nothing_supervised:
             # A gradient of zeros would still move the weights, by AdamW's momentum and by weight decay.
             self._optimizer.zero_grad(set_to_none=True)
@@ -241,7 +247,7 @@ class LocalTrainer:
         read_next = {id(rows): heads_of(data, following) for rows, following in pairwise([*parts, []])}
         return [Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows]) for rows in passes]
 
-    def _learn_from(
+    def _backward_micro_batch(
         self, one: Pass, head: Head, objective: Objective, coefficients: list[Tensor] | None, records: Records
     ) -> None:
         """Add the gradient of one pass; several teachers of the same tokens share the student's body."""
@@ -252,7 +258,10 @@ class LocalTrainer:
                 tokens = part.tokens[piece]
                 side = self._open(head, hidden[piece], part, piece, objective)
                 shares = (
-                    [token_side(term, value, tokens) for term, value in zip(objective.losses, side.values, strict=True)]
+                    [
+                        compute_coefficients(term, value, tokens)
+                        for term, value in zip(objective.losses, side.values, strict=True)
+                    ]
                     if coefficients is None
                     else [whole[part.index[piece]] for whole in coefficients]
                 )
@@ -271,30 +280,32 @@ class LocalTrainer:
             hidden.backward(gradient)
 
     @torch.no_grad()
-    def _whole_coefficients(
+    def _compute_batch_coefficients(
         self, passes: Sequence[Pass], head: Head, objective: Objective, batch: TokenBatch
     ) -> list[Tensor]:
         """The coefficients of all tokens, for terms in which a token's depends on other tokens: a pass without gradient."""
         self.language_model.model.eval()
         pieces: list[list[TermValues]] = []
-        order = []
+        token_indices = []
         for one in passes:
             hidden = self._hidden(one)
             for part in one.parts():
-                order.append(part.index)
+                token_indices.append(part.index)
                 for piece in chunks(len(part.index), self.limits.chunk_tokens):
                     pieces.append(self._open(head, hidden[piece], part, piece, objective).values)
-        if not order:
+        if not token_indices:
             return [torch.zeros(0) for _ in objective.losses]
-        back = torch.cat(order).argsort()
+        back = torch.cat(token_indices).argsort()
         merged = [
             TermValues.concatenate([piece[index] for piece in pieces])[back] for index in range(len(objective.losses))
         ]
-        return [token_side(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)]
+        return [
+            compute_coefficients(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)
+        ]
 
-    def _open(self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective) -> Chunk:
+    def _open(self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective) -> LossChunk:
         said = (part.signal[piece], part.reference[piece])
-        return open_chunk(head, hidden, said, part.tokens[piece].to(hidden.device), objective, self._tiles)
+        return build_chunk(head, hidden, said, part.tokens[piece].to(hidden.device), objective, self._tiles)
 
     def _hidden(self, one: Pass) -> Float[Tensor, "T D"]:
         """The student's hidden states that predict the supervised tokens of a pass, end to end."""

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum.backends.local.language_model import LanguageModel
-from practicum.backends.local.packing import padded
-from practicum.backends.local.prepared import Prepared
-from practicum.backends.local.reading import LockstepReading, SlotReading, Work
-from practicum.ports import Reading
+from practicum.backends.local.packing import pad_sequences
+from practicum.backends.local.prepared import PrepackedModel
+from practicum.backends.local.reading import DecodeJob, PaddedDecodeBatch, SlotDecodeBatch
+from practicum.ports import DecodeBatch
 
 PROMPTS = ((3, 1, 4, 1, 5), (2, 7, 1))
 """Of different lengths, so that the second one is padded where any is."""
@@ -44,19 +44,19 @@ def why_unsampled(language_model: LanguageModel) -> str:
     return ""
 
 
-def _readings(language_model: LanguageModel) -> Iterator[Reading]:
+def _readings(language_model: LanguageModel) -> Iterator[DecodeBatch]:
     """The ways in which texts of this model are read: in slots, in lockstep, or either by their length."""
     vocabulary = language_model.vocab_size
     prompts = [tuple(token % vocabulary for token in prompt) for prompt in (*PROMPTS, PROMPTS[0])]
     longest = max(map(len, prompts)) + len(ANSWER)
-    work = Work(language_model, {}, Prepared(language_model, len(ANSWER)), prompts, 2, longest)
+    work = DecodeJob(language_model, {}, PrepackedModel(language_model, len(ANSWER)), prompts, 2, longest)
     if longest <= language_model.packs_up_to:
-        yield SlotReading(work)
+        yield SlotDecodeBatch(work)
     if language_model.packs_up_to < language_model.context_length:
-        yield LockstepReading(work)
+        yield PaddedDecodeBatch(work)
 
 
-def _difference(language_model: LanguageModel, reading: Reading) -> float:
+def _difference(language_model: LanguageModel, reading: DecodeBatch) -> float:
     """Return how far the log-probabilities are apart, in nats: the most at any place, the mean over what would be drawn there.
 
     Two texts begin, the first one ends, the first prompt takes its place anew where texts can, and all go on.
@@ -91,7 +91,7 @@ def _by_forward(language_model: LanguageModel) -> Float[Tensor, "B L V"]:
     """The log-probabilities after each token of the prompts and their answers, read at once."""
     vocabulary = language_model.vocab_size
     texts = [tuple(token % vocabulary for token in (*prompt, *ANSWER)) for prompt in PROMPTS]
-    ids, mask = padded(texts, side="right", device=language_model.device)
+    ids, mask = pad_sequences(texts, side="right", device=language_model.device)
     return language_model.head().logprobs(language_model.body(ids, mask))
 
 

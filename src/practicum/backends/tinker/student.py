@@ -11,7 +11,7 @@ from practicum.errors import CapabilityError, CheckpointError, ModelError, Recip
 from practicum.models.config import ModelConfig, ScorerConfig, StudentConfig
 from practicum.models.tensors import read_tensors, write_tensors
 from practicum.objective import Objective, Term
-from practicum.ports import Backend, BackendContext, Learner, Model, PaperBackend, SelfRule
+from practicum.ports import Backend, BackendContext, Learner, Model, PaperBackend, WeightUpdateRule
 from practicum.remote.tinker import Connection, ServiceConfig
 from practicum.text import Renderer
 from practicum.text.tokenizers import load_renderer
@@ -48,7 +48,7 @@ class Config(ServiceConfig):
         )
         return [
             *_of_student(student),
-            *(problem for term in objective.losses if (problem := refused(term))),
+            *(problem for term in objective.losses if (problem := explain_unsupported(term))),
             *([f"{mixed}source: mix(other=teacher)"] if source == "token_mix" else []),
             *([TOO_OLD] if staleness > MOST_STALE else []),
         ]
@@ -80,7 +80,7 @@ def _of_student(student: StudentConfig) -> list[str]:
     return problems
 
 
-def refused(term: Term) -> str | None:
+def explain_unsupported(term: Term) -> str | None:
     """Why a service cannot train a term, with what it can; None where it can.
 
     It tells log-probabilities of tokens that are named, so whole distributions and what is made of them are out of reach.
@@ -137,7 +137,7 @@ class TinkerBackend:
                 base_model=base, rank=lora.rank, seed=context.seed, train_unembed=False
             )
 
-        trainer = ServiceTrainer(connection, base, begin, refused, context.meter)
+        trainer = ServiceTrainer(connection, base, begin, explain_unsupported, context.meter)
         renderer = _renderer(self._config.tokenizer or trainer.tokenizer(), config)
         trainer.vocabulary = renderer.vocab_size
         trainer.special_ids = renderer.special_ids
@@ -156,7 +156,7 @@ class TinkerBackend:
         """Sample from the student's weights, which are published once a step."""
         return StudentClient(_own(student).sampling_client)
 
-    def self_teacher(self, student: Learner, rule: SelfRule, name: str) -> StudentClient:
+    def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> StudentClient:
         """Score with the student's live weights, or with those it began with, which are the base model's."""
         if rule.weights not in ("live", "frozen"):
             raise CapabilityError(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.tinker.wire import Columns, Text, columns_of, told
+from practicum.backends.tinker.wire import ColumnRequest, Columns, columns_of, told
 from practicum.costs import Meter
 from practicum.errors import CheckpointError, TeacherError
 from practicum.objective import (
@@ -23,16 +23,16 @@ from practicum.objective import (
     Term,
     TermValues,
     TokenBatch,
-    logit_side,
-    token_batch,
-    token_side,
+    build_token_batch,
+    compute_coefficients,
+    compute_term_values,
 )
 from practicum.objective.measures import Records, measure
 from practicum.objective.passes import Pass, one_teacher_each, rows_of_passes
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
-from practicum.remote.tinker import Connection, Gone, ServiceSampler
+from practicum.remote.tinker import Connection, ServiceSampler, SessionLost
 from practicum.remote.tinker.sampling import HIGHEST, service_capabilities
-from practicum.training.candidates import candidates_of
+from practicum.training.candidates import compute_candidates
 from practicum.types import (
     Datum,
     ForwardResult,
@@ -124,8 +124,8 @@ class ServiceTrainer:
     def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
         """The gradient of the objective over all of `data`, in two passes at the service."""
         whole, data = data, one_teacher_each(data)
-        data = self._told(data, objective)
-        batch = token_batch(data, objective, seed, self.special_ids)
+        data = self._restrict_datums(data, objective)
+        batch = build_token_batch(data, objective, seed, self.special_ids)
         records = Records(len(batch.tokens))
         parts = [columns_of(part, [datum.rollout for datum in data]) for part in _parts(data, batch)]
         if not parts:
@@ -133,7 +133,7 @@ class ServiceTrainer:
         asked = self._ask(parts)
         students = [logprobs.requires_grad_() for logprobs in asked]
         values = [
-            _seen(logit_side(student, one.teacher, one.tokens, objective, one.reference))
+            _seen(compute_term_values(student, one.teacher, one.tokens, objective, one.reference))
             for student, one in zip(students, parts, strict=True)
         ]
         shares = _shares(objective, parts, values, batch)
@@ -203,12 +203,12 @@ class ServiceTrainer:
                 lambda: service.create_training_client_from_state_with_optimizer(addresses[0]),
                 self._connection.shown(addresses[0]),
             )
-        except Gone as error:
+        except SessionLost as error:
             raise CheckpointError(f"{error}; start the service with the folder (--out) that holds it") from error
         self._steps = int(tensors["student"][addresses[0]])
         self._sampler, self._accumulated = None, False
 
-    def _told(self, data: Sequence[Datum], objective: Objective) -> list[Datum]:
+    def _restrict_datums(self, data: Sequence[Datum], objective: Objective) -> list[Datum]:
         """The data with every teacher's distribution, where it is at hand, cut to what the objective asks about."""
         signals = (objective.signal, objective.reference_signal)
         here = [datum for datum in data if datum.signal.hidden is not None or datum.reference.hidden is not None]
@@ -217,7 +217,7 @@ class ServiceTrainer:
         own: dict[int, Tensor] = {}
         if wide and here:
             rollouts = list({id(datum.rollout): datum.rollout for datum in here}.values())
-            found = candidates_of(self.sampling_client(), rollouts, wide)
+            found = compute_candidates(self.sampling_client(), rollouts, wide)
             own = {id(rollout): ids for rollout, ids in zip(rollouts, found, strict=True)}
 
         def cut(datum: Datum, signal: TeacherSignal, asked: Signal | None) -> TeacherSignal:
@@ -249,7 +249,7 @@ class ServiceTrainer:
         self._count(texts, NUMBER_BYTES)
         return [torch.cat([next(found) for _ in one.texts]) for one in parts]
 
-    def _checked(self, text: Text, answer: Tensor) -> Float[Tensor, "T C"]:
+    def _checked(self, text: ColumnRequest, answer: Tensor) -> Float[Tensor, "T C"]:
         width = text.ids.shape[1]
         shape = (len(text.tokens), width) if width > 1 else (len(text.tokens),)
         if answer.shape != shape:
@@ -281,13 +281,13 @@ class ServiceTrainer:
             return self._connection.answer(request, what)
         except TeacherError as error:
             self._broken = True
-            if isinstance(error, Gone):
+            if isinstance(error, SessionLost):
                 raise TeacherError(
                     f"{error}; the service was started again, or let the student go: go on from the newest checkpoint"
                 ) from error
             raise
 
-    def _count(self, texts: Sequence[Text], answered: int) -> None:
+    def _count(self, texts: Sequence[ColumnRequest], answered: int) -> None:
         """Count the numbers of the texts and, for each log-probability that came back, so many bytes."""
         if self._meter is not None:
             sent = NUMBER_BYTES * sum(text.numbers for text in texts)
@@ -335,10 +335,13 @@ def _shares(
     detached = [[value.detached() for value in own] for own in values]
     if not objective.needs_sequences:
         return [
-            [token_side(term, value, one.part.tokens) for term, value in zip(objective.losses, own, strict=True)]
+            [
+                compute_coefficients(term, value, one.part.tokens)
+                for term, value in zip(objective.losses, own, strict=True)
+            ]
             for one, own in zip(parts, detached, strict=True)
         ]
     back = torch.cat([one.part.index for one in parts]).argsort()
     merged = [TermValues.concatenate([own[n] for own in detached])[back] for n in range(len(objective.losses))]
-    whole = [token_side(term, value, batch) for term, value in zip(objective.losses, merged, strict=True)]
+    whole = [compute_coefficients(term, value, batch) for term, value in zip(objective.losses, merged, strict=True)]
     return [[share[one.part.index] for share in whole] for one in parts]

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from practicum.objective import TeacherTokens, TokenBatch, read_signal
+from practicum.objective import TeacherDistribution, TokenBatch, read_tokens
 from practicum.objective.passes import Part
 from practicum.types import Rollout, TeacherSignal
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ColumnRequest:
     """One rollout on the wire: the tokens asked about at each supervised position; the first column is the sampled one."""
 
     rollout: Rollout
@@ -64,16 +64,16 @@ class Columns:
     """A part of the batch in columns: its texts, and what was said with ids that are columns."""
 
     part: Part
-    texts: tuple[Text, ...]
+    texts: tuple[ColumnRequest, ...]
     tokens: TokenBatch
-    teacher: TeacherTokens
-    reference: TeacherTokens
+    teacher: TeacherDistribution
+    reference: TeacherDistribution
 
 
 def columns_of(part: Part, rollouts: Sequence[Rollout]) -> Columns:
     """What is to be asked about a part; `rollouts` are those of all rows."""
     whole = slice(None)
-    said = [read_signal(signal, whole) for signal in (part.signal, part.reference)]
+    said = [read_tokens(signal, whole) for signal in (part.signal, part.reference)]
     named = [part.tokens.tokens[:, None], *(one.topk_ids for one in said if one.topk_ids is not None)]
     ids = torch.cat([tensor.long() for tensor in named], dim=1)
     columns = _first_of_its_kind(ids)
@@ -88,7 +88,7 @@ def columns_of(part: Part, rollouts: Sequence[Rollout]) -> Columns:
         place += width
     rows, counts = part.tokens.rows.unique_consecutive(return_counts=True)
     texts = tuple(
-        Text(rollouts[row], positions, asked)
+        ColumnRequest(rollouts[row], positions, asked)
         for row, positions, asked in zip(
             rows.tolist(), part.tokens.positions.split(counts.tolist()), ids.split(counts.tolist()), strict=True
         )
@@ -120,7 +120,7 @@ def told(
     logprobs, ids, values = [], [], []
     for piece in torch.arange(len(tokens)).split(chunk):
         part = slice(int(piece[0]), int(piece[-1]) + 1)
-        full = read_signal(signal, part).full
+        full = read_tokens(signal, part).full
         if full is None:
             return signal
         full = full.cpu()

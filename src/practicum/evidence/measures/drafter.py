@@ -22,15 +22,15 @@ from practicum.core.randomness import seed_of
 from practicum.errors import RecipeError
 from practicum.evidence.measures.runs import measure_with
 from practicum.evidence.results import Results
-from practicum.evidence.study import Form, Loaded
+from practicum.evidence.study import LoadedReproduction, ReproductionScale
 from practicum.functional.speculative import expected_acceptance, verify
 from practicum.functional.truncation import sampling_logprobs
-from practicum.objective import Full, read_signal
+from practicum.objective import Full, read_tokens
 from practicum.ports import Environment, SamplingClient, Teacher
-from practicum.rollouts import Batch, taught_rollouts
+from practicum.rollouts import RolloutBatch, sample_teacher_rollouts
 from practicum.run_dir import read_json, write_json
 from practicum.runs import open_run, restored
-from practicum.runs.assembly import Assembled
+from practicum.runs.assembly import RunComponents
 from practicum.runs.console import Console
 from practicum.training.evaluation import EvaluationSettings
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -44,7 +44,9 @@ class Config(BaseModel):
     gamma: int = Field(default=4, ge=1)
 
 
-def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+def measure(
+    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+) -> Results:
     """Run all arms, and draft with what they left; the sweep can aim at what is read of that."""
     return measure_with(lambda folder: drafting(folder, config.gamma), study, form, home, at_once, console)
 
@@ -79,7 +81,7 @@ def _measured(folder: Path, gamma: int) -> dict[str, float]:
 def _target(teacher: Teacher, settings: EvaluationSettings) -> SamplingClient:
     """The one model behind the teacher; RecipeError where there is none, or not its whole distribution."""
     voices = [teacher.voice(prompt) for prompt in settings.prompts]
-    clients = {id(voice.client): voice.client for voice in voices if voice is not None and voice.continues}
+    clients = {id(voice.client): voice.client for voice in voices if voice is not None and voice.accepts_tokens}
     if len(clients) != 1 or None in voices or "full" not in teacher.capabilities.signals:
         raise RecipeError(
             "measure drafter: drafts are for one model with its whole distribution; write teacher: {type: model}"
@@ -88,7 +90,7 @@ def _target(teacher: Teacher, settings: EvaluationSettings) -> SamplingClient:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class DraftText:
     """An answer on its way: the prompt as drafter and target read it, its seed, and what is written so far."""
 
     drafter_prompt: tuple[int, ...]
@@ -112,7 +114,7 @@ class Spent:
 
 
 def speculate(
-    drafter: SamplingClient, target: SamplingClient, texts: Sequence[Text], params: SamplingParams, gamma: int
+    drafter: SamplingClient, target: SamplingClient, texts: Sequence[DraftText], params: SamplingParams, gamma: int
 ) -> Spent:
     """Write all texts to their end, distributed as the target's own; both models' distributions are as `params` cut them."""
     spent = Spent()
@@ -137,7 +139,7 @@ def speculate(
 
 
 def _drafts(
-    drafter: SamplingClient, texts: Sequence[Text], params: SamplingParams, gamma: int
+    drafter: SamplingClient, texts: Sequence[DraftText], params: SamplingParams, gamma: int
 ) -> list[tuple[int, ...]]:
     """The next tokens of each text as the drafter would write them, no more than there is room for."""
     requests = [SampleRequest((*text.drafter_prompt, *text.tokens), text.stream("draft")) for text in texts]
@@ -148,13 +150,13 @@ def _drafts(
     ]
 
 
-def _request(prompt: tuple[int, ...], text: Text, draft: Sequence[int]) -> ScoreRequest:
+def _request(prompt: tuple[int, ...], text: DraftText, draft: Sequence[int]) -> ScoreRequest:
     """What is said before each drafted token and after the last; the token at its end stands for any."""
     return ScoreRequest((*prompt, *text.tokens), (*draft, draft[-1]))
 
 
 def _round(
-    text: Text,
+    text: DraftText,
     draft: Sequence[int],
     mine: Float[Tensor, "G V"],
     theirs: Float[Tensor, "G1 V"],
@@ -176,12 +178,12 @@ def _ended(tokens: Sequence[int], params: SamplingParams) -> bool:
 
 def _logprobs(signal: TeacherSignal, params: SamplingParams) -> Float[Tensor, "T V"]:
     """The distributions that tokens are drawn from."""
-    full = read_signal(signal, slice(None)).full
+    full = read_tokens(signal, slice(None)).full
     assert full is not None, "the whole distribution was asked for"
     return sampling_logprobs(full.cpu(), params)
 
 
-def _begun(built: Assembled, settings: EvaluationSettings) -> list[Text]:
+def _begun(built: RunComponents, settings: EvaluationSettings) -> list[DraftText]:
     """The held-out prompts, each as often as it is answered in the evaluation."""
     texts = []
     for prompt in settings.prompts:
@@ -189,15 +191,15 @@ def _begun(built: Assembled, settings: EvaluationSettings) -> list[Text]:
         assert voice is not None, "the teacher has a voice for every prompt"
         own = built.parts.renderer.render(prompt.messages)
         seeds = [seed_of(settings.seed, "drafter", prompt.id, number) for number in range(settings.samples)]
-        texts += [Text(own, voice.prompt_tokens, seed) for seed in seeds]
+        texts += [DraftText(own, voice.prompt_tokens, seed) for seed in seeds]
     return texts
 
 
-def _expected(built: Assembled, drafter: SamplingClient, settings: EvaluationSettings) -> float:
+def _expected(built: RunComponents, drafter: SamplingClient, settings: EvaluationSettings) -> float:
     """The mean of 1 - TVD over the tokens of the teacher's own answers."""
-    batch = Batch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
     teacher, params = built.parts.teacher, settings.sampling
-    rollouts = taught_rollouts(batch, teacher, built.parts.renderer, params)
+    rollouts = sample_teacher_rollouts(batch, teacher, built.parts.renderer, params)
     assert rollouts is not None, "a teacher with a voice can answer"
     asked = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
     pairs = zip(drafter.score(asked, Full()), teacher.score(rollouts, Full()), strict=True)

@@ -12,12 +12,12 @@ from torch import Tensor
 from practicum.core.notes import hide_notes
 from practicum.evidence.measures.runs import ModelOf, arm_file, models_of
 from practicum.evidence.results import Results
-from practicum.evidence.study import Form, Loaded
+from practicum.evidence.study import LoadedReproduction, ReproductionScale
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import read_json, write_json
-from practicum.runs.assembly import Assembled, assemble_run
+from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
-from practicum.training.loop import ask_teachers, begin_step
+from practicum.training.loop import generate_rollouts, score_rollouts
 
 
 class Config(BaseModel):
@@ -56,7 +56,9 @@ class Moments:
         return max(norm - noise / self.count, 0.0) / noise if noise > 0 else float("inf")
 
 
-def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+def measure(
+    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+) -> Results:
     """The signal-to-noise ratio of each arm, and the cosine of its mean gradient with that of the first arm on the same models."""
     torch.set_num_threads(1)
     model_of = models_of(study, home, console)
@@ -78,7 +80,13 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
 
 
 def _of_seed(
-    study: Loaded, form: Form, seed: int, batches: int, model_of: ModelOf, home: Path, console: Console
+    study: LoadedReproduction,
+    form: ReproductionScale,
+    seed: int,
+    batches: int,
+    model_of: ModelOf,
+    home: Path,
+    console: Console,
 ) -> dict[str, dict[str, float]]:
     """The numbers of every arm; all arms on the same models see the same completions."""
     means: dict[str, Tensor] = {}
@@ -104,11 +112,11 @@ def gradients(recipe: Recipe, batches: int, home: Path) -> Moments:
     return moments
 
 
-def _gradient(built: Assembled, step: int) -> Tensor:
+def _gradient(built: RunComponents, step: int) -> Tensor:
     """The gradient of one step, [P], over everything that is trained."""
     parts, settings = built.parts, built.settings
     now = settings.plan(step)
-    data = ask_teachers(begin_step(step, now, parts, settings, parts.sampler, version=0), now.objective, parts)
+    data = score_rollouts(generate_rollouts(step, now, parts, settings, parts.sampler, version=0), now.objective, parts)
     built.trainer.forward_backward(data, now.objective, seed=step)
     return torch.cat([_taken(parameter).flatten() for parameter in built.weights.values()])
 

@@ -8,16 +8,16 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from practicum.core.stopping import stop_signals
+from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
 from practicum.evidence.measures.runs import alarms_of, readings_of, with_models
 from practicum.evidence.results import Results, by_measure
-from practicum.evidence.study import TEACHER, Form, Loaded
+from practicum.evidence.study import TEACHER, LoadedReproduction, ReproductionScale
 from practicum.run_dir import RunDir, read_json
 from practicum.runs.console import Console
 from practicum.runs.pipeline import parse_pipeline
 from practicum.statistics import group_pairs
-from practicum.studies.compare import Job, Outcome, Point, read_outcome, run_all
+from practicum.studies.compare import Outcome, Point, RunJob, read_outcome, run_all
 
 
 class Config(BaseModel):
@@ -27,19 +27,21 @@ class Config(BaseModel):
     type: Literal["pipelines"] = "pipelines"
 
 
-def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+def measure(
+    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+) -> Results:
     """Run the pipelines that are not finished, and read what all of them left."""
     torch.set_num_threads(1)
     runs = home / "runs"
     jobs = [
-        Job(arm, seed, data, runs)
+        RunJob(arm, seed, data, runs)
         for seed in range(form.seeds)
         for arm, data in _pipelines(study, form, seed, home).items()
     ]
     runs.mkdir(exist_ok=True)
-    with RunDir(runs).lock(), stop_signals() as stop:
+    with RunDir(runs).lock(), catch_stop_signals() as stop:
         failed = run_all(jobs, at_once, console, stop)
-    done = [Whole.read(job) for job in jobs if job not in failed]
+    done = [FinishedPipeline.read(job) for job in jobs if job not in failed]
     if not done:
         raise PracticumError(f"none of the {len(jobs)} pipelines finished; the first {next(iter(failed.values()))}")
     arms = group_pairs((one.arm, one) for one in done)
@@ -56,7 +58,7 @@ def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int,
     )
 
 
-def _pipelines(study: Loaded, form: Form, seed: int, home: Path) -> dict[str, dict[str, Any]]:
+def _pipelines(study: LoadedReproduction, form: ReproductionScale, seed: int, home: Path) -> dict[str, dict[str, Any]]:
     """Every arm as a resolved pipeline. Models from scratch are made once for all arms, and for all seeds with the same prompts."""
     found = {}
     for arm in study.spec.arms:
@@ -68,7 +70,7 @@ def _pipelines(study: Loaded, form: Form, seed: int, home: Path) -> dict[str, di
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class FinishedPipeline:
     """A finished pipeline: its stages by name, each with its folder and what it came to, and the teacher's own accuracy."""
 
     arm: str
@@ -77,7 +79,7 @@ class Whole:
     teacher: float | None
 
     @classmethod
-    def read(cls, job: Job) -> "Whole":
+    def read(cls, job: RunJob) -> "FinishedPipeline":
         """What a pipeline left in its folder."""
         summary = read_json(job.folder / "summary.json")
         folders = {stage["name"]: job.folder / stage["folder"] for stage in summary["stages"]}

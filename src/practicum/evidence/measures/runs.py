@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from practicum.core.notes import hide_notes
 from practicum.errors import PracticumError
 from practicum.evidence.results import TEACHER, Results, before, by_measure
-from practicum.evidence.study import Form, Loaded, Reproduction, Warned, placed
-from practicum.models.config import ModelConfig, Scratch
+from practicum.evidence.study import LoadedReproduction, Reproduction, ReproductionScale, Warned, resolve_stage_models
+from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
 from practicum.run_dir import read_json, write_json
@@ -25,7 +25,7 @@ from practicum.runs.console import Console
 from practicum.runs.pipeline import parse_pipeline
 from practicum.runs.pipeline.running import run as run_pipeline
 from practicum.statistics import group_pairs, pass_at_k, unique_share
-from practicum.studies.compare import Failure, Outcome, Ran, Settings, run_arms
+from practicum.studies.compare import FailedRun, FinishedRuns, Outcome, Settings, run_arms
 from practicum.studies.doctor import doctor
 
 R = TypeVar("R")
@@ -46,12 +46,16 @@ class Config(BaseModel):
     type: Literal["runs"] = "runs"
 
 
-def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+def measure(
+    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+) -> Results:
     """Make the models, sweep, run, and read what the runs left."""
     return measure_with(lambda folder: {}, study, form, home, at_once, console)
 
 
-def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+def measure_with(
+    more: ReadMore, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+) -> Results:
     """The same with more readings, by which the sweep can choose as by any other."""
 
     def read(home: Path, outcome: Outcome) -> dict[str, float]:
@@ -60,7 +64,7 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
     torch.set_num_threads(1)
     model_of = models_of(study, home, console)
     tried: list[dict[str, Any]] = []
-    failures: list[Failure] = []
+    failures: list[FailedRun] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
     rates = {name: arm.learning_rates or study.spec.learning_rates for name, arm in study.spec.arms.items()}
     swept = {name: several for name, several in rates.items() if form.sweep and len(several) > 1}
@@ -93,7 +97,9 @@ def measure_with(more: ReadMore, study: Loaded, form: Form, home: Path, at_once:
     )
 
 
-def _examined(study: Loaded, files: Mapping[str, Path], home: Path, console: Console) -> dict[str, dict[str, Any]]:
+def _examined(
+    study: LoadedReproduction, files: Mapping[str, Path], home: Path, console: Console
+) -> dict[str, dict[str, Any]]:
     """What the doctor says of the arms that a test asks it about, each examined once."""
     found = {}
     for arm in dict.fromkeys(test.warned for test in study.spec.tests if isinstance(test, Warned)):
@@ -108,7 +114,7 @@ def _examined(study: Loaded, files: Mapping[str, Path], home: Path, console: Con
     return found
 
 
-def models_of(study: Loaded, home: Path, console: Console) -> ModelOf:
+def models_of(study: LoadedReproduction, home: Path, console: Console) -> ModelOf:
     """Finds the models that the recipe's `stages` make, which are run once for all arms and seeds, and averages of them."""
     folders: dict[str, Path] = {}
     if "stages" in study.recipe:
@@ -156,8 +162,8 @@ def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -
     model = section.get("model")
     if not isinstance(model, Mapping) or "stage" in model:
         return {key: _with_scratch_models(value, recipe, task, home) for key, value in section.items()}
-    config = ModelConfig(model=Scratch.model_validate(dict(model)))
-    assert isinstance(config.model, Scratch)
+    config = ModelConfig(model=ScratchConfig.model_validate(dict(model)))
+    assert isinstance(config.model, ScratchConfig)
     asked = [[message.content for message in prompt.messages] for prompt in task.heldout_prompts()]
     words = json.dumps([config.model.model_dump(mode="json"), asked])
     name = f"scratch-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
@@ -165,9 +171,11 @@ def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -
     return {**section, "model": str(home / "models" / name)}
 
 
-def arm_file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: ModelOf, home: Path) -> Path:
+def arm_file(
+    study: LoadedReproduction, arm: str, form: ReproductionScale, rate: float | None, model_of: ModelOf, home: Path
+) -> Path:
     """An arm's recipe as a file, with its learning rate, and with a folder for every model."""
-    data = placed(study.data_of(arm, form), model_of)
+    data = resolve_stage_models(study.data_of(arm, form), model_of)
     data = with_models(data, parse_recipe(data, f"{study.name}, arm {arm}"), home)
     if rate is not None:
         data["optimizer"] = {**data.get("optimizer", {}), "learning_rate": rate}
@@ -180,12 +188,12 @@ def arm_file(study: Loaded, arm: str, form: Form, rate: float | None, model_of: 
 def _compared(
     files: Mapping[str, Path],
     out: Path,
-    study: Loaded,
+    study: LoadedReproduction,
     seeds: int,
     first: int,
     at_once: int,
     console: Console,
-) -> Ran:
+) -> FinishedRuns:
     begun = any(out.glob("*/seed-*.json"))
     settings = Settings(
         seeds=seeds, first=first, at_once=at_once, out=out, resume=begun, may_differ=frozenset(study.spec.may_differ)
@@ -228,7 +236,7 @@ def rates_tried(
     return rows
 
 
-def _by_arm(found: Ran, read: Callable[[Outcome], R]) -> dict[str, dict[int, R]]:
+def _by_arm(found: FinishedRuns, read: Callable[[Outcome], R]) -> dict[str, dict[int, R]]:
     """What is read of each run, by arm and seed."""
     ordered = sorted(found.outcomes, key=lambda outcome: (outcome.arm, outcome.seed))
     return {
@@ -265,7 +273,7 @@ def _accuracies(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
     return {"accuracy": evaluation["accuracy"]["mean"], **by_domain}
 
 
-def _of_teacher(found: Ran, home: Path) -> dict[str, Any]:
+def _of_teacher(found: FinishedRuns, home: Path) -> dict[str, Any]:
     """The teacher's own accuracies where an arm evaluated it; the first arm's teacher speaks for all."""
     scores: dict[str, dict[int, float]] = {}
     for outcome in found.outcomes:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from practicum.errors import RecipeError
 from practicum.evidence.measures.runs import measure_with
 from practicum.evidence.results import Results
-from practicum.evidence.study import Form, Loaded
+from practicum.evidence.study import LoadedReproduction, ReproductionScale
 from practicum.ports import Task
 from practicum.recipe import Recipe
 from practicum.run_dir import read_json
@@ -34,12 +34,14 @@ class Config(BaseModel):
     type: Literal["turns"] = "turns"
 
 
-def measure(config: Config, study: Loaded, form: Form, home: Path, at_once: int, console: Console) -> Results:
+def measure(
+    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+) -> Results:
     """Run all arms, and count the wrong turns of their last evaluation."""
-    return measure_with(counted, study, form, home, at_once, console)
+    return measure_with(count_wrong_turns, study, form, home, at_once, console)
 
 
-def counted(folder: Path) -> dict[str, float]:
+def count_wrong_turns(folder: Path) -> dict[str, float]:
     """How many turns are wrong after the training of a finished run."""
     home, recipe = open_run(folder)
     return growth_of(shares_wrong(tasks_by_turns(recipe), read_json(home.path / "after.json")["student"]["answers"]))

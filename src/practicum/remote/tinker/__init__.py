@@ -4,7 +4,7 @@ connection  one session: requests waited for, failures told in one line
 sampling    a sampling client of it as a `practicum.ports.SamplingClient`
 """
 
-from practicum.remote.tinker.connection import Connection, Gone, ServiceConfig
+from practicum.remote.tinker.connection import Connection, ServiceConfig, SessionLost
 from practicum.remote.tinker.sampling import ServiceSampler
 
-__all__ = ["Connection", "Gone", "ServiceConfig", "ServiceSampler"]
+__all__ = ["Connection", "ServiceConfig", "ServiceSampler", "SessionLost"]

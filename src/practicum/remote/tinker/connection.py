@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from practicum.errors import RecipeError, TeacherError
-from practicum.remote.http import Address, base_url
+from practicum.remote.http import AddressConfig, base_url
 from practicum.text import excerpt
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ LOCAL_KEY = "tml-local"
 """What is sent to a service on this machine that wants no key; the package sends none that begins otherwise."""
 
 
-class ServiceConfig(Address):
+class ServiceConfig(AddressConfig):
     """Where a service is and how patiently it is asked."""
 
     api_key_env: str | None = Field(
@@ -44,7 +44,7 @@ class ServiceConfig(Address):
     give_up_after: float = Field(default=120.0, ge=0, description="seconds without a connection that end the run")
 
 
-class Gone(TeacherError):
+class SessionLost(TeacherError):
     """What was asked for is not there any more: a service that was started again knows no sessions of before."""
 
 
@@ -141,7 +141,7 @@ class Connection:
     def _knock_until_open(self, what: str = "a session") -> None:
         """Wait until the address takes a connection; TeacherError after `give_up_after` seconds without."""
         begun, told = monotonic(), False
-        while (trouble := _knock(*self._host())) is not None:
+        while (trouble := _probe_port(*self._host())) is not None:
             away = monotonic() - begun
             if away >= self._config.give_up_after:
                 raise TeacherError(
@@ -167,7 +167,7 @@ class Connection:
                 "api_key_env, or take another key"
             )
         if status in (404, 410):
-            return Gone(f"{self.address}: {what}: {shown}")
+            return SessionLost(f"{self.address}: {what}: {shown}")
         return TeacherError(f"{self.address}: {what} failed: {shown}")
 
 
@@ -197,7 +197,7 @@ def _key(config: ServiceConfig, where: str) -> str:
     return key
 
 
-def _knock(host: str, port: int) -> str | None:
+def _probe_port(host: str, port: int) -> str | None:
     """Why nothing listens at an address, or None."""
     try:
         socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
@@ -236,5 +236,5 @@ def _status(error: BaseException | None) -> int | None:
 def _closed(service: Any, host: str, port: int) -> None:
     """Finish a session; where the service is away there is nobody to tell."""
     with contextlib.suppress(Exception):  # the run is over, whatever the package thinks of it
-        if _knock(host, port) is None:
+        if _probe_port(host, port) is None:
             service.close("success").result(timeout=CLOSE_SECONDS)

@@ -12,7 +12,7 @@ from practicum.errors import TeacherError
 from practicum.functional import TEACHER_FLOOR
 from practicum.objective import Signal
 from practicum.ports import Capabilities
-from practicum.remote.tinker.connection import Connection, Gone
+from practicum.remote.tinker.connection import Connection, SessionLost
 from practicum.statistics.signal import constant
 from practicum.text import refuse_stop_texts
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -115,7 +115,7 @@ class ServiceSampler:
             try:
                 client = self._current()
                 return self._connection.wait([asked(client, request) for request in requests], what)
-            except Gone:
+            except SessionLost:
                 if not self._lasting or attempt == REOPENED_AT_MOST:
                     raise
                 self._connection.reopen()

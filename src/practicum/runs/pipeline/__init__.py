@@ -5,6 +5,6 @@ run in a folder of its own, and its final student is written as a model folder f
 `practicum.runs.pipeline.running`, so that reading one loads no model library.
 """
 
-from practicum.runs.pipeline.reading import Pipeline, Stage, load, parse_pipeline
+from practicum.runs.pipeline.reading import Pipeline, Stage, load_pipeline_or_recipe, parse_pipeline
 
-__all__ = ["Pipeline", "Stage", "load", "parse_pipeline"]
+__all__ = ["Pipeline", "Stage", "load_pipeline_or_recipe", "parse_pipeline"]

@@ -24,7 +24,7 @@ from practicum.recipe import (
     read_recipe,
     resolved,
     teacher_off,
-    whole_path,
+    resolve_path,
     without_switch,
 )
 
@@ -66,10 +66,10 @@ class Stage:
 
     def resolved(self) -> dict[str, Any]:
         """The stage with every default filled in, as it may stand in a pipeline."""
-        data = resolved(self.recipe(_marked))
+        data = resolved(self.recipe(_insert_placeholder))
         del data["base_dir"], data["student"]["model"]
-        models = {key: _unmarked(data[key]) for key in MODELS if key in data}
-        return {"name": self.name, "start": self.start, **without(data, "name"), **models}
+        models = {key: _restore_references(data[key]) for key in MODELS if key in data}
+        return {"name": self.name, "start": self.start, **omit_keys(data, "name"), **models}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Pipeline:
 
     def recipes(self) -> dict[str, Recipe]:
         """Every stage's recipe by its name, with a mark where the model of another stage will stand."""
-        return {stage.name: stage.recipe(_marked) for stage in self.stages}
+        return {stage.name: stage.recipe(_insert_placeholder) for stage in self.stages}
 
     def resolved(self) -> dict[str, Any]:
         """The pipeline with every default filled in, as JSON data that reads back to the same pipeline."""
@@ -91,7 +91,7 @@ class Pipeline:
         return {**data, "stages": [stage.resolved() for stage in self.stages]}
 
 
-def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
+def load_pipeline_or_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
     """Read a recipe or a pipeline, from a file or by its packaged name; RecipeError with every problem found.
 
     An override such as `train.steps=4` goes to every stage of a pipeline, `stages.NAME.train.steps=4` to one, and `teacher=off`
@@ -113,10 +113,10 @@ def parse_pipeline(data: Mapping[str, Any], source: str, overrides: Sequence[str
         raise RecipeError(f"{source}: stages: write a list of stages, each a mapping with a `name`")
     names = [str(entry.get("name")) for entry in written]
     _check_overrides(overrides, names)
-    whole = _overridden(without(data, "stages"), [text for text in overrides if not text.startswith("stages.")])
-    shared = without(whole, *OWN)
+    whole = _overridden(omit_keys(data, "stages"), [text for text in overrides if not text.startswith("stages.")])
+    shared = omit_keys(whole, *OWN)
     stages = tuple(_stage(place, data, names, overrides) for place in range(len(names)))
-    first = without(stages[0].data, *OWN, "student")
+    first = omit_keys(stages[0].data, *OWN, "student")
     whole = {**first, **{key: whole[key] for key in ("student", "task", *OWN) if key in whole}}
     problems = [line for line in _problems(whole) if _section(line) in (*OWN, "student")]
     problems += [
@@ -130,7 +130,7 @@ def parse_pipeline(data: Mapping[str, Any], source: str, overrides: Sequence[str
             problems.append(line if _is_shared(_section(line), stage, shared) else where + line)
     if problems:
         raise RecipeError([f"{source}: {line}" for line in dict.fromkeys(problems)])
-    pipeline = Pipeline(parse_recipe({**whole, **_models(whole, _marked)}, source), stages, "task" in data)
+    pipeline = Pipeline(parse_recipe({**whole, **_models(whole, _insert_placeholder)}, source), stages, "task" in data)
     return _teacher_off(pipeline, source, is_named(overrides)) if off else pipeline
 
 
@@ -148,7 +148,7 @@ def _teacher_off(pipeline: Pipeline, source: str, named: bool) -> Pipeline:
         for stage in data["stages"]
     ]
     words = control_words(data)
-    return parse_pipeline({**data, **(without(words, "name") if named else words), "stages": stages}, source)
+    return parse_pipeline({**data, **(omit_keys(words, "name") if named else words), "stages": stages}, source)
 
 
 def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
@@ -168,7 +168,7 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
     """A copy of the data with the overrides in it."""
     changed = copy.deepcopy(dict(data))
     for text in overrides:
-        override(changed, whole_path(text, changed))
+        override(changed, resolve_path(text, changed))
     return changed
 
 
@@ -176,9 +176,9 @@ def _stage(place: int, data: Mapping[str, Any], names: Sequence[str], overrides:
     """A stage from the shared sections, its own and the overrides of both, in this order."""
     entry = data["stages"][place]
     mine = f"stages.{names[place]}."
-    general = [text for text in overrides if not text.startswith("stages.") and not _of_the_whole(text)]
+    general = [text for text in overrides if not text.startswith("stages.") and not _is_pipeline_override(text)]
     special = [text.removeprefix(mine) for text in overrides if text.startswith(mine)]
-    changed = _overridden(merged(without(data, "stages", *OWN), entry), general + special)
+    changed = _overridden(merged(omit_keys(data, "stages", *OWN), entry), general + special)
     start = str(changed.pop("start", None) or (names[place - 1] if place else BASE))
     first, student = data.get("student"), changed.get("student")
     if isinstance(student, Mapping) and isinstance(first, Mapping) and student.get("model") == first.get("model"):
@@ -186,7 +186,7 @@ def _stage(place: int, data: Mapping[str, Any], names: Sequence[str], overrides:
     return Stage(place + 1, names[place], start, changed)
 
 
-def _of_the_whole(text: str) -> bool:
+def _is_pipeline_override(text: str) -> bool:
     """Whether an override is about the pipeline itself or the student that it starts from."""
     key = text.partition("=")[0]
     return key in (*OWN, "base_dir") or f"{key}.".startswith("student.model.")
@@ -224,14 +224,14 @@ def _unknown(field: str, name: str, stage: Stage, names: Sequence[str]) -> Itera
 def _is_shared(section: str, stage: Stage, shared: Mapping[str, Any]) -> bool:
     """Whether a stage has a section just as it is shared, so that its mistakes are those of the shared one."""
     if section == "student":
-        return without(stage.data.get(section) or {}, "model") == without(shared.get(section) or {}, "model")
+        return omit_keys(stage.data.get(section) or {}, "model") == omit_keys(shared.get(section) or {}, "model")
     return section in shared and stage.data.get(section) == shared[section]
 
 
 def _problems(data: Mapping[str, Any]) -> list[str]:
     """The problems of a recipe's data, each beginning with its field."""
     try:
-        parse_recipe({**data, **_models(data, _marked)}, "")
+        parse_recipe({**data, **_models(data, _insert_placeholder)}, "")
     except RecipeError as error:
         return [problem.removeprefix(": ") for problem in error.problems]
     return []
@@ -265,16 +265,16 @@ def _models(data: Mapping[str, Any], model_of: ModelOf) -> dict[str, Any]:
     return {key: _with_models(data[key], model_of) for key in MODELS if key in data}
 
 
-def _marked(model: Mapping[str, Any]) -> Any:
+def _insert_placeholder(model: Mapping[str, Any]) -> Any:
     """A mark for the model of a stage, the settings of one from scratch as they are."""
     return f"{MARK}{model['stage']}" if "stage" in model else model
 
 
-def _unmarked(section: Any) -> Any:
+def _restore_references(section: Any) -> Any:
     """The section with `{stage: NAME}` again for every mark."""
     if isinstance(section, str) and section.startswith(MARK):
         return {"stage": section.removeprefix(MARK)}
-    return {key: _unmarked(value) for key, value in section.items()} if isinstance(section, Mapping) else section
+    return {key: _restore_references(value) for key, value in section.items()} if isinstance(section, Mapping) else section
 
 
 def folder_of(number: int, name: str) -> str:
@@ -282,6 +282,6 @@ def folder_of(number: int, name: str) -> str:
     return f"{number:02}-{name}"
 
 
-def without(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def omit_keys(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """The mapping without some of its keys."""
     return {key: value for key, value in data.items() if key not in keys}

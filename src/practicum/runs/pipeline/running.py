@@ -17,16 +17,16 @@ from practicum.report.pipeline import write_pipeline_report
 from practicum.report.tables import accuracy_by_stage
 from practicum.errors import Interrupted, RecipeError
 from practicum.core.faults import fault
-from practicum.recipe.methods import in_one_line
-from practicum.models.config import ModelConfig, Scratch
+from practicum.recipe.methods import describe_method
+from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.core.notes import show_notes
 from practicum.core.calls import did_you_mean
-from practicum.runs.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load, without
+from practicum.runs.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load_pipeline_or_recipe, omit_keys
 from practicum.recipe import Recipe, bring_up
 from practicum.run_dir import FLAG, RunDir, changed_fields, near, proposal, read_json, shapes, split_changes, write_json
 from practicum.runs import RunResult, open_student
-from practicum.core.stopping import Stop, stop_signals
-from practicum.runs.console import Console, Quiet
+from practicum.core.stopping import Stop, catch_stop_signals
+from practicum.runs.console import Console, SilentConsole
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     Raises a PracticumError with its documented exit code; what was computed until then is in the run folder.
     """
     runs.check_resumes(resume, allow_changed)
-    found = recipe if isinstance(recipe, Recipe | Pipeline) else load(recipe, overrides)
+    found = recipe if isinstance(recipe, Recipe | Pipeline) else load_pipeline_or_recipe(recipe, overrides)
     if isinstance(found, Recipe):
         return runs.run(found, out=out, resume=resume, allow_changed=allow_changed, console=console)
     _check_stages(allow_changed, [stage.name for stage in found.stages])
@@ -53,7 +53,7 @@ def run(
     home = RunDir.open_pipeline(Path(out) / name) if resume else RunDir.create_pipeline(Path(out), name)
     notes = show_notes(console.event) if console else nullcontext()
     with notes, home.lock():
-        return _PipelineRun(found, home, console or Quiet(), allow_changed).go()
+        return _PipelineRun(found, home, console or SilentConsole(), allow_changed).go()
 
 
 def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class _PipelineRun:
             return RunResult(self.home.path, read_json(self.home.summary_json, shapes.PIPELINE_SUMMARY))
         write_json(self.home.pipeline_json, self.pipeline.resolved())
         try:
-            with stop_signals() as stop:
+            with catch_stop_signals() as stop:
                 for stage in self.pipeline.stages:
                     self._run(stage, stop)
         except Interrupted as stopped:
@@ -104,7 +104,7 @@ class _PipelineRun:
         refused, proposed, changed = [], [], []
         for place, before in enumerate(saved["stages"]):
             after = now["stages"][place] if place < len(now["stages"]) else {}
-            old, new = without(before, *WORDS), without(after, *WORDS)
+            old, new = omit_keys(before, *WORDS), omit_keys(after, *WORDS)
             folder = self.home.stages / folder_of(place + 1, before["name"])
             if any(folder.glob("checkpoints/step-*")):
                 finished = (folder / "report.html").is_file()  # others may have begun from where it ended
@@ -114,7 +114,7 @@ class _PipelineRun:
             elif changed_fields(old, new) and folder.is_dir():
                 changed.append(folder)
         if any(self.home.stages.glob("*/checkpoints/step-*")):
-            refused += changed_fields(without(saved, "stages", *OWN), without(now, "stages", *OWN))
+            refused += changed_fields(omit_keys(saved, "stages", *OWN), omit_keys(now, "stages", *OWN))
         if refused:
             heading = f"{self.home.path}: the recipe changed since it began; start a new run, or undo:"
             raise RecipeError([heading, *refused, *proposed])
@@ -152,16 +152,16 @@ class _PipelineRun:
     def _model_of(self, model: Mapping[str, Any]) -> str:
         """The folder of a stage's final student or of a model from scratch, or the name of what the pipeline starts from."""
         if "stage" not in model:
-            return self._made(ModelConfig(model=Scratch.model_validate(model)))
+            return self._make_scratch_folder(ModelConfig(model=ScratchConfig.model_validate(model)))
         if model["stage"] == BASE:
             student = self.pipeline.recipe.student
-            return student.model if isinstance(student.model, str) else self._made(student)
+            return student.model if isinstance(student.model, str) else self._make_scratch_folder(student)
         (stage,) = (stage for stage in self.pipeline.stages if stage.name == model["stage"])
         return str(self.home.stages / stage.folder / "model")
 
-    def _made(self, config: ModelConfig) -> str:
+    def _make_scratch_folder(self, config: ModelConfig) -> str:
         """The folder of a model from scratch, made once for all stages, on the task that they share."""
-        assert isinstance(config.model, Scratch)
+        assert isinstance(config.model, ScratchConfig)
         name = f"scratch-{hashlib.sha256(config.model.model_dump_json().encode()).hexdigest()[:12]}"
         folder = self.home.models / name
         if not folder.is_dir():
@@ -175,12 +175,12 @@ class _PipelineRun:
 
     def _summary(self) -> dict[str, Any]:
         """Every stage's own summary, and the accuracy after each stage on each domain."""
-        methods = {name: in_one_line(recipe) for name, recipe in self.pipeline.recipes().items()}
+        methods = {name: describe_method(recipe) for name, recipe in self.pipeline.recipes().items()}
         summaries = []
         for stage in self.pipeline.stages:
             found = read_json(self.home.stages / stage.folder / "summary.json", shapes.SUMMARY)
             own = {"name": stage.name, "start": stage.start, "method": methods[stage.name]}
-            summaries.append({**own, "folder": f"stages/{stage.folder}", **without(found, "samples", "name")})
+            summaries.append({**own, "folder": f"stages/{stage.folder}", **omit_keys(found, "samples", "name")})
         measured = [(BASE, summaries[0]["before"]), *((summary["name"], summary["after"]) for summary in summaries)]
         accuracy = [
             {"stage": name, "all": evaluation["accuracy"], "by_domain": evaluation["by_domain"]}

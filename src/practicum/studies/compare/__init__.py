@@ -4,26 +4,33 @@
 `outcomes` says what came of it.
 """
 
-from practicum.studies.compare.arms import Arm, Budget, Design, design
-from practicum.studies.compare.comparing import Ran, Settings, compare, run_arms
-from practicum.studies.compare.outcomes import Failure, Findings, Outcome, Point, findings, read_outcome
+from practicum.studies.compare.arms import Arm, ComparisonBudget, Design, design
+from practicum.studies.compare.comparing import FinishedRuns, Settings, compare, run_arms
+from practicum.studies.compare.outcomes import (
+    ComparisonResult,
+    FailedRun,
+    Outcome,
+    Point,
+    analyse_outcomes,
+    read_outcome,
+)
 from practicum.studies.compare.page import mean_curve
-from practicum.studies.compare.running import Job, run_all
+from practicum.studies.compare.running import RunJob, run_all
 
 __all__ = [
     "Arm",
-    "Budget",
+    "ComparisonBudget",
+    "ComparisonResult",
     "Design",
-    "Failure",
-    "Findings",
-    "Job",
+    "FailedRun",
+    "FinishedRuns",
     "Outcome",
     "Point",
-    "Ran",
+    "RunJob",
     "Settings",
+    "analyse_outcomes",
     "compare",
     "design",
-    "findings",
     "mean_curve",
     "read_outcome",
     "run_all",

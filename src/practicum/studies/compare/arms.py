@@ -32,19 +32,19 @@ CHECKPOINTS = 4
 """How often a run is saved on its way, unless its recipe says."""
 
 
-ENDING = tuple(name for name, monitor in MONITORS.items() if monitor.ends)
+ENDING = tuple(name for name, monitor in MONITORS.items() if monitor.stop_condition)
 """The monitors that may end a run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ComparisonBudget:
     """What every arm may spend, for example `Budget("flops", 1e12)`; without an amount, the steps of the recipes."""
 
     unit: str = "steps"
     amount: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Budget":
+    def parse(cls, text: str) -> "ComparisonBudget":
         """`flops=1e12`, `tokens=100000`, `seconds=60`, `steps=40` or `steps`; RecipeError for anything else."""
         unit, equals, amount = text.partition("=")
         try:
@@ -116,14 +116,14 @@ class Design:
 
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    budget: Budget
+    budget: ComparisonBudget
     recipes: Mapping[str, Mapping[int, Recipe]]
 
 
 def design(
     words: Sequence[str],
     seeds: int,
-    budget: Budget,
+    budget: ComparisonBudget,
     common: Sequence[str] = (),
     first: int = 0,
     may_differ: frozenset[str] = frozenset(),
@@ -151,7 +151,7 @@ def design(
     return found
 
 
-def recipe_of(arm: Arm, seed: int, budget: Budget, common: Sequence[str] = ()) -> Recipe:
+def recipe_of(arm: Arm, seed: int, budget: ComparisonBudget, common: Sequence[str] = ()) -> Recipe:
     """An arm's recipe for a seed, saved and evaluated on its way, on one torch thread.
 
     No monitor ends a run unless the recipe says so: an arm that collapses has to count, and not to be left out.
@@ -191,7 +191,7 @@ def _refuse_different_ground(found: Design, may_differ: frozenset[str]) -> None:
                     )
 
 
-def _ground(recipe: Recipe, budget: Budget) -> dict[str, object]:
+def _ground(recipe: Recipe, budget: ComparisonBudget) -> dict[str, object]:
     """What arms have to share: the prompts, how answers are drawn from held-out ones, and the steps where they are the budget."""
     task = build_task(recipe)
     evaluation = recipe.evaluation

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from practicum.core.stopping import stop_signals
+from practicum.core.stopping import catch_stop_signals
 from practicum.errors import PracticumError
-from practicum.recipe.methods import in_one_line
+from practicum.recipe.methods import describe_method
 from practicum.run_dir import RunDir, near, write_json
-from practicum.runs.console import Console, Quiet
-from practicum.studies.compare.arms import Budget, Design, design
-from practicum.studies.compare.outcomes import Failure, Findings, Outcome, findings, read_outcome
+from practicum.runs.console import Console, SilentConsole
+from practicum.studies.compare.arms import ComparisonBudget, Design, design
+from practicum.studies.compare.outcomes import ComparisonResult, FailedRun, Outcome, analyse_outcomes, read_outcome
 from practicum.studies.compare.page import write_page
-from practicum.studies.compare.running import jobs_of, run_all
+from practicum.studies.compare.running import plan_jobs, run_all
 from practicum.studies.compare.tables import arm_table, pair_table
 
 
@@ -26,7 +26,7 @@ class Settings:
     """
 
     seeds: int = 3
-    budget: Budget = field(default_factory=Budget)
+    budget: ComparisonBudget = field(default_factory=ComparisonBudget)
     at_once: int = 2
     out: Path = Path("runs/compare")
     resume: bool = False
@@ -36,28 +36,28 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class FinishedRuns:
     """The runs of a comparison: those that finished, and those that failed."""
 
     design: Design
     home: Path
     outcomes: list[Outcome]
-    failures: list[Failure]
+    failures: list[FailedRun]
 
 
-def compare(words: Sequence[str], settings: Settings, console: Console | None = None) -> Findings:
+def compare(words: Sequence[str], settings: Settings, console: Console | None = None) -> ComparisonResult:
     """Run every arm with every seed and write `compare.json` and `compare.html`; what they came to.
 
     Raises RecipeError where the arms cannot be compared, Interrupted after a signal, and PracticumError where no run
     finished. Runs that failed are in the findings.
     """
-    console = console or Quiet()
+    console = console or SilentConsole()
     ran = run_arms(words, settings, console)
     recipes, first = ran.design.recipes, ran.design.seeds[0]
-    methods = {arm.name: in_one_line(recipes[arm.name][first]) for arm in ran.design.arms}
+    methods = {arm.name: describe_method(recipes[arm.name][first]) for arm in ran.design.arms}
     budget = ran.design.budget
     limits = {} if budget.amount is None else {budget.unit: budget.amount}
-    came_to = findings(methods, ran.outcomes, ran.failures, limits)
+    came_to = analyse_outcomes(methods, ran.outcomes, ran.failures, limits)
     described = {
         "arms": [asdict(arm) for arm in ran.design.arms],
         "seeds": list(ran.design.seeds),
@@ -70,19 +70,19 @@ def compare(words: Sequence[str], settings: Settings, console: Console | None = 
     return came_to
 
 
-def run_arms(words: Sequence[str], settings: Settings, console: Console) -> Ran:
+def run_arms(words: Sequence[str], settings: Settings, console: Console) -> FinishedRuns:
     """Run every arm with every seed, and read what the runs left; raises what `compare` raises."""
     found = design(words, settings.seeds, settings.budget, settings.common, settings.first, settings.may_differ)
     home = settings.out.absolute()
-    jobs = jobs_of(found, home, settings.resume)
+    jobs = plan_jobs(found, home, settings.resume)
     home.mkdir(parents=True, exist_ok=True)
-    with RunDir(home).lock(), stop_signals() as stop:
+    with RunDir(home).lock(), catch_stop_signals() as stop:
         failed = run_all(jobs, settings.at_once, console, stop)
     outcomes = [read_outcome(job.arm, job.seed, job.folder, home) for job in jobs if job not in failed]
-    failures = [Failure(job.arm, job.seed, reason) for job, reason in failed.items()]
+    failures = [FailedRun(job.arm, job.seed, reason) for job, reason in failed.items()]
     if not outcomes:
         raise PracticumError(f"none of the {len(jobs)} runs finished; the first {failures[0].reason}")
-    return Ran(found, home, outcomes, failures)
+    return FinishedRuns(found, home, outcomes, failures)
 
 
 def _show(content: Mapping[str, Any], home: Path, console: Console) -> None:

@@ -63,7 +63,7 @@ Starts = Float[Tensor, "b p"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LawPoint:
     """One finished run: its quantities and its error."""
 
     folder: str
@@ -103,14 +103,14 @@ class Law:
         )
 
 
-def read_runs(folders: Sequence[Path], result: str) -> list[Run]:
+def read_runs(folders: Sequence[Path], result: str) -> list[LawPoint]:
     """Every finished run below the folders; DataError where there is none with a result."""
     runs = []
     for path in sorted({path for folder in folders for path in folder.rglob("summary.json")}):
         scaling = read_json(path, shapes.SCALED).get("scaling")
         if isinstance(scaling, Mapping) and scaling["result"].get(result) is not None:
             value = scaling["result"][result]
-            runs.append(Run(str(path.parent), _numbers(scaling), 1.0 - value if result == "accuracy" else value))
+            runs.append(LawPoint(str(path.parent), _numbers(scaling), 1.0 - value if result == "accuracy" else value))
     if not runs:
         shown = ", ".join(map(str, folders))
         raise DataError(
@@ -127,7 +127,7 @@ def _numbers(scaling: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(values[name]) for name in QUANTITIES if values[name]}
 
 
-def fit(runs: Sequence[Run], result: str = "accuracy", seed: int = 0) -> Law:
+def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> Law:
     """Fit the law to what varies, with intervals by bootstrap over runs; DataError where the runs cannot carry it."""
     names, left_out = _varied(runs)
     needed = RUNS_PER_PARAMETER * (1 + 2 * len(names))
@@ -162,7 +162,7 @@ def fit(runs: Sequence[Run], result: str = "accuracy", seed: int = 0) -> Law:
     )
 
 
-def _varied(runs: Sequence[Run]) -> tuple[list[str], dict[str, str]]:
+def _varied(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, str]]:
     """The quantities that were varied apart from each other, and why each other one has no exponent."""
     kept, left_out = [], {}
     for name in QUANTITIES:
@@ -191,7 +191,7 @@ def _levels(values: Sequence[float]) -> int:
     return count
 
 
-def _correlation(runs: Sequence[Run], one: str, other: str) -> float:
+def _correlation(runs: Sequence[LawPoint], one: str, other: str) -> float:
     columns = torch.tensor([[math.log(run.quantities[name]) for run in runs] for name in (one, other)])
     return torch.corrcoef(columns.double())[0, 1].item()
 
@@ -221,7 +221,7 @@ def _loss(parameters: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor
     return torch.nn.functional.huber_loss(misses, torch.zeros_like(misses), reduction="none", delta=DELTA).sum(dim=1)
 
 
-def _descended(start: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]) -> Starts:
+def _optimise_fits(start: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]) -> Starts:
     """Many fits at once by AdamW without decay, at a rate that falls to nothing."""
     parameters = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([parameters], lr=0.1)
@@ -246,7 +246,7 @@ def _best(logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"]) -> tuple[Floa
         dtype=torch.float64,
     )
     logs, errors = logs.expand(len(starts), -1, -1), errors.expand(len(starts), -1)
-    fits = _descended(_descended(starts, logs, errors), logs, errors)
+    fits = _optimise_fits(_optimise_fits(starts, logs, errors), logs, errors)
     best = fits[_loss(fits, logs, errors).argmin()]
     return best, _log_error(best[None], logs[:1])[0] - errors[0]
 
@@ -255,4 +255,4 @@ def _resampled(logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"], best: Fl
     """The fits to resampled runs, each begun at the fit to all of them."""
     generator = torch.Generator().manual_seed(seed_of(seed, "scaling law"))
     picks = torch.randint(len(logs), (RESAMPLES, len(logs)), generator=generator)
-    return _descended(best.expand(RESAMPLES, -1), logs[picks], errors[picks])
+    return _optimise_fits(best.expand(RESAMPLES, -1), logs[picks], errors[picks])

@@ -65,7 +65,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRun:
     """A run that did not finish, and why, in one line."""
 
     arm: str
@@ -88,7 +88,7 @@ class ArmResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ArmDifference:
     """`one` minus `other`, over the seeds and the prompts that both have; positive is better for `one`.
 
     `over_seeds` is None for fewer than two seeds, `over_prompts` where a metric has no values by prompt. `p` is the larger
@@ -109,14 +109,14 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ComparisonResult:
     """Everything a comparison came to; `metric` is what `mean` is about, higher is better unless it is reverse_kl."""
 
     metric: str
     arms: Sequence[ArmResult]
-    pairs: Sequence[Pair]
+    pairs: Sequence[ArmDifference]
     outcomes: Sequence[Outcome]
-    failures: Sequence[Failure]
+    failures: Sequence[FailedRun]
     verdict: Sequence[str]
 
 
@@ -172,16 +172,16 @@ def _scores(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {key: sum(values) / len(values) for key, values in rewards.items()}
 
 
-def findings(
-    methods: Mapping[str, str], outcomes: Sequence[Outcome], failures: Sequence[Failure], budget: Mapping[str, float]
-) -> Findings:
+def analyse_outcomes(
+    methods: Mapping[str, str], outcomes: Sequence[Outcome], failures: Sequence[FailedRun], budget: Mapping[str, float]
+) -> ComparisonResult:
     """The table, the pairs and the verdict; `methods` names every arm, `budget` what each run might spend, by unit."""
     metric = _metric(outcomes)
     arms = [_arm(name, method, outcomes, failures, metric) for name, method in methods.items()]
     wanted = list(combinations([arm.arm for arm in arms if arm.finished], 2))
     pairs = _corrected([_pair(one, other, outcomes, metric, len(wanted)) for one, other in wanted])
     verdict = [*_verdict(arms, pairs, metric), *_remarks(arms, outcomes, failures, budget)]
-    return Findings(metric, arms, pairs, outcomes, failures, verdict)
+    return ComparisonResult(metric, arms, pairs, outcomes, failures, verdict)
 
 
 def _metric(outcomes: Sequence[Outcome]) -> str:
@@ -203,7 +203,7 @@ def _value(outcome: Outcome, metric: str) -> float:
     return value if metric == "accuracy" else -value
 
 
-def _arm(name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], metric: str) -> ArmResult:
+def _arm(name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence[FailedRun], metric: str) -> ArmResult:
     mine = [outcome for outcome in outcomes if outcome.arm == name]
     values = [abs(_value(outcome, metric)) for outcome in mine]
     divergences = [outcome.reverse_kl for outcome in mine if outcome.reverse_kl is not None]
@@ -220,7 +220,7 @@ def _arm(name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence
     )
 
 
-def _pair(one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests: int) -> Pair:
+def _pair(one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests: int) -> ArmDifference:
     """The two arms on what they share, before the correction for the number of pairs."""
     mine = {outcome.seed: outcome for outcome in outcomes if outcome.arm == one}
     theirs = {outcome.seed: outcome for outcome in outcomes if outcome.arm == other}
@@ -229,7 +229,7 @@ def _pair(one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests:
     by_prompt = _by_prompt([(mine[seed].scores, theirs[seed].scores) for seed in seeds]) if metric == "accuracy" else []
     p_seeds = t_test(by_seed)
     p_prompts = sign_flips(by_prompt, SEED) if by_prompt else 0.0
-    return Pair(
+    return ArmDifference(
         one=one,
         other=other,
         seeds=len(seeds),
@@ -252,7 +252,7 @@ def _by_prompt(scores: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]
     return [sum(values) / len(values) for values in differences.values()]
 
 
-def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
+def _corrected(pairs: Sequence[ArmDifference]) -> list[ArmDifference]:
     """The pairs with their p after Holm's correction; those of a single seed have none."""
     tested = [pair for pair in pairs if pair.p is not None]
     adjusted = holm([pair.p for pair in tested if pair.p is not None])
@@ -261,7 +261,7 @@ def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
     return [*done, *untested]
 
 
-def _verdict(arms: Sequence[ArmResult], pairs: Sequence[Pair], metric: str) -> list[str]:
+def _verdict(arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: str) -> list[str]:
     """What may be said, the most important first: a sentence for the whole, then one for each pair."""
     if not pairs:
         return ["nothing to compare: fewer than two arms finished a run"]
@@ -275,7 +275,7 @@ def _verdict(arms: Sequence[ArmResult], pairs: Sequence[Pair], metric: str) -> l
     return [whole, *(sentence(pair) for pair in pairs)]
 
 
-def _best(arms: Sequence[ArmResult], pairs: Sequence[Pair], metric: str) -> str:
+def _best(arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: str) -> str:
     """Who leads, and whether it leads every other arm for certain."""
     ordered = sorted(
         (arm for arm in arms if arm.mean is not None), key=lambda arm: arm.mean or 0.0, reverse=metric == "accuracy"
@@ -288,7 +288,7 @@ def _best(arms: Sequence[ArmResult], pairs: Sequence[Pair], metric: str) -> str:
     return f"{first} leads, but no difference is resolved between it and {', '.join(unsure)}"
 
 
-def sentence(pair: Pair) -> str:
+def sentence(pair: ArmDifference) -> str:
     """A pair in words, with the difference turned so that it is not negative."""
     if pair.seeds == 0:
         return f"{pair.one} and {pair.other} finished no seed in common"
@@ -299,7 +299,7 @@ def sentence(pair: Pair) -> str:
         return f"{better} over {worse}: {shown} on a single seed (interval over prompts only)"
     if pair.resolved:
         return f"{better} is better than {worse}: {shown}, {_p(pair.p)}"
-    return f"no difference resolved between {better} and {worse}: {shown}, {_p(pair.p)}{_needed(pair)}"
+    return f"no difference resolved between {better} and {worse}: {shown}, {_p(pair.p)}{_describe_needed_repeats(pair)}"
 
 
 def _bounds(interval: Interval, sign: int) -> str:
@@ -317,7 +317,7 @@ def shown_p(p: float | None) -> str:
     return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _needed(pair: Pair) -> str:
+def _describe_needed_repeats(pair: ArmDifference) -> str:
     """What it would take to resolve a difference like the one seen."""
     needed = []
     if pair.seeds_needed is not None and pair.seeds_needed > pair.seeds:
@@ -328,7 +328,7 @@ def _needed(pair: Pair) -> str:
 
 
 def _remarks(
-    arms: Sequence[ArmResult], outcomes: Sequence[Outcome], failures: Sequence[Failure], budget: Mapping[str, float]
+    arms: Sequence[ArmResult], outcomes: Sequence[Outcome], failures: Sequence[FailedRun], budget: Mapping[str, float]
 ) -> list[str]:
     """What makes the comparison less than it should be: unequal spending, runs that failed."""
     lines = []

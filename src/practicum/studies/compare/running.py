@@ -30,7 +30,7 @@ from practicum.recipe import resolved
 from practicum.run_dir import changed_fields, near, read_json, shapes, write_json
 from practicum.runs.console import Console
 from practicum.studies.compare.arms import Design
-from practicum.text import printable
+from practicum.text import make_printable
 
 PAUSE = 0.2
 """Seconds between two looks at the runs."""
@@ -45,7 +45,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class RunJob:
     """One run of the comparison, of a recipe or a pipeline as resolved data; data has no hash, so a job is itself alone."""
 
     arm: str
@@ -83,10 +83,12 @@ class Job:
         return f"{self.arm}, seed {self.seed}"
 
 
-def jobs_of(found: Design, home: Path, resume: bool) -> list[Job]:
+def plan_jobs(found: Design, home: Path, resume: bool) -> list[RunJob]:
     """Every run, seed by seed so that an early look compares all arms; RecipeError where the folder does not fit."""
     jobs = [
-        Job(arm.name, seed, resolved(found.recipes[arm.name][seed]), home) for seed in found.seeds for arm in found.arms
+        RunJob(arm.name, seed, resolved(found.recipes[arm.name][seed]), home)
+        for seed in found.seeds
+        for arm in found.arms
     ]
     begun = sorted(home.glob("*/seed-*.json")) if home.is_dir() else []
     if begun and not resume:
@@ -105,12 +107,12 @@ def jobs_of(found: Design, home: Path, resume: bool) -> list[Job]:
     return jobs
 
 
-def run_all(jobs: Sequence[Job], at_once: int, console: Console, stop: Stop) -> dict[Job, str]:
+def run_all(jobs: Sequence[RunJob], at_once: int, console: Console, stop: Stop) -> dict[RunJob, str]:
     """Run what is not finished, at most `at_once` at a time; the reason, in one line, of each run that failed.
 
     Raises Interrupted after every process has saved its state.
     """
-    pool = _Pool([job for job in jobs if not job.finished])
+    pool = _JobPool([job for job in jobs if not job.finished])
     skipped = len(jobs) - len(pool.waiting)
     if skipped:
         console.event(f"{skipped} of {len(jobs)} runs are finished already")
@@ -137,7 +139,7 @@ def run_all(jobs: Sequence[Job], at_once: int, console: Console, stop: Stop) -> 
     return pool.failed
 
 
-def _reached(job: Job) -> str:
+def _reached(job: RunJob) -> str:
     """The result of a finished run in a few words."""
     summary = read_json(job.folder / "summary.json", shapes.ENDED)
     after = (summary["stages"][-1] if "stages" in summary else summary)["after"]
@@ -145,13 +147,13 @@ def _reached(job: Job) -> str:
     return f"{job.steps_done} steps" + ("" if accuracy is None else f", accuracy {accuracy['mean']:.3f}")
 
 
-class _Pool:
+class _JobPool:
     """Runs that wait, runs that go on, and why runs failed."""
 
-    def __init__(self, waiting: list[Job]) -> None:
+    def __init__(self, waiting: list[RunJob]) -> None:
         self.waiting = waiting
-        self.running: dict[Job, subprocess.Popen[bytes]] = {}
-        self.failed: dict[Job, str] = {}
+        self.running: dict[RunJob, subprocess.Popen[bytes]] = {}
+        self.failed: dict[RunJob, str] = {}
         self._peak = 0
         self._measured = False
 
@@ -161,7 +163,7 @@ class _Pool:
             job = self.waiting.pop(0)
             self.running[job] = start(job)
 
-    def ended(self) -> Iterator[tuple[Job, str | None]]:
+    def ended(self) -> Iterator[tuple[RunJob, str | None]]:
         """The runs that ended since the last look, with the reason of each that failed."""
         for job, process in list(self.running.items()):
             self._measure(process.pid)
@@ -215,7 +217,7 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def start(job: Job) -> subprocess.Popen[bytes]:
+def start(job: RunJob) -> subprocess.Popen[bytes]:
     """Begin a run or go on with it. A terminal's Ctrl-C does not reach it, and it stops when this process dies."""
     job.file.parent.mkdir(parents=True, exist_ok=True)
     write_json(job.file, dict(job.data))
@@ -255,7 +257,7 @@ def _environment() -> Mapping[str, str]:
     return {**os.environ, **threads}
 
 
-def _reason(job: Job, code: int) -> str:
+def _reason(job: RunJob, code: int) -> str:
     """Why a run failed, in one line: its own error, or the signal that ended it."""
     if code < 0:
         hint = "; there may have been no memory for it, so write --jobs 1" if code == -signal.SIGKILL else ""
@@ -263,9 +265,9 @@ def _reason(job: Job, code: int) -> str:
     lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [place for place, line in enumerate(lines) if line.startswith("error: ")]
     if errors:
-        return f"failed: {printable(' '.join(line.strip() for line in lines[errors[-1] :]))[7:]}"
+        return f"failed: {make_printable(' '.join(line.strip() for line in lines[errors[-1] :]))[7:]}"
     last = next((line for line in reversed(lines) if line.strip() and not _is_json(line)), "no reason given")
-    return f"failed: exit code {code}: {printable(last.strip())}"
+    return f"failed: exit code {code}: {make_printable(last.strip())}"
 
 
 def _is_json(line: str) -> bool:

@@ -4,7 +4,7 @@ import math
 
 from practicum.statistics import Interval, auroc, clustered_auroc, difference, rollouts_needed, wilson
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import Finding, of_terms, shown, skipped
+from practicum.studies.doctor.findings import CheckOutcome, format_interval, override_terms, skipped
 
 SAME_ACCURACY, SAME_DISTRIBUTION = 0.03, 1e-3
 FEWEST_OF_EACH = 5
@@ -12,12 +12,12 @@ BAND = 0.3
 MOST_ROLLOUTS = 100_000
 
 
-def gap(evidence: Evidence) -> Finding:
+def gap(evidence: Evidence) -> CheckOutcome:
     """P10: how much more often the teacher is right on the same prompts."""
     distance = evidence.mean(lambda trace: trace.divergence)
     if distance is not None and max(abs(distance.low), abs(distance.high)) < SAME_DISTRIBUTION:
-        text = f"the teacher says what the student says already: {shown(distance)} nats a token apart"
-        return Finding("fail", text, Interval(0.0, 0.0, 0.0), "of answers")
+        text = f"the teacher says what the student says already: {format_interval(distance)} nats a token apart"
+        return CheckOutcome("fail", text, Interval(0.0, 0.0, 0.0), "of answers")
     mine = evidence.scores(evidence.rollouts)
     if evidence.answers is None or not mine:
         return skipped(_why_no_gap(evidence, bool(mine)))
@@ -30,13 +30,13 @@ def gap(evidence: Evidence) -> Finding:
     details = {"accuracy of the teacher": one, "of the student": other, "prompts that only the teacher solves": new}
     answers = f"the teacher is right in {one:.0%} of its answers, the student in {other:.0%}"
     if value.low > 0:
-        return Finding("pass", answers, value, "of answers", details=details)
+        return CheckOutcome("pass", answers, value, "of answers", details=details)
     if value.high < 0:
-        return Finding("fail", f"{answers}: the student would unlearn", value, "of answers", details=details)
+        return CheckOutcome("fail", f"{answers}: the student would unlearn", value, "of answers", details=details)
     if value.low >= -SAME_ACCURACY and value.high <= SAME_ACCURACY:
-        return Finding("fail", f"{answers}: no gap, so nothing to gain", value, "of answers", details=details)
+        return CheckOutcome("fail", f"{answers}: no gap, so nothing to gain", value, "of answers", details=details)
     text = f"{answers}: {len(evidence.rollouts)} answers of each cannot tell them apart"
-    return Finding("inconclusive", text, value, "of answers", needs=_needed(one, other), details=details)
+    return CheckOutcome("inconclusive", text, value, "of answers", needs=_needed(one, other), details=details)
 
 
 def accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:
@@ -48,7 +48,7 @@ def accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Inter
     return Interval(found.mean, max(found.mean - room, -1.0), min(found.mean + room, 1.0))
 
 
-def informativeness(evidence: Evidence) -> Finding:
+def informativeness(evidence: Evidence) -> CheckOutcome:
     """P11: does the teacher's signal prefer the student's right answers to its wrong ones?"""
     if evidence.silent:
         return skipped(evidence.silent)
@@ -65,7 +65,7 @@ def informativeness(evidence: Evidence) -> Finding:
     good, bad = sum(right), len(right) - sum(right)
     if min(good, bad) < FEWEST_OF_EACH:
         text = f"{good} right and {bad} wrong answers; {FEWEST_OF_EACH} of each are needed to compare what the teacher says of them"
-        return Finding("inconclusive", text, needs=_for_enough(good, bad))
+        return CheckOutcome("inconclusive", text, needs=_estimate_rollouts_needed(good, bad))
     narrow = auroc(signals, right)
     wide = clustered_auroc(signals, right, [trace.rollout.prompt.id for trace in known], evidence.seed)
     assert narrow is not None and wide is not None, "both kinds are there"
@@ -74,16 +74,16 @@ def informativeness(evidence: Evidence) -> Finding:
     details = {"mean log T of right answers minus wrong": mean[True] / good - mean[False] / bad}
     if value.high < 0.5:
         text = "the teacher's signal prefers the student's wrong answers"
-        return Finding("fail", text, value, "AUROC", details=details)
+        return CheckOutcome("fail", text, value, "AUROC", details=details)
     if value.low > 0.5:
-        return Finding("pass", "the teacher's signal prefers right answers", value, "AUROC", details=details)
+        return CheckOutcome("pass", "the teacher's signal prefers right answers", value, "AUROC", details=details)
     spread = (value.high - value.low) / 2
     needs = min(math.ceil(len(known) * (spread / max(abs(value.mean - 0.5), 1e-9)) ** 2), MOST_ROLLOUTS)
     text = "whether the teacher's signal prefers right answers cannot be told from so few"
-    return Finding("inconclusive", text, value, "AUROC", needs=max(needs, len(known) + 1), details=details)
+    return CheckOutcome("inconclusive", text, value, "AUROC", needs=max(needs, len(known) + 1), details=details)
 
 
-def pass_rates(evidence: Evidence) -> Finding:
+def pass_rates(evidence: Evidence) -> CheckOutcome:
     """P12: prompts that the student sometimes solves, from which most is learned."""
     rewards = list(evidence.scores(evidence.rollouts).values())
     if not rewards:
@@ -96,11 +96,13 @@ def pass_rates(evidence: Evidence) -> Finding:
     never = len(rewards) - within - solved
     text = f"of {len(rewards)} prompts the student solves {solved} always, {never} never, {within} sometimes"
     if value.mean >= BAND:
-        return Finding("pass", text, value, "of prompts")
+        return CheckOutcome("pass", text, value, "of prompts")
     if not within:
-        return Finding("fail", f"{text}: choose other prompts", value, "of prompts")
+        return CheckOutcome("fail", f"{text}: choose other prompts", value, "of prompts")
     several = () if evidence.recipe.rollout.n > 1 else ("rollout.n=4",)
-    return Finding("warn", text, value, "of prompts", (*of_terms(evidence.recipe, "samples=pass_rate"), *several))
+    return CheckOutcome(
+        "warn", text, value, "of prompts", (*override_terms(evidence.recipe, "samples=pass_rate"), *several)
+    )
 
 
 def _why_no_gap(evidence: Evidence, has_rewards: bool) -> str:
@@ -118,7 +120,7 @@ def _needed(one: float, other: float) -> int:
     return min(found, MOST_ROLLOUTS)
 
 
-def _for_enough(good: int, bad: int) -> int | None:
+def _estimate_rollouts_needed(good: int, bad: int) -> int | None:
     """Rollouts that would hold enough right and wrong answers at this rate; None where one kind never came."""
     least = min(good, bad)
     return math.ceil((good + bad) * FEWEST_OF_EACH / least) if least else None

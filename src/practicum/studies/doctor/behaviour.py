@@ -3,21 +3,21 @@
 import torch
 
 from practicum.statistics import (
-    agreement,
     calibration_error,
     distinct_ngrams,
     group_pairs,
+    has_low_divergence_run,
     is_degenerate,
     longest_run,
+    majority_agreement,
     mean_of,
     pass_at_k,
     quantiles,
-    trapped,
     unique_share,
     window_means,
 )
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import Finding, Status, skipped
+from practicum.studies.doctor.findings import CheckOutcome, Status, skipped
 from practicum.types import Rollout
 
 LOOPING = 0.05
@@ -27,20 +27,20 @@ LONG = 256.0
 WINDOW, WINDOWS, TRAP_SHARE = 64, 4, 0.7
 
 
-def loops(evidence: Evidence) -> Finding:
+def loops(evidence: Evidence) -> CheckOutcome:
     """P8: answers that end in a loop, by compression or by a repeated n-gram, and stretches of agreement too low to teach."""
     share = evidence.share(looping)
     if share is None:
         return skipped("there is no answer")
     details = {"share of answers in a low-KL trap": _trapped_share(evidence)}
     if share.mean == 0.0:
-        return Finding("pass", "no answer loops", share, "of answers", details=details)
+        return CheckOutcome("pass", "no answer loops", share, "of answers", details=details)
     status = "warn" if share.mean < LOOPING else "fail"
     text = f"{share.mean:.0%} of the answers loop; the teacher finds a loop likely, so it would be learned"
-    return Finding(status, text, share, "of answers", ("rollout.top_p=0.9",), details=details)
+    return CheckOutcome(status, text, share, "of answers", ("rollout.top_p=0.9",), details=details)
 
 
-def length(evidence: Evidence) -> Finding:
+def length(evidence: Evidence) -> CheckOutcome:
     """P9: how many answers are cut off by the limit, and how long they are."""
     cut = evidence.share(lambda rollout: rollout.stop_reason == "length")
     if cut is None:
@@ -63,10 +63,10 @@ def length(evidence: Evidence) -> Finding:
     elif status == "fail":
         text += ": hardly any has an end"
         fix = (f"rollout.max_new_tokens={2 * limit}",)
-    return Finding(status, text, cut, "cut off", fix, details=details)
+    return CheckOutcome(status, text, cut, "cut off", fix, details=details)
 
 
-def variety(evidence: Evidence) -> Finding:
+def variety(evidence: Evidence) -> CheckOutcome:
     """P15: the start of what later can only fall: entropy, different answers to one prompt, confidence that is earned."""
     entropy = evidence.mean(lambda trace: trace.student_entropy)
     if entropy is None:
@@ -82,10 +82,10 @@ def variety(evidence: Evidence) -> Finding:
     for k in (1, evidence.samples):
         details[f"pass@{k}"] = mean_of([pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()])
     text = "recorded as the baseline that a run is compared with"
-    return Finding("pass", text, entropy, "nats of entropy a token", details=details)
+    return CheckOutcome("pass", text, entropy, "nats of entropy a token", details=details)
 
 
-def horizon(evidence: Evidence) -> Finding:
+def horizon(evidence: Evidence) -> CheckOutcome:
     """P16: are answers long enough for mistakes to pile up, which is what learning on one's own answers mends?"""
     value = evidence.mean_of_rollouts(lambda trace: float(len(trace.rollout.tokens)))
     if value is None:
@@ -93,10 +93,10 @@ def horizon(evidence: Evidence) -> Finding:
     details = {"weights of the teacher over the student's": capacity_ratio(evidence)}
     if value.mean >= LONG:
         text = "answers are long, where learning on one's own answers pays"
-        return Finding("pass", text, value, "tokens", details=details)
+        return CheckOutcome("pass", text, value, "tokens", details=details)
     short = f"answers of {value.mean:.0f} tokens are short"
     text = f"{short}, where supervised learning on given answers often does as well"
-    return Finding("warn", text, value, "tokens", details=details)
+    return CheckOutcome("warn", text, value, "tokens", details=details)
 
 
 def capacity_ratio(evidence: Evidence) -> float | None:
@@ -119,7 +119,7 @@ def _trapped_share(evidence: Evidence) -> float | None:
         return None
     least = torch.stack([window_means(divergence, WINDOW).min() for divergence in long])
     below = quantiles(least, (TRAP_SHARE,))[0]
-    return sum(trapped(divergence, below, WINDOW, WINDOWS) for divergence in long) / len(long)
+    return sum(has_low_divergence_run(divergence, below, WINDOW, WINDOWS) for divergence in long) / len(long)
 
 
 def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]) -> dict[str, float | None]:
@@ -127,7 +127,7 @@ def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[li
     if evidence.samples < 2 or any(rollout.reward is None for rollout in evidence.rollouts):
         return {}
     pairs = [
-        agreement(said, [(rollout.reward or 0.0) >= 1.0 for rollout in group])
+        majority_agreement(said, [(rollout.reward or 0.0) >= 1.0 for rollout in group])
         for said, group in zip(texts, groups, strict=True)
     ]
     sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from practicum.studies.doctor import answers, behaviour, data, plan, setup, signal
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import Finding
+from practicum.studies.doctor.findings import CheckOutcome
 
 Role = Literal["setup", "teacher", "start", "change", "note"]
 """What a check decides.
@@ -28,7 +28,7 @@ class Check:
     id: str
     name: str
     role: Role
-    run: Callable[[Evidence], Finding]
+    run: Callable[[Evidence], CheckOutcome]
     limits: str
     anchor: str
     limits_from: str = PROPOSED

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from practicum.statistics import wilson
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import Finding
-from practicum.text import printable
+from practicum.studies.doctor.findings import CheckOutcome
+from practicum.text import make_printable
 from practicum.text.control import control_pattern
 from practicum.types import Prompt
 
@@ -14,7 +14,7 @@ AROUND_WORDS = ".,;:!?\"'`"
 SHOWN = 3
 
 
-def hygiene(evidence: Evidence) -> Finding:
+def hygiene(evidence: Evidence) -> CheckOutcome:
     """P18: training questions that are held out too, prompts over the limit, names of control tokens in texts."""
     built = evidence.built
     train, heldout = built.parts.task.train_prompts(), built.parts.task.heldout_prompts()
@@ -31,11 +31,11 @@ def hygiene(evidence: Evidence) -> Finding:
     details = {what: float(len(prompts)) for what, prompts in found.items()}
     if not rows:
         text = f"nothing wrong with {len(train)} training prompts"
-        return Finding("pass", text, share, "of prompts", details=details)
+        return CheckOutcome("pass", text, share, "of prompts", details=details)
     wrong = [f"{len(prompts)} {what} ({_named(prompts)})" for what, prompts in found.items() if prompts]
     text = f"of {len(train)} training prompts {'; '.join(wrong)}"
     fix = (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",) if built.too_long else ()
-    return Finding("fail" if share.mean > MANY else "warn", text, share, "of prompts", fix, details=details)
+    return CheckOutcome("fail" if share.mean > MANY else "warn", text, share, "of prompts", fix, details=details)
 
 
 def _normal(prompt: Prompt) -> str:
@@ -53,5 +53,5 @@ def _with_control_tokens(evidence: Evidence, prompts: Sequence[Prompt]) -> list[
 
 
 def _named(prompts: Sequence[Prompt]) -> str:
-    names = ", ".join(printable(prompt.id) for prompt in prompts[:SHOWN])
+    names = ", ".join(make_printable(prompt.id) for prompt in prompts[:SHOWN])
     return f"{names}, ..." if len(prompts) > SHOWN else names

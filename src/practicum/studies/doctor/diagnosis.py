@@ -15,11 +15,11 @@ from practicum.run_dir import json_number, write_text
 from practicum.runs.assembly import assemble_run
 from practicum.studies.doctor.behaviour import capacity_ratio
 from practicum.studies.doctor.checks import CHECKS
-from practicum.studies.doctor.evidence import Evidence, gather
+from practicum.studies.doctor.evidence import Evidence, collect_evidence
 from practicum.studies.doctor.findings import accepted, skipped
 from practicum.studies.doctor.page import page
 from practicum.studies.doctor.setup import refused_vocabulary
-from practicum.studies.doctor.verdict import Result, Verdict, decide
+from practicum.studies.doctor.verdict import CheckResult, Verdict, decide
 
 PROMPTS, SAMPLES = 16, 4
 
@@ -33,7 +33,7 @@ class Diagnosis:
     prompts: int
     samples: int
     verdict: Verdict
-    results: list[Result]
+    results: list[CheckResult]
     remarks: list[str]
 
     @property
@@ -87,18 +87,18 @@ def doctor(
         except VocabularyError as error:
             found = _refused(recipe, str(error), remarks)
         else:
-            found = examine(gather(recipe, built, prompts, samples), remarks)
+            found = run_checks(collect_evidence(recipe, built, prompts, samples), remarks)
     if out is not None:
         found.write(Path(out))
     return found
 
 
-def examine(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
+def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
     """Every check on what was gathered, and the verdict."""
     results = []
     for check in CHECKS:
         finding = check.run(evidence)
-        results.append(Result(check, replace(finding, fix=accepted(evidence.recipe, finding.fix))))
+        results.append(CheckResult(check, replace(finding, fix=accepted(evidence.recipe, finding.fix))))
     verdict = decide(results, capacity_ratio(evidence))
     recipe = evidence.recipe
     return Diagnosis(recipe.name, recipe.seed, len(evidence.prompts), evidence.samples, verdict, results, list(remarks))
@@ -109,11 +109,11 @@ def _refused(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
     first = refused_vocabulary(reason)
     findings = [replace(first, fix=accepted(recipe, first.fix))]
     findings += [skipped("the two vocabularies differ, so nothing could be drawn")] * (len(CHECKS) - 1)
-    results = [Result(check, finding) for check, finding in zip(CHECKS, findings, strict=True)]
+    results = [CheckResult(check, finding) for check, finding in zip(CHECKS, findings, strict=True)]
     return Diagnosis(recipe.name, recipe.seed, 0, 0, decide(results, None), results, list(remarks))
 
 
-def _row(result: Result) -> dict[str, Any]:
+def _row(result: CheckResult) -> dict[str, Any]:
     check, finding = result.check, result.finding
     value = None if finding.value is None else {name: json_number(x) for name, x in asdict(finding.value).items()}
     return {

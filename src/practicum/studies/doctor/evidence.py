@@ -20,13 +20,13 @@ from practicum.functional.comparison import compare
 from practicum.functional.distributions import overlap_of_top
 from practicum.functional.head import Head
 from practicum.functional.pools import reverse_kl_gradient
-from practicum.objective import Full, Sampled, Signal, TopK, compare_signals, read_signal
-from practicum.objective.tokens import TeacherTokens
+from practicum.objective import Full, Sampled, Signal, TopK, compare_signals, read_tokens
+from practicum.objective.tokens import TeacherDistribution
 from practicum.ports import SamplingClient, Teacher, TeacherRequest
 from practicum.recipe import Recipe
-from practicum.rollouts import Batch, environment_of, prompts_of_step, rewarded, sample_rollouts
-from practicum.runs.assembly import Assembled, Scorer
-from practicum.statistics import Interval, clustered, group_pairs, wilson
+from practicum.rollouts import RolloutBatch, add_rewards, as_environment, sample_rollouts, select_prompts
+from practicum.runs.assembly import RunComponents, ScorerInfo
+from practicum.statistics import Interval, cluster_bootstrap, group_pairs, wilson
 from practicum.training.loop import StepPlan, assemble
 from practicum.types import Prompt, Rollout, Sample, ScoreRequest, TeacherSignal
 
@@ -52,7 +52,7 @@ CHUNK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RolloutMeasurement:
     """What was measured at each of the T tokens of one student rollout; None where the teacher does not tell.
 
     `logprobs` are the learner's. `judged` is the teacher's log-probability of the sampled token and `advantage` how much it
@@ -81,7 +81,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class ParitySample:
     """One answer of the teacher's own: its log-probabilities as it was written, and as it is scored."""
 
     prompt: str
@@ -94,13 +94,13 @@ class Evidence:
     """Everything that the checks look at. `trouble` is why the teacher could not score the rollouts, where it could not."""
 
     recipe: Recipe
-    built: Assembled
+    built: RunComponents
     plan: StepPlan
     prompts: list[Prompt]
     samples: int
-    traces: list[Trace]
+    traces: list[RolloutMeasurement]
     answers: list[Rollout] | None = None
-    canaries: list[Canary] = field(default_factory=list)
+    canaries: list[ParitySample] = field(default_factory=list)
     other_template: list[Tensor] | None = None
     trouble: str = ""
 
@@ -115,7 +115,7 @@ class Evidence:
         return [trace.rollout for trace in self.traces]
 
     @property
-    def scorers(self) -> list[Scorer]:
+    def scorers(self) -> list[ScorerInfo]:
         """The models behind the teacher, without those behind the reference."""
         return [scorer for scorer in self.built.scorers if scorer.name.startswith("teacher")]
 
@@ -139,21 +139,21 @@ class Evidence:
         """Whether the teacher's whole distribution is known."""
         return any(trace.teacher_entropy is not None for trace in self.traces)
 
-    def by_prompt(self, values: Callable[[Trace], Tensor | None]) -> list[Tensor]:
+    def by_prompt(self, values: Callable[[RolloutMeasurement], Tensor | None]) -> list[Tensor]:
         """Some tokens' values of all rollouts that have them, together by prompt."""
         pairs = [(trace.rollout.prompt.id, values(trace)) for trace in self.traces]
         groups = group_pairs((prompt, found.double()) for prompt, found in pairs if found is not None and len(found))
         return [torch.cat(group) for group in groups.values()]
 
-    def mean(self, values: Callable[[Trace], Tensor | None]) -> Interval | None:
+    def mean(self, values: Callable[[RolloutMeasurement], Tensor | None]) -> Interval | None:
         """The mean over tokens with an interval by bootstrap over prompts; None where nothing is known."""
         groups = self.by_prompt(values)
-        return clustered(groups, self.seed) if groups else None
+        return cluster_bootstrap(groups, self.seed) if groups else None
 
-    def mean_of_rollouts(self, value: Callable[[Trace], float | None]) -> Interval | None:
+    def mean_of_rollouts(self, value: Callable[[RolloutMeasurement], float | None]) -> Interval | None:
         """The mean of one number a rollout, the interval over prompts again."""
 
-        def one(trace: Trace) -> Tensor | None:
+        def one(trace: RolloutMeasurement) -> Tensor | None:
             found = value(trace)
             return None if found is None else torch.tensor([float(found)])
 
@@ -171,19 +171,19 @@ class Evidence:
         return group_pairs((rollout.prompt.id, rollout.reward) for rollout in rollouts if rollout.reward is not None)
 
 
-def gather(recipe: Recipe, built: Assembled, count: int, samples: int) -> Evidence:
+def collect_evidence(recipe: Recipe, built: RunComponents, count: int, samples: int) -> Evidence:
     """Draw `samples` rollouts for each of `count` prompts at the settings of the recipe's first step, and score them.
 
     Raises RecipeError, before anything is drawn, where the student's weights are not in this process.
     """
     _ = built.weights
     plan, parts = built.settings.plan(1), built.parts
-    prompts = prompts_of_step(parts.prompts, recipe.seed, 1, min(count, len(parts.prompts)))
+    prompts = select_prompts(parts.prompts, recipe.seed, 1, min(count, len(parts.prompts)))
     client = parts.sampler
     log.info(f"the student answers {len(prompts)} prompts {samples} times")
-    batch = Batch(prompts, samples, recipe.seed, step=1, stream=STREAM)
-    environment = environment_of(parts.task)
-    rollouts = rewarded(sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task)
+    batch = RolloutBatch(prompts, samples, recipe.seed, step=1, stream=STREAM)
+    environment = as_environment(parts.task)
+    rollouts = add_rewards(sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task)
     signals, trouble = _signals(parts.teacher, rollouts)
     found = Evidence(recipe, built, plan, prompts, samples, [], trouble=trouble)
     log.info("student and teacher are compared token by token")
@@ -222,18 +222,18 @@ def _richest(teacher: Teacher) -> Signal | None:
 @torch.no_grad()
 def _traces(
     evidence: Evidence, client: SamplingClient, rollouts: Sequence[Rollout], signals: Sequence[TeacherSignal]
-) -> Iterator[Trace]:
+) -> Iterator[RolloutMeasurement]:
     requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
     own = client.score(requests, Full())
     stops = sorted(evidence.built.learner.renderer.stop_ids | evidence.teacher_stops)
     one_event = evidence.teacher_stops != evidence.built.learner.renderer.stop_ids
     head = next((signal.head for signal in own if signal.head is not None), None)
-    adapter = _Adapter(head, evidence.seed) if isinstance(head, Head) and head.softcap is None else None
+    adapter = _RandomTeacher(head, evidence.seed) if isinstance(head, Head) and head.softcap is None else None
     for rollout, mine, theirs in zip(rollouts, own, signals, strict=True):
-        yield _Measuring(rollout, stops, one_event, adapter).trace(mine, theirs)
+        yield _RolloutMeter(rollout, stops, one_event, adapter).trace(mine, theirs)
 
 
-class _Adapter:
+class _RandomTeacher:
     """A random low-rank change of the student's head, the same at every token: a teacher that has nothing to teach."""
 
     def __init__(self, head: Head, seed: int) -> None:
@@ -253,10 +253,10 @@ class _Adapter:
         return torch.log_softmax(student + change * (2 * distance / max(variance, 1e-12)) ** 0.5, dim=-1)
 
 
-class _Measuring:
+class _RolloutMeter:
     """One rollout being measured, chunk by chunk."""
 
-    def __init__(self, rollout: Rollout, stops: list[int], one_event: bool, adapter: _Adapter | None) -> None:
+    def __init__(self, rollout: Rollout, stops: list[int], one_event: bool, adapter: _RandomTeacher | None) -> None:
         self.rollout = rollout
         self._stops = torch.tensor(stops)
         self._one_event = one_event
@@ -265,13 +265,13 @@ class _Measuring:
         self._sums: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
 
-    def trace(self, mine: TeacherSignal, theirs: TeacherSignal) -> Trace:
+    def trace(self, mine: TeacherSignal, theirs: TeacherSignal) -> RolloutMeasurement:
         states, theirs = mine.states, theirs.fetch()
         for part in chunks(len(self.rollout.tokens), CHUNK_TOKENS):
             assert states is not None and mine.head is not None, "the student's own client gives its hidden states"
             student = mine.head.logprobs(states[part])
             ids = self.rollout.tokens[part].to(student.device)
-            teacher = read_signal(theirs, part).to(student.device)
+            teacher = read_tokens(theirs, part).to(student.device)
             alone = compare([(student, teacher.full, ids)], ALONE).known()
             self._add(logprobs=alone.pop("student_logprobs"), student_stop=self._event(student), **alone)
             self._compare(student, ids, teacher, states[part])
@@ -279,13 +279,13 @@ class _Measuring:
         if not columns:  # an empty answer
             columns = {name: torch.zeros(0) for name in ("logprobs", "student_entropy", "student_stop")}
         shares = {name: (total.norm() / self._norms[name]).item() for name, total in self._sums.items()}
-        return Trace(self.rollout, **columns, **shares)  # pyright: ignore[reportArgumentType]
+        return RolloutMeasurement(self.rollout, **columns, **shares)  # pyright: ignore[reportArgumentType]
 
     def _add(self, **columns: Tensor) -> None:
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
 
-    def _compare(self, student: Tensor, ids: Tensor, said: TeacherTokens, hidden: Tensor) -> None:
+    def _compare(self, student: Tensor, ids: Tensor, said: TeacherDistribution, hidden: Tensor) -> None:
         if said.full is not None:
             self._whole(student, ids, said.full, hidden)
         elif said.topk_ids is not None and said.topk_logprobs is not None:
@@ -309,7 +309,7 @@ class _Measuring:
             control = self._adapter.teacher(hidden, student, max(divergence.mean().item(), 1e-6))
             self._pull("control", student, control)
 
-    def _candidates(self, student: Tensor, ids: Tensor, said: TeacherTokens) -> None:
+    def _candidates(self, student: Tensor, ids: Tensor, said: TeacherDistribution) -> None:
         assert said.topk_ids is not None and said.topk_logprobs is not None
         theirs, logprobs = said.topk_ids.long(), said.topk_logprobs
         valid: Bool[Tensor, "T K"] = torch.ones_like(theirs, dtype=torch.bool)
@@ -353,7 +353,7 @@ def _among(candidates: Tensor, logprobs: Tensor, ids: Tensor, rest: Tensor) -> T
     return torch.where(at.any(-1), torch.where(at, logprobs, 0.0).sum(-1), rest)
 
 
-def _answers(evidence: Evidence, rollouts: Sequence[Rollout]) -> tuple[list[Rollout] | None, list[Canary]]:
+def _answers(evidence: Evidence, rollouts: Sequence[Rollout]) -> tuple[list[Rollout] | None, list[ParitySample]]:
     """The teacher's own answers, where there are rewards to compare, and its log-probabilities of its own tokens."""
     parts = evidence.built.parts
     has_rewards = any(rollout.reward is not None for rollout in rollouts)
@@ -367,7 +367,7 @@ def _answers(evidence: Evidence, rollouts: Sequence[Rollout]) -> tuple[list[Roll
     if samples is None:
         return None, []
     own = [_as_rollout(evidence, rollout, sample) for rollout, sample in zip(asked, samples, strict=True)]
-    return (rewarded(own, parts.task) if has_rewards else None), _canaries(evidence, own)
+    return (add_rewards(own, parts.task) if has_rewards else None), _canaries(evidence, own)
 
 
 def _as_rollout(evidence: Evidence, twin: Rollout, sample: Sample) -> Rollout:
@@ -388,7 +388,7 @@ def _as_rollout(evidence: Evidence, twin: Rollout, sample: Sample) -> Rollout:
     )
 
 
-def _canaries(evidence: Evidence, own: Sequence[Rollout]) -> list[Canary]:
+def _canaries(evidence: Evidence, own: Sequence[Rollout]) -> list[ParitySample]:
     """A few answers of the teacher scored by itself."""
     few = [answer for answer in own[:: max(len(own) // (2 * CANARIES), 1)] if len(answer.tokens)]
     signals = evidence.built.parts.teacher.score(few, Sampled())
@@ -397,7 +397,7 @@ def _canaries(evidence: Evidence, own: Sequence[Rollout]) -> list[Canary]:
         for signal, answer in zip(signals, few, strict=True)
     ]
     return [
-        Canary(answer.prompt.id, answer.policy_logprobs, logprobs.cpu())
+        ParitySample(answer.prompt.id, answer.policy_logprobs, logprobs.cpu())
         for answer, logprobs in zip(few, scored, strict=True)
         if logprobs is not None
     ]

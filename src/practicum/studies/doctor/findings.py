@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from practicum.errors import RecipeError
-from practicum.recipe import Recipe, override, parse_recipe, resolved, whole_path
+from practicum.recipe import Recipe, override, parse_recipe, resolve_path, resolved
 from practicum.statistics import Interval
 
 Status = Literal["pass", "warn", "fail", "inconclusive", "not applicable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckOutcome:
     """The outcome of one check.
 
     `fix` are overrides of the recipe (`key=value`) that belong together; `needs` is the number of rollouts that would
@@ -28,9 +28,9 @@ class Finding:
     details: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def skipped(why: str) -> Finding:
+def skipped(why: str) -> CheckOutcome:
     """What a check says that cannot be computed here."""
-    return Finding("not applicable", why)
+    return CheckOutcome("not applicable", why)
 
 
 def grade(value: Interval, good: float, bad: float) -> Status:
@@ -44,7 +44,7 @@ def grade(value: Interval, good: float, bad: float) -> Status:
     return "pass" if sign * value.mean <= sign * good else "warn"
 
 
-def worst(*statuses: Status) -> Status:
+def find_worst_status(*statuses: Status) -> Status:
     """The gravest of several."""
     order: tuple[Status, ...] = ("fail", "warn", "inconclusive", "pass", "not applicable")
     return min(statuses, key=order.index)
@@ -54,7 +54,7 @@ def changed(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """The recipe with overrides applied; RecipeError where it takes none such."""
     data = resolved(recipe)
     for text in changes:
-        override(data, whole_path(text, data))
+        override(data, resolve_path(text, data))
     return parse_recipe(data, recipe.name)
 
 
@@ -68,7 +68,7 @@ def accepted(recipe: Recipe, changes: Sequence[str]) -> tuple[str, ...]:
         return ()
 
 
-def of_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
+def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
     """A change of every term of the objective that asks the teacher, `weights=prefix(64)`, as overrides."""
     terms = recipe.objective.losses
     if len(terms) == 1:
@@ -81,7 +81,7 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def shown(value: Interval | None, unit: str = "") -> str:
+def format_interval(value: Interval | None, unit: str = "") -> str:
     """A number with its interval, as a person reads it."""
     if value is None:
         return ""

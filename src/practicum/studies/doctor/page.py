@@ -4,7 +4,7 @@ from typing import Any
 
 from practicum.report import document, safe
 from practicum.statistics import Interval
-from practicum.studies.doctor.findings import digits, shown
+from practicum.studies.doctor.findings import digits, format_interval
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #d5dae3; --paper: #ffffff;
@@ -65,4 +65,4 @@ def _number(check: dict[str, Any]) -> str:
     value = check["value"]
     if value is None or any(number is None for number in value.values()):
         return ""
-    return safe(shown(Interval(**value), check["unit"]))
+    return safe(format_interval(Interval(**value), check["unit"]))

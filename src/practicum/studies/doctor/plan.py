@@ -3,7 +3,7 @@
 from practicum.errors import PracticumError
 from practicum.statistics import Interval
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import Finding, skipped
+from practicum.studies.doctor.findings import CheckOutcome, skipped
 from practicum.studies.plan import memory_limit, plan, run_device
 
 GIB = 2**30
@@ -12,7 +12,7 @@ TEMPERATURES = (0.7, 1.3)
 LARGEST_STEP = 1.0
 
 
-def memory(evidence: Evidence) -> Finding:
+def memory(evidence: Evidence) -> CheckOutcome:
     """P17: the peak that `practicum plan` foretells, Python and its libraries left out, against the memory of the machine."""
     there = memory_limit(run_device(evidence.recipe))
     try:
@@ -24,10 +24,10 @@ def memory(evidence: Evidence) -> Finding:
     text = f"about {needed:.1f} of {there / GIB:.0f} GiB; see practicum plan"
     value = Interval(needed, needed, needed)
     details = {phase: found.memory.of(phase) / GIB for phase in found.memory.phases}
-    return Finding(status, text, value, "GiB", found.change or (), details=details)
+    return CheckOutcome(status, text, value, "GiB", found.change or (), details=details)
 
 
-def settings(evidence: Evidence) -> Finding:
+def settings(evidence: Evidence) -> CheckOutcome:
     """P19: the temperature of sampling, and how far one step of AdamW can move what a layer gives out."""
     recipe = evidence.recipe
     temperature, rate = evidence.plan.sampling.temperature, recipe.optimizer.learning_rate
@@ -48,8 +48,8 @@ def settings(evidence: Evidence) -> Finding:
     unit = "of a layer's output a step"
     if not said:
         text = f"temperature {temperature:g}; one step can change what a layer gives out by {step:.1%} of its size"
-        return Finding("pass", text, value, unit)
-    return Finding("warn", "; ".join(said), value, unit, tuple(fix))
+        return CheckOutcome("pass", text, value, unit)
+    return CheckOutcome("warn", "; ".join(said), value, unit, tuple(fix))
 
 
 def _sensitivity(evidence: Evidence) -> float:

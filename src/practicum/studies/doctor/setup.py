@@ -9,11 +9,19 @@ from torch import Tensor
 from practicum.models.config import ModelConfig
 from practicum.ports import walk
 from practicum.recipe import Recipe
-from practicum.runs.assembly import Scorer
-from practicum.statistics import Interval, clustered, group_pairs, probability_errors
-from practicum.studies.doctor.evidence import Evidence, Trace
-from practicum.studies.doctor.findings import Finding, Status, grade, of_terms, shown, skipped, worst
-from practicum.text import printable
+from practicum.runs.assembly import ScorerInfo
+from practicum.statistics import Interval, cluster_bootstrap, group_pairs, probability_errors
+from practicum.studies.doctor.evidence import Evidence, RolloutMeasurement
+from practicum.studies.doctor.findings import (
+    CheckOutcome,
+    Status,
+    find_worst_status,
+    format_interval,
+    grade,
+    override_terms,
+    skipped,
+)
+from practicum.text import make_printable
 
 STOP_GAP, IMPOSSIBLE_STOP = -3.0, 1e-4
 SPECIAL_SHARE = (0.05, 0.20)
@@ -24,25 +32,29 @@ SUPERVISED = ("teacher={type: none}", "objective={signal: text, divergence: ce}"
 """Learning from given answers, which needs no teacher's tokens."""
 
 
-def refused_vocabulary(reason: str) -> Finding:
+def refused_vocabulary(reason: str) -> CheckOutcome:
     """P1 where the models could not even be put together."""
-    return Finding(
+    return CheckOutcome(
         "fail",
         f"{reason}. Or let the other model write its answers to a file and learn from those",
         fix=SUPERVISED,
     )
 
 
-def vocabulary(evidence: Evidence) -> Finding:
+def vocabulary(evidence: Evidence) -> CheckOutcome:
     """P1: the token strings of student and teacher are compared id by id when the models are loaded."""
     tokens = evidence.built.learner.renderer.vocab_size
     details = {"answers that their text gives back token by token": _round_trips(evidence)}
     if not evidence.scorers:
-        return Finding("pass", f"the teacher reads with the student's own tokenizer ({tokens} tokens)", details=details)
-    return Finding("pass", f"student and teacher have the same {tokens} tokens under the same ids", details=details)
+        return CheckOutcome(
+            "pass", f"the teacher reads with the student's own tokenizer ({tokens} tokens)", details=details
+        )
+    return CheckOutcome(
+        "pass", f"student and teacher have the same {tokens} tokens under the same ids", details=details
+    )
 
 
-def stop_event(evidence: Evidence) -> Finding:
+def stop_event(evidence: Evidence) -> CheckOutcome:
     """P2: where the student stops, would the teacher stop too, and with a token at which the student stops?"""
     if evidence.silent:
         return skipped(evidence.silent)
@@ -53,14 +65,14 @@ def stop_event(evidence: Evidence) -> Finding:
     if not ends:
         text = f"none of the {len(evidence.traces)} answers ended, so nothing is known of how the teacher likes its end"
         if student & teacher:
-            return Finding("inconclusive", text, needs=4 * len(evidence.traces))
-        return Finding("warn", f"{text}; {tokens}", fix=merge)
+            return CheckOutcome("inconclusive", text, needs=4 * len(evidence.traces))
+        return CheckOutcome("warn", f"{text}; {tokens}", fix=merge)
     own = _median([trace.teacher_logprobs[-1].item() for trace in ends if trace.teacher_logprobs is not None])
     if any(trace.teacher_stop is None for trace in ends):
         status: Status = "pass" if own > math.log(IMPOSSIBLE_STOP) else "fail"
         text = f"the teacher gives the student's stop token a median probability of {math.exp(own):.2g}"
         text += "" if status == "pass" else ": the student would learn never to stop"
-        return Finding(status, text, fix=merge)
+        return CheckOutcome(status, text, fix=merge)
     event = _median([trace.teacher_stop[-1].item() for trace in ends if trace.teacher_stop is not None])
     gap = evidence.mean(_stop_gap)
     details = {"median probability of the stop token": math.exp(own), "of any stop token": math.exp(event)}
@@ -69,64 +81,68 @@ def stop_event(evidence: Evidence) -> Finding:
             f"{tokens}; where the student stops, its token has a median probability of {math.exp(own):.2g} for the teacher, so "
             "the student would learn never to stop"
         )
-        return Finding("fail", text, gap, "nats", merge, details=details)
+        return CheckOutcome("fail", text, gap, "nats", merge, details=details)
     if event < math.log(IMPOSSIBLE_STOP):
         text = (
             f"where the student stops, the teacher gives all stop tokens together a median probability of {math.exp(event):.2g}: "
             "it would go on"
         )
-        return Finding("fail", text, gap, "nats", details=details)
+        return CheckOutcome("fail", text, gap, "nats", details=details)
     if own < math.log(IMPOSSIBLE_STOP):
-        return Finding("warn", f"{tokens}, at which the student stops too: as one event they agree", gap, "nats")
+        return CheckOutcome("warn", f"{tokens}, at which the student stops too: as one event they agree", gap, "nats")
     assert gap is not None, "some rollout ended"
     if len(ends) < FEWEST_ENDS:
         text = f"only {len(ends)} of {len(evidence.traces)} answers ended, too few to know how the teacher likes an end"
         needs = math.ceil(len(evidence.traces) * FEWEST_ENDS / len(ends))
-        return Finding("inconclusive", text, gap, "nats", needs=needs, details=details)
+        return CheckOutcome("inconclusive", text, gap, "nats", needs=needs, details=details)
     close = gap.mean >= STOP_GAP
     text = (
         "the teacher stops where the student does" if close else "the teacher would often go on where the student stops"
     )
-    return Finding("pass" if close else "warn", text, gap, "nats", details=details)
+    return CheckOutcome("pass" if close else "warn", text, gap, "nats", details=details)
 
 
-def template(evidence: Evidence) -> Finding:
+def template(evidence: Evidence) -> CheckOutcome:
     """P3: do both read prompts alike, and how much of the disagreement is about special tokens?"""
     status, sentence, fix = _templates(evidence)
     excess = _special_excess(evidence)
     if excess is None:
         if status == "pass" and evidence.silent:
             return skipped(evidence.silent)
-        return Finding(status, sentence, fix=fix)
+        return CheckOutcome(status, sentence, fix=fix)
     of_tokens = grade(excess, *SPECIAL_SHARE)
     if of_tokens != "pass":
         sentence += "; special tokens carry more of the disagreement than their number explains"
         if not fix and all(term.weights.name == "all" for term in evidence.recipe.objective.losses):
-            fix = of_terms(evidence.recipe, "weights=not_special")
-    return Finding(worst(status, of_tokens), sentence, excess, "of the KL, beyond their share of tokens", fix)
+            fix = override_terms(evidence.recipe, "weights=not_special")
+    return CheckOutcome(
+        find_worst_status(status, of_tokens), sentence, excess, "of the KL, beyond their share of tokens", fix
+    )
 
 
-def parity(evidence: Evidence) -> Finding:
+def parity(evidence: Evidence) -> CheckOutcome:
     """P4: are log-probabilities the same when a text is written and when it is scored, for the student and the teacher?"""
     if evidence.trouble:
-        return Finding("fail", f"the teacher could not score the student's answers: {evidence.trouble}")
+        return CheckOutcome("fail", f"the teacher could not score the student's answers: {evidence.trouble}")
     student = evidence.mean(lambda trace: _errors(trace.logprobs, trace.rollout.policy_logprobs))
     if student is None:
         return skipped("no answer has a token")
     by_prompt = group_pairs((canary.prompt, _errors(canary.scored, canary.written)) for canary in evidence.canaries)
-    teacher = clustered([torch.cat(group) for group in by_prompt.values()], evidence.seed) if by_prompt else None
+    teacher = (
+        cluster_bootstrap([torch.cat(group) for group in by_prompt.values()], evidence.seed) if by_prompt else None
+    )
     found = {"the student's": student, **({} if teacher is None else {"the teacher's": teacher})}
     graded: dict[str, Status] = {whose: grade(value, *PARITY) for whose, value in found.items()}
-    status = worst(*graded.values())
+    status = find_worst_status(*graded.values())
     whose = next(name for name, of_one in graded.items() if of_one == status)
     details = {f"of {name} texts": value.mean for name, value in found.items()}
     if status == "pass":
-        return Finding(status, "writing and scoring give the same probabilities", student, "x", details=details)
+        return CheckOutcome(status, "writing and scoring give the same probabilities", student, "x", details=details)
     text = (
-        f"{whose} log-probabilities differ between writing and scoring by a factor of {shown(found[whose])} a token: "
+        f"{whose} log-probabilities differ between writing and scoring by a factor of {format_interval(found[whose])} a token: "
         "a temperature, a shift by one token, or other weights in one of the engines"
     )
-    return Finding(status, text, found[whose], "x", ("student.dtype=float32",), details=details)
+    return CheckOutcome(status, text, found[whose], "x", ("student.dtype=float32",), details=details)
 
 
 def model_places(recipe: Recipe) -> list[str]:
@@ -142,11 +158,11 @@ def _round_trips(evidence: Evidence) -> float | None:
     return sum(same) / len(same) if same else None
 
 
-def _stopped(trace: Trace) -> bool:
+def _stopped(trace: RolloutMeasurement) -> bool:
     return trace.rollout.stop_reason == "stop" and trace.teacher_logprobs is not None
 
 
-def _stop_gap(trace: Trace) -> Tensor | None:
+def _stop_gap(trace: RolloutMeasurement) -> Tensor | None:
     if not _stopped(trace) or trace.teacher_stop is None:
         return None
     return (trace.teacher_stop - trace.student_stop)[-1:]
@@ -164,7 +180,7 @@ def _stop_fix(evidence: Evidence) -> tuple[str, ...]:
 
 def _names(evidence: Evidence, ids: frozenset[int]) -> str:
     tokens = evidence.built.learner.renderer.tokenizer.convert_ids_to_tokens(sorted(ids))
-    return " or ".join(printable(str(token)) for token in tokens)
+    return " or ".join(make_printable(str(token)) for token in tokens)
 
 
 def _median(values: list[float]) -> float:
@@ -184,7 +200,7 @@ def _special_excess(evidence: Evidence) -> Interval | None:
     if total is None or total.mean <= 1e-9:
         return None
 
-    def excess(trace: Trace) -> Tensor | None:
+    def excess(trace: RolloutMeasurement) -> Tensor | None:
         if trace.divergence is None:
             return None
         return (trace.divergence / total.mean - 1.0) * torch.isin(trace.rollout.tokens, special)
@@ -210,7 +226,7 @@ def _templates(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
     return "pass", alike if evidence.scorers else "the teacher writes prompts with the student's template", ()
 
 
-def _compared(evidence: Evidence, place: str, scorer: Scorer) -> tuple[Status, str, tuple[str, ...]] | None:
+def _compared(evidence: Evidence, place: str, scorer: ScorerInfo) -> tuple[Status, str, tuple[str, ...]] | None:
     """What is to be said where one model behind the teacher writes prompts another way."""
     mine, theirs = evidence.built.learner.renderer, scorer.renderer
     messages = evidence.prompts[0].messages
@@ -229,7 +245,9 @@ def _compared(evidence: Evidence, place: str, scorer: Scorer) -> tuple[Status, s
     gain = _gain_of_students_template(evidence)
     if gain is None or gain.low <= TEMPLATE_GAIN:
         return "warn", f"{text}, and the teacher finds the answers no likelier after the student's", ()
-    better = f"{text}; after the student's the teacher finds its answers likelier by {shown(gain)} nats a token"
+    better = (
+        f"{text}; after the student's the teacher finds its answers likelier by {format_interval(gain)} nats a token"
+    )
     chosen = mine.template or mine.tokenizer.chat_template
     return "warn", better, (f"{place}.template={json.dumps(chosen)}",)
 

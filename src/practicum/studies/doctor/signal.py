@@ -7,8 +7,16 @@ import torch
 from torch import Tensor
 
 from practicum.statistics import Interval, concentration, quantiles
-from practicum.studies.doctor.evidence import CANDIDATES, FEWEST_TOKENS, Evidence, Trace
-from practicum.studies.doctor.findings import Finding, Status, digits, grade, of_terms, skipped, worst
+from practicum.studies.doctor.evidence import CANDIDATES, FEWEST_TOKENS, Evidence, RolloutMeasurement
+from practicum.studies.doctor.findings import (
+    CheckOutcome,
+    Status,
+    digits,
+    find_worst_status,
+    grade,
+    override_terms,
+    skipped,
+)
 from practicum.studies.doctor.setup import SUPERVISED
 from practicum.types import Rollout
 
@@ -21,7 +29,7 @@ SIGNAL_TO_NOISE = 100.0
 COHERENCE = 0.5
 
 
-def overlap(evidence: Evidence) -> Finding:
+def overlap(evidence: Evidence) -> CheckOutcome:
     """P5: how many of the student's 16 likeliest tokens are among the teacher's, and the mass that both put on them."""
     ratio = evidence.mean(lambda trace: trace.overlap)
     if ratio is None:
@@ -30,17 +38,17 @@ def overlap(evidence: Evidence) -> Finding:
         return skipped(evidence.silent or (small if tokens < FEWEST_TOKENS else "the teacher tells no candidates"))
     masses = (evidence.mean(lambda trace: trace.student_mass), evidence.mean(lambda trace: trace.teacher_mass))
     least = min(mass.mean for mass in masses if mass is not None)
-    status = worst(grade(ratio, *OVERLAP), "pass" if least >= MASS else "warn")
+    status = find_worst_status(grade(ratio, *OVERLAP), "pass" if least >= MASS else "warn")
     text = (
         f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, with {least:.0%} of the mass"
     )
     if status == "fail":
         text += ": they think differently, so let the student learn from the teacher's answers first"
     fix = cold_start(evidence) if status == "fail" else ()
-    return Finding(status, text, ratio, "", fix, details={"mass on shared tokens": least})
+    return CheckOutcome(status, text, ratio, "", fix, details={"mass on shared tokens": least})
 
 
-def distance(evidence: Evidence) -> Finding:
+def distance(evidence: Evidence) -> CheckOutcome:
     """P6: reverse KL to the teacher on the student's own answers, and its tails."""
     mean = evidence.mean(lambda trace: trace.divergence)
     if mean is None:
@@ -51,15 +59,21 @@ def distance(evidence: Evidence) -> Finding:
     levels = quantiles(whole, (0.5, 0.95, 0.99, 0.999))
     status = grade(mean, *DISTANCE)
     tail = unlikely is not None and unlikely.low > UNLIKELY_SHARE
-    heaped = half is not None and half < CONCENTRATED
+    is_concentrated = half is not None and half < CONCENTRATED
     text = f"student and teacher are {digits(mean.mean)} nats a token apart"
-    fix = cold_start(evidence) if status == "fail" else milder(evidence) if status == "warn" or tail or heaped else ()
+    fix = (
+        cold_start(evidence)
+        if status == "fail"
+        else suggest_bounded_divergence(evidence)
+        if status == "warn" or tail or is_concentrated
+        else ()
+    )
     if status == "fail":
         text += ", too far for a signal on the student's own answers: begin with the teacher's answers"
     elif tail:
         text += "; the teacher finds more than 1 % of the tokens nearly impossible, so bound what one token can do"
         status = "warn"
-    elif heaped:
+    elif is_concentrated:
         text += "; fewer than 1 % of the tokens hold half of it"
         status = "warn"
     elif status == "warn":
@@ -69,10 +83,10 @@ def distance(evidence: Evidence) -> Finding:
         "share with log T < -10": None if unlikely is None else unlikely.mean,
         **dict(zip(("p50", "p95", "p99", "p99.9"), levels, strict=True)),
     }
-    return Finding(status, text, mean, "nats a token", fix, details=details)
+    return CheckOutcome(status, text, mean, "nats a token", fix, details=details)
 
 
-def depth(evidence: Evidence) -> Finding:
+def depth(evidence: Evidence) -> CheckOutcome:
     """P7: does the agreement hold from the first token to the last?"""
     if evidence.silent:
         return skipped(evidence.silent)
@@ -88,16 +102,16 @@ def depth(evidence: Evidence) -> Finding:
     what = f"overlap of the {CANDIDATES} likeliest tokens" if with_overlap else "mean of min(1, T / S)"
     details = {f"{what} from token {start}": value.mean for start, value in profile}
     if status == "pass":
-        return Finding(
+        return CheckOutcome(
             status, "student and teacher agree as much at the end as at the beginning", last, details=details
         )
     cap = _cap(ratios)
     text = f"from token {cap} on they agree {last.mean:.0%} as much as at the beginning; learn from what is before it"
-    fix = of_terms(evidence.recipe, f"weights=prefix({cap})")
-    return Finding(status, text, last, "of the first bin", fix, details=details)
+    fix = override_terms(evidence.recipe, f"weights=prefix({cap})")
+    return CheckOutcome(status, text, last, "of the first bin", fix, details=details)
 
 
-def noise(evidence: Evidence) -> Finding:
+def noise(evidence: Evidence) -> CheckOutcome:
     """P13: does an update see enough tokens for a signal that is one token deep?"""
     mean = evidence.mean(lambda trace: trace.divergence)
     length = evidence.mean_of_rollouts(lambda trace: len(trace.rollout.tokens))
@@ -111,14 +125,14 @@ def noise(evidence: Evidence) -> Finding:
         text = (
             f"each update sees about {tokens:.0f} tokens with more of the teacher than the sampled token: no such noise"
         )
-        return Finding("pass", text, value, "signal to noise, if sampled tokens alone were used")
+        return CheckOutcome("pass", text, value, "signal to noise, if sampled tokens alone were used")
     if value.mean >= SIGNAL_TO_NOISE:
-        return Finding("pass", f"about {tokens:.0f} sampled tokens an update are enough", value, "signal to noise")
+        return CheckOutcome("pass", f"about {tokens:.0f} sampled tokens an update are enough", value, "signal to noise")
     text = f"about {tokens:.0f} sampled tokens an update are mostly noise; ask the teacher for more a token, or more prompts"
-    return Finding("warn", text, value, "signal to noise", _deeper(evidence, value.mean))
+    return CheckOutcome("warn", text, value, "signal to noise", _deeper(evidence, value.mean))
 
 
-def coherence(evidence: Evidence) -> Finding:
+def coherence(evidence: Evidence) -> CheckOutcome:
     """P14: do the tokens' gradients add up, or cancel each other more than those of a random teacher would?"""
     if not any(trace.coherence is not None for trace in evidence.traces):
         return skipped(evidence.silent or "needs the teacher's whole distribution and a plain head")
@@ -132,7 +146,7 @@ def coherence(evidence: Evidence) -> Finding:
     fine = ratio.mean >= COHERENCE
     text = "the tokens of an answer pull together" if fine else "the tokens of an answer pull against each other"
     text += f" ({own.mean:.0%} of their gradients add up; {control.mean:.0%} for a random teacher as far away)"
-    return Finding("pass" if fine else "warn", text, ratio, "of the control")
+    return CheckOutcome("pass" if fine else "warn", text, ratio, "of the control")
 
 
 def cold_start(evidence: Evidence) -> tuple[str, ...]:
@@ -144,21 +158,21 @@ def cold_start(evidence: Evidence) -> tuple[str, ...]:
     return (*SUPERVISED, supervised[1]) if given else ()
 
 
-def milder(evidence: Evidence) -> tuple[str, ...]:
+def suggest_bounded_divergence(evidence: Evidence) -> tuple[str, ...]:
     """A divergence that no token can make infinite (GKD, arXiv 2306.13649)."""
     if all(term.divergence.name == "reverse_kl" for term in evidence.recipe.objective.losses if term.asks):
-        return of_terms(evidence.recipe, "divergence=jsd(0.5)")
+        return override_terms(evidence.recipe, "divergence=jsd(0.5)")
     return ()
 
 
 def _deeper(evidence: Evidence, now: float) -> tuple[str, ...]:
     if "full" in evidence.built.parts.teacher.capabilities.signals:
-        return (*of_terms(evidence.recipe, "signal=full"), *of_terms(evidence.recipe, "estimator=auto"))
+        return (*override_terms(evidence.recipe, "signal=full"), *override_terms(evidence.recipe, "estimator=auto"))
     times = min(max(SIGNAL_TO_NOISE / max(now, 1e-3), 2.0), 64.0)
     return (f"train.prompts_per_step={round(evidence.recipe.train.prompts_per_step * times)}",)
 
 
-def _unlikely(trace: Trace) -> Tensor | None:
+def _unlikely(trace: RolloutMeasurement) -> Tensor | None:
     return None if trace.judged is None else (trace.judged < UNLIKELY).double()
 
 
@@ -178,7 +192,7 @@ def _reaching(rollouts: Sequence[Rollout], position: int) -> int:
 
 
 def _agreement(evidence: Evidence, start: int, end: int, with_overlap: bool) -> Interval:
-    def agreement(trace: Trace) -> Tensor | None:
+    def agreement(trace: RolloutMeasurement) -> Tensor | None:
         values = trace.overlap if with_overlap else trace.advantage
         if values is None:
             return None

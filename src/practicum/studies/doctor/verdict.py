@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from practicum.studies.doctor.checks import Check
-from practicum.studies.doctor.findings import Finding, shown
+from practicum.studies.doctor.findings import CheckOutcome, format_interval
 
 Word = Literal["BROKEN-SETUP", "NO-GO", "NO-GAP", "COLD-START-FIRST", "GO-WITH-CHANGES", "INCONCLUSIVE", "GO"]
 
@@ -14,11 +14,11 @@ LARGE_RATIO = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """A check with what it found."""
 
     check: Check
-    finding: Finding
+    finding: CheckOutcome
 
     @property
     def failed(self) -> bool:
@@ -32,7 +32,7 @@ class Result:
 
     def line(self) -> str:
         """What it found, with its number, on one line."""
-        number = shown(self.finding.value, self.finding.unit)
+        number = format_interval(self.finding.value, self.finding.unit)
         return f"{self.check.id} {self.check.name}: {self.finding.sentence}{f' ({number})' if number else ''}"
 
 
@@ -41,37 +41,37 @@ class Rule:
     """One verdict: when it holds of a result, what it means, and what the command line returns."""
 
     word: Word
-    holds: Callable[[Result], bool]
+    holds: Callable[[CheckResult], bool]
     when: str
     meaning: str
     exit_code: int
 
 
-def _broken(result: Result) -> bool:
+def _broken(result: CheckResult) -> bool:
     return result.check.role == "setup" and result.failed
 
 
-def _misleads(result: Result) -> bool:
+def _misleads(result: CheckResult) -> bool:
     return result.failed and (result.check.id == "P11" or _below(result))
 
 
-def _below(result: Result) -> bool:
+def _below(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.finding.value is not None and result.finding.value.high < 0
 
 
-def _no_gap(result: Result) -> bool:
+def _no_gap(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.failed and not _below(result)
 
 
-def _cold(result: Result) -> bool:
+def _cold(result: CheckResult) -> bool:
     return result.check.role == "start" and result.failed
 
 
-def _changes(result: Result) -> bool:
+def _changes(result: CheckResult) -> bool:
     return bool(result.finding.fix) and result.asks_for_change
 
 
-def _open(result: Result) -> bool:
+def _open(result: CheckResult) -> bool:
     return result.check.id == "P10" and result.finding.status == "inconclusive"
 
 
@@ -101,23 +101,23 @@ class Verdict:
     advice: str
 
 
-def decide(results: list[Result], capacity: float | None) -> Verdict:
+def decide(results: list[CheckResult], capacity: float | None) -> Verdict:
     """The first verdict that holds, with the findings that caused it."""
     for rule in RULES:
         caused = [result.line() for result in results if rule.holds(result)]
         if caused:
-            return Verdict(rule.word, rule.meaning, rule.exit_code, caused, advised(rule.word, results, capacity))
+            return Verdict(rule.word, rule.meaning, rule.exit_code, caused, advise(rule.word, results, capacity))
     known = [r.line() for r in results if r.check.role in ("teacher", "start") and r.finding.status == "pass"]
-    return Verdict(GO.word, GO.meaning, GO.exit_code, known, advised(GO.word, results, capacity))
+    return Verdict(GO.word, GO.meaning, GO.exit_code, known, advise(GO.word, results, capacity))
 
 
-def advised(word: Word, results: list[Result], capacity: float | None) -> str:
+def advise(word: Word, results: list[CheckResult], capacity: float | None) -> str:
     """Supervised (SFT), on-policy (OPD) or reinforcement learning (RL) for this pair on these prompts, in a few sentences."""
     found = {result.check.id: result.finding for result in results}
     status = {name: finding.status for name, finding in found.items()}
     rl = status.get("P12") in ("pass", "warn")
     if word == "BROKEN-SETUP":
-        return _mended(found)
+        return _advise_setup_fixes(found)
     if status.get("P6") == "not applicable":
         return _without_teacher(rl)
     if word in ("NO-GO", "NO-GAP"):
@@ -147,7 +147,7 @@ def advised(word: Word, results: list[Result], capacity: float | None) -> str:
     return text
 
 
-def _mended(found: Mapping[str, Finding]) -> str:
+def _advise_setup_fixes(found: Mapping[str, CheckOutcome]) -> str:
     """What to write first where the setup is broken: the fixes of the setup's checks and of the template's."""
     setup = [found[name] for name in ("P1", "P2", "P3", "P4") if name in found]
     fixes = [change for finding in setup if finding.status in ("warn", "fail") for change in finding.fix]

@@ -14,7 +14,7 @@ from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import rows_of_passes, texts_of
 from practicum.ports import PaperRecord
-from practicum.studies.plan.paper import PaperRun
+from practicum.studies.plan.paper import DryRun
 from practicum.types import ScoreRequest
 
 FLOAT = 4
@@ -59,7 +59,7 @@ class Memory:
         return self.of(self.largest)
 
 
-def memory_of(run: PaperRun, process: int) -> Memory:
+def estimate_memory(run: DryRun, process: int) -> Memory:
     """What each phase of a step takes once the optimizer has its moments; `process` is what Python and its libraries take."""
     recipe, record = run.recipe, run.record
     float_student = FLOAT if recipe.student.dtype == "float32" else 2
@@ -109,12 +109,12 @@ def tiles(objective: Objective) -> int:
     return (FUSED_TILES + slopes) if asks else TOKEN_TILES
 
 
-def gaps(run: PaperRun) -> int:
+def estimate_fragmentation(run: DryRun) -> int:
     """How many times what its graph holds an update takes."""
     return ADAPTERS_GAPS if run.record.learning.adapters else 1
 
 
-def update_tokens(run: PaperRun) -> int:
+def update_tokens(run: DryRun) -> int:
     """The most tokens that go through the student together in the update."""
     data = run.record.data
     passes = [rows[0] for rows in rows_of_passes(data, run.graph.tokens, run.record.packs_up_to)]
@@ -154,7 +154,7 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def _bytes(run: PaperRun, name: str) -> int:
+def _bytes(run: DryRun, name: str) -> int:
     """The weights of a scorer that has its own."""
     scorer = run.record.scorers[name]
     if scorer.config is None:
@@ -162,12 +162,12 @@ def _bytes(run: PaperRun, name: str) -> int:
     return scorer.shape.parameters * (FLOAT if scorer.config.dtype == "float32" else 2)
 
 
-def _on_disk(run: PaperRun, name: str) -> bool:
+def _on_disk(run: DryRun, name: str) -> bool:
     config = run.record.scorers[name].config
     return config is not None and config.residency == "disk"
 
 
-def _sampling(run: PaperRun, texts: int, new_tokens: int) -> dict[str, int]:
+def _sampling(run: DryRun, texts: int, new_tokens: int) -> dict[str, int]:
     """Decoding: weights laid out anew, a store of keys and values that is made once, and the logits of a step."""
     rows = min(run.record.sampling_batch, texts)
     longest = max(map(len, run.prompts), default=0) + new_tokens
@@ -182,7 +182,7 @@ def _sampling(run: PaperRun, texts: int, new_tokens: int) -> dict[str, int]:
     }
 
 
-def _scoring(run: PaperRun) -> int:
+def _scoring(run: DryRun) -> int:
     """The largest pass of any scorer."""
     return max(
         (
@@ -203,12 +203,12 @@ def _largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:
     return largest
 
 
-def _updating(run: PaperRun) -> dict[str, int]:
+def _updating(run: DryRun) -> dict[str, int]:
     """The graph of the largest pass, or the embedding's second gradient, whichever is more; the head laid out anew."""
     tokens = update_tokens(run)
     learned = sum(int(datum.rollout.loss_mask.sum()) for datum in run.record.data)
     embedding = FLOAT * run.record.shape.head if run.record.learning.head else 0
     return {
-        "graph and its gradients": max(gaps(run) * run.body.update.at(tokens), embedding),
+        "graph and its gradients": max(estimate_fragmentation(run) * run.body.update.at(tokens), embedding),
         "head laid out for products": FLOAT * run.record.shape.head if learned >= run.record.prepares_head_from else 0,
     }

@@ -1,6 +1,6 @@
 """The same prompts as supervised training, as reinforcement learning and as on-policy distillation, in operations a step."""
 
-from practicum.costs import Learning, Reading, Shape, read_once
+from practicum.costs import ModelDims, ReadTokens, TrainableDims, count_read_tokens
 
 GRPO_GROUP = 8
 """Completions of a prompt in the comparison with GRPO (arXiv 2402.03300)."""
@@ -9,7 +9,12 @@ WIRE_TOP_K = 64
 
 
 def methods(
-    prompts: list[tuple[int, ...]], answer: int, n: int, shape: Shape, learning: Learning, teacher: Shape | None
+    prompts: list[tuple[int, ...]],
+    answer: int,
+    n: int,
+    shape: ModelDims,
+    learning: TrainableDims,
+    teacher: ModelDims | None,
 ) -> list[dict[str, float | str]]:
     """One row a method: operations of generating, scoring and updating for the prompts of one step.
 
@@ -23,7 +28,7 @@ def methods(
     if teacher is not None:
         for count in dict.fromkeys((1, n)):
             texts, title = _texts(prompts, answer, count), f"OPD, {count} answer{'s' if count > 1 else ''}"
-            score = _forward(read_once(texts), texts, teacher)
+            score = _forward(count_read_tokens(texts), texts, teacher)
             rows.append(_row(title, _draw(texts, shape), score, _update(texts, shape, learning)))
     return rows
 
@@ -35,7 +40,7 @@ def break_even(rows: list[dict[str, float | str]]) -> float | None:
     return None if single is None else single / (group / GRPO_GROUP)
 
 
-def wire_bytes(tokens: int, prompt_tokens: int, teacher: Shape) -> dict[str, int]:
+def wire_bytes(tokens: int, prompt_tokens: int, teacher: ModelDims) -> dict[str, int]:
     """Bytes of a step if the teacher were in another process, by what it answers with.
 
     Out: 4 bytes a token id. Back: a float32 for the sampled token; 64 candidates of 4 + 2 bytes; a hidden state or all logits in 16
@@ -68,13 +73,13 @@ def _row(method: str, generate: int, score: int, update: int) -> dict[str, float
     }
 
 
-def _draw(texts: Texts, shape: Shape) -> int:
-    return _forward(read_once(texts, shortest=0), texts, shape)
+def _draw(texts: Texts, shape: ModelDims) -> int:
+    return _forward(count_read_tokens(texts, shortest=0), texts, shape)
 
 
-def _forward(read: Reading, texts: Texts, shape: Shape) -> int:
+def _forward(read: ReadTokens, texts: Texts, shape: ModelDims) -> int:
     return shape.hidden(read.tokens, read.contexts) + shape.logits(sum(count for _, count in texts))
 
 
-def _update(texts: Texts, shape: Shape, learning: Learning) -> int:
-    return learning.update(shape, read_once(texts), sum(count for _, count in texts))
+def _update(texts: Texts, shape: ModelDims, learning: TrainableDims) -> int:
+    return learning.update(shape, count_read_tokens(texts), sum(count for _, count in texts))

@@ -14,7 +14,7 @@ from practicum.types import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class PaperRun:
+class DryRun:
     """A recipe without weights: what its first step asks of whom, what that costs, and how the update is cut into passes.
 
     `body` is what a pass through the student takes in that update.
@@ -29,7 +29,7 @@ class PaperRun:
     answer_tokens: int
 
 
-def paper_run(recipe: Recipe, answer_tokens: int | None) -> PaperRun:
+def dry_run(recipe: Recipe, answer_tokens: int | None) -> DryRun:
     """Go through the first step of a recipe; answers have `answer_tokens`, or as many as they may."""
     tokens = min(answer_tokens or recipe.rollout.max_new_tokens, recipe.rollout.max_new_tokens)
     with tempfile.TemporaryDirectory() as folder:
@@ -39,4 +39,4 @@ def paper_run(recipe: Recipe, answer_tokens: int | None) -> PaperRun:
     record = paper.record
     graph = record.cut(record.data)
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))
-    return PaperRun(recipe, record, result.metrics, prompts, graph, record.body(graph.recompute), tokens)
+    return DryRun(recipe, record, result.metrics, prompts, graph, record.body(graph.recompute), tokens)

@@ -16,14 +16,14 @@ from practicum.recipe import Recipe, override, parse_recipe, resolved
 from practicum.runs.assembly import assemble_run
 from practicum.studies.plan.memory import (
     Memory,
-    gaps,
+    estimate_fragmentation,
+    estimate_memory,
     memory_limit,
-    memory_of,
     own_bytes,
     update_tokens,
 )
 from practicum.studies.plan.methods import break_even, methods, wire_bytes
-from practicum.studies.plan.paper import PaperRun, paper_run
+from practicum.studies.plan.paper import DryRun, dry_run
 from practicum.training.loop import train_step
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ learns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class StepTiming:
     """Seconds of each phase of a step that was done, its operations, and how long its answers were."""
 
     seconds: Mapping[str, float]
@@ -60,15 +60,15 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CostPlan:
     """What a recipe will cost; see `plan_data` for the names."""
 
-    run: PaperRun
+    run: DryRun
     memory: Memory
     limit: int
     largest_micro_batch: int
     change: tuple[str, ...] | None
-    calibration: Calibration | None
+    calibration: StepTiming | None
 
     @property
     def fits(self) -> bool:
@@ -83,23 +83,23 @@ def plan(
     answer_tokens: int | None = None,
     calibrate: bool = False,
     process: int | None = None,
-) -> Plan:
+) -> CostPlan:
     """Plan a recipe; `limit` is in bytes (None: what there is), `calibrate` does two steps of it, the first to warm up.
 
     `process` is what Python and its libraries take, in bytes (None: what this process takes now).
     """
     process = own_bytes() if process is None else process
-    run = paper_run(recipe, answer_tokens)  # refuses what cannot be planned, before any step is done
-    calibration = calibrated(recipe) if calibrate else None
+    run = dry_run(recipe, answer_tokens)  # refuses what cannot be planned, before any step is done
+    calibration = time_step(recipe) if calibrate else None
     if calibration is not None and answer_tokens is None:
         answer_tokens = max(round(calibration.answer_tokens), 1)
         with hide_notes():
-            run = paper_run(recipe, answer_tokens)
-    memory = memory_of(run, process)
+            run = dry_run(recipe, answer_tokens)
+    memory = estimate_memory(run, process)
     limit = memory_limit(run_device(recipe)) if limit is None else limit
     largest = _largest_micro_batch(run, memory, limit)
     change = None if memory.peak <= limit else _change(recipe, limit, process, answer_tokens, largest)
-    return Plan(run, memory, limit, largest, change, calibration)
+    return CostPlan(run, memory, limit, largest, change, calibration)
 
 
 def run_device(recipe: Recipe) -> str:
@@ -109,7 +109,7 @@ def run_device(recipe: Recipe) -> str:
     return "cuda" if torch.cuda.is_available() and recipe.student.device != "cpu" else "cpu"
 
 
-def calibrated(recipe: Recipe) -> Calibration:
+def time_step(recipe: Recipe) -> StepTiming:
     """Do two steps of a recipe in a folder that is thrown away, and time the second."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -117,14 +117,14 @@ def calibrated(recipe: Recipe) -> Calibration:
     ):
         log.info("calibrating: two steps, the first to warm up")
         metrics = [train_step(step, built.parts, built.settings).metrics for step in (1, 2)][-1]
-    return Calibration(
+    return StepTiming(
         seconds={phase: metrics[f"seconds_{phase}"] for phase in PHASES},
         flops={phase: metrics[f"cost/flops_{phase}"] for phase in PHASES},
         answer_tokens=metrics["length"],
     )
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
+def plan_data(plan: CostPlan) -> dict[str, Any]:
     """The plan as JSON data: a step, the whole run, memory by phase and item, methods beside each other, bytes on a wire.
 
     `seconds` and what depends on them are None without a calibration.
@@ -191,10 +191,10 @@ def _model(shape: Any) -> dict[str, int]:
     }
 
 
-def _largest_micro_batch(run: PaperRun, memory: Memory, limit: int) -> int:
+def _largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
     """How many tokens may go through the student together within the limit; 0 where the rest fills it already."""
     others = sum(size for name, size in memory.phases["update"].items() if name != "graph and its gradients")
-    room = (limit - others) // gaps(run) - run.body.update.fixed
+    room = (limit - others) // estimate_fragmentation(run) - run.body.update.fixed
     return max(room // max(run.body.update.each, 1), 0)
 
 
@@ -213,10 +213,10 @@ def _change(
         texts, other = changed
         try:
             with hide_notes():
-                run = paper_run(other, answer_tokens)
+                run = dry_run(other, answer_tokens)
         except PracticumError:
             continue  # a change that this recipe cannot have
-        if memory_of(run, process).peak <= limit:
+        if estimate_memory(run, process).peak <= limit:
             return texts
     return None
 
