@@ -1,9 +1,9 @@
 """The house in numbers: repeated lines, lengths, names, docstrings, comments, rooms and levels, without running anything.
 
-    python -m benchmarks house [--names]
+    python -m benchmarks house [--names] [--record]
 
-Each measure has a bound that `tests/test_house.py` holds; docs/architecture.md shows both. `--names` lists the functions that do
-not begin with a verb and the values that are called by grammar, with the files that they stand in.
+Each measure has a bound that `tests/test_house.py` holds; `--record` writes both into docs/architecture.md. `--names` lists the
+functions that do not begin with a verb and the values that are called by grammar, with the files that they stand in.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from benchmarks.measuring import table
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "practicum"
+PAGE = ROOT / "docs" / "architecture.md"
 BLOCK = 5
 """So many lines that stand in another file too are a repetition."""
 
@@ -91,11 +92,21 @@ def main() -> None:
     """Print the table, and on request the names behind it."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--names", action="store_true", help="list the names behind the shares")
+    made.add_argument("--record", action="store_true", help="write the table into docs/architecture.md")
     options = made.parse_args()
     print(table(["measure", "now", "bound"], rows()))
+    if options.record:
+        _record()
     if options.names:
         for file, line, name in sorted(nameless_functions() + deictic_names()):
             print(f"{file}:{line} {name}")
+
+
+def _record() -> None:
+    lines = [f"| {' | '.join(row)} |" for row in (["measure", "value", "bound"], ["---"] * 3, *rows())]
+    block = re.compile(r"(<!-- recorded: house -->\n).*?(<!-- end of recorded -->)", re.DOTALL)
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(block.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text), encoding="utf-8")
 
 
 def rows() -> list[list[str]]:
