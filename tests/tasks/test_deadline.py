@@ -234,9 +234,9 @@ def test_no_process_outlives_a_parent_that_was_killed(busy: bool) -> None:
 
 def test_the_end_of_the_interpreter_ends_the_process() -> None:
     script = (
-        "from practicum.tasks._deadline import Deadline\n"
-        "print(Deadline('misbehaving').ask({'do': 'tell'}, 5.0)['pid'])\n"
-        "kept = Deadline('misbehaving')\n"
+        "from practicum.tasks._deadline import VerifierProcess\n"
+        "print(VerifierProcess('misbehaving').ask({'do': 'tell'}, 5.0)['pid'])\n"
+        "kept = VerifierProcess('misbehaving')\n"
         "print(kept.ask({'do': 'tell'}, 5.0)['pid'])\n"
     )
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}

@@ -1,0 +1,20 @@
+"""A run from its recipe to its report: built, evaluated, trained with observers after every step, saved, summed up."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from practicum.runs.launch import check_resumes, distill, open_student, restored, run
+    from practicum.runs.resuming import open_run
+    from practicum.runs.session import RunResult
+
+__all__ = ["RunResult", "check_resumes", "distill", "open_run", "open_student", "restored", "run"]
+
+_HOMES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.session"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the parts of a run are also used without one."""
+    if name in __all__:
+        return getattr(importlib.import_module(_HOMES.get(name, "practicum.runs.launch")), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
