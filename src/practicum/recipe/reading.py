@@ -25,7 +25,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     data = read_recipe(path)
     if "stages" in data:
         raise RecipeError(
-            f"{source}: a pipeline, since it has stages; run it with practicum.run, or read it with pipeline.load"
+            f"{source}: a pipeline, since it has stages; run it with practicum.run, or read it with practicum.runs.pipeline"
         )
     for text in overrides:
         override(data, resolve_path(text, data))
