@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from practicum.monitors import Alarm
-from practicum.runs.ending import Ending
 from practicum.errors import AlarmError, Interrupted
-from practicum.training.loop import StepResult
-from practicum.runs.observers import FinishedStep, HearSignals, LeaveRun, Observer, SaveCheckpoints, SoundAlarms, tag_of
+from practicum.monitors import Alarm
 from practicum.recipe import TrainConfig
 from practicum.recipe.schedule import ScheduleState
+from practicum.runs.ending import Ending
+from practicum.runs.observers import FinishedStep, HearSignals, LeaveRun, Observer, SaveCheckpoints, SoundAlarms, tag_of
+from practicum.training.loop import StepResult
 from practicum.types import TokenRecord
 
 

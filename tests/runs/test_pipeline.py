@@ -18,13 +18,13 @@ from test_report import HOSTILE, Elements
 from test_runs import ServerScores
 from toy import TASK, assert_same_run, curve, exit_status, forked, rows, start_fork
 
-from practicum.report.pipeline import write_pipeline_report
 from practicum.errors import PracticumError, RecipeError
-from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
-from practicum.runs.pipeline.running import run
 from practicum.recipe import Recipe, load_recipe
+from practicum.report.pipeline import write_pipeline_report
 from practicum.run_dir import read_json
 from practicum.runs import RunResult, open_run, open_student
+from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
+from practicum.runs.pipeline.running import run
 
 pytestmark = pytest.mark.long
 

@@ -11,11 +11,11 @@ import pytest
 from safetensors.torch import load_file
 from toy import assert_same_run, curve, forked, in_check, make_model, rows, toy_recipe, toy_run
 
+from practicum.errors import CheckpointError, RecipeError, ResourceError
+from practicum.report import write_report
+from practicum.runs import open_run, open_student, run
 from practicum.runs.assembly import assemble_run
 from practicum.studies.compare.outcomes import read_outcome
-from practicum.report import write_report
-from practicum.errors import CheckpointError, RecipeError, ResourceError
-from practicum.runs import open_run, open_student, run
 
 STEPS = {"train.steps": 6, "train.checkpoint_every": 2, "train.prompts_per_step": 4}
 

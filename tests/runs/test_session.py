@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from toy import assert_same_run, rows, toy_recipe, toy_run
 
-from practicum.runs.assembly import assemble_run
 from practicum.errors import ModelError, ResourceError
-from practicum.runs.observers import FinishedStep, Observer
 from practicum.run_dir import RunDir
+from practicum.runs.assembly import assemble_run
+from practicum.runs.console import SilentConsole
+from practicum.runs.observers import FinishedStep, Observer
 from practicum.runs.session import RunResult, Session
 from practicum.runs.tracked import RunTracker
-from practicum.runs.console import SilentConsole
 
 log = logging.getLogger("practicum.test")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from practicum.recipe import recipe_names
 from practicum.runs.pipeline import Pipeline, load_pipeline_or_recipe, parse_pipeline
 from practicum.runs.pipeline.running import run
-from practicum.recipe import recipe_names
 
 pytestmark = pytest.mark.long
 

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from practicum.runs import console as tracking
-from practicum.runs.console import Console, JsonConsole, LiveConsole, MetricsLog, PlainConsole, SilentConsole, open_console
+from practicum.runs.console import (
+    Console,
+    JsonConsole,
+    LiveConsole,
+    MetricsLog,
+    PlainConsole,
+    SilentConsole,
+    open_console,
+)
 
 METRICS = {"reverse_kl": 0.21234, "length": 34.0, "tokens_per_second": 1234.5}
 SAMPLE = ("What is 8 times 7?", "56, since 8 \u00d7 7 = 56 \u4f60\u597d [bold]not markup[/bold]")

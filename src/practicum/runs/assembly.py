@@ -12,15 +12,12 @@ from typing import Any
 
 import torch
 
+from practicum.core.plugins import module_of
+from practicum.core.randomness import seed_of
 from practicum.costs import Ledger, ModelDims
 from practicum.errors import CapabilityError, DataError, ModelError, RecipeError
-from practicum.training.evaluation import EvaluationSettings
-from practicum.ports.hosting import Hosted
-from practicum.training.loop import StepComponents, StepPlan, StepSettings
-from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.models.config import ModelConfig, ScorerConfig, ScratchConfig
 from practicum.models.files import file_digest, model_digests
-from practicum.core.plugins import module_of
 from practicum.ports import (
     Backend,
     BackendContext,
@@ -29,22 +26,33 @@ from practicum.ports import (
     Learner,
     Model,
     PaperBackend,
-    WeightUpdateRule,
     SelfTeacher,
     Task,
     Teacher,
     TeacherConfig,
     TeacherContext,
     TrainingClient,
+    WeightUpdateRule,
     walk,
 )
-from practicum.core.randomness import seed_of
+from practicum.ports.hosting import Hosted
+from practicum.ports.metering import MeteredTrainer, wrap_client
 from practicum.recipe import Recipe, capability_problems, clip_warning, staleness_warning
-from practicum.rollouts import RolloutArchive, Cache, asks_teacher, conversation_problems, load_recorded_rollouts, replays, source_problems
 from practicum.recipe.schedule import ScheduleState
+from practicum.rollouts import (
+    Cache,
+    RolloutArchive,
+    asks_teacher,
+    conversation_problems,
+    load_recorded_rollouts,
+    replays,
+    source_problems,
+)
 from practicum.tasks import TaskContext
 from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
+from practicum.training.evaluation import EvaluationSettings
+from practicum.training.loop import StepComponents, StepPlan, StepSettings
 from practicum.types import Prompt, Rollout
 
 log = logging.getLogger(__name__)
@@ -219,7 +227,9 @@ def evaluation_settings(recipe: Recipe, task: Task, student: Learner | Model) ->
     return EvaluationSettings(prompts[: evaluation_config.prompts], evaluation_config.samples, sampling, recipe.seed)
 
 
-def split_by_length(prompts: Sequence[Prompt], student: Learner | Model, recipe: Recipe) -> tuple[list[Prompt], list[Prompt]]:
+def split_by_length(
+    prompts: Sequence[Prompt], student: Learner | Model, recipe: Recipe
+) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts that leave room for an answer, and those that are too long."""
     available_tokens = student.context_length - recipe.longest_answer
     limit = min(recipe.prompt_tokens, available_tokens)
@@ -247,7 +257,9 @@ def _named(part: str, digests: Mapping[str, str]) -> dict[str, str]:
     return {f"{part}/{name}": digest for name, digest in digests.items()}
 
 
-def load_archive(recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer) -> tuple[RolloutArchive, dict[str, str]]:
+def load_archive(
+    recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer
+) -> tuple[RolloutArchive, dict[str, str]]:
     """What was written before the run, and a digest of the tape where it is read from one."""
     source = recipe.rollout.source
     newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if replays(source) else 0)

@@ -2,10 +2,10 @@
 
 from practicum.costs import BudgetTracker
 from practicum.monitors import Alarm
-from practicum.report.tables import FINISHED, SPENT
 from practicum.recipe import TrainConfig
-from practicum.runs.records import timings_jsonl
+from practicum.report.tables import FINISHED, SPENT
 from practicum.run_dir import RunDir, read_rows, shapes
+from practicum.runs.records import timings_jsonl
 
 
 class Ending:

@@ -4,13 +4,13 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from practicum.runs.assembly import RunComponents
-from practicum.monitors import compute_evaluation_readings
 from practicum.errors import CheckpointError
-from practicum.training.evaluation import Evaluation, evaluate, evaluate_teacher
-from practicum.runs.outcome import RunEvaluations
+from practicum.monitors import compute_evaluation_readings
 from practicum.recipe import Recipe
 from practicum.run_dir import RESTORE, RunDir, read_json, shapes, write_json
+from practicum.runs.assembly import RunComponents
+from practicum.runs.outcome import RunEvaluations
+from practicum.training.evaluation import Evaluation, evaluate, evaluate_teacher
 from practicum.types import Metrics
 
 log = logging.getLogger(__name__)

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from practicum import run_dir as folders
-from practicum.runs.assembly import RunComponents, assemble_run, load_student
-from practicum.errors import CheckpointError, RecipeError
 from practicum.core.notes import hide_notes, show_notes
+from practicum.core.stopping import Stop, catch_stop_signals
+from practicum.errors import CheckpointError, RecipeError
 from practicum.objective import Objective
 from practicum.ports import Backend, Learner
 from practicum.recipe import Recipe, load_recipe, parse_recipe
-from practicum.runs.resuming import open_run
 from practicum.run_dir import RunDir
+from practicum.runs.assembly import RunComponents, assemble_run, load_student
+from practicum.runs.console import Console, SilentConsole
+from practicum.runs.resuming import open_run
 from practicum.runs.session import RunResult, Session
 from practicum.runs.state import require_newest, teacher_tensors
-from practicum.core.stopping import Stop, catch_stop_signals
 from practicum.runs.tracked import RunTracker
-from practicum.runs.console import Console, SilentConsole
 
 __all__ = ["RunResult", "Section", "check_resumes", "distill", "open_run", "open_student", "restored", "run"]
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from practicum.monitors import Alarm, PhaseSpeedMonitor, find_worst_alarm
-from practicum.report.tables import format_sample, add_speed
-from practicum.runs.ending import Ending
-from practicum.errors import AlarmError, Interrupted
-from practicum.training.loop import StepResult
-from practicum.runs.records import RunJournals
-from practicum.recipe.schedule import ScheduleState
 from practicum.core.stopping import Stop
-from practicum.runs.tracked import RunTracker
+from practicum.errors import AlarmError, Interrupted
+from practicum.monitors import Alarm, PhaseSpeedMonitor, find_worst_alarm
+from practicum.recipe.schedule import ScheduleState
+from practicum.report.tables import add_speed, format_sample
 from practicum.runs.console import Console
+from practicum.runs.ending import Ending
+from practicum.runs.records import RunJournals
+from practicum.runs.tracked import RunTracker
+from practicum.training.loop import StepResult
 from practicum.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,12 @@ class SaveCheckpoints:
     """
 
     def __init__(
-        self, records: RunJournals, save: Callable[[int, str | None], None], every: int | None, ending: Ending, saved: int
+        self,
+        records: RunJournals,
+        save: Callable[[int, str | None], None],
+        every: int | None,
+        ending: Ending,
+        saved: int,
     ) -> None:
         self.saved = saved
         self._records = records

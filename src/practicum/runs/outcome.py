@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from practicum.costs import ModelDims, cost_summary
-from practicum.report.tables import ALL_DONE, answers, comparison, side_by_side
-from practicum.training.evaluation import Evaluation, gain
 from practicum.recipe import Recipe
+from practicum.report.tables import ALL_DONE, answers, comparison, side_by_side
 from practicum.run_dir import RunDir, read_rows, shapes
-from practicum.statistics import Interval
 from practicum.runs.console import Console
+from practicum.statistics import Interval
+from practicum.training.evaluation import Evaluation, gain
 from practicum.types import Metrics
 
 
@@ -90,7 +90,11 @@ def print_outcome(
         rows = comparison(evaluations.before, evaluations.after, evaluations.teacher)
         console.table("held-out evaluation", ["", "before", "after", "teacher"], rows)
     accuracy_gain = summary["gain"]
-    shown = {} if accuracy_gain is None else {"gain in accuracy": f"{Interval(**accuracy_gain)} (95 % interval, paired by prompt)"}
+    shown = (
+        {}
+        if accuracy_gain is None
+        else {"gain in accuracy": f"{Interval(**accuracy_gain)} (95 % interval, paired by prompt)"}
+    )
     if summary["alarms"]:
         counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
         shown["alarms"] = f"{counts}; see alarms.jsonl"

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from practicum import run_dir as folders
-from practicum.runs.assembly import RunComponents
 from practicum.errors import CheckpointError, RecipeError
 from practicum.recipe import Recipe, bring_up, parse_recipe, resolved
-from practicum.run_dir import Difference, RunDir
 from practicum.recipe.schedule import depends_on_steps
+from practicum.run_dir import Difference, RunDir
+from practicum.runs.assembly import RunComponents
 
 log = logging.getLogger(__name__)
 

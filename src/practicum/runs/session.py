@@ -11,16 +11,19 @@ from time import monotonic
 from typing import Any
 
 from practicum import run_dir as folders
-from practicum.runs import state
-from practicum.runs.assembly import RunComponents, assemble_run
-from practicum.training.asynchronous import open_step_runner
+from practicum.core.stopping import Stop
+from practicum.errors import Interrupted
 from practicum.monitors import PhaseSpeedMonitor
+from practicum.recipe import Recipe
 from practicum.report import write_report
 from practicum.report.tables import cost_lines
+from practicum.rollouts import replays
+from practicum.run_dir import Journal, RunDir
+from practicum.runs import state
+from practicum.runs.assembly import RunComponents, assemble_run
+from practicum.runs.console import Console
 from practicum.runs.ending import Ending
-from practicum.errors import Interrupted
 from practicum.runs.examining import Examination
-from practicum.training.loop import train
 from practicum.runs.observers import (
     CountSpending,
     HearSignals,
@@ -33,16 +36,13 @@ from practicum.runs.observers import (
     SoundAlarms,
     WriteRows,
 )
-from practicum.runs.outcome import RunEvaluations, print_outcome, build_summary
-from practicum.recipe import Recipe
+from practicum.runs.outcome import RunEvaluations, build_summary, print_outcome
 from practicum.runs.records import RunJournals
 from practicum.runs.resuming import changes_of, write_recipe
-from practicum.rollouts import replays
-from practicum.run_dir import Journal, RunDir
-from practicum.core.stopping import Stop
 from practicum.runs.tracked import RunTracker
-from practicum.runs.console import Console
 from practicum.runs.training import Training, open_watch
+from practicum.training.asynchronous import open_step_runner
+from practicum.training.loop import train
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from practicum import run_dir as folders
-from practicum.runs.assembly import RunComponents
-from practicum.training.asynchronous import Stages
 from practicum.errors import CheckpointError, RecipeError
 from practicum.recipe import Recipe
-from practicum.runs.records import RunJournals
 from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
+from practicum.runs.assembly import RunComponents
+from practicum.runs.records import RunJournals
+from practicum.training.asynchronous import Stages
 
 log = logging.getLogger(__name__)
 

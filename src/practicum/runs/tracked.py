@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from practicum.errors import ResourceError
 from practicum.core.plugins import module_of
+from practicum.errors import ResourceError
 from practicum.recipe import Recipe, resolved
 from practicum.run_dir import RunDir, read_json, read_rows, shapes, write_json
 from practicum.trackers import Tracker, TrackerContext

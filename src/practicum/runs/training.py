@@ -4,16 +4,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from practicum.training.asynchronous import Stages
-from practicum.monitors import Watch
-from practicum.runs.ending import Ending
 from practicum.errors import RecipeError, TeacherError, VerifierError
-from practicum.runs.examining import Examination
-from practicum.training.loop import StepResult
-from practicum.runs.observers import FinishedStep, Observer, SaveCheckpoints
+from practicum.monitors import Watch
 from practicum.recipe import Recipe, override, parse_recipe, resolved
-from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.recipe.schedule import ScheduleState
+from practicum.run_dir import RunDir, read_rows, shapes
+from practicum.runs.ending import Ending
+from practicum.runs.examining import Examination
+from practicum.runs.observers import FinishedStep, Observer, SaveCheckpoints
+from practicum.training.asynchronous import Stages
+from practicum.training.loop import StepResult
 
 
 @dataclass(frozen=True, slots=True)

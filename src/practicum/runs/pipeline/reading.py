@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from practicum.errors import RecipeError
 from practicum.core.calls import did_you_mean
+from practicum.errors import RecipeError
 from practicum.recipe import (
     SECTIONS,
     WORDS,
@@ -22,9 +22,9 @@ from practicum.recipe import (
     override,
     parse_recipe,
     read_recipe,
+    resolve_path,
     resolved,
     teacher_off,
-    resolve_path,
     without_switch,
 )
 
@@ -274,7 +274,9 @@ def _restore_references(section: Any) -> Any:
     """The section with `{stage: NAME}` again for every mark."""
     if isinstance(section, str) and section.startswith(MARK):
         return {"stage": section.removeprefix(MARK)}
-    return {key: _restore_references(value) for key, value in section.items()} if isinstance(section, Mapping) else section
+    return (
+        {key: _restore_references(value) for key, value in section.items()} if isinstance(section, Mapping) else section
+    )
 
 
 def folder_of(number: int, name: str) -> str:

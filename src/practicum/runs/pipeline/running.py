@@ -12,21 +12,30 @@ from typing import Any
 import torch
 
 from practicum import runs
-from practicum.runs.assembly import build_task, make_scratch
+from practicum.core.calls import did_you_mean
+from practicum.core.faults import fault
+from practicum.core.notes import show_notes
+from practicum.core.stopping import Stop, catch_stop_signals
+from practicum.errors import Interrupted, RecipeError
+from practicum.models.config import ModelConfig, ScratchConfig
+from practicum.recipe import Recipe, bring_up
+from practicum.recipe.methods import describe_method
 from practicum.report.pipeline import write_pipeline_report
 from practicum.report.tables import accuracy_by_stage
-from practicum.errors import Interrupted, RecipeError
-from practicum.core.faults import fault
-from practicum.recipe.methods import describe_method
-from practicum.models.config import ModelConfig, ScratchConfig
-from practicum.core.notes import show_notes
-from practicum.core.calls import did_you_mean
-from practicum.runs.pipeline.reading import BASE, OWN, WORDS, Pipeline, Stage, folder_of, load_pipeline_or_recipe, omit_keys
-from practicum.recipe import Recipe, bring_up
 from practicum.run_dir import FLAG, RunDir, changed_fields, near, proposal, read_json, shapes, split_changes, write_json
 from practicum.runs import RunResult, open_student
-from practicum.core.stopping import Stop, catch_stop_signals
+from practicum.runs.assembly import build_task, make_scratch
 from practicum.runs.console import Console, SilentConsole
+from practicum.runs.pipeline.reading import (
+    BASE,
+    OWN,
+    WORDS,
+    Pipeline,
+    Stage,
+    folder_of,
+    load_pipeline_or_recipe,
+    omit_keys,
+)
 
 
 def run(
