@@ -233,6 +233,9 @@ class Fused:
 
     def _gradient(self, shares: Sequence[Tensor]) -> Tensor:
         """The gradient in the logits, in the place of the first slope."""
+        # With g the gradient in the log-probabilities, the gradient in the logits is g - softmax * sum(g). Terms add to the same g,
+        # each its coefficient times its slope, or its coefficient at the sampled token. So one [T, V] buffer and one correction
+        # serve all terms, and a slope may be off by a multiple of the softmax, which the correction removes.
         total: Tensor | None = None
         sampled = torch.zeros_like(shares[0])
         for term, share, slope in zip(self._objective.losses, shares, self._slopes, strict=True):

@@ -156,6 +156,7 @@ class _Open:
 
         A turn that is longer goes on with the next draw.
         """
+        # Powers of two are few, so many conversations ask for the same length and share one call of the sampler.
         return 1 << (self.count_room(params).bit_length() - 1)
 
     def make_request(self) -> SampleRequest:

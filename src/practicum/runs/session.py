@@ -148,6 +148,9 @@ class Session:
         ):
             save = partial(state.save, self.home, self.recipe, built, ahead)
             saving = SaveCheckpoints(records, save, self.recipe.train.checkpoint_every, ending, saved=first - 1)
+            # The order is a contract. Rows are on the disk before a checkpoint, so no checkpoint is newer than its rows. An alarm
+            # that stops the run raises before the state is saved, so the step that caused it is not kept; an alarm that
+            # pauses, and a signal, raise after it, so a resumed run goes on from this step.
             observers = [
                 WriteRows(records),
                 SendMetrics(self.tracked),

@@ -161,6 +161,9 @@ class LanguageModel:
     @contextlib.contextmanager
     def weights(self, overlay: Mapping[str, Tensor]) -> Iterator[None]:
         """Within the block the named parameters have the overlay's values; the live ones come back after it."""
+        # Replacing `.data` and not the parameter keeps what modules, tied weights and the optimizer hold, and copies nothing. Every
+        # thread that uses these modules sees the overlay, so no other thread may run them meanwhile: a snapshot for sampling
+        # ahead has modules of its own.
         parameters = dict(self.model.named_parameters()) if overlay else {}
         live = {name: parameters[name].data for name in overlay}
         try:

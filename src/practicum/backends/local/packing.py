@@ -82,6 +82,9 @@ class PackedBatch:
 
     def __init__(self, texts: Sequence[ScoreRequest], device: torch.device, *, keep: bool = False) -> None:
         segments, of_text = segments_of(texts)
+        # In this order neighbours need the same attention call and almost the same padding, so `_groups` can batch them; a call
+        # for each segment would cost more than the padding does. Results do not depend on the order: it only decides where a
+        # token stands in the row, and which tokens it attends to comes from the tree of segments.
         order = sorted(range(len(segments)), key=lambda number: _bucket_key(segments, number))
         first = dict(zip(order, _starts(segments, order), strict=True))
         self._at = [range(first[number], first[number] + len(segments[number].tokens)) for number in range(len(order))]
