@@ -25,7 +25,6 @@ from practicum.ports import (
     HoldsTeachers,
     Learner,
     Model,
-    PaperBackend,
     SelfTeacher,
     Task,
     Teacher,
@@ -37,6 +36,7 @@ from practicum.ports import (
 )
 from practicum.ports.hosting import Hosted
 from practicum.ports.metering import MeteredTrainer, wrap_client
+from practicum.ports.paper import PaperBackend
 from practicum.recipe import Recipe, capability_problems, clip_warning, staleness_warning
 from practicum.recipe.schedule import ScheduleState
 from practicum.rollouts import (

@@ -7,8 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from practicum.models.config import ModelConfig, ScratchConfig, StudentConfig
 from practicum.objective import Objective
-from practicum.ports import Backend, BackendContext, PaperBackend, Task
+from practicum.ports import Backend, BackendContext, Task
 from practicum.ports.hosting import Hosted
+from practicum.ports.paper import PaperBackend
 
 
 class Config(BaseModel):

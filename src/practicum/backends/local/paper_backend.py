@@ -26,11 +26,10 @@ from practicum.ports import (
     Learner,
     MixedRequest,
     Model,
-    PaperModel,
-    PaperRecord,
     SelfTeacher,
     WeightUpdateRule,
 )
+from practicum.ports.paper import PaperModel, PaperRecord
 from practicum.types import (
     Datum,
     ForwardResult,

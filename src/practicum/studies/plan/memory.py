@@ -13,7 +13,7 @@ from practicum.costs.segments import how_many_fit, packed_tokens
 from practicum.errors import ResourceError
 from practicum.objective import Objective, can_fuse
 from practicum.objective.passes import rows_of_passes, texts_of
-from practicum.ports import PaperRecord
+from practicum.ports.paper import PaperRecord
 from practicum.studies.plan.paper import DryRun
 from practicum.types import ScoreRequest
 

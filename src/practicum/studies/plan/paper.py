@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from practicum.costs import Footprint, GraphPlan
-from practicum.ports import PaperRecord
+from practicum.ports.paper import PaperRecord
 from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_on_paper
 from practicum.training.loop import train_step
