@@ -62,7 +62,7 @@ def test_every_packaged_recipe_is_read_without_transformers() -> None:
         "from practicum.cli import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "assert 'transformers' not in sys.modules, 'quickstart'\n"
-        "from practicum.runs.pipeline import load\n"
+        "from practicum.runs.pipeline import load_pipeline_or_recipe as load\n"
         "from practicum.recipe import recipe_names\n"
         "for name in recipe_names():\n"
         "    load(name)\n"

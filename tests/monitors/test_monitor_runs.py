@@ -96,7 +96,7 @@ def test_every_reading_is_told_of(finished: Path, models: Path, tmp_path: Path) 
     changes |= {"evaluation.temperature": 1.0, "objective.weights": "entropy_top(0.5)"}
     rows_of = [*rows(finished / "metrics.jsonl"), *rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl")]
     names = {re.sub(r"_at_\d+$", "_at_P", name) for row in rows_of for name in row if not name.startswith("cost/")}
-    docs = Path(__file__).resolve().parents[3] / "docs"
+    docs = Path(__file__).resolve().parents[2] / "docs"
     told = "".join((docs / page).read_text(encoding="utf-8") for page in ("monitors.md", "run-folder.md"))
     assert {name for name in names if f"`{name}`" not in told} <= {"step"}
     assert {"weightless", "unique_answers", "pass_gap", "heldout_unique", "heldout_gain_high"} <= names

@@ -135,7 +135,7 @@ def slowly(work: Callable[..., Any], seconds: Sequence[float]) -> Callable[..., 
     return waiting
 
 
-@pytest.mark.parametrize("slow", ["generate_rollouts", "scored", "finish_step"])
+@pytest.mark.parametrize("slow", ["generate_rollouts", "score_with", "update_student"])
 def test_who_is_slow_changes_no_byte(
     models: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
