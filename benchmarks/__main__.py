@@ -66,7 +66,15 @@ def listing() -> str:
     width = max(map(len, NAMES))
     lines = [f"  {name:<{width}}  {about(name)}" for name in present()]
     example = (__doc__ or "").strip().rpartition("\n")[2]
-    return "\n".join(["usage: python -m benchmarks NAME [--help] [--quick] [--record] ...", "", *lines, "", example])
+    return "\n".join(
+        [
+            "usage: python -m benchmarks NAME [--help] [--quick] [--record] ...",
+            "",
+            *lines,
+            "",
+            example,
+        ]
+    )
 
 
 def present() -> list[str]:
@@ -76,7 +84,9 @@ def present() -> list[str]:
 
 def about(name: str) -> str:
     """The first line of a benchmark's docstring, read without importing it."""
-    return (ast.get_docstring(ast.parse(_file(name).read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    return (ast.get_docstring(ast.parse(_file(name).read_text(encoding="utf-8"))) or "").partition(
+        "\n"
+    )[0]
 
 
 def _file(name: str) -> Path:

@@ -80,7 +80,9 @@ KINDS: dict[str, Kind] = {
     "still": Kind({"optimizer.learning_rate": 1e-9, "train.steps": 32}),
     "full": Kind({"train.steps": 32}),
     "sampled": Kind({"objective": {"signal": "sampled"}, "train.steps": 32}),
-    "candidates": Kind({"objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"}, "train.steps": 32}),
+    "candidates": Kind(
+        {"objective": {"signal": "topk(6)", "divergence": "jsd(0.3)"}, "train.steps": 32}
+    ),
     "long": Kind({"train.steps": 70}),
     "rewarded": Kind(
         {"objective": {"losses": REWARDED}, "train.steps": 32, "rollout.n": 8, "evaluation": OFTEN},
@@ -89,15 +91,25 @@ KINDS: dict[str, Kind] = {
     ),
     "weighted": Kind({"objective.weights": "entropy_top(0.8)", "train.steps": 32}),
     "replayed": Kind(
-        {"rollout.source": "mix(student=0.5, other=replay)", "rollout.replay_size": 48, "train.steps": 32},
+        {
+            "rollout.source": "mix(student=0.5, other=replay)",
+            "rollout.replay_size": 48,
+            "train.steps": 32,
+        },
         monitors={"M18": {"action": "warn", "level": 16}},
     ),
     "copied": Kind({"teacher": SEEING, "train.steps": 32}),
     "letters": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, LETTERS, taught=(400, 1000)),
-    "repeats": Kind({"rollout.max_new_tokens": 24, "train.steps": 40}, THREE_LETTERS, taught=(400, 1000)),
+    "repeats": Kind(
+        {"rollout.max_new_tokens": 24, "train.steps": 40}, THREE_LETTERS, taught=(400, 1000)
+    ),
     "routed": Kind(
         {
-            "teacher": {"type": "route", "by": "domain", "teachers": {"copy": MEMBER, "next": MEMBER}},
+            "teacher": {
+                "type": "route",
+                "by": "domain",
+                "teachers": {"copy": MEMBER, "next": MEMBER},
+            },
             "rollout.max_new_tokens": 24,
             "train.steps": 24,
         },
@@ -114,7 +126,9 @@ LawPoint = tuple[str, dict[str, Any], list[dict[str, Any]]]
 def main() -> None:
     """Report one line."""
     made = parser(__doc__)
-    made.add_argument("--runs", type=int, help=f"how many (default {RUNS}, with --quick {len(KINDS)})")
+    made.add_argument(
+        "--runs", type=int, help=f"how many (default {RUNS}, with --quick {len(KINDS)})"
+    )
     made.add_argument("--rows", type=Path, help="where the rows of all runs are kept, and go on")
     options = made.parse_args()
     count = options.runs or (len(KINDS) if options.quick else RUNS)
@@ -152,7 +166,9 @@ def main() -> None:
         )
     )
     print("\nmedian at the first step, at the last, and the greatest at the last")
-    print(table(["kind", *HEALTH], [[kind, *_seen(pairs)] for kind, pairs in ends.items() if pairs]))
+    print(
+        table(["kind", *HEALTH], [[kind, *_seen(pairs)] for kind, pairs in ends.items() if pairs])
+    )
     print(f"{runs.total()} runs; the highest rate is {max(rates.values()):.3f}")
     now.report(
         {"alarms.false": single(max(rates.values()))},
@@ -169,16 +185,28 @@ def _seen(ends: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     """Whether runs of a kind are healthy, in words: each reading of `HEALTH` at their first and last steps."""
     found = []
     for reading in HEALTH:
-        first, last = ([row[reading] for row in rows if reading in row] for rows in zip(*ends, strict=True))
-        found.append(f"{median(first):.2f}, {median(last):.2f}, {max(last):.2f}" if first and last else "")
+        first, last = (
+            [row[reading] for row in rows if reading in row] for rows in zip(*ends, strict=True)
+        )
+        found.append(
+            f"{median(first):.2f}, {median(last):.2f}, {max(last):.2f}" if first and last else ""
+        )
     return found
 
 
-def looking(recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], rows: list[dict[str, Any]]) -> set[str]:
+def looking(
+    recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], rows: list[dict[str, Any]]
+) -> set[str]:
     """The monitors that had something to look at in a run; those of the overlap have where there are tokens outside of it."""
     history, facts, found = History(), RecipeFacts.of(recipe), set()
     for row in rows:
-        history.add({name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)})
+        history.add(
+            {
+                name: value
+                for name, value in row.items()
+                if name != "step" and isinstance(value, int | float)
+            }
+        )
         seen = StepView(row["step"], history.rows(1)[0], history, facts)
         for monitor in (one for one in MONITORS.values() if one.action != "off"):
             level = settings[monitor.id].level if monitor.level is None else monitor.level
@@ -218,7 +246,9 @@ def _keep(path: Path, number: int, run: LawPoint) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _new_run(number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack) -> LawPoint:
+def _new_run(
+    number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack
+) -> LawPoint:
     """One run; pairs of models are made when they are first needed."""
     name = list(KINDS)[number % len(KINDS)]
     kind = KINDS[name]

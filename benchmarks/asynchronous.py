@@ -53,7 +53,9 @@ class Distant:
         time.sleep(self._seconds)
         return self._teacher.score(rollouts, signal)
 
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
         """The teacher's own answers."""
         return self._teacher.sample(requests, params)
 
@@ -76,11 +78,22 @@ def main() -> None:
     """Report one line."""
     made = parser(__doc__)
     made.add_argument(
-        "--delays", type=float, nargs="+", help="of the teacher, in steps (default 0 1 2, with --quick 1)"
+        "--delays",
+        type=float,
+        nargs="+",
+        help="of the teacher, in steps (default 0 1 2, with --quick 1)",
     )
-    made.add_argument("--lags", type=int, nargs="+", default=list(LAGS), help="values of max_staleness, 0 first")
+    made.add_argument(
+        "--lags", type=int, nargs="+", default=list(LAGS), help="values of max_staleness, 0 first"
+    )
     made.add_argument("--steps", type=int, help="of a measurement (default 12, with --quick 4)")
-    made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="of what is learned (default 0 1 2)")
+    made.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=list(SEEDS),
+        help="of what is learned (default 0 1 2)",
+    )
     made.add_argument("--only", choices=("speed", "learning"), help="one half alone")
     options = made.parse_args()
     now = session("asynchronous", options)
@@ -101,7 +114,9 @@ def _speed(options: argparse.Namespace, rounds: int, warm_up: int) -> dict[str, 
         figures: dict[str, Any] = {"seconds_a_step": significant(own)}
         rows = []
         for delay in options.delays:
-            contenders = {str(lag): _timed(Path(name), options, lag, delay * own) for lag in options.lags}
+            contenders = {
+                str(lag): _timed(Path(name), options, lag, delay * own) for lag in options.lags
+            }
             found = interleaved(contenders, rounds, warm_up)
             first = found[str(options.lags[0])]
             figures[f"delay {delay:g}"] = {
@@ -112,15 +127,23 @@ def _speed(options: argparse.Namespace, rounds: int, warm_up: int) -> dict[str, 
                 [f"{delay:g} steps", lag, spread(values)["median"], ratios(values, first)["median"]]
                 for lag, values in found.items()
             ]
-    print(table(["teacher's delay", "max_staleness", "tokens a second", f"of {options.lags[0]}'s"], rows))
+    print(
+        table(
+            ["teacher's delay", "max_staleness", "tokens a second", f"of {options.lags[0]}'s"], rows
+        )
+    )
     return figures
 
 
-def _timed(folder: Path, options: argparse.Namespace, lag: int, seconds: float) -> Callable[[], float]:
+def _timed(
+    folder: Path, options: argparse.Namespace, lag: int, seconds: float
+) -> Callable[[], float]:
     return lambda: _run(folder, options, lag, seconds)[0]
 
 
-def _run(folder: Path, options: argparse.Namespace, lag: int, seconds: float) -> tuple[float, float]:
+def _run(
+    folder: Path, options: argparse.Namespace, lag: int, seconds: float
+) -> tuple[float, float]:
     """Tokens learned from a second, and steps a second, by the wall clock; models and threads are made before."""
     recipe = parse_recipe(_recipe(options, lag), "asynchronous")
     built = assemble_run(recipe, folder)
@@ -128,14 +151,22 @@ def _run(folder: Path, options: argparse.Namespace, lag: int, seconds: float) ->
     parts = replace(whole, teacher=Distant(whole.teacher, seconds))
     start = time.monotonic()
     with open_step_runner(parts, built.settings, options.steps, lag) as how:
-        tokens = sum(result.metrics["tokens"] for result in train(1, options.steps, parts, built.settings, how.step))
+        tokens = sum(
+            result.metrics["tokens"]
+            for result in train(1, options.steps, parts, built.settings, how.step)
+        )
     wall = time.monotonic() - start
     return tokens / wall, options.steps / wall
 
 
 def _recipe(options: argparse.Namespace, lag: int) -> dict[str, Any]:
     """A pair that spends its time in products, not in Python: width 128, and answers of 32 tokens."""
-    shape = {"architecture": "llama", "hidden_size": 64 if options.quick else 128, "layers": 2, "heads": 4}
+    shape = {
+        "architecture": "llama",
+        "hidden_size": 64 if options.quick else 128,
+        "layers": 2,
+        "heads": 4,
+    }
     changes = {
         "student": {"model": {**shape, "seed": 1}},
         "teacher": {"type": "model", "model": {**shape, "seed": 2}},
@@ -149,22 +180,50 @@ def _recipe(options: argparse.Namespace, lag: int) -> dict[str, Any]:
 def _learning(options: argparse.Namespace) -> dict[str, Any]:
     """The reverse KL left on held-out prompts, for each objective and lag: all seeds, and their median."""
     lags, seeds, steps = ((0, 2), (0,), 8) if options.quick else (LEARNING_LAGS, options.seeds, 60)
-    left: dict[str, dict[int, list[float]]] = {name: {lag: [] for lag in lags} for name in OBJECTIVES}
+    left: dict[str, dict[int, list[float]]] = {
+        name: {lag: [] for lag in lags} for name in OBJECTIVES
+    }
     start = []
     for seed in seeds:
         with pair(40, 200, seed) as models:
             for name, objective in OBJECTIVES.items():
                 for lag in lags:
                     summary = play(models, _changes(seed, steps, lag, objective)).summary
-                    left[name][lag].append(summary["after"]["reverse_kl"] if summary else float("nan"))
-                    start += [summary["before"]["reverse_kl"]] if summary and name == "full" and lag == 0 else []
-    rows = [[name, lag, statistics.median(values), *values] for name, of in left.items() for lag, values in of.items()]
-    print(table(["objective", "max_staleness", "reverse KL left, median", *(f"seed {seed}" for seed in seeds)], rows))
+                    left[name][lag].append(
+                        summary["after"]["reverse_kl"] if summary else float("nan")
+                    )
+                    start += (
+                        [summary["before"]["reverse_kl"]]
+                        if summary and name == "full" and lag == 0
+                        else []
+                    )
+    rows = [
+        [name, lag, statistics.median(values), *values]
+        for name, of in left.items()
+        for lag, values in of.items()
+    ]
+    print(
+        table(
+            [
+                "objective",
+                "max_staleness",
+                "reverse KL left, median",
+                *(f"seed {seed}" for seed in seeds),
+            ],
+            rows,
+        )
+    )
     return {
         "steps": steps,
         "before": [significant(value) for value in start],
-        "left": {name: {lag: [significant(v) for v in of[lag]] for lag in lags} for name, of in left.items()},
-        "median": {name: {lag: significant(statistics.median(of[lag])) for lag in lags} for name, of in left.items()},
+        "left": {
+            name: {lag: [significant(v) for v in of[lag]] for lag in lags}
+            for name, of in left.items()
+        },
+        "median": {
+            name: {lag: significant(statistics.median(of[lag])) for lag in lags}
+            for name, of in left.items()
+        },
     }
 
 

@@ -62,7 +62,9 @@ class BentHead:
         """Log-probabilities of the tokens."""
         return torch.log_softmax(self.logits(hidden), dim=-1)
 
-    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
         """The logits of the head inside, and the bias."""
         return self._head.logits(hidden, room) + self._bias
 
@@ -77,7 +79,9 @@ class Bent:
     def __init__(self, config: Config, teacher: Teacher, renderer: Renderer) -> None:
         self._config = config
         self._teacher = teacher
-        self._bias = {renderer.tokenizer.encode(letter)[-1]: value for letter, value in config.bias.items()}
+        self._bias = {
+            renderer.tokenizer.encode(letter)[-1]: value for letter, value in config.bias.items()
+        }
         self._bias |= {token: config.stop for token in renderer.stop_ids if config.stop}
         self._step = 1
 
@@ -90,7 +94,8 @@ class Bent:
         """The teacher's scores with the fault in them."""
         if self._config.agree_from is not None:
             return [
-                self._agreeing(*pair) for pair in zip(rollouts, self._teacher.score(rollouts, Sampled()), strict=True)
+                self._agreeing(*pair)
+                for pair in zip(rollouts, self._teacher.score(rollouts, Sampled()), strict=True)
             ]
         return [self._bent(said) for said in self._teacher.score(rollouts, Full())]
 
@@ -108,7 +113,9 @@ class Bent:
         agrees = late & (self._step >= self._config.agree_from)
         return TeacherSignal(logprobs=torch.where(agrees, rollout.policy_logprobs, said.logprobs))
 
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
         """The teacher's own answers, which have no fault."""
         return self._teacher.sample(requests, params)
 

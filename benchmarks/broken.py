@@ -40,12 +40,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for name, overrides in ways(Path(place)).items():
             if options.only is None or name in options.only:
-                found = examined(Path(place), overrides) | ran(Path(place), name, overrides, options.quick)
+                found = examined(Path(place), overrides) | ran(
+                    Path(place), name, overrides, options.quick
+                )
                 rows.append(
-                    [name, found["verdict"], " ".join(found["checks"]), " ".join(found["alarms"]) or found["ended"]]
+                    [
+                        name,
+                        found["verdict"],
+                        " ".join(found["checks"]),
+                        " ".join(found["alarms"]) or found["ended"],
+                    ]
                 )
                 now.report(way=name, overrides=[hidden(text, place) for text in overrides], **found)
-    print(table(["the quick start", "verdict before", "checks that do not pass", "alarms during"], rows))
+    print(
+        table(
+            ["the quick start", "verdict before", "checks that do not pass", "alarms during"], rows
+        )
+    )
 
 
 def ways(place: Path) -> dict[str, list[str]]:
@@ -65,8 +76,14 @@ def dressed(folder: Path, stops: bool = False, template: str | None = None) -> P
     shutil.copytree(packaged_model(MODEL), folder)
     if stops:
         for name in ("config.json", "generation_config.json"):
-            change(folder / name, {"eos_token_id": END_OF_TEXT["id"], "pad_token_id": END_OF_TEXT["id"]})
-        change(folder / "tokenizer_config.json", {"eos_token": END_OF_TEXT["text"], "pad_token": END_OF_TEXT["text"]})
+            change(
+                folder / name,
+                {"eos_token_id": END_OF_TEXT["id"], "pad_token_id": END_OF_TEXT["id"]},
+            )
+        change(
+            folder / "tokenizer_config.json",
+            {"eos_token": END_OF_TEXT["text"], "pad_token": END_OF_TEXT["text"]},
+        )
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
@@ -74,7 +91,9 @@ def dressed(folder: Path, stops: bool = False, template: str | None = None) -> P
 
 def change(path: Path, changes: Mapping[str, Any]) -> None:
     """Set some keys of a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), encoding="utf-8")
+    path.write_text(
+        json.dumps({**json.loads(path.read_text("utf-8")), **changes}), encoding="utf-8"
+    )
 
 
 def examined(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -82,7 +101,11 @@ def examined(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
     path = place / "doctor.json"
     practicum("doctor", "quickstart", *overrides, "--out", str(path))
     found = json.loads(path.read_text("utf-8"))
-    unwell = [f"{check['id']} {check['name']}" for check in found["checks"] if check["status"] in ("warn", "fail")]
+    unwell = [
+        f"{check['id']} {check['name']}"
+        for check in found["checks"]
+        if check["status"] in ("warn", "fail")
+    ]
     return {"verdict": found["verdict"]["word"], "checks": unwell}
 
 
@@ -91,7 +114,14 @@ def ran(place: Path, name: str, overrides: Sequence[str], quick: bool) -> dict[s
     run = name.replace(" ", "-")
     steps = ["train.steps=2"] if quick else []
     code = practicum(
-        "run", "quickstart", *overrides, *steps, "evaluation.prompts=0", f"name={run}", "--out", str(place)
+        "run",
+        "quickstart",
+        *overrides,
+        *steps,
+        "evaluation.prompts=0",
+        f"name={run}",
+        "--out",
+        str(place),
     )
     alarms: dict[str, str] = {}
     for line in (place / run / "alarms.jsonl").read_text("utf-8").splitlines():

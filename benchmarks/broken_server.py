@@ -23,7 +23,12 @@ from practicum.teachers._probe import canary_of
 from tests.stub_server import FolderModel, Stub
 
 TOPK = "objective.signal=topk(20, support=teacher)"
-SHORT = ("train.steps=3", "train.prompts_per_step=2", "evaluation.prompts=0", "student.trainable_layers=1")
+SHORT = (
+    "train.steps=3",
+    "train.prompts_per_step=2",
+    "evaluation.prompts=0",
+    "student.trainable_layers=1",
+)
 
 
 FIRST_STEP = 2
@@ -40,7 +45,11 @@ class Turning(Stub):
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         """The answer, of the changed server where it is due."""
         canary = canary_of(None).prompt_tokens
-        if body is not None and "prompt_logprobs" in body and tuple(body["prompt"][: len(canary)]) != canary:
+        if (
+            body is not None
+            and "prompt_logprobs" in body
+            and tuple(body["prompt"][: len(canary)]) != canary
+        ):
             self.about += 1
             if self.about == FIRST_STEP + 1:
                 self.during(self)
@@ -95,7 +104,9 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--only", nargs="+", help="some of the ways")
     options = made.parse_args()
-    now = Session("broken_server", options.quick, options.record, command="python -m benchmarks broken_server")
+    now = Session(
+        "broken_server", options.quick, options.record, command="python -m benchmarks broken_server"
+    )
     rows = []
     for name, way in WAYS.items():
         if options.only is None or name in options.only:

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from benchmarks import ceilings, models
-from benchmarks.measuring import interleaved, parser, ratios, seconds, session, single, spread, table
+from benchmarks.measuring import (
+    interleaved,
+    parser,
+    ratios,
+    seconds,
+    session,
+    single,
+    spread,
+    table,
+)
 from practicum import functional as F
 from practicum.functional.chunked import chunks
 from practicum.objective import Full, Sampled, Signal
@@ -44,8 +53,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = _client(client, Path(folder) / "kept")
         _check(client, kept, requests)
-        times = interleaved(_contenders(client, kept, requests, Path(folder)), now.rounds, now.warm_up)
-        sizes = {"full": _bytes(kept), "sampled": _sampled_bytes(client, requests, Path(folder) / "sampled")}
+        times = interleaved(
+            _contenders(client, kept, requests, Path(folder)), now.rounds, now.warm_up
+        )
+        sizes = {
+            "full": _bytes(kept),
+            "sampled": _sampled_bytes(client, requests, Path(folder) / "sampled"),
+        }
     second, bare = ratios(times["second"], times["first"]), ratios(times["head"], times["bare"])
     over = ratios(
         [a / b for a, b in zip(times["second"], times["first"], strict=True)],
@@ -53,7 +67,10 @@ def main() -> None:
     )
     errors = _errors(client, requests)
     tokens = count * options.tokens
-    rows = [[who, spread(values)["median"], spread(values)["median"] / tokens * 1e6] for who, values in times.items()]
+    rows = [
+        [who, spread(values)["median"], spread(values)["median"] / tokens * 1e6]
+        for who, values in times.items()
+    ]
     print(table(["what", "s", "us a token"], rows))
     print(table(["format", "error of the gradient"], list(errors.items())))
     now.report(
@@ -78,7 +95,9 @@ def main() -> None:
 def _requests(count: int, tokens: int, vocabulary: int) -> list[ScoreRequest]:
     generator = torch.Generator().manual_seed(0)
     return [
-        ScoreRequest(prompt, tuple(torch.randint(2, vocabulary, (tokens,), generator=generator).tolist()))
+        ScoreRequest(
+            prompt, tuple(torch.randint(2, vocabulary, (tokens,), generator=generator).tolist())
+        )
         for prompt in models.prompts(count, vocabulary, 3, 32, 32)
     ]
 
@@ -138,7 +157,9 @@ def _sampled_bytes(client: SamplingClient, requests: Sequence[ScoreRequest], fol
 def _errors(client: SamplingClient, requests: Sequence[ScoreRequest]) -> dict[str, float]:
     """The relative error of the gradient by format of the hidden states."""
     answers = client.score(requests[:SLOTS], Full())
-    hidden = torch.cat([answer.states for answer in answers if answer.states is not None])[:ERROR_TOKENS]
+    hidden = torch.cat([answer.states for answer in answers if answer.states is not None])[
+        :ERROR_TOKENS
+    ]
     head = answers[0].head
     assert head is not None
     generator = torch.Generator().manual_seed(0)
@@ -173,7 +194,11 @@ def _entropy(logits: Tensor) -> float:
 
 
 def _distance(student: Tensor, teacher: Tensor) -> float:
-    return F.reverse_kl(torch.log_softmax(student, dim=-1), torch.log_softmax(teacher, dim=-1)).mean().item()
+    return (
+        F.reverse_kl(torch.log_softmax(student, dim=-1), torch.log_softmax(teacher, dim=-1))
+        .mean()
+        .item()
+    )
 
 
 def _solved(rising: Callable[[float], float]) -> float:

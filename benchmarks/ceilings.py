@@ -21,13 +21,22 @@ def main() -> None:
     options = parser(__doc__).parse_args()
     now = session("ceilings", options)
     rounds = now.rounds
-    products = {"x".join(map(str, shape)): _gflops(shape, rounds) for shape in SHAPES[:: 2 if options.quick else 1]}
+    products = {
+        "x".join(map(str, shape)): _gflops(shape, rounds)
+        for shape in SHAPES[:: 2 if options.quick else 1]
+    }
     read = _read(rounds, 64 if options.quick else 256)
     heads = {str(batch): _head(batch, rounds) for batch in BATCHES[:: 2 if options.quick else 1]}
     exponentials = _exponentials(rounds)
     rows = [[f"product {name}", figure["median"], "GFLOP/s"] for name, figure in products.items()]
-    rows += [["read", read["median"], "GB/s"], ["exponential", exponentials["median"], "G numbers/s"]]
-    rows += [[f"head product, {batch} rows", figure["median"] * 1000, "ms"] for batch, figure in heads.items()]
+    rows += [
+        ["read", read["median"], "GB/s"],
+        ["exponential", exponentials["median"], "G numbers/s"],
+    ]
+    rows += [
+        [f"head product, {batch} rows", figure["median"] * 1000, "ms"]
+        for batch, figure in heads.items()
+    ]
     print(table(["what", "median", "unit"], rows))
     now.report(gflops=products, read_gb=read, head_seconds=heads, exponentials_g=exponentials)
 
@@ -44,7 +53,11 @@ def seconds_at_least(flops: float, nbytes: float, ceilings: dict[str, float]) ->
 
 def _gflops(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
     rows, inner, columns = shape
-    left, right, out = torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)
+    left, right, out = (
+        torch.randn(rows, inner),
+        torch.randn(inner, columns),
+        torch.empty(rows, columns),
+    )
     return _rates(lambda: torch.mm(left, right, out=out), 2e-9 * rows * inner * columns, rounds)
 
 

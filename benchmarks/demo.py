@@ -63,7 +63,11 @@ def main() -> None:
         accuracy_before=[run["before"] for run in runs],
         accuracy_after=[run["after"] for run in runs],
         accuracy_teacher=[run["teacher"] for run in runs],
-        gain={"mean": round(pooled.mean, 4), "low": round(pooled.low, 4), "high": round(pooled.high, 4)},
+        gain={
+            "mean": round(pooled.mean, 4),
+            "low": round(pooled.low, 4),
+            "high": round(pooled.high, 4),
+        },
         reverse_kl_before=[run["kl"][0] for run in runs],
         reverse_kl_after=[run["kl"][1] for run in runs],
         step_share={phase: spread([run["share"][phase] for run in runs]) for phase in PHASES},
@@ -98,7 +102,9 @@ def _run(folder: Path, seed: int) -> dict:
         "after": round(summary["after"]["accuracy"]["mean"], 4),
         "teacher": round(summary["teacher"]["accuracy"]["mean"], 4),
         "kl": [round(summary[when]["reverse_kl"], 4) for when in ("before", "after")],
-        "gains": [sample["reward_after"] - sample["reward_before"] for sample in summary["samples"]],
+        "gains": [
+            sample["reward_after"] - sample["reward_before"] for sample in summary["samples"]
+        ],
         "share": _share(home / "timings.jsonl"),
     }
 
@@ -106,11 +112,18 @@ def _run(folder: Path, seed: int) -> dict:
 def _honesty(homes: list[Path]) -> dict:
     """What the untrained student could already do, and how the trained ones answer unrelated questions."""
     recipe = load_recipe(RECIPE)
-    base = load_model(ScorerConfig.model_validate(recipe.student.model_dump(include=set(ModelConfig.model_fields))))
+    base = load_model(
+        ScorerConfig.model_validate(
+            recipe.student.model_dump(include=set(ModelConfig.model_fields))
+        )
+    )
     client, renderer = base.client, base.renderer
     heldout = build_task(recipe).heldout_prompts()
     long = _answers(client, renderer, [prompt.messages[-1].content for prompt in heldout], 64)
-    right = [prompt.answer in re.findall(r"[0-9]+", text) for prompt, (text, _) in zip(heldout, long, strict=True)]
+    right = [
+        prompt.answer in re.findall(r"[0-9]+", text)
+        for prompt, (text, _) in zip(heldout, long, strict=True)
+    ]
     before = _answers(client, renderer, UNRELATED, 24)
     unrelated = []
     for home in homes:
@@ -118,7 +131,13 @@ def _honesty(homes: list[Path]) -> dict:
         student = backend.sampler(learner)
         after = _answers(student, learner.renderer, UNRELATED, 24)
         same = sum(old[0] == new[0] for old, new in zip(before, after, strict=True))
-        unrelated.append({"same": same, "of": len(UNRELATED), "reverse_kl": round(_drift(student, client, after), 4)})
+        unrelated.append(
+            {
+                "same": same,
+                "of": len(UNRELATED),
+                "reverse_kl": round(_drift(student, client, after), 4),
+            }
+        )
     return {"anywhere_in_64": round(sum(right) / len(right), 4), "unrelated": unrelated}
 
 
@@ -126,7 +145,9 @@ def _answers(
     client: SamplingClient, renderer: Renderer, questions: Sequence[str], new_tokens: int
 ) -> list[tuple[str, ScoreRequest]]:
     """Greedy answers with what it takes to score them."""
-    requests = [SampleRequest(renderer.render([Message("user", question)]), 0) for question in questions]
+    requests = [
+        SampleRequest(renderer.render([Message("user", question)]), 0) for question in questions
+    ]
     params = SamplingParams(new_tokens, 0.0, stop_ids=renderer.stop_ids)
     samples = client.sample(requests, params)
     return [
@@ -138,11 +159,15 @@ def _answers(
     ]
 
 
-def _drift(student: SamplingClient, base: SamplingClient, answers: Sequence[tuple[str, ScoreRequest]]) -> float:
+def _drift(
+    student: SamplingClient, base: SamplingClient, answers: Sequence[tuple[str, ScoreRequest]]
+) -> float:
     """Mean reverse KL a token from the trained student to the untrained one."""
     requests = [request for _, request in answers]
     pairs = zip(*(side.score(requests, Full()) for side in (student, base)), strict=True)
-    values = [F.reverse_kl(*(signal.head.logprobs(signal.states) for signal in pair)) for pair in pairs]
+    values = [
+        F.reverse_kl(*(signal.head.logprobs(signal.states) for signal in pair)) for pair in pairs
+    ]
     return torch.cat(values).mean().item()
 
 

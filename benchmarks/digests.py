@@ -22,12 +22,26 @@ from typing import Any
 
 from benchmarks.measuring import table
 
-STUDENT = {"architecture": "llama", "hidden_size": 32, "layers": 2, "heads": 2, "seed": 1, "pretrain": {"steps": 10}}
+STUDENT = {
+    "architecture": "llama",
+    "hidden_size": 32,
+    "layers": 2,
+    "heads": 2,
+    "seed": 1,
+    "pretrain": {"steps": 10},
+}
 TEACHER = STUDENT | {"hidden_size": 48, "seed": 2, "pretrain": {"steps": 20}}
 BASE: dict[str, Any] = {
     "student": {"model": STUDENT},
     "teacher": {"type": "model", "model": TEACHER},
-    "task": {"type": "reverse", "alphabet": "abcd", "shortest": 2, "longest": 3, "train_size": 48, "heldout_size": 8},
+    "task": {
+        "type": "reverse",
+        "alphabet": "abcd",
+        "shortest": 2,
+        "longest": 3,
+        "train_size": 48,
+        "heldout_size": 8,
+    },
     "rollout": {"n": 2, "max_new_tokens": 6},
     "objective": {"signal": "full", "divergence": "reverse_kl"},
     "optimizer": {"learning_rate": 0.003},
@@ -45,7 +59,9 @@ RUNS: dict[str, dict[str, Any]] = {
         "teacher": {"type": "self", "weights": "ema"},
         "objective": {"signal": "full", "divergence": "forward_kl"},
     },
-    "privileged": {"teacher": {"type": "privileged", "teacher": {"type": "self"}, "question": "{answer}"}},
+    "privileged": {
+        "teacher": {"type": "privileged", "teacher": {"type": "self"}, "question": "{answer}"}
+    },
     "pool": {
         "teacher": {
             "type": "pool",
@@ -57,7 +73,13 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "conversation": {
         "student": {
-            "model": {"architecture": "llama", "hidden_size": 24, "layers": 2, "heads": 2, "seed": 1},
+            "model": {
+                "architecture": "llama",
+                "hidden_size": 24,
+                "layers": 2,
+                "heads": 2,
+                "seed": 1,
+            },
             "template": TURNS,
         },
         "teacher": {"type": "expert"},
@@ -72,12 +94,18 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "adapters": {
         "student": {"model": STUDENT, "lora": {"rank": 4}},
-        "objective": {"signal": "sampled", "estimator": "score_function(gamma=1, baseline=group_mean)"},
+        "objective": {
+            "signal": "sampled",
+            "estimator": "score_function(gamma=1, baseline=group_mean)",
+        },
     },
     "resumed": {
         "reference": {"type": "model", "model": TEACHER},
         "objective": {
-            "losses": [{"signal": "full"}, {"signal": "sampled", "against": "reference", "coefficient": 0.1}]
+            "losses": [
+                {"signal": "full"},
+                {"signal": "sampled", "against": "reference", "coefficient": 0.1},
+            ]
         },
     },
 }
@@ -86,9 +114,13 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Print a line for each run; exit with 1 where one differs from an earlier output."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--quick", action="store_true", help="the plain run alone")
-    made.add_argument("--against", type=Path, metavar="FILE", help="an earlier output of this command")
+    made.add_argument(
+        "--against", type=Path, metavar="FILE", help="an earlier output of this command"
+    )
     options = made.parse_args()
     before = None if options.against is None else read(options.against)
     lines = []
@@ -126,10 +158,14 @@ def read(path: Path) -> dict[str, dict[str, str]]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return {line["run"]: line for line in lines}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"{path} holds no digests ({error}); write the output of `python -m benchmarks digests` into it")
+        sys.exit(
+            f"{path} holds no digests ({error}); write the output of `python -m benchmarks digests` into it"
+        )
 
 
-def differences(lines: Iterable[Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+def differences(
+    lines: Iterable[Mapping[str, str]], before: Mapping[str, Mapping[str, str]]
+) -> list[list[str]]:
     """Return a row for each digest that is another one than before, or was not there."""
     return [
         [line["run"], name, before.get(line["run"], {}).get(name, "-")[:12], digest[:12]]

@@ -30,22 +30,36 @@ def main() -> None:
     warm = min(WARM, steps // 4)
     console = Gauge()
     with tempfile.TemporaryDirectory() as folder:
-        recipe = load_recipe("smoke/toy", [f"train.steps={steps}", "train.checkpoint_every=100", "train.threads=1"])
+        recipe = load_recipe(
+            "smoke/toy", [f"train.steps={steps}", "train.checkpoint_every=100", "train.threads=1"]
+        )
         result = run(recipe, out=Path(folder), console=console)
-        disk = sum(path.stat().st_size for path in result.folder.rglob("*") if path.is_file()) / 2**20
-    seconds = [later - earlier for earlier, later in zip(console.seconds, console.seconds[1:], strict=False)]
+        disk = (
+            sum(path.stat().st_size for path in result.folder.rglob("*") if path.is_file()) / 2**20
+        )
+    seconds = [
+        later - earlier
+        for earlier, later in zip(console.seconds, console.seconds[1:], strict=False)
+    ]
     part = (steps - warm) // 3
     early, late = median(seconds[warm : warm + part]), median(seconds[-part:])
     growth = (console.resident[-1] - console.resident[warm]) / 2**20
     rows = [
-        ["resident memory", f"{console.resident[warm] / 2**20:.0f} MiB", f"{console.resident[-1] / 2**20:.0f} MiB"],
+        [
+            "resident memory",
+            f"{console.resident[warm] / 2**20:.0f} MiB",
+            f"{console.resident[-1] / 2**20:.0f} MiB",
+        ],
         ["a step", f"{1000 * early:.1f} ms", f"{1000 * late:.1f} ms"],
     ]
     print(table(["of one processor thread", f"after step {warm}", f"before step {steps}"], rows))
     now.report(
         {"endurance.memory": single(growth), "endurance.seconds": single(late / early)},
         steps=steps,
-        resident_mib=[round(console.resident[step] / 2**20, 1) for step in range(0, steps, max(steps // 20, 1))],
+        resident_mib=[
+            round(console.resident[step] / 2**20, 1)
+            for step in range(0, steps, max(steps // 20, 1))
+        ],
         folder_mib=round(disk, 1),
     )
 

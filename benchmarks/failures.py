@@ -44,7 +44,11 @@ class FailedRun:
 
 def bent(models: str = "teacher", **faults: Any) -> dict[str, Any]:
     """A teacher with a fault; see `benchmarks.bent_teacher`."""
-    return {"type": "benchmarks.bent_teacher", "teacher": {"type": "model", "model": models}, **faults}
+    return {
+        "type": "benchmarks.bent_teacher",
+        "teacher": {"type": "model", "model": models},
+        **faults,
+    }
 
 
 def shifted(rollout: Rollout) -> Rollout:
@@ -60,7 +64,13 @@ def hotter(rollout: Rollout) -> Rollout:
 ANCHORS = [
     {"signal": "full", "divergence": "reverse_kl", "source": "student"},
     {"signal": "text", "divergence": "ce", "source": "dataset"},
-    {"signal": "full", "divergence": "reverse_kl", "against": "reference", "source": "student", "coefficient": 0.1},
+    {
+        "signal": "full",
+        "divergence": "reverse_kl",
+        "against": "reference",
+        "source": "student",
+        "coefficient": 0.1,
+    },
 ]
 STABLE = {
     "rollout.source": "join(dataset, 2)",
@@ -135,7 +145,13 @@ FAILURES: dict[str, FailedRun] = {
             "train.steps": 40,
             "rollout.n": 4,
             "optimizer.learning_rate": 0.003,
-            "evaluation": {"prompts": 64, "samples": 4, "temperature": 1.0, "every": 5, "teacher": False},
+            "evaluation": {
+                "prompts": 64,
+                "samples": 4,
+                "temperature": 1.0,
+                "every": 5,
+                "teacher": False,
+            },
         },
         {"objective.target": "teacher(temperature=2)"},
         "heldout_overconfidence",
@@ -269,10 +285,18 @@ def provoke(failure: FailedRun) -> Outcome:
 
 
 def _settings(models: Path, failure: FailedRun, remedy: Mapping[str, Any]) -> dict[str, Any]:
-    made = {"task": {**TASK, **failure.task}, "monitors": only_warned(list(MONITORS)), **failure.broken, **remedy}
+    made = {
+        "task": {**TASK, **failure.task},
+        "monitors": only_warned(list(MONITORS)),
+        **failure.broken,
+        **remedy,
+    }
     teacher = made.get("teacher", {})
     if teacher.get("type") == "benchmarks.bent_teacher":
-        made["teacher"] = {**teacher, "teacher": {"type": "model", "model": str(models / "teacher")}}
+        made["teacher"] = {
+            **teacher,
+            "teacher": {"type": "model", "model": str(models / "teacher")},
+        }
     if "student" in made:
         made["student"] = {"model": str(models / made["student"]["model"])}
     return made
@@ -302,13 +326,23 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--only", nargs="+", choices=sorted(FAILURES), help="these alone")
     options = made.parse_args()
-    chosen = options.only or [name for name in FAILURES if not (options.quick and FAILURES[name].slow)]
+    chosen = options.only or [
+        name for name in FAILURES if not (options.quick and FAILURES[name].slow)
+    ]
     now = session("failures", options)
     rows, figures = [], {}
     for name in chosen:
         failure, outcome = FAILURES[name], provoke(FAILURES[name])
         rows.append(
-            [name, failure.monitor, outcome.step, failure.outcome, outcome.broken, outcome.mended, failure.remedy]
+            [
+                name,
+                failure.monitor,
+                outcome.step,
+                failure.outcome,
+                outcome.broken,
+                outcome.mended,
+                failure.remedy,
+            ]
         )
         figures[name] = {
             "monitor": failure.monitor,
@@ -320,7 +354,9 @@ def main() -> None:
             "spoke_mended": outcome.still,
         }
         print(
-            table(["failure", "monitor", "step", "reading", "failing", "mended", "remedy"], rows[-1:]),
+            table(
+                ["failure", "monitor", "step", "reading", "failing", "mended", "remedy"], rows[-1:]
+            ),
             outcome.spoke,
             outcome.still,
         )

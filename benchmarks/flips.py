@@ -36,13 +36,18 @@ def main() -> None:
     one, other = (
         [
             sample.tokens.tolist()
-            for sample in LocalSampler(loaded.language_model, batch_size=slots).sample(requests, params)
+            for sample in LocalSampler(loaded.language_model, batch_size=slots).sample(
+                requests, params
+            )
         ]
         for slots in SLOTS
     )
     compared = flips = 0
     for first, second in zip(one, other, strict=True):
-        agreed = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
+        agreed = next(
+            (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
+            None,
+        )
         flips += agreed is not None
         compared += min(len(first), len(second)) if agreed is None else agreed + 1
     print(f"{flips} of {compared} tokens differ between {SLOTS[0]} and {SLOTS[1]} slots")

@@ -11,15 +11,22 @@ import torch
 
 from benchmarks import ceilings, rollout
 from benchmarks.loss_kernels import Inputs, Kernel, Size, inputs, ours, products, reference, trl
-from benchmarks.measuring import Session, interleaved, parser, ratios, session, single, spread, table
+from benchmarks.measuring import (
+    Session,
+    interleaved,
+    parser,
+    ratios,
+    session,
+    single,
+    spread,
+    table,
+)
 
 CHUNK, TOLERANCE = 4096, 2e-2
 SIZE, QUICK_SIZE = Size(8192, 151936, 1024, 4096), Size(1024, 32768, 256, 512)
 CASE = rollout.Case("600m", "fixed", 64, 64, 128)
 QUICK_CASE = rollout.Case("17m", "fixed", 8, 8, 32)
-NOTHING = (
-    "no CUDA device is at hand, so there is nothing to measure; python -m benchmarks loss and rollout measure the CPU"
-)
+NOTHING = "no CUDA device is at hand, so there is nothing to measure; python -m benchmarks loss and rollout measure the CPU"
 
 
 def main() -> None:
@@ -70,13 +77,21 @@ def _loss(now: Session, size: Size) -> None:
     given = [inputs(size, seed, "cuda", torch.bfloat16) for seed in range(2)]
     turn = iter(range(10**9))
     times = interleaved(
-        {name: cuda_seconds(lambda run=run: run(given[next(turn) % 2])) for name, run in kernels.items()},
+        {
+            name: cuda_seconds(lambda run=run: run(given[next(turn) % 2]))
+            for name, run in kernels.items()
+        },
         now.rounds,
         now.warm_up,
     )
     peaks = {name: _peak(run, given[0]) for name, run in kernels.items()}
     rows = [
-        [name, 1000 * spread(times[name])["median"], ratios(times[name], times["products"])["median"], peaks[name]]
+        [
+            name,
+            1000 * spread(times[name])["median"],
+            ratios(times[name], times["products"])["median"],
+            peaks[name],
+        ]
         for name in times
     ]
     print(table(["contender", "ms", "/ products", "peak MiB"], rows))

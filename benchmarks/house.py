@@ -90,9 +90,13 @@ class Measure:
 
 def main() -> None:
     """Print the table, and on request the names behind it."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--names", action="store_true", help="list the names behind the shares")
-    made.add_argument("--record", action="store_true", help="write the table into docs/architecture.md")
+    made.add_argument(
+        "--record", action="store_true", help="write the table into docs/architecture.md"
+    )
     options = made.parse_args()
     print(table(["measure", "now", "bound"], rows()))
     if options.record:
@@ -103,16 +107,25 @@ def main() -> None:
 
 
 def _record() -> None:
-    lines = [f"| {' | '.join(row)} |" for row in (["measure", "value", "bound"], ["---"] * 3, *rows())]
+    lines = [
+        f"| {' | '.join(row)} |" for row in (["measure", "value", "bound"], ["---"] * 3, *rows())
+    ]
     block = re.compile(r"(<!-- recorded: house -->\n).*?(<!-- end of recorded -->)", re.DOTALL)
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(block.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text), encoding="utf-8")
+    PAGE.write_text(
+        block.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text),
+        encoding="utf-8",
+    )
 
 
 def rows() -> list[list[str]]:
     """Return each measure with its value and its bound, as text."""
     return [
-        [measure.name, f"{measure.value:g}", f"{'at least' if measure.at_least else 'at most'} {measure.bound:g}"]
+        [
+            measure.name,
+            f"{measure.value:g}",
+            f"{'at least' if measure.at_least else 'at most'} {measure.bound:g}",
+        ]
         for measure in measures()
     ]
 
@@ -127,24 +140,49 @@ def measures() -> tuple[Measure, ...]:
         Measure("lines repeated in another file, %", round(100 * count_repeated() / lines, 2), 1.0),
         Measure("lines of the longest function", max(lengths), LENGTHS["functions"]),
         Measure(
-            "lines of the longest file", max(len(text.splitlines()) for text in sources().values()), LENGTHS["files"]
+            "lines of the longest file",
+            max(len(text.splitlines()) for text in sources().values()),
+            LENGTHS["files"],
         ),
-        Measure("names that point and do not say, of 1,000 assigned", deictic_share(), BOUNDS["deictics"]),
-        Measure("docstrings that open with a question's word, %", opening_share(), BOUNDS["openings"]),
-        Measure("functions that begin with a verb, %", verb_share(), BOUNDS["verbs"], at_least=True),
-        Measure("comment lines of 1,000", round(1000 * count_comments() / lines, 1), BOUNDS["comments"], at_least=True),
+        Measure(
+            "names that point and do not say, of 1,000 assigned",
+            deictic_share(),
+            BOUNDS["deictics"],
+        ),
+        Measure(
+            "docstrings that open with a question's word, %", opening_share(), BOUNDS["openings"]
+        ),
+        Measure(
+            "functions that begin with a verb, %", verb_share(), BOUNDS["verbs"], at_least=True
+        ),
+        Measure(
+            "comment lines of 1,000",
+            round(1000 * count_comments() / lines, 1),
+            BOUNDS["comments"],
+            at_least=True,
+        ),
         Measure("rooms", rooms, BOUNDS["rooms"]),
         Measure("levels", levels, BOUNDS["levels"]),
     )
 
 
-BOUNDS = {"deictics": 0.0, "openings": 0.0, "verbs": 80.0, "comments": 15.0, "rooms": 24, "levels": 12}
+BOUNDS = {
+    "deictics": 0.0,
+    "openings": 0.0,
+    "verbs": 80.0,
+    "comments": 15.0,
+    "rooms": 24,
+    "levels": 12,
+}
 
 
 @cache
 def sources() -> dict[str, str]:
     """Return the text of every file of the package by its path."""
-    return {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+    return {
+        str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8")
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
 
 
 @cache
@@ -245,7 +283,10 @@ def named_functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]
 
 def _acts(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     decorators = {
-        name.id for decorator in node.decorator_list for name in ast.walk(decorator) if isinstance(name, ast.Name)
+        name.id
+        for decorator in node.decorator_list
+        for name in ast.walk(decorator)
+        if isinstance(name, ast.Name)
     }
     attributes = {
         name.attr
@@ -254,12 +295,20 @@ def _acts(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         if isinstance(name, ast.Attribute)
     }
     exempt = {"property", "cached_property", "contextmanager", "asynccontextmanager", "overload"}
-    return not (node.name.startswith("__") or (decorators | attributes) & exempt or node.name.startswith(CONVERSIONS))
+    return not (
+        node.name.startswith("__")
+        or (decorators | attributes) & exempt
+        or node.name.startswith(CONVERSIONS)
+    )
 
 
 def nameless_functions() -> list[tuple[str, int, str]]:
     """Return the functions that do not begin with a verb."""
-    return [(file, node.lineno, node.name) for file, node in named_functions() if not _begins_with_verb(node.name)]
+    return [
+        (file, node.lineno, node.name)
+        for file, node in named_functions()
+        if not _begins_with_verb(node.name)
+    ]
 
 
 def _begins_with_verb(name: str) -> bool:
@@ -274,22 +323,30 @@ def verb_share() -> float:
 def count_comments() -> int:
     """Count the lines that hold a comment, instructions to tools left out."""
     tools = ("# type:", "# noqa", "# fmt", "# pyright")
-    tokens = (token for text in sources().values() for token in tokenize.generate_tokens(io.StringIO(text).readline))
-    return sum(token.type == tokenize.COMMENT and not token.string.startswith(tools) for token in tokens)
+    tokens = (
+        token
+        for text in sources().values()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
+    return sum(
+        token.type == tokenize.COMMENT and not token.string.startswith(tools) for token in tokens
+    )
 
 
 def count_rooms() -> tuple[int, int]:
     """Return the number of rooms, which are the folders of the package, and of levels in the contract of the linter."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "importlinter"
+    ]["contracts"]
     folders = [path for path in SOURCE.iterdir() if (path / "__init__.py").is_file()]
     return len(folders), len(contracts[0]["layers"])
 
 
 def most_frequent(count: int = 40) -> list[tuple[str, int]]:
     """Return the most frequent first words of functions that are not verbs."""
-    return Counter(name.strip("_").split("_")[0] for _, _, name in nameless_functions()).most_common(count)
+    return Counter(
+        name.strip("_").split("_")[0] for _, _, name in nameless_functions()
+    ).most_common(count)
 
 
 if __name__ == "__main__":

@@ -42,12 +42,19 @@ class Journey:
 def main() -> None:
     """Report one line."""
     made = parser(__doc__)
-    made.add_argument("--moves", type=int, default=0, help="also show so many of the most frequent moves")
+    made.add_argument(
+        "--moves", type=int, default=0, help="also show so many of the most frequent moves"
+    )
     options = made.parse_args()
     now = session("journey", options)
     legs = _legs()
     rows = {name: leg.row() for name, leg in legs.items()}
-    print(table(["leg", "files", "functions", "moves", "depth"], [[name, *row] for name, row in rows.items()]))
+    print(
+        table(
+            ["leg", "files", "functions", "moves", "depth"],
+            [[name, *row] for name, row in rows.items()],
+        )
+    )
     shapes = sorted(name for name, count in legs["step"].made.items() if count >= ROLLOUTS)
     print(f"{len(shapes)} shapes of a rollout in a step: {', '.join(shapes)}")
     for (start, end), count in legs["step"].moves.most_common(options.moves):

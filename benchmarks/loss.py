@@ -13,7 +13,16 @@ from collections.abc import Sequence
 
 from benchmarks import ceilings, peers
 from benchmarks.loss_kernels import OURS, WIDTHS, Size
-from benchmarks.measuring import Session, interleaved, parser, ratios, session, single, spread, table
+from benchmarks.measuring import (
+    Session,
+    interleaved,
+    parser,
+    ratios,
+    session,
+    single,
+    spread,
+    table,
+)
 
 CASES = ((512, 49152), (2048, 49152), (8192, 49152), (512, 151936))
 QUICK = ((256, 8192),)
@@ -32,8 +41,19 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--tokens", type=int, nargs="+", help="numbers of tokens")
     made.add_argument("--vocabulary", type=int, nargs="+", help="sizes of the vocabulary")
-    made.add_argument("--divergence", nargs="+", choices=OURS, help="default: all at 2,048 tokens, else reverse_kl")
-    made.add_argument("--widths", type=int, nargs=2, default=WIDTHS, help="of student and teacher (default 256 512)")
+    made.add_argument(
+        "--divergence",
+        nargs="+",
+        choices=OURS,
+        help="default: all at 2,048 tokens, else reverse_kl",
+    )
+    made.add_argument(
+        "--widths",
+        type=int,
+        nargs=2,
+        default=WIDTHS,
+        help="of student and teacher (default 256 512)",
+    )
     peers.add_options(made, ("trl", "liger"))
     options = made.parse_args()
     now = session("loss", options, ceilings.short())
@@ -42,14 +62,24 @@ def main() -> None:
     for case in _cases(options.tokens, options.vocabulary, options.quick):
         whole = options.quick or case == (2048, 49152)
         names = options.divergence or (OURS if whole else OURS[:1])
-        _case(now, Size(*case, *options.widths), [*names, *_others(case), *found], options.peer_python, seen)
+        _case(
+            now,
+            Size(*case, *options.widths),
+            [*names, *_others(case), *found],
+            options.peer_python,
+            seen,
+        )
 
 
-def _cases(tokens: Sequence[int] | None, vocabularies: Sequence[int] | None, quick: bool) -> list[tuple[int, int]]:
+def _cases(
+    tokens: Sequence[int] | None, vocabularies: Sequence[int] | None, quick: bool
+) -> list[tuple[int, int]]:
     if not tokens and not vocabularies:
         return list(QUICK if quick else CASES)
     default = QUICK[0] if quick else CASES[1]
-    return [(count, size) for size in vocabularies or default[1:] for count in tokens or default[:1]]
+    return [
+        (count, size) for size in vocabularies or default[1:] for count in tokens or default[:1]
+    ]
 
 
 def _others(case: tuple[int, int]) -> list[str]:
@@ -72,24 +102,40 @@ def _case(
 
     memory = {}
     for name in names:
-        with worker(name) as fresh:  # what another call has let go of would hide what this one takes
+        with worker(
+            name
+        ) as fresh:  # what another call has let go of would hide what this one takes
             memory[name] = fresh.ask(do="memory")
     with contextlib.ExitStack() as stack:
         workers = {name: stack.enter_context(worker(name)) for name in names}
-        errors = {name: worker.ask(do="errors") for name, worker in workers.items() if name != "products"}
+        errors = {
+            name: worker.ask(do="errors") for name, worker in workers.items() if name != "products"
+        }
         times = interleaved(
             {name: lambda worker=worker: worker.ask(do="time") for name, worker in workers.items()},
             now.rounds,
             now.warm_up,
         )
-    wrong = [name for name, error in errors.items() if max(error[part] for part in _checked(name)) > TOLERANCE]
+    wrong = [
+        name
+        for name, error in errors.items()
+        if max(error[part] for part in _checked(name)) > TOLERANCE
+    ]
     if wrong:
-        raise SystemExit(f"the gradients of {', '.join(wrong)} differ from those in float64: {errors}")
+        raise SystemExit(
+            f"the gradients of {', '.join(wrong)} differ from those in float64: {errors}"
+        )
     seen[case] = memory.get("reverse_kl", 0.0)
     matrix = tokens * vocabulary * 4 / 2**20
     floor = times["products"]
     rows = [
-        [name, spread(times[name])["median"], ratios(times[name], floor)["median"], memory[name], memory[name] / matrix]
+        [
+            name,
+            spread(times[name])["median"],
+            ratios(times[name], floor)["median"],
+            memory[name],
+            memory[name] / matrix,
+        ]
         for name in names
     ]
     print(f"T = {tokens}, V = {vocabulary}, student {size.student} wide, teacher {size.teacher}")

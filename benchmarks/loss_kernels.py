@@ -44,11 +44,17 @@ class Size:
     teacher: int = WIDTHS[1]
 
 
-def inputs(size: Size, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+def inputs(
+    size: Size, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Inputs:
     """Random ones; two distributions of some nats that differ."""
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(size.vocabulary, size.student, generator=generator) * (1.28 / size.student**0.5)
-    teacher_weight = torch.randn(size.vocabulary, size.teacher, generator=generator) * (1.13 / size.teacher**0.5)
+    weight = torch.randn(size.vocabulary, size.student, generator=generator) * (
+        1.28 / size.student**0.5
+    )
+    teacher_weight = torch.randn(size.vocabulary, size.teacher, generator=generator) * (
+        1.13 / size.teacher**0.5
+    )
     made = Inputs(
         torch.randn(size.tokens, size.student, generator=generator).to(device, dtype),
         torch.randn(size.tokens, size.teacher, generator=generator).to(device, dtype),
@@ -98,11 +104,15 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
     from practicum.objective import Objective, TokenBatch, build_chunk, compute_coefficients
     from practicum.types import TeacherSignal
 
-    objective = Objective.model_validate({"signal": "sampled"} if name == "sampled" else {"divergence": name})
+    objective = Objective.model_validate(
+        {"signal": "sampled"} if name == "sampled" else {"divergence": name}
+    )
     tiles = BufferPool()
 
     def run(given: Inputs) -> tuple[Tensor, Tensor]:
-        mine = prepack_head(Head(given.student_weight, len(given.student_weight)))  # anew after every update
+        mine = prepack_head(
+            Head(given.student_weight, len(given.student_weight))
+        )  # anew after every update
         theirs = Head(given.teacher_weight, len(given.teacher_weight))
         count = len(given.ids)
         zeros, rows = torch.zeros(count), torch.zeros(count, dtype=torch.long)
@@ -128,7 +138,9 @@ def ours(name: str, chunk: int = CHUNK) -> Kernel:
                 known = F.gather_logprobs(theirs.logprobs(given.teacher[part]), given.ids[part])
                 said = TeacherSignal(logprobs=known)
             tokens = batch[part].to(given.ids.device)
-            side = build_chunk(mine, given.student[part], (said, TeacherSignal()), tokens, objective, tiles)
+            side = build_chunk(
+                mine, given.student[part], (said, TeacherSignal()), tokens, objective, tiles
+            )
             share = compute_coefficients(objective.losses[0], side.values[0], batch[part])
             total = total + (share * side.values[0].value).sum().item()
             gradients.append(side.backward([share]))
@@ -157,7 +169,9 @@ def liger() -> Kernel:
     """Liger's fused linear loss, not compiled, without the hard loss."""
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss  # type: ignore[import-not-found]
 
-    loss = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=1.0, compiled=False)
+    loss = LigerFusedLinearJSDLoss(
+        weight_hard_loss=0.0, weight_soft_loss=1.0, beta=1.0, compiled=False
+    )
 
     def run(given: Inputs) -> tuple[Tensor, Tensor]:
         hidden = given.student.detach().requires_grad_()
@@ -173,7 +187,9 @@ def kernel(name: str) -> Kernel:
     """A contender by its name."""
     if name in OURS:
         return ours(name)
-    return {"products": lambda: products, "naive": lambda: naive, "trl": trl, "liger": liger}[name]()
+    return {"products": lambda: products, "naive": lambda: naive, "trl": trl, "liger": liger}[
+        name
+    ]()
 
 
 def reference(name: str, given: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,7 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serve one contender at one size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
-    parser.add_argument("sizes", type=int, nargs=4, help="tokens, vocabulary, widths of student and teacher")
+    parser.add_argument(
+        "sizes", type=int, nargs=4, help="tokens, vocabulary, widths of student and teacher"
+    )
     options = parser.parse_args(arguments)
     size = Size(*options.sizes)
     torch.set_num_threads(1)

@@ -42,7 +42,9 @@ class Session:
     load: float = field(default_factory=lambda: os.getloadavg()[0])
     ceilings: Mapping[str, float] = field(default_factory=dict)
 
-    def report(self, readings: Mapping[str, Mapping[str, float]] | None = None, **figures: object) -> dict[str, Any]:
+    def report(
+        self, readings: Mapping[str, Mapping[str, float]] | None = None, **figures: object
+    ) -> dict[str, Any]:
         """Print how the goals stand and the JSON line; keep the line where it is wanted."""
         readings = {key: dict(reading) for key, reading in (readings or {}).items()}
         line = {
@@ -57,7 +59,11 @@ class Session:
             "commit": commit(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        stands = [goals.stand(goals.BY_KEY[key], reading) for key, reading in readings.items() if key in goals.BY_KEY]
+        stands = [
+            goals.stand(goals.BY_KEY[key], reading)
+            for key, reading in readings.items()
+            if key in goals.BY_KEY
+        ]
         if stands and not self.quick:  # small sizes say nothing about the goals
             print(table(goals.HEAD, stands))
         print(json.dumps(line), flush=True)
@@ -69,20 +75,34 @@ class Session:
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="small sizes and few rounds: whether it works, not how fast")
-    made.add_argument("--record", action="store_true", help=f"append the results to {LINES.relative_to(ROOT)}")
-    made.add_argument("--rounds", type=int, help=f"rounds that are kept (default {ROUNDS}, with --quick 2)")
+    made = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--quick",
+        action="store_true",
+        help="small sizes and few rounds: whether it works, not how fast",
+    )
+    made.add_argument(
+        "--record", action="store_true", help=f"append the results to {LINES.relative_to(ROOT)}"
+    )
+    made.add_argument(
+        "--rounds", type=int, help=f"rounds that are kept (default {ROUNDS}, with --quick 2)"
+    )
     return made
 
 
-def session(name: str, options: argparse.Namespace, ceilings: Mapping[str, float] | None = None) -> Session:
+def session(
+    name: str, options: argparse.Namespace, ceilings: Mapping[str, float] | None = None
+) -> Session:
     """The session of a command, with one thread; warm-up rounds come before those that are kept."""
     torch.set_num_threads(1)
     rounds = options.rounds or (2 if options.quick else ROUNDS)
     command = f"python -m benchmarks {name} {shlex.join(repeatable(sys.argv[1:]))}".strip()
     warm_up = 1 if options.quick else WARM_UP
-    return Session(name, options.quick, options.record, warm_up, rounds, command, ceilings=ceilings or {})
+    return Session(
+        name, options.quick, options.record, warm_up, rounds, command, ceilings=ceilings or {}
+    )
 
 
 def repeatable(arguments: Sequence[str]) -> list[str]:
@@ -97,7 +117,9 @@ def repeatable(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def interleaved(contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int) -> dict[str, list[float]]:
+def interleaved(
+    contenders: Mapping[str, Callable[[], float]], rounds: int, warm_up: int
+) -> dict[str, list[float]]:
     """What each contender returns in each round that is kept; every other round goes through them backwards."""
     kept: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warm_up + rounds):
@@ -163,7 +185,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Aligned columns for a terminal."""
     cells = [list(map(str, head)), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
@@ -179,21 +204,32 @@ def clear_peak() -> None:
 def memory(what: str = "VmHWM") -> float:
     """This process's memory in MiB (Linux): `VmHWM` its peak, `VmRSS` what it holds now."""
     status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
+    return (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
+    )
 
 
 def in_a_process(module: str, *arguments: object, python: str = sys.executable) -> Any:
     """What another process prints as the last line of its output, read as JSON."""
     command = [python, "-m", module, *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False
+    )
     if ended.returncode:
-        raise SystemExit(f"{shlex.join(command[1:])}: exit {ended.returncode}: {ended.stderr.strip()[-800:]}")
+        raise SystemExit(
+            f"{shlex.join(command[1:])}: exit {ended.returncode}: {ended.stderr.strip()[-800:]}"
+        )
     return json.loads(ended.stdout.strip().splitlines()[-1])
 
 
 def environment() -> dict[str, str]:
     """That of another process: one thread, and nothing fetched from a hub."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def machine() -> dict[str, object]:
@@ -214,10 +250,18 @@ def commit() -> str:
     """The commit that was measured, with a plus where files differ from it."""
     try:
         head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=True
+            ["git", "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "src"], capture_output=True, text=True, cwd=ROOT, check=True
+            ["git", "status", "--porcelain", "src"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -234,6 +278,8 @@ def _version(package: str) -> str:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.partition(":")[2].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

@@ -39,7 +39,10 @@ class ModelDims:
         """Parameters of the layers."""
         head = self.width // self.heads
         attention = 2 * self.width * head * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.width * self.feed_forward + 2 * self.width) + self.width
+        return (
+            self.layers * (attention + 3 * self.width * self.feed_forward + 2 * self.width)
+            + self.width
+        )
 
     @property
     def head(self) -> int:
@@ -124,7 +127,12 @@ def metered() -> Iterator[Meter]:
     from practicum.backends.local import sampler as engine
     from practicum.backends.local.reading import SlotDecodeBatch
 
-    meter, draw, opened, admit = Meter(), engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit
+    meter, draw, opened, admit = (
+        Meter(),
+        engine.draw,
+        engine.open_decode_batch,
+        SlotDecodeBatch.admit,
+    )
 
     def before(call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*given: Any) -> Any:
@@ -143,24 +151,35 @@ def metered() -> Iterator[Meter]:
         meter.seconds += time.process_time() - start
         return drawn
 
-    engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit = counted, before(opened), before(admit)
+    engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit = (
+        counted,
+        before(opened),
+        before(admit),
+    )
     try:
         yield meter
     finally:
         engine.draw, engine.open_decode_batch, SlotDecodeBatch.admit = draw, opened, admit
 
 
-def prompts(count: int, vocabulary: int, seed: int = 0, shortest: int = 16, longest: int = 48) -> list[tuple[int, ...]]:
+def prompts(
+    count: int, vocabulary: int, seed: int = 0, shortest: int = 16, longest: int = 48
+) -> list[tuple[int, ...]]:
     """Prompts of random tokens, none of them padding."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
-    return [tuple(torch.randint(2, vocabulary, (length,), generator=generator).tolist()) for length in lengths]
+    return [
+        tuple(torch.randint(2, vocabulary, (length,), generator=generator).tolist())
+        for length in lengths
+    ]
 
 
 def geometric_stops(vocabulary: int, mean: int, seed: int = 0) -> frozenset[int]:
     """So many random tokens as stop tokens that lengths are geometric with that mean, as long as weights are random."""
     generator = torch.Generator().manual_seed(seed)
-    return frozenset((torch.randperm(vocabulary - 2, generator=generator)[: vocabulary // mean] + 2).tolist())
+    return frozenset(
+        (torch.randperm(vocabulary - 2, generator=generator)[: vocabulary // mean] + 2).tolist()
+    )
 
 
 def refill_bound(lengths: Sequence[int], slots: int) -> float:
@@ -180,7 +199,11 @@ def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token=END, chat_template=TEMPLATE, padding_side="left"
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token=END,
+        chat_template=TEMPLATE,
+        padding_side="left",
     )
 
 
@@ -189,7 +212,9 @@ def words(tokens: Sequence[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-def write_folder(shape: ModelDims, folder: Path, seed: int, stops: frozenset[int] = frozenset()) -> None:
+def write_folder(
+    shape: ModelDims, folder: Path, seed: int, stops: frozenset[int] = frozenset()
+) -> None:
     """The model with its tokenizer and its stop tokens, for anyone who loads folders."""
     model = causal_lm(shape, seed)
     if model.generation_config is not None:

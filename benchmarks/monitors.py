@@ -32,14 +32,18 @@ QUICK = {"toy": ("tiny", "tiny-teacher", 4, 16)}
 def main() -> None:
     """Report one line for each workload."""
     made = parser(__doc__)
-    made.add_argument("--config", nargs="+", choices=sorted(WORKLOADS), default=list(WORKLOADS), help="only these")
+    made.add_argument(
+        "--config", nargs="+", choices=sorted(WORKLOADS), default=list(WORKLOADS), help="only these"
+    )
     options = made.parse_args()
     now = session("monitors", options)
     for name in ["toy"] if options.quick else options.config:
         _measure(now, name, *(QUICK if options.quick else WORKLOADS)[name])
 
 
-def _measure(now: Session, name: str, student: str, teacher: str, count: int, new_tokens: int) -> None:
+def _measure(
+    now: Session, name: str, student: str, teacher: str, count: int, new_tokens: int
+) -> None:
     """Steps of one pair, each timed and then watched."""
     with tempfile.TemporaryDirectory() as folder:
         parts, settings = _parts(Path(folder), student, teacher, count, new_tokens)
@@ -55,7 +59,15 @@ def _measure(now: Session, name: str, student: str, teacher: str, count: int, ne
             watched.append(time.process_time() - middle)
             tokens.append(result.metrics["tokens"])
     share = ratios(watched, steps)
-    rows = [[name, spread(steps)["median"], spread(watched)["median"], share["median"], share["greatest"]]]
+    rows = [
+        [
+            name,
+            spread(steps)["median"],
+            spread(watched)["median"],
+            share["median"],
+            share["greatest"],
+        ]
+    ]
     print(table(["pair", "s a step", "s watching", "share", "greatest"], rows))
     now.report(
         {"monitors.cost": share} if name == "17m" else {},
@@ -87,14 +99,24 @@ def _parts(
     taught = ScorerConfig(model=str(folder / "teacher"), device="cpu")
     other = load(taught)
     trainer = models.trainer(loaded.language_model, count)
-    scoring = build_scorer(other, taught, trainer.limits.sampling_batch, trainer.limits.chunk_tokens)
+    scoring = build_scorer(
+        other, taught, trainer.limits.sampling_batch, trainer.limits.chunk_tokens
+    )
     prompts = [
         Prompt(str(number), (Message("user", models.words(prompt)),))
         for number, prompt in enumerate(models.prompts(count, vocabulary, seed=5))
     ]
-    plan = StepPlan(Objective(), 1, SamplingParams(new_tokens, stop_ids=stops), StudentSource(), AdamParams(1e-4))
+    plan = StepPlan(
+        Objective(),
+        1,
+        SamplingParams(new_tokens, stop_ids=stops),
+        StudentSource(),
+        AdamParams(1e-4),
+    )
     scores = ClientTeacher(scoring, other.renderer)
-    parts = StepComponents(trainer, trainer.sampling_client(), scores, Given(prompts), loaded.renderer, prompts)
+    parts = StepComponents(
+        trainer, trainer.sampling_client(), scores, Given(prompts), loaded.renderer, prompts
+    )
     return parts, StepSettings(0, count, lambda step: plan)
 
 

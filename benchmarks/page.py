@@ -65,7 +65,9 @@ class Plot:
 
 def main() -> None:
     """Write the page and the plots that have something to show."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     lines = read(LINES)
     made = plots(lines)
     if made:
@@ -93,7 +95,9 @@ def text(lines: Sequence[Line]) -> str:
     newest = latest(lines)
     used: list[Line] = []
     sections = [_section(group, members, newest, used) for group, members in goals.GOALS.items()]
-    images = [f"![{plot.caption}](img/{plot.path.name})\n\n{plot.caption}.\n" for plot in plots(lines)]
+    images = [
+        f"![{plot.caption}](img/{plot.path.name})\n\n{plot.caption}.\n" for plot in plots(lines)
+    ]
     parts = [INTRODUCTION, summary(newest), *sections]
     if images:
         parts += ["## Plots\n", *images]
@@ -124,7 +128,9 @@ def _verdict(goal: goals.Goal, newest: Mapping[str, Line]) -> str:
     return NOTHING if line is None else goals.verdict(goal, line["readings"][goal.key])
 
 
-def _section(group: str, members: Sequence[goals.Goal], newest: Mapping[str, Line], used: list[Line]) -> str:
+def _section(
+    group: str, members: Sequence[goals.Goal], newest: Mapping[str, Line], used: list[Line]
+) -> str:
     rows = []
     for goal in members:
         line = newest.get(goal.key)
@@ -138,8 +144,28 @@ def _section(group: str, members: Sequence[goals.Goal], newest: Mapping[str, Lin
         said = f"**{_verdict(goal, newest)}**"
         measured = f"{goals.number(reading['median'])}{goal.unit}"
         rounds, apart = str(int(reading["count"])), f"{reading['spread']:.0%}"
-        rows.append([goal.about, measured, goal.bound, said, between, rounds, apart, f"[{used.index(line) + 1}]"])
-    head = ["goal", "measured", "threshold", "stands", "rounds lie in", "rounds", "spread", "measurement"]
+        rows.append(
+            [
+                goal.about,
+                measured,
+                goal.bound,
+                said,
+                between,
+                rounds,
+                apart,
+                f"[{used.index(line) + 1}]",
+            ]
+        )
+    head = [
+        "goal",
+        "measured",
+        "threshold",
+        "stands",
+        "rounds lie in",
+        "rounds",
+        "spread",
+        "measurement",
+    ]
     return f"## {group}\n\n{table(head, rows)}"
 
 
@@ -149,7 +175,9 @@ def _measurements(used: Sequence[Line]) -> str:
     rows = []
     for number, line in enumerate(used, start=1):
         machine = line["machine"]
-        versions = {name: machine[name] for name in ("python", "torch", "transformers")} | line.get("peers", {})
+        versions = {name: machine[name] for name in ("python", "torch", "transformers")} | line.get(
+            "peers", {}
+        )
         before, after = line["load"]
         ceilings = line.get("ceilings", {})
         rows.append(
@@ -159,12 +187,23 @@ def _measurements(used: Sequence[Line]) -> str:
                 f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} in use",
                 ", ".join(f"{name} {version}" for name, version in versions.items()),
                 f"{before:g}, {after:g}",
-                f"{ceilings['gflops']:.0f} GFLOP/s, {ceilings['read_gb']:.0f} GB/s" if ceilings else "",
+                f"{ceilings['gflops']:.0f} GFLOP/s, {ceilings['read_gb']:.0f} GB/s"
+                if ceilings
+                else "",
                 line["commit"],
                 line["time"][:10],
             ]
         )
-    head = ["", "command", "machine", "versions", "load before, after", "ceilings of a core", "commit", "day"]
+    head = [
+        "",
+        "command",
+        "machine",
+        "versions",
+        "load before, after",
+        "ceilings of a core",
+        "commit",
+        "day",
+    ]
     return f"## Measurements\n\nA plus after a commit: files of `src` differed from it.\n\n{table(head, rows)}"
 
 
@@ -180,7 +219,10 @@ def _case(line: Line) -> str:
 def plots(lines: Sequence[Line]) -> list[Plot]:
     """Those that have something to show, from the newest line of each case."""
     loss = {line["tokens"]: line for line in _of(lines, "loss") if _plotted(line)}
-    rollouts = {f"{line['model']}, {line['lengths']}, {line['slots']}": line for line in _of(lines, "rollout")}
+    rollouts = {
+        f"{line['model']}, {line['lengths']}, {line['slots']}": line
+        for line in _of(lines, "rollout")
+    }
     steps = {line["config"]: line for line in _of(lines, "step")}
     speed = "tokens_per_second"
     made = [
@@ -234,16 +276,35 @@ def _of_teachers(lines: Sequence[Line]) -> list[Plot]:
     made = []
     for line in _of(lines, "teachers")[-1:]:
         routed = {"route": "routed", "sum": "summed"}
-        times = {routed[kind]: [(k, line["seconds"][f"{kind} {k}"]["median"]) for k in line["k"]] for kind in routed}
+        times = {
+            routed[kind]: [(k, line["seconds"][f"{kind} {k}"]["median"]) for k in line["k"]]
+            for kind in routed
+        }
         memory = {
-            f"{routed[kind]}, {where}": [(k, line["peak_mib"][f"{kind} {k} {where}"]) for k in line["k"]]
+            f"{routed[kind]}, {where}": [
+                (k, line["peak_mib"][f"{kind} {k} {where}"]) for k in line["k"]
+            ]
             for kind in routed
             for where in ("resident", "disk")
         }
         caption = "against the number of teachers of the same tokens"
         made += [
-            Plot("teachers-time", f"Seconds of a step {caption}", "lines", "teachers", "seconds", times),
-            Plot("teachers-memory", f"Peak memory of a step {caption}", "lines", "teachers", "MiB", memory),
+            Plot(
+                "teachers-time",
+                f"Seconds of a step {caption}",
+                "lines",
+                "teachers",
+                "seconds",
+                times,
+            ),
+            Plot(
+                "teachers-memory",
+                f"Peak memory of a step {caption}",
+                "lines",
+                "teachers",
+                "MiB",
+                memory,
+            ),
         ]
     return made
 
@@ -267,12 +328,25 @@ def _of_scaling(lines: Sequence[Line]) -> list[Plot]:
             for fit in [line["fits"][what]]
         }
         caption = "Seconds over those of the least size, against the size over the least"
-        made.append(Plot("scaling", caption, "lines", "size / least size", "seconds / those of the least", series))
+        made.append(
+            Plot(
+                "scaling",
+                caption,
+                "lines",
+                "size / least size",
+                "seconds / those of the least",
+                series,
+            )
+        )
     return made
 
 
 def _of(lines: Sequence[Line], benchmark: str) -> list[Line]:
-    return [line for line in lines if line["benchmark"] == benchmark and line.get("device", "cpu") == "cpu"]
+    return [
+        line
+        for line in lines
+        if line["benchmark"] == benchmark and line.get("device", "cpu") == "cpu"
+    ]
 
 
 def _plotted(line: Line) -> bool:
@@ -316,7 +390,13 @@ def draw(plot: Plot) -> None:
 def _lines(axes: Any, plot: Plot) -> None:
     for name, points in plot.series.items():
         own = name in ("ours", "reverse_kl")
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=2 if own else 1, label=name)
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="o",
+            markersize=3,
+            linewidth=2 if own else 1,
+            label=name,
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):

@@ -41,7 +41,9 @@ def main() -> None:
     if wanted.only != "recipes":
         runs += [(name, True) for name in different_controls(names)]
     with ThreadPoolExecutor(wanted.jobs) as pool:
-        for number, line in enumerate(pool.map(lambda run: measured(run[0], run[1], wanted.seeds), runs), start=1):
+        for number, line in enumerate(
+            pool.map(lambda run: measured(run[0], run[1], wanted.seeds), runs), start=1
+        ):
             keep(line)
             print(f"{number} of {len(runs)}: {json.dumps(line)}", flush=True)
 
@@ -55,7 +57,11 @@ ABOUT_IT = ("prices", "monitors", "tracking")
 
 def fingerprint(recipe: Recipe) -> str:
     """Return what a line is of: the recipe without its words about itself and the settings that only bound memory and time."""
-    data = {key: value for key, value in resolved(recipe).items() if key not in ("name", *WORDS, *ABOUT_IT)}
+    data = {
+        key: value
+        for key, value in resolved(recipe).items()
+        if key not in ("name", *WORDS, *ABOUT_IT)
+    }
     del data["evaluation"]["every"]
     assert data.pop("backend")["type"] == "local", (
         "recipes of papers run here, and how much is held at once changes rounding alone"
@@ -72,7 +78,9 @@ def fingerprint(recipe: Recipe) -> str:
     if data["train"]["epochs"] == 1:
         del data["train"]["epochs"]
     data["train"] = {key: value for key, value in data["train"].items() if key not in LIMITS}
-    return hashlib.sha256(json.dumps({**data, "base_dir": ""}, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(
+        json.dumps({**data, "base_dir": ""}, sort_keys=True).encode()
+    ).hexdigest()[:12]
 
 
 def different_controls(names: Sequence[str]) -> list[str]:
@@ -95,7 +103,10 @@ def measured(name: str, off: bool, seeds: Sequence[int]) -> dict[str, Any]:
         "seeds": list(seeds),
         "accuracy_before": _mean([summary["before"]["accuracy"]["mean"] for summary in summaries]),
         "accuracy_after": _mean([summary["after"]["accuracy"]["mean"] for summary in summaries]),
-        "gains": [[round(summary["gain"][end], 3) for end in ("low", "mean", "high")] for summary in summaries],
+        "gains": [
+            [round(summary["gain"][end], 3) for end in ("low", "mean", "high")]
+            for summary in summaries
+        ],
         "accuracy_teacher": _mean([_teacher(summary) for summary in summaries]),
         "reverse_kl_before": _mean([summary["before"].get("reverse_kl") for summary in summaries]),
         "reverse_kl_after": _mean([summary["after"].get("reverse_kl") for summary in summaries]),
@@ -109,13 +120,23 @@ def _summary(name: str, off: bool, seed: int) -> dict[str, Any]:
         changes = [f"seed={seed}", "train.threads=1", *([SWITCH] if off else [])]
         command = [sys.executable, "-m", "practicum", "run", name, *changes, "--out", folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False
+        )
         if ended.returncode:
             raise SystemExit(f"{name}: exit {ended.returncode}: {ended.stderr.strip()[-400:]}")
         (run,) = Path(folder).iterdir()
-        timings = [json.loads(line) for line in (run / "timings.jsonl").read_text(encoding="utf-8").splitlines()]
-        seconds = sum(value for row in timings for key, value in row.items() if key.startswith("seconds"))
-        return {**json.loads((run / "summary.json").read_text(encoding="utf-8")), "seconds": seconds}
+        timings = [
+            json.loads(line)
+            for line in (run / "timings.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+        seconds = sum(
+            value for row in timings for key, value in row.items() if key.startswith("seconds")
+        )
+        return {
+            **json.loads((run / "summary.json").read_text(encoding="utf-8")),
+            "seconds": seconds,
+        }
 
 
 def _teacher(summary: dict[str, Any]) -> float | None:
@@ -131,7 +152,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def keep(line: dict[str, Any]) -> None:
     """Put a line in its place by name, those of controls after all others."""
     index_by_type = {**lines(), _key(line): line}
-    LINES.write_text("".join(json.dumps(index_by_type[key]) + "\n" for key in sorted(index_by_type)), encoding="utf-8")
+    LINES.write_text(
+        "".join(json.dumps(index_by_type[key]) + "\n" for key in sorted(index_by_type)),
+        encoding="utf-8",
+    )
 
 
 def lines() -> dict[tuple[bool, str], dict[str, Any]]:

@@ -18,8 +18,12 @@ PACKAGES = {"trl": ("trl", "trl>=1.16,<1.17"), "liger": ("liger_kernel", "liger-
 
 def add_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     """`--peer` and where it is installed."""
-    parser.add_argument("--peer", choices=names, nargs="+", default=[], help="compare with these too")
-    parser.add_argument("--peer-python", default=sys.executable, help="a Python that has them (default: this one)")
+    parser.add_argument(
+        "--peer", choices=names, nargs="+", default=[], help="compare with these too"
+    )
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="a Python that has them (default: this one)"
+    )
 
 
 def installed(names: Sequence[str], python: str) -> list[str]:
@@ -51,7 +55,9 @@ def _version(name: str, python: str) -> str:
         f"print(m.version({PACKAGES[name][1].split('>')[0]!r}) if u.find_spec({PACKAGES[name][0]!r}) else '')"
     )
     try:
-        ended = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, env=environment())
+        ended = subprocess.run(
+            [python, "-c", asked], capture_output=True, text=True, check=False, env=environment()
+        )
     except OSError as error:
         raise SystemExit(f"--peer-python {python}: {error.strerror}") from error
     return ended.stdout.strip() if ended.returncode == 0 else ""
@@ -69,12 +75,20 @@ class Worker:
     def __enter__(self) -> "Worker":
         command = [self.python, "-m", self.module, *map(str, self.arguments)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment(),
         )
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.close()

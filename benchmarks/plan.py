@@ -33,7 +33,11 @@ def main() -> None:
     made.add_argument("--answer-tokens", type=int, help="internal: how long its answers are")
     options = made.parse_args()
     if options.measure or options.predict:
-        found = _steps(options.measure) if options.measure else _planned(options.predict, options.answer_tokens)
+        found = (
+            _steps(options.measure)
+            if options.measure
+            else _planned(options.predict, options.answer_tokens)
+        )
         print(json.dumps(found))
         return
     now = session("plan", options)
@@ -46,8 +50,19 @@ def main() -> None:
         ratios = spread([found["peak"] / planned["peak"] for found in steps])
         readings[f"plan.memory.{case}"] = ratios
         figures[case] = {"planned": planned, "measured": steps}
-        seconds = readings[f"plan.seconds.{case}"] = spread([found["seconds"] / found["predicted"] for found in steps])
-        rows.append([case, steps[0]["peak"], planned["peak"], ratios["median"], steps[0]["seconds"], seconds["median"]])
+        seconds = readings[f"plan.seconds.{case}"] = spread(
+            [found["seconds"] / found["predicted"] for found in steps]
+        )
+        rows.append(
+            [
+                case,
+                steps[0]["peak"],
+                planned["peak"],
+                ratios["median"],
+                steps[0]["seconds"],
+                seconds["median"],
+            ]
+        )
     print(table(["case", "peak MiB", "planned MiB", "ratio", "seconds", "seconds / planned"], rows))
     now.report(readings, cases=figures)
 
@@ -64,7 +79,9 @@ def _steps(case: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         clear_peak()
         built = assemble_run(load_recipe(recipe, overrides), Path(folder))
-        done = [train_step(step, built.parts, built.settings).metrics for step in range(1, STEPS + 1)]
+        done = [
+            train_step(step, built.parts, built.settings).metrics for step in range(1, STEPS + 1)
+        ]
     flops = [{phase: row[f"cost/flops_{phase}"] for phase in PHASES} for row in done]
     seconds = [{phase: row[f"seconds_{phase}"] for phase in PHASES} for row in done]
     calibration = StepTiming(seconds[1], flops[1], done[1]["length"])

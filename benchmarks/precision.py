@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from benchmarks import ceilings
-from benchmarks.measuring import interleaved, parser, ratios, seconds, session, significant, spread, table
+from benchmarks.measuring import (
+    interleaved,
+    parser,
+    ratios,
+    seconds,
+    session,
+    significant,
+    spread,
+    table,
+)
 from practicum import functional as F
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import load
@@ -44,9 +53,16 @@ def main() -> None:
     models = {"float32": whole.language_model, "bfloat16": rounded, "int8": eighth}
     works = {name: _reading(model, text) for name, model in models.items()}
     errors = _errors({name: work() for name, work in works.items()}, whole.language_model)
-    times = interleaved({name: seconds(work) for name, work in works.items()}, now.rounds, now.warm_up)
+    times = interleaved(
+        {name: seconds(work) for name, work in works.items()}, now.rounds, now.warm_up
+    )
     rows = [
-        [name, spread(values)["median"], ratios(values, times["float32"])["median"], *errors[name].values()]
+        [
+            name,
+            spread(values)["median"],
+            ratios(values, times["float32"])["median"],
+            *errors[name].values(),
+        ]
         for name, values in times.items()
     ]
     print(table(["teacher", "s", "/ float32", "error of the gradient", "KL"], rows))
@@ -84,7 +100,10 @@ def _errors(states: dict[str, Tensor], model: LanguageModel) -> dict[str, dict[s
         teacher = head.logprobs(hidden)
         error = (gradient(teacher) - gradient(exact)).norm() / gradient(exact).norm()
         divergence = F.forward_kl(teacher, exact).mean()
-        found[name] = {"gradient": significant(error.item()), "forward_kl": significant(divergence.item())}
+        found[name] = {
+            "gradient": significant(error.item()),
+            "forward_kl": significant(divergence.item()),
+        }
     return found
 
 
@@ -98,7 +117,9 @@ def _to_int8(model: LanguageModel) -> None:
             packed = torch.ops.quantized.linear_prepack(
                 torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8), layer.bias
             )
-            layer.__dict__["forward"] = lambda rows, packed=packed: torch.ops.quantized.linear_dynamic(rows, packed)
+            layer.__dict__["forward"] = lambda rows, packed=packed: (
+                torch.ops.quantized.linear_dynamic(rows, packed)
+            )
 
 
 if __name__ == "__main__":

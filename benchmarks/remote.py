@@ -34,14 +34,28 @@ def answer(ids: Sequence[int], k: int) -> bytes:
     generator = torch.Generator().manual_seed(0)
     rows: list[dict[str, object] | None] = [None]
     for token in ids[1:]:
-        candidates = {token, *torch.randint(0, VOCABULARY, (k,), generator=generator).tolist()} if k else {token}
+        candidates = (
+            {token, *torch.randint(0, VOCABULARY, (k,), generator=generator).tolist()}
+            if k
+            else {token}
+        )
         rows.append(
             {
-                str(number): {"logprob": -4.0 - number / VOCABULARY, "rank": 1, "decoded_token": " word"}
+                str(number): {
+                    "logprob": -4.0 - number / VOCABULARY,
+                    "rank": 1,
+                    "decoded_token": " word",
+                }
                 for number in candidates
             }
         )
-    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "prompt_logprobs": rows}
+    choice = {
+        "index": 0,
+        "text": "",
+        "logprobs": None,
+        "finish_reason": "length",
+        "prompt_logprobs": rows,
+    }
     return json.dumps({"id": "cmpl", "object": "text_completion", "choices": [choice]}).encode()
 
 
@@ -58,7 +72,10 @@ def serve(pipe: Connection, answers: dict[int, bytes]) -> None:
             length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
             body = json.loads(await reader.readexactly(length))
             data = answers[body["prompt_logprobs"]]
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data))
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                % len(data)
+            )
             writer.write(data)
             await writer.drain()
 
@@ -84,15 +101,23 @@ def main() -> None:
     signals: dict[int, Signal] = {0: Sampled(), 20: TopK(k=20, support="teacher")}
     answers = {k: answer(ids, k) for k in signals}
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=serve, args=(theirs, answers), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=serve, args=(theirs, answers), daemon=True
+    )
     process.start()
     http = JsonClient(Server(f"http://127.0.0.1:{ours.recv()}"))
-    requests = [ScoreRequest(tuple(ids[: wanted.prompt]), tuple(ids[wanted.prompt :]))] * wanted.completions
+    requests = [
+        ScoreRequest(tuple(ids[: wanted.prompt]), tuple(ids[wanted.prompt :]))
+    ] * wanted.completions
     canary = torch.zeros(1)
     for k, signal in signals.items():
-        speaker = ServerGenerator(http, "m", Renderer(PreTrainedTokenizerBase()), ServerLimits(canary_every=10**9))
+        speaker = ServerGenerator(
+            http, "m", Renderer(PreTrainedTokenizerBase()), ServerLimits(canary_every=10**9)
+        )
         probe = Probe("m", ("m",), Vllm(), canary=canary)
-        client = RemoteClient(speaker, probe, Vllm(), Capabilities(frozenset({"sampled", "topk"})), VOCABULARY)
+        client = RemoteClient(
+            speaker, probe, Vllm(), Capabilities(frozenset({"sampled", "topk"})), VOCABULARY
+        )
         walls, spent = [], []
         for _ in range(wanted.rounds):
             wall, own = monotonic(), process_time()

@@ -46,7 +46,9 @@ def main() -> None:
         ["megabytes of rollouts.jsonl", read],
     ]
     print(table(["what", "value"], rows))
-    now.report({"report.page": written, "report.live": live}, megabytes=size, rollouts_megabytes=read)
+    now.report(
+        {"report.page": written, "report.live": live}, megabytes=size, rollouts_megabytes=read
+    )
 
 
 def _seconds(folder: Path) -> tuple[float, float]:
@@ -64,11 +66,19 @@ def _seconds(folder: Path) -> tuple[float, float]:
 def made_up(folder: Path, options: argparse.Namespace) -> None:
     """A run's folder of random numbers, as large as asked."""
     chance = random.Random(0)
-    recipe = {"name": "made-up", "about": "", "seed": 0, "train": {"steps": options.steps, "threads": 1}}
+    recipe = {
+        "name": "made-up",
+        "about": "",
+        "seed": 0,
+        "train": {"steps": options.steps, "threads": 1},
+    }
     (folder / "recipe.json").write_text(json.dumps({"recipe": recipe, "identity": {}}))
     words = [{"step": 1, "id": id, "text": f" word{id}", "control": id == 0} for id in range(WORDS)]
     _write(folder / "vocabulary.jsonl", words)
-    _write(folder / "metrics.jsonl", [_metrics(step, options, chance) for step in range(1, options.steps + 1)])
+    _write(
+        folder / "metrics.jsonl",
+        [_metrics(step, options, chance) for step in range(1, options.steps + 1)],
+    )
     with (folder / "rollouts.jsonl").open("w") as file:
         for step in range(1, options.steps + 1):
             for number in range(options.rollouts):
@@ -111,7 +121,9 @@ def _rollout(step: int, number: int, tokens: int, chance: random.Random) -> dict
         "tokens": [chance.randrange(WORDS) for _ in range(tokens)],
         "loss_mask": [True] * tokens,
         **{
-            name: [-chance.random() if "logprobs" in name else chance.random() for _ in range(tokens)]
+            name: [
+                -chance.random() if "logprobs" in name else chance.random() for _ in range(tokens)
+            ]
             for name in COLUMNS
         },
         "weight": [1 / tokens] * tokens,

@@ -28,7 +28,11 @@ from practicum.types import Message, Prompt, Rollout, TeacherSignal
 
 WIDTH, LAYERS, HEADS, VOCABULARY = 512, 8, 8, 32000
 PROMPT, CHUNK, BATCH, REPEATS = 32, 256, 8, 3
-LETTERS = [chr(first + place) for first, count in ((0x4E00, 20992), (0xAC00, 11172)) for place in range(count)]
+LETTERS = [
+    chr(first + place)
+    for first, count in ((0x4E00, 20992), (0xAC00, 11172))
+    for place in range(count)
+]
 
 
 def main() -> None:
@@ -37,16 +41,31 @@ def main() -> None:
     made.add_argument("--teachers", type=int, help="default 4, with --quick 2")
     made.add_argument("--rollouts", type=int, help="default 32, with --quick 4")
     made.add_argument("--tokens", type=int, default=128)
-    made.add_argument("--measure", nargs=2, metavar=("FOLDER", "RESIDENCY"), help="internal: measure one and stop")
+    made.add_argument(
+        "--measure", nargs=2, metavar=("FOLDER", "RESIDENCY"), help="internal: measure one and stop"
+    )
     options = made.parse_args()
     options.teachers = options.teachers or (2 if options.quick else 4)
     options.rollouts = options.rollouts or (4 if options.quick else 32)
     now = session("residency", options)
     if options.measure:
         folder, residency = options.measure
-        print(json.dumps(_measured(Path(folder), residency, options.teachers, options.rollouts, options.tokens)))
+        print(
+            json.dumps(
+                _measured(
+                    Path(folder), residency, options.teachers, options.rollouts, options.tokens
+                )
+            )
+        )
         return
-    sizes = ["--teachers", options.teachers, "--rollouts", options.rollouts, "--tokens", options.tokens]
+    sizes = [
+        "--teachers",
+        options.teachers,
+        "--rollouts",
+        options.rollouts,
+        "--tokens",
+        options.tokens,
+    ]
     with tempfile.TemporaryDirectory() as folder:
         mib = sum(_make(Path(folder) / str(number), number) for number in range(options.teachers))
         for residency in ("resident", "swap", "disk"):
@@ -62,12 +81,16 @@ def main() -> None:
 
 def _make(folder: Path, seed: int) -> float:
     """Write one teacher; the size of its weights in MiB."""
-    scratch = ScratchConfig(hidden_size=WIDTH, layers=LAYERS, heads=HEADS, padded_vocabulary=VOCABULARY, seed=seed)
+    scratch = ScratchConfig(
+        hidden_size=WIDTH, layers=LAYERS, heads=HEADS, padded_vocabulary=VOCABULARY, seed=seed
+    )
     make_scratch_model(folder, scratch, "".join(LETTERS[: VOCABULARY - 7]), [])
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
 
 
-def _measured(folder: Path, residency: str, teachers: int, rollouts: int, tokens: int) -> dict[str, object]:
+def _measured(
+    folder: Path, residency: str, teachers: int, rollouts: int, tokens: int
+) -> dict[str, object]:
     """Seconds of the two passes, and MiB above the bare process: at the peak, and held between the steps."""
     before = memory("VmRSS")
     start = time.perf_counter()
@@ -98,16 +121,25 @@ def _route(folder: Path, residency: str, teachers: int) -> Teacher:
     for number in range(teachers):
         config = ScorerConfig(model=str(folder / str(number)), residency=residency)  # type: ignore[arg-type]
         loaded = load(config)
-        members[str(number)] = ClientTeacher(build_scorer(loaded, config, BATCH, CHUNK), loaded.renderer)
-    return RouteTeacher(members, Config.model_validate({"teachers": dict.fromkeys(members, "none")}))
+        members[str(number)] = ClientTeacher(
+            build_scorer(loaded, config, BATCH, CHUNK), loaded.renderer
+        )
+    return RouteTeacher(
+        members, Config.model_validate({"teachers": dict.fromkeys(members, "none")})
+    )
 
 
 def _rollouts(count: int, tokens: int, teachers: int) -> list[Rollout]:
     generator = torch.Generator().manual_seed(0)
     items = []
     for number in range(count):
-        letters = [LETTERS[place] for place in torch.randint(20000, (PROMPT,), generator=generator).tolist()]
-        prompt = Prompt(str(number), (Message("user", "".join(letters)),), domain=str(number % teachers))
+        letters = [
+            LETTERS[place]
+            for place in torch.randint(20000, (PROMPT,), generator=generator).tolist()
+        ]
+        prompt = Prompt(
+            str(number), (Message("user", "".join(letters)),), domain=str(number % teachers)
+        )
         nothing = torch.zeros(tokens)
         items.append(
             Rollout(

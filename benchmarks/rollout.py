@@ -15,7 +15,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks import ceilings, models
-from benchmarks.measuring import Session, interleaved, parser, ratios, scaled, seconds, session, spread, table
+from benchmarks.measuring import (
+    Session,
+    interleaved,
+    parser,
+    ratios,
+    scaled,
+    seconds,
+    session,
+    spread,
+    table,
+)
 from practicum.types import SampleRequest, SamplingParams
 
 Timer = Callable[[Callable[[], object]], Callable[[], float]]
@@ -36,7 +46,11 @@ class Case:
     @property
     def stops(self) -> frozenset[int]:
         """The stop tokens; none where all answers have the same length."""
-        return models.geometric_stops(models.SHAPES[self.model].vocabulary, self.mean) if self.mean else frozenset()
+        return (
+            models.geometric_stops(models.SHAPES[self.model].vocabulary, self.mean)
+            if self.mean
+            else frozenset()
+        )
 
 
 CASES = (
@@ -79,11 +93,16 @@ def main() -> None:
             measure(now, case)
 
 
-def measure(now: Session, case: Case, device: str = "cpu", timer: Timer = seconds) -> dict[str, float]:
+def measure(
+    now: Session, case: Case, device: str = "cpu", timer: Timer = seconds
+) -> dict[str, float]:
     """Time both sides of one workload; how many times as fast as `generate` this library is."""
     shape = models.SHAPES[case.model]
     prompts = models.prompts(case.prompts, shape.vocabulary)
-    mine, theirs = (Contender(make(shape, device=device), case) for make in (models.language_model, models.causal_lm))
+    mine, theirs = (
+        Contender(make(shape, device=device), case)
+        for make in (models.language_model, models.causal_lm)
+    )
     error = check(mine, prompts, device)
     times = interleaved(
         {
@@ -93,19 +112,32 @@ def measure(now: Session, case: Case, device: str = "cpu", timer: Timer = second
         now.rounds,
         now.warm_up,
     )
-    counts = {name: [sum(one) for one in side.lengths[-now.rounds :]] for name, side in _sides(mine, theirs)}
-    speed = {name: [n / t for n, t in zip(counts[name], times[name], strict=True)] for name in times}
+    counts = {
+        name: [sum(one) for one in side.lengths[-now.rounds :]]
+        for name, side in _sides(mine, theirs)
+    }
+    speed = {
+        name: [n / t for n, t in zip(counts[name], times[name], strict=True)] for name in times
+    }
     figures = _steps(case, mine, theirs, times, now)
     floor = _floor(shape, case.slots, dict(now.ceilings))
-    drawing = [drawn / taken for drawn, taken in zip(mine.drawing[-now.rounds :], times["ours"], strict=True)]
-    rows = [[name, spread(speed[name])["median"], *(figures[name][key]["median"] for key in STEP)] for name in times]
+    drawing = [
+        drawn / taken
+        for drawn, taken in zip(mine.drawing[-now.rounds :], times["ours"], strict=True)
+    ]
+    rows = [
+        [name, spread(speed[name])["median"], *(figures[name][key]["median"] for key in STEP)]
+        for name in times
+    ]
     print(
         f"{case.model}, {case.lengths} lengths, {case.prompts} prompts in {case.slots} slots, at most {case.new_tokens}"
     )
     print(table(["contender", "tokens/s", "ms a step", "slots at work", "at best"], rows))
     ratio = ratios(speed["ours"], speed["generate"])
     now.report(
-        _readings(case, speed, figures, floor, drawing) if device == "cpu" else {"gpu.rollout": ratio},
+        _readings(case, speed, figures, floor, drawing)
+        if device == "cpu"
+        else {"gpu.rollout": ratio},
         device=device,
         model=case.model,
         lengths=case.lengths,
@@ -189,11 +221,15 @@ def check(side: Contender, prompts: list[tuple[int, ...]], device: str) -> float
     shape = models.SHAPES[side.case.model]
     model = models.causal_lm(shape, device=device)
     requests = [SampleRequest(prompt, number) for number, prompt in enumerate(prompts[:4])]
-    samples = models.sampler(side.model, 4).sample(requests, SamplingParams(8, stop_ids=side.case.stops))
+    samples = models.sampler(side.model, 4).sample(
+        requests, SamplingParams(8, stop_ids=side.case.stops)
+    )
     worst = 0.0
     for request, sample in zip(requests, samples, strict=True):
         ids = torch.tensor([[*request.prompt_tokens, *sample.tokens.tolist()]], device=device)
-        logprobs = torch.log_softmax(model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1], dim=-1)
+        logprobs = torch.log_softmax(
+            model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1], dim=-1
+        )
         wanted = logprobs.cpu().gather(-1, sample.tokens[:, None])[:, 0]
         worst = max(worst, (wanted - sample.policy_logprobs).abs().max().item())
     if worst > 1e-3:
@@ -207,15 +243,21 @@ def _steps(
     """Milliseconds a decode step, with and without what comes before, the share of slots at work and the greatest possible."""
     figures = {}
     for name, side in _sides(mine, theirs):
-        rounds = list(zip(side.lengths[-now.rounds :], side.steps[-now.rounds :], times[name], strict=True))
+        rounds = list(
+            zip(side.lengths[-now.rounds :], side.steps[-now.rounds :], times[name], strict=True)
+        )
         figures[name] = {
             "milliseconds": spread([1000 * taken / count for _, count, taken in rounds]),
             "occupancy": spread([sum(one) / (case.slots * count) for one, count, _ in rounds]),
-            "occupancy_bound": spread([models.refill_bound(one, case.slots) for one, _, _ in rounds]),
+            "occupancy_bound": spread(
+                [models.refill_bound(one, case.slots) for one, _, _ in rounds]
+            ),
         }
         if side.before:
             ready = zip(rounds, side.before[-now.rounds :], strict=True)
-            figures[name]["decode"] = spread([1000 * (taken - before) / count for (_, count, taken), before in ready])
+            figures[name]["decode"] = spread(
+                [1000 * (taken - before) / count for (_, count, taken), before in ready]
+            )
     return figures
 
 

@@ -79,7 +79,11 @@ def main() -> None:
     prefix = _prefix(now, shape, "tiny-teacher" if options.quick else "toy-teacher")
     print(f"a step on the first {SHARE:.0%} of each answer / on all of it: {prefix['median']:.3g}")
     now.report(
-        {**{f"scaling.{what}": one["exponent"] for what, one in found.items()}, "scaling.prefix": prefix, **second},
+        {
+            **{f"scaling.{what}": one["exponent"] for what, one in found.items()},
+            "scaling.prefix": prefix,
+            **second,
+        },
         fits=found,
         peak_mib=round(memory("VmHWM")),
     )
@@ -88,7 +92,10 @@ def main() -> None:
 def _fit(now: Session, sizes: Sequence[int], make: Callable[[int], Callable[[], float]]) -> dict:
     """Median seconds of each size, and the exponent of each round."""
     times = interleaved({str(size): make(size) for size in sizes}, now.rounds, now.warm_up)
-    exponents = [exponent(sizes, [times[str(size)][number] for size in sizes]) for number in range(now.rounds)]
+    exponents = [
+        exponent(sizes, [times[str(size)][number] for size in sizes])
+        for number in range(now.rounds)
+    ]
     return {
         "sizes": list(sizes),
         "seconds": [spread(times[str(size)])["median"] for size in sizes],
@@ -122,7 +129,9 @@ def _steps(shape: models.ModelDims, teacher: str) -> Callable[[int], Callable[[]
         requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
 
         def step() -> None:
-            trainer.forward_backward(assemble(items, scorer.score(requests, Full())), Objective(), 0)
+            trainer.forward_backward(
+                assemble(items, scorer.score(requests, Full())), Objective(), 0
+            )
             trainer.optim_step(AdamParams(1e-6))
 
         return _timed(step)
@@ -139,13 +148,18 @@ def _prefix(now: Session, shape: models.ModelDims, teacher: str) -> dict[str, fl
     def step(new_tokens: int) -> None:
         requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(prompts)]
         samples = trainer.sampling_client().sample(requests, SamplingParams(new_tokens))
-        items = [_answered(prompt, sample.tokens) for prompt, sample in zip(prompts, samples, strict=True)]
+        items = [
+            _answered(prompt, sample.tokens)
+            for prompt, sample in zip(prompts, samples, strict=True)
+        ]
         asked = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in items]
         trainer.forward_backward(assemble(items, scorer.score(asked, Full())), Objective(), 0)
         trainer.optim_step(AdamParams(1e-6))
 
     lengths = {"part": int(SHARE * WHOLE), "whole": WHOLE}
-    contenders = {name: _timed(lambda length=length: step(length)) for name, length in lengths.items()}
+    contenders = {
+        name: _timed(lambda length=length: step(length)) for name, length in lengths.items()
+    }
     times = interleaved(contenders, now.rounds, now.warm_up)
     return ratios(times["part"], times["whole"])
 
@@ -154,11 +168,16 @@ def _second_process(now: Session) -> dict[str, dict[str, float]]:
     """Tokens a wall second of two processes that decode over those of one; nothing where the machine is busy."""
     load = os.getloadavg()[0]
     if load >= BUSY:
-        print(f"the load is {load:.1f}, so wall times mean nothing and a second process is not measured")
+        print(
+            f"the load is {load:.1f}, so wall times mean nothing and a second process is not measured"
+        )
         return {}
     arguments = ["--serve", *(["--quick"] if now.quick else [])]
     gains = []
-    with Worker("benchmarks.scaling", arguments) as one, Worker("benchmarks.scaling", arguments) as other:
+    with (
+        Worker("benchmarks.scaling", arguments) as one,
+        Worker("benchmarks.scaling", arguments) as other,
+    ):
         for number in range(now.warm_up + now.rounds):
             alone = _wall([one])
             both = _wall([one, other])
@@ -208,7 +227,10 @@ def _decoding(shape: models.ModelDims) -> Callable[[int], Callable[[], float]]:
     params = SamplingParams(LONGEST, stop_ids=models.geometric_stops(shape.vocabulary, MEAN))
 
     def make(count: int) -> Callable[[], float]:
-        requests = [SampleRequest(prompt, seed) for seed, prompt in enumerate(models.prompts(count, shape.vocabulary))]
+        requests = [
+            SampleRequest(prompt, seed)
+            for seed, prompt in enumerate(models.prompts(count, shape.vocabulary))
+        ]
         tokens = sum(len(sample.tokens) for sample in client.sample(requests, params))
         return _timed(lambda: client.sample(requests, params), tokens)
 

@@ -51,17 +51,23 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--texts", type=int, help="texts of a batch (default 32, with --quick 8)")
     made.add_argument("--tokens", type=int, help="tokens of each (default 128, with --quick 32)")
-    made.add_argument("--model", choices=sorted(models.SHAPES), help="shape (default 17m, with --quick tiny)")
+    made.add_argument(
+        "--model", choices=sorted(models.SHAPES), help="shape (default 17m, with --quick tiny)"
+    )
     options = made.parse_args()
     options.texts = options.texts or (8 if options.quick else 32)
     options.tokens = options.tokens or (32 if options.quick else 128)
     shape = models.SHAPES[options.model or ("tiny" if options.quick else "17m")]
     now = session("service", options)
     generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(2, shape.vocabulary, (options.texts, options.tokens), generator=generator).tolist()
+    texts = torch.randint(
+        2, shape.vocabulary, (options.texts, options.tokens), generator=generator
+    ).tolist()
     with tempfile.TemporaryDirectory() as folder:
         models.write_folder(shape, Path(folder) / "model", 0)
-        local = LocalSampler(load(ModelConfig(model=str(Path(folder) / "model"), device="cpu")).language_model)
+        local = LocalSampler(
+            load(ModelConfig(model=str(Path(folder) / "model"), device="cpu")).language_model
+        )
         with served(Path(folder), [f"model={Path(folder) / 'model'}"]) as (http, process):
             clock: dict[str, list[float]] = {}
 
@@ -84,22 +90,30 @@ def main() -> None:
 
             connection = Connection(ServiceConfig(url=str(http.base_url)), "benchmark")
             teacher = ServiceSampler(
-                connection, lambda service: service.create_sampling_client(base_model="model"), shape.vocabulary
+                connection,
+                lambda service: service.create_sampling_client(base_model="model"),
+                shape.vocabulary,
             )
             student = ServiceTrainer(
                 connection,
                 "model",
-                lambda service: service.create_lora_training_client(base_model="model", rank=RANK, train_unembed=False),
+                lambda service: service.create_lora_training_client(
+                    base_model="model", rank=RANK, train_unembed=False
+                ),
                 lambda term: None,
             )
             here = LocalTrainer(add_shared_adapters(local.language_model, Lora(rank=RANK), 0))
             data = _data(texts)
             contenders = {
                 "local, one batch": seconds(lambda: _locally(local, texts)),
-                "service, all at once": by_server("all at once", lambda: _remotely(http, texts, AT_ONCE)),
+                "service, all at once": by_server(
+                    "all at once", lambda: _remotely(http, texts, AT_ONCE)
+                ),
                 "local, one by one": seconds(lambda: [_locally(local, [text]) for text in texts]),
                 "service, one by one": by_server("one by one", lambda: _remotely(http, texts, 1)),
-                "health, one by one": by_server("health", lambda: [http.get("/healthz") for _ in texts]),
+                "health, one by one": by_server(
+                    "health", lambda: [http.get("/healthz") for _ in texts]
+                ),
                 "teacher tinker": both(lambda: _locally(teacher, texts)),
                 "local student, an update": seconds(lambda: _update(here, data)),
                 "student tinker, an update": both(lambda: _update(student, data)),
@@ -109,7 +123,10 @@ def main() -> None:
             connection.close()
     count = options.texts * (options.tokens - 1)
     medians = {name: statistics.median(values) for name, values in found.items()}
-    rows = [[name, value, "-" if name.startswith("health") else count / value] for name, value in medians.items()]
+    rows = [
+        [name, value, "-" if name.startswith("health") else count / value]
+        for name, value in medians.items()
+    ]
     print(table(["scored by", "processor s a batch", "tokens a second"], rows))
     apart = zip(found["service, one by one"], found["local, one by one"], strict=True)
     overhead = [1e3 * (one - other) / options.texts for one, other in apart]
@@ -141,7 +158,9 @@ def served(folder: Path, names: Sequence[str]) -> Iterator[tuple[httpx.Client, i
     log = folder / "log"
     words = [sys.executable, "-m", "practicum", "serve", *names, "--port", "0", "--device", "cpu"]
     with log.open("w") as out:
-        process = subprocess.Popen([*words, "--out", str(folder / "served")], stdout=out, stderr=out, env=os.environ)
+        process = subprocess.Popen(
+            [*words, "--out", str(folder / "served")], stdout=out, stderr=out, env=os.environ
+        )
     try:
         while not (address := re.search(r"TINKER_BASE_URL=(\S+)", log.read_text())):
             if process.poll() is not None:
@@ -173,7 +192,9 @@ def _update(trainer: TrainingClient, data: Sequence[Datum]) -> None:
     trainer.optim_step(AdamParams(1e-4))
 
 
-def _locally(sampler: LocalSampler | ServiceSampler, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def _locally(
+    sampler: LocalSampler | ServiceSampler, texts: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
     requests = [ScoreRequest((text[0],), tuple(text[1:])) for text in texts]
     found = [signal.logprobs for signal in sampler.score(requests, Sampled())]
     assert all(logprobs is not None for logprobs in found)
@@ -196,14 +217,18 @@ def _scored(http: httpx.Client, text: Sequence[int]) -> bytes:
     reply = http.post("/api/v1/asample", content=json.dumps(body))
     reply.raise_for_status()
     while True:
-        answer = http.post("/api/v1/retrieve_future", json={"request_id": reply.json()["request_id"]})
+        answer = http.post(
+            "/api/v1/retrieve_future", json={"request_id": reply.json()["request_id"]}
+        )
         answer.raise_for_status()
         if answer.headers["content-type"] == "application/x-protobuf":
             return answer.content
         assert answer.json().get("type") == "try_again", answer.text
 
 
-def _largest_difference(sampler: LocalSampler, http: httpx.Client, texts: Sequence[Sequence[int]]) -> float:
+def _largest_difference(
+    sampler: LocalSampler, http: httpx.Client, texts: Sequence[Sequence[int]]
+) -> float:
     """Between the log-probabilities of the two ways."""
     from practicum.server.wire import messages
 

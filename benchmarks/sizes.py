@@ -12,7 +12,16 @@ import torch
 
 from benchmarks import ceilings
 from benchmarks.loss_kernels import Size, inputs, ours
-from benchmarks.measuring import Session, interleaved, parser, ratios, seconds, session, spread, table
+from benchmarks.measuring import (
+    Session,
+    interleaved,
+    parser,
+    ratios,
+    seconds,
+    session,
+    spread,
+    table,
+)
 from benchmarks.models import SHAPES, language_model
 from practicum.backends.local import sampler
 from practicum.objective import Full
@@ -32,10 +41,19 @@ def main() -> None:
     _report(now, "layout", "torch", _layouts())
 
 
-def _report(now: Session, choice: str, used: int | str, works: dict[int | str, Callable[[], object]]) -> None:
-    times = interleaved({str(size): seconds(work) for size, work in works.items()}, now.rounds, now.warm_up)
+def _report(
+    now: Session, choice: str, used: int | str, works: dict[int | str, Callable[[], object]]
+) -> None:
+    times = interleaved(
+        {str(size): seconds(work) for size, work in works.items()}, now.rounds, now.warm_up
+    )
     of_used = {size: ratios(values, times[str(used)]) for size, values in times.items()}
-    print(table([choice, f"seconds / those at {used}"], [[size, ratio["median"]] for size, ratio in of_used.items()]))
+    print(
+        table(
+            [choice, f"seconds / those at {used}"],
+            [[size, ratio["median"]] for size, ratio in of_used.items()],
+        )
+    )
     spreads = {size: spread(values) for size, values in times.items()}
     now.report({}, choice=choice, used=used, seconds=spreads, of_used=of_used)
 
@@ -79,7 +97,10 @@ def _layouts() -> dict[int | str, Callable[[], object]]:
 
     def laid_out(hint: int) -> Callable[[], object]:
         found = [torch.ops.mkldnn._reorder_linear_weight(weight, hint) for weight in weights]
-        return lambda: [torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "") for weight in 4 * found]
+        return lambda: [
+            torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")
+            for weight in 4 * found
+        ]
 
     plain = {"torch": lambda: [torch.nn.functional.linear(rows, weight) for weight in 4 * weights]}
     return {**plain, **{hint: laid_out(hint) for hint in LAYOUTS}}

@@ -37,8 +37,16 @@ DEEP = b'{"user_metadata": ' + b"[" * 5000 + b"]" * 5000 + b"}"
 BAD = (
     ("asample", b"{", "application/json"),
     ("asample", DEEP, "application/json"),
-    ("asample", b'{"prompt": {"chunks": [{"tokens": [NaN]}]}, "sampling_params": {}}', "application/json"),
-    ("create_model", b'{"session_id": "../..", "model_seq_id": 0, "base_model": "../../etc"}', "application/json"),
+    (
+        "asample",
+        b'{"prompt": {"chunks": [{"tokens": [NaN]}]}, "sampling_params": {}}',
+        "application/json",
+    ),
+    (
+        "create_model",
+        b'{"session_id": "../..", "model_seq_id": 0, "base_model": "../../etc"}',
+        "application/json",
+    ),
     ("weights_info", b'{"tinker_path": "tinker://x/../../etc/passwd"}', "application/json"),
     ("retrieve_future", b'{"request_id": "none"}', "application/json"),
     ("forward_backward", b"\xff\xff", "application/x-protobuf"),
@@ -98,7 +106,9 @@ class Client:
     def wait(self, reply: dict[str, Any]) -> httpx.Response:
         """Fetch the answer to an earlier request."""
         while True:
-            answer = self.send("retrieve_future", json.dumps({"request_id": reply["request_id"]}).encode())
+            answer = self.send(
+                "retrieve_future", json.dumps({"request_id": reply["request_id"]}).encode()
+            )
             if b"try_again" not in answer.content[:40]:
                 return answer
 
@@ -120,7 +130,10 @@ def _sample(client: Client, load: Load, draw: random.Random) -> None:
             "num_samples": 1 if score else draw.randrange(1, 5),
             "base_model": draw.choice(("student", "teacher")),
         }
-        load.timed("score" if score else "sample", lambda body=body: client.wait(client.ask("asample", **body)))
+        load.timed(
+            "score" if score else "sample",
+            lambda body=body: client.wait(client.ask("asample", **body)),
+        )
 
 
 def trainer(load: Load) -> None:
@@ -133,14 +146,20 @@ def _train(client: Client, load: Load) -> None:
     numbers = iter(range(10**9))
     owner = client.ask("create_session", tags=[])["session_id"]
     lora = {"rank": 8}
-    made = client.ask("create_model", session_id=owner, model_seq_id=0, base_model="student", lora_config=lora)
+    made = client.ask(
+        "create_model", session_id=owner, model_seq_id=0, base_model="student", lora_config=lora
+    )
     model = client.wait(made).json()["model_id"]
     generator = torch.Generator().manual_seed(0)
 
     def step() -> None:
-        request = messages().ForwardBackwardRequest(model_id=model, seq_id=next(numbers), loss_fn="cross_entropy")
+        request = messages().ForwardBackwardRequest(
+            model_id=model, seq_id=next(numbers), loss_fn="cross_entropy"
+        )
         for _ in range(8):
-            tokens = torch.randint(2, SHAPE.vocabulary, (48,), generator=generator, dtype=torch.int32)
+            tokens = torch.randint(
+                2, SHAPE.vocabulary, (48,), generator=generator, dtype=torch.int32
+            )
             datum = request.data.add()
             datum.model_input.add().encoded_text.tokens = tokens.numpy().tobytes()
             target = datum.loss_fn_inputs["target_tokens"]
@@ -154,12 +173,27 @@ def _train(client: Client, load: Load) -> None:
     while load.goes_on:
         load.timed("train step", step)
         number = next(numbers)
-        saved = {"model_id": model, "seq_id": number, "sampling_session_seq_id": number, "kind": "inflight"}
-        sampler = client.wait(client.ask("save_weights_for_sampler", **saved)).json()["sampling_session_id"]
+        saved = {
+            "model_id": model,
+            "seq_id": number,
+            "sampling_session_seq_id": number,
+            "kind": "inflight",
+        }
+        sampler = client.wait(client.ask("save_weights_for_sampler", **saved)).json()[
+            "sampling_session_id"
+        ]
         asked = {"prompt": {"chunks": [{"tokens": [2, 3]}]}, "sampling_params": {"max_tokens": 4}}
         client.wait(client.ask("asample", sampling_session_id=sampler, seq_id=0, **asked))
         if number % 10 == 0:
-            client.wait(client.ask("save_weights", model_id=model, path="newest", overwrite=True, seq_id=next(numbers)))
+            client.wait(
+                client.ask(
+                    "save_weights",
+                    model_id=model,
+                    path="newest",
+                    overwrite=True,
+                    seq_id=next(numbers),
+                )
+            )
 
 
 def vandal(load: Load) -> None:
@@ -171,7 +205,11 @@ def vandal(load: Load) -> None:
 def _break(client: Client, load: Load, draw: random.Random) -> None:
     while load.goes_on:
         client.send(*draw.choice(BAD))
-        much = {"prompt": {"chunks": [{"tokens": [2]}]}, "sampling_params": {"max_tokens": 200}, "num_samples": 256}
+        much = {
+            "prompt": {"chunks": [{"tokens": [2]}]},
+            "sampling_params": {"max_tokens": 200},
+            "num_samples": 256,
+        }
         reply = client.ask("asample", base_model="teacher", **much)
         time.sleep(0.5)
         client.ask("cancel_future", request_id=reply["request_id"])
@@ -187,10 +225,15 @@ def soak(seconds: float, clients: int) -> dict[str, Any]:
             words.append(f"{name}={Path(folder) / name}")
         with served(Path(folder), words) as (http, process):
             load = Load(str(http.base_url), seconds)
-            works = [lambda number=number: sampling_client(load, number) for number in range(clients)]
+            works = [
+                lambda number=number: sampling_client(load, number) for number in range(clients)
+            ]
             works += [lambda: trainer(load), lambda: vandal(load)]
             failures: list[BaseException] = []
-            threads = [threading.Thread(target=_caught, args=(work, failures), daemon=True) for work in works]
+            threads = [
+                threading.Thread(target=_caught, args=(work, failures), daemon=True)
+                for work in works
+            ]
             for thread in threads:
                 thread.start()
             time.sleep(seconds * WARM)
@@ -215,7 +258,10 @@ def soak(seconds: float, clients: int) -> dict[str, Any]:
 def resident(process: int) -> float:
     """Return what a process holds in memory, in MiB (Linux)."""
     status = Path(f"/proc/{process}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+    return (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+        / 1024
+    )
 
 
 def _caught(work: Callable[[], None], failures: list[BaseException]) -> None:
@@ -238,12 +284,16 @@ def main() -> None:
     """Report one line."""
     made = parser(__doc__)
     made.add_argument("--seconds", type=float, help="of load (default 185, with --quick 15)")
-    made.add_argument("--clients", type=int, help="that sample and score (default 48, with --quick 8)")
+    made.add_argument(
+        "--clients", type=int, help="that sample and score (default 48, with --quick 8)"
+    )
     options = made.parse_args()
     now = session("soak", options)
     seconds = options.seconds or (15 if options.quick else 185)
     found = soak(seconds, options.clients or (8 if options.quick else 48))
-    rows = [[name, wait["count"], wait["p50"], wait["p99"]] for name, wait in found["waits"].items()]
+    rows = [
+        [name, wait["count"], wait["p50"], wait["p99"]] for name, wait in found["waits"].items()
+    ]
     print(table(["waited for", "count", "p50 s", "p99 s"], rows))
     print(
         f"{found['requests']} requests, {found['broken']} broken; {found['warm_mib']:.0f} MiB, then {found['end_mib']:.0f}"

@@ -29,7 +29,10 @@ def main() -> None:
     rounds = range(now.warm_up + now.rounds)
     helps = spread([_wall_seconds("--help") for _ in rounds][now.warm_up :])
     checks = spread([_processor_seconds("check", "quickstart") for _ in rounds][now.warm_up :])
-    runs = [in_a_process("benchmarks.startup", "--measure", "--recipe", options.recipe) for _ in range(now.rounds)]
+    runs = [
+        in_a_process("benchmarks.startup", "--measure", "--recipe", options.recipe)
+        for _ in range(now.rounds)
+    ]
     beyond = spread([steps[0] - spread(steps[1:])["median"] for steps in runs])
     warm = spread([spread(steps[1:])["median"] for steps in runs])
     rows = [

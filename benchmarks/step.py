@@ -67,17 +67,23 @@ QUICK = {
 def main() -> None:
     """Report one line for each workload."""
     made = parser(__doc__)
-    made.add_argument("--config", nargs="+", choices=sorted(CONFIGS), default=list(CONFIGS), help="only these")
+    made.add_argument(
+        "--config", nargs="+", choices=sorted(CONFIGS), default=list(CONFIGS), help="only these"
+    )
     peers.add_options(made, ("trl",))
     options = made.parse_args()
     options.rounds = options.rounds or (1 if options.quick else PROCESSES)
     now = session("step", options, ceilings.short())
     found = peers.installed(options.peer, options.peer_python)
     for name in options.config:
-        _measure(now, (QUICK if options.quick else CONFIGS)[name], TRAINERS if found else (), options)
+        _measure(
+            now, (QUICK if options.quick else CONFIGS)[name], TRAINERS if found else (), options
+        )
 
 
-def _measure(now: Session, config: Config, trainers: Sequence[str], options: argparse.Namespace) -> None:
+def _measure(
+    now: Session, config: Config, trainers: Sequence[str], options: argparse.Namespace
+) -> None:
     """Alternate the contenders on one workload."""
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ours", *trainers)}
     with tempfile.TemporaryDirectory() as folder:
@@ -121,9 +127,15 @@ def _measure(now: Session, config: Config, trainers: Sequence[str], options: arg
         tokens_per_second={name: spread(values) for name, values in speed.items()},
         ratios={name: ratios(speed["ours"], speed[name]) for name in trainers},
         peak_mib={name: spread(values) for name, values in peak.items()},
-        imports_mib={name: spread([one["imports_mib"] for one in rows]) for name, rows in answers.items()},
-        rollout_seconds={name: spread([_mean(one["sample"]) for one in rows]) for name, rows in answers.items()},
-        step_seconds={name: spread([_mean(one["seconds"]) for one in rows]) for name, rows in answers.items()},
+        imports_mib={
+            name: spread([one["imports_mib"] for one in rows]) for name, rows in answers.items()
+        },
+        rollout_seconds={
+            name: spread([_mean(one["sample"]) for one in rows]) for name, rows in answers.items()
+        },
+        step_seconds={
+            name: spread([_mean(one["seconds"]) for one in rows]) for name, rows in answers.items()
+        },
         phases=phases,
         roofline=ideal,
         loss={name: rows[0]["loss"] for name, rows in answers.items()},
@@ -141,7 +153,9 @@ def _write(config: Config, folder: Path) -> None:
 def _stops(config: Config) -> frozenset[int]:
     """The tokens that end an answer; the tokenizer's own end is always among them."""
     vocabulary = models.SHAPES[config.student].vocabulary
-    return frozenset({1}) | (models.geometric_stops(vocabulary, config.mean) if config.mean else frozenset())
+    return frozenset({1}) | (
+        models.geometric_stops(vocabulary, config.mean) if config.mean else frozenset()
+    )
 
 
 def _job(config: Config, folder: Path, name: str, number: int) -> Path:
@@ -186,11 +200,15 @@ def _phases(answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         whole = sum(answer["seconds"])
         for phase in answer["phases"][0]:
             shares.setdefault(phase, []).append(sum(row[phase] for row in answer["phases"]) / whole)
-        shares.setdefault("outside", []).append(1 - sum(sum(row.values()) for row in answer["phases"]) / whole)
+        shares.setdefault("outside", []).append(
+            1 - sum(sum(row.values()) for row in answer["phases"]) / whole
+        )
     return {phase: spread(values) for phase, values in shares.items()}
 
 
-def _roofline(config: Config, answers: Sequence[dict[str, Any]], limits: dict[str, float]) -> dict[str, float]:
+def _roofline(
+    config: Config, answers: Sequence[dict[str, Any]], limits: dict[str, float]
+) -> dict[str, float]:
     """Seconds that the arithmetic and the weights' bytes of a step take at the ceilings, by phase, for its mean tokens."""
     student, teacher = models.SHAPES[config.student], models.SHAPES[config.teacher]
     new = _mean([_mean(answer["tokens"]) for answer in answers])

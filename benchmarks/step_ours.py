@@ -88,12 +88,16 @@ def main() -> None:
     loaded = load(taught)
     trainer = make_trainer(student.language_model, job["batch"])
     limits = trainer.limits
-    teacher = ClientTeacher(build_scorer(loaded, taught, limits.sampling_batch, limits.chunk_tokens), loaded.renderer)
+    teacher = ClientTeacher(
+        build_scorer(loaded, taught, limits.sampling_batch, limits.chunk_tokens), loaded.renderer
+    )
     loss = _loss(job, trainer, teacher)
     phases = Phases()
     _watch(trainer, teacher, phases)
     prompts = [_prompt(number, prompt) for number, prompt in enumerate(job["prompts"])]
-    parts = StepComponents(trainer, trainer.sampling_client(), teacher, Given(prompts), student.renderer, prompts)
+    parts = StepComponents(
+        trainer, trainer.sampling_client(), teacher, Given(prompts), student.renderer, prompts
+    )
     plan = StepPlan(
         objective=Objective(),
         n=1,

@@ -88,7 +88,8 @@ def _settings(job: dict[str, Any]) -> dict[str, Any]:
 
 def _models(job: dict[str, Any]) -> tuple[Any, Any, Any]:
     student, teacher = (
-        AutoModelForCausalLM.from_pretrained(job[name], dtype=torch.float32) for name in ("student", "teacher")
+        AutoModelForCausalLM.from_pretrained(job[name], dtype=torch.float32)
+        for name in ("student", "teacher")
     )
     if not job["stops"]:
         student.generation_config.eos_token_id = None
@@ -98,7 +99,12 @@ def _models(job: dict[str, Any]) -> tuple[Any, Any, Any]:
 def _gkd(job: dict[str, Any], marks: Marks) -> Any:
     student, teacher, tokenizer = _models(job)
     rows = [
-        {"messages": [{"role": "user", "content": words(prompt)}, {"role": "assistant", "content": words([2])}]}
+        {
+            "messages": [
+                {"role": "user", "content": words(prompt)},
+                {"role": "assistant", "content": words([2])},
+            ]
+        }
         for prompt in job["prompts"]
     ]
     plain = GKDTrainer.generate_on_policy_outputs
@@ -148,7 +154,11 @@ def _gkd_loss(trainer: Any, job: dict[str, Any]) -> float:
     labels = ids.masked_fill(mask == 0, -100)
     for row, (prompt, _) in enumerate(job["answers"]):
         labels[row, : len(prompt)] = -100
-    return float(trainer.compute_loss(trainer.model, {"input_ids": ids, "attention_mask": mask, "labels": labels}))
+    return float(
+        trainer.compute_loss(
+            trainer.model, {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        )
+    )
 
 
 @torch.no_grad()

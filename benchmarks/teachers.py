@@ -46,11 +46,16 @@ KINDS, RESIDENCIES = ("route", "sum"), ("resident", "disk")
 def main() -> None:
     """Report one line."""
     made = parser(__doc__)
-    made.add_argument("--k", type=int, nargs="+", help="numbers of teachers (default 1 2 4 8, with --quick 1 2)")
+    made.add_argument(
+        "--k", type=int, nargs="+", help="numbers of teachers (default 1 2 4 8, with --quick 1 2)"
+    )
     made.add_argument("--rollouts", type=int, help="answers (default 32, with --quick 8)")
     made.add_argument("--tokens", type=int, default=64, help="tokens of each")
     made.add_argument(
-        "--measure", nargs=4, metavar=("FOLDER", "KIND", "K", "RESIDENCY"), help="internal: memory of one"
+        "--measure",
+        nargs=4,
+        metavar=("FOLDER", "KIND", "K", "RESIDENCY"),
+        help="internal: memory of one",
     )
     options = made.parse_args()
     options.k = options.k or ([1, 2] if options.quick else [1, 2, 4, 8])
@@ -78,7 +83,12 @@ def main() -> None:
             for residency in RESIDENCIES
         }
     rows = [
-        [kind, k, spread(times[f"{kind} {k}"])["median"], *(peaks[f"{kind} {k} {where}"] for where in RESIDENCIES)]
+        [
+            kind,
+            k,
+            spread(times[f"{kind} {k}"])["median"],
+            *(peaks[f"{kind} {k} {where}"] for where in RESIDENCIES),
+        ]
         for kind in KINDS
         for k in options.k
     ]
@@ -87,7 +97,9 @@ def main() -> None:
     readings = {
         "teachers.route.time": ratios(times[f"route {many}"], times[f"route {few}"]),
         "teachers.route.memory": single(peaks[f"route {many} disk"] / peaks[f"route {few} disk"]),
-        "teachers.sum.time": ratios(scoring[f"sum {many}"], [many / few * value for value in scoring[f"sum {few}"]]),
+        "teachers.sum.time": ratios(
+            scoring[f"sum {many}"], [many / few * value for value in scoring[f"sum {few}"]]
+        ),
     }
     now.report(
         readings if (few, many) == (1, 8) else {},
@@ -101,15 +113,22 @@ def main() -> None:
     )
 
 
-def _steps(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Callable[[], float]], dict[str, list[float]]]:
+def _steps(
+    folder: Path, options: argparse.Namespace
+) -> tuple[dict[str, Callable[[], float]], dict[str, list[float]]]:
     """A step for each kind and number of teachers, and where its seconds of scoring and loss are written down."""
     student, trainer = _student(folder)
-    loaded = [_client(folder / str(number), "resident", trainer) for number in range(max(options.k))]
+    loaded = [
+        _client(folder / str(number), "resident", trainer) for number in range(max(options.k))
+    ]
     scoring: dict[str, list[float]] = {}
     steps: dict[str, Callable[[], float]] = {}
     for kind in KINDS:
         for k in options.k:
-            teacher, items = _teacher(kind, loaded[:k]), _rollouts(options.rollouts, options.tokens, k, student)
+            teacher, items = (
+                _teacher(kind, loaded[:k]),
+                _rollouts(options.rollouts, options.tokens, k, student),
+            )
             notes = scoring.setdefault(f"{kind} {k}", [])
             steps[f"{kind} {k}"] = lambda teacher=teacher, items=items, notes=notes: _step(
                 trainer, teacher, items, notes
@@ -117,7 +136,9 @@ def _steps(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Callabl
     return steps, scoring
 
 
-def _step(trainer: LocalTrainer, teacher: Teacher, items: Sequence[Rollout], notes: list[float]) -> float:
+def _step(
+    trainer: LocalTrainer, teacher: Teacher, items: Sequence[Rollout], notes: list[float]
+) -> float:
     start = time.process_time()
     data = assemble(items, teacher.score(items, Full()))
     trainer.forward_backward(data, Objective(), 0)
@@ -136,7 +157,8 @@ def _client(folder: Path, residency: str, trainer: LocalTrainer) -> ClientTeache
     config = ScorerConfig(model=str(folder), device="cpu", residency=residency)  # type: ignore[arg-type]
     loaded = load(config)
     return ClientTeacher(
-        build_scorer(loaded, config, trainer.limits.sampling_batch, trainer.limits.chunk_tokens), loaded.renderer
+        build_scorer(loaded, config, trainer.limits.sampling_batch, trainer.limits.chunk_tokens),
+        loaded.renderer,
     )
 
 
@@ -155,7 +177,11 @@ def _rollouts(count: int, tokens: int, teachers: int, vocabulary: int) -> list[R
     for number, prompt in enumerate(models.prompts(count, vocabulary, 3, 32, 32)):
         items.append(
             Rollout(
-                prompt=Prompt(str(number), (Message("user", models.words(prompt)),), domain=str(number % teachers)),
+                prompt=Prompt(
+                    str(number),
+                    (Message("user", models.words(prompt)),),
+                    domain=str(number % teachers),
+                ),
                 prompt_tokens=prompt,
                 tokens=torch.randint(2, vocabulary, (tokens,), generator=generator),
                 loss_mask=torch.ones(tokens, dtype=torch.bool),
@@ -180,7 +206,9 @@ def _peak(options: argparse.Namespace) -> float:
     vocabulary, trainer = _student(folder)
     clear_peak()
     before = memory("VmRSS")
-    teacher = _teacher(kind, [_client(folder / str(number), residency, trainer) for number in range(k)])
+    teacher = _teacher(
+        kind, [_client(folder / str(number), residency, trainer) for number in range(k)]
+    )
     items = _rollouts(options.rollouts, options.tokens, k, vocabulary)
     clear_peak()
     for _ in range(2):

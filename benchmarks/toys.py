@@ -17,7 +17,14 @@ from practicum.recipe import parse_recipe
 from practicum.runs import run
 from practicum.tasks import TaskContext
 
-TASK = {"type": "reverse", "alphabet": "abcd", "shortest": 2, "longest": 3, "train_size": 64, "heldout_size": 16}
+TASK = {
+    "type": "reverse",
+    "alphabet": "abcd",
+    "shortest": 2,
+    "longest": 3,
+    "train_size": 64,
+    "heldout_size": 16,
+}
 WIDTH = 32
 
 
@@ -41,7 +48,9 @@ class Played:
 
 
 @contextmanager
-def pair(student: int, teacher: int, seed: int = 0, task: Mapping[str, Any] | None = None) -> Iterator[Path]:
+def pair(
+    student: int, teacher: int, seed: int = 0, task: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
     """A folder with a `student` and a `teacher`, after so many steps of supervised training each; `task` changes the task."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -51,7 +60,11 @@ def pair(student: int, teacher: int, seed: int = 0, task: Mapping[str, Any] | No
         prompts = module.build(config, TaskContext(seed=0, base_dir=folder)).train_prompts()
         for number, (who, steps) in enumerate((("student", student), ("teacher", teacher))):
             made = ScratchConfig(
-                hidden_size=WIDTH, layers=1, heads=2, seed=2 * seed + number, pretrain=PretrainConfig(steps=steps)
+                hidden_size=WIDTH,
+                layers=1,
+                heads=2,
+                seed=2 * seed + number,
+                pretrain=PretrainConfig(steps=steps),
             )
             make_scratch_model(folder / who, made, config.alphabet, prompts)
         yield folder

@@ -43,7 +43,9 @@ def answer(model: LlamaForCausalLM, prompt: list[int], seed: int) -> list[int]:
     tokens: list[int] = []
     while len(tokens) < LONGEST:
         logits = model(torch.tensor([prompt + tokens])).logits[0, -1]
-        arrivals = torch.empty(1 + BLOCK, dtype=torch.float64).exponential_(generator=stream)[1 : 1 + VOCABULARY]
+        arrivals = torch.empty(1 + BLOCK, dtype=torch.float64).exponential_(generator=stream)[
+            1 : 1 + VOCABULARY
+        ]
         tokens.append(int((arrivals / torch.softmax(logits, dim=-1)).argmin()))
         if tokens[-1] == STOP:
             break

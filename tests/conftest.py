@@ -20,7 +20,12 @@ FEW = 4
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a short run leave out most cases of tests that have many."""
-    parser.addoption("--every", type=int, default=1, help=f"of a test with more than {FEW} cases, run every so many")
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        help=f"of a test with more than {FEW} cases, run every so many",
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -30,7 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = [item for same in cases.values() if len(same) > FEW for place, item in enumerate(same) if place % every]
+    left_out = [
+        item
+        for same in cases.values()
+        if len(same) > FEW
+        for place, item in enumerate(same)
+        if place % every
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         gone = {item.nodeid for item in left_out}

@@ -5,7 +5,14 @@ from functools import cache
 from typing import Any
 
 from benchmarks.papers import fingerprint, lines
-from practicum.recipe import Recipe, find_recipe, load_recipe, read_recipe, recipe_names, teacher_off
+from practicum.recipe import (
+    Recipe,
+    find_recipe,
+    load_recipe,
+    read_recipe,
+    recipe_names,
+    teacher_off,
+)
 from practicum.recipe.methods import describe_axes
 from practicum.statistics import contains_zero, t_interval
 
@@ -54,7 +61,15 @@ def teams() -> list[list[str]]:
     for name in TEAMS:
         data = read_recipe(find_recipe(name))
         stages = ", ".join(str(stage["name"]) for stage in data["stages"])
-        found.append([f"`{name}`", source(str(data["paper"])), stages, _plain(data["claim"]), _plain(data["differs"])])
+        found.append(
+            [
+                f"`{name}`",
+                source(str(data["paper"])),
+                stages,
+                _plain(data["claim"]),
+                _plain(data["differs"]),
+            ]
+        )
     return found
 
 
@@ -67,7 +82,9 @@ def source(paper: str) -> str:
     """A link to where the method is described."""
     if "://" in paper:
         return f"[{paper.split('/')[2].removeprefix('www.')}]({paper})"
-    return ", ".join(f"[{number}](https://arxiv.org/abs/{number})" for number in paper.split(", ") if number)
+    return ", ".join(
+        f"[{number}](https://arxiv.org/abs/{number})" for number in paper.split(", ") if number
+    )
 
 
 def measured(name: str) -> str:
@@ -75,9 +92,14 @@ def measured(name: str) -> str:
     line = _line(name)
     if line is None:
         return ""
-    words = [f"accuracy {line['accuracy_before']:.2f} to {line['accuracy_after']:.2f}", f"gain {_gain(line)}"]
+    words = [
+        f"accuracy {line['accuracy_before']:.2f} to {line['accuracy_after']:.2f}",
+        f"gain {_gain(line)}",
+    ]
     if line["reverse_kl_after"] is not None:
-        words.append(f"reverse KL {line['reverse_kl_before']:.2f} to {line['reverse_kl_after']:.2f}")
+        words.append(
+            f"reverse KL {line['reverse_kl_before']:.2f} to {line['reverse_kl_after']:.2f}"
+        )
     control = _control_line(name)
     words += [f"teacher off: gain {_gain(control)}; {adds(line, control)}"] if control else []
     return "; ".join(words)
@@ -91,8 +113,14 @@ def controls() -> list[list[str]]:
         if control is None:
             continue
         line, off = _line(name), _control_line(name)
-        gains = [_gain(line) if line else "", _gain(off) if off else "", adds(line, off) if line and off else ""]
-        found.append([f"[{short(name)}](#{short(name)})", f"`{describe_axes(control)['loss']}`", *gains])
+        gains = [
+            _gain(line) if line else "",
+            _gain(off) if off else "",
+            adds(line, off) if line and off else "",
+        ]
+        found.append(
+            [f"[{short(name)}](#{short(name)})", f"`{describe_axes(control)['loss']}`", *gains]
+        )
     return found
 
 

@@ -33,7 +33,13 @@ ALARMS: list[dict[str, Any]] = [
 ]
 
 DOCTOR: dict[str, Any] = {
-    "verdict": {"word": "GO", "meaning": "nothing stands in the way", "exit_code": 0, "because": [], "advice": ""},
+    "verdict": {
+        "word": "GO",
+        "meaning": "nothing stands in the way",
+        "exit_code": 0,
+        "because": [],
+        "advice": "",
+    },
     "checks": [
         {
             "id": "P2",
@@ -99,12 +105,17 @@ def hostile(run: Path, folder: Path) -> Path:
     edit_rows(folder / "vocabulary.jsonl", lambda row: row.update(text=HOSTILE))
     edit_rows(folder / "rollouts.jsonl", lambda row: row.update(prompt=HOSTILE, text=HOSTILE))
     edit_rows(
-        folder / "metrics.jsonl", lambda row: row.update({HOSTILE: row["step"] / 3, f"reverse_kl/{HOSTILE}": 1.0})
+        folder / "metrics.jsonl",
+        lambda row: row.update({HOSTILE: row["step"] / 3, f"reverse_kl/{HOSTILE}": 1.0}),
     )
-    edit_rows(folder / "alarms.jsonl", lambda row: row.update(name=HOSTILE, rule=HOSTILE, patch=[HOSTILE]))
+    edit_rows(
+        folder / "alarms.jsonl", lambda row: row.update(name=HOSTILE, rule=HOSTILE, patch=[HOSTILE])
+    )
     edit(
         folder / "doctor.json",
-        lambda value: value.update(verdict=HOSTILE, checks=[{"name": HOSTILE, "sentence": HOSTILE}]),
+        lambda value: value.update(
+            verdict=HOSTILE, checks=[{"name": HOSTILE, "sentence": HOSTILE}]
+        ),
     )
     (folder / "rejected.jsonl").write_text(
         json.dumps({"file": "x", "row": 1, "reason": HOSTILE, "start": HOSTILE}) + "\n"

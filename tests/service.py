@@ -40,7 +40,9 @@ class Served:
     def start(self, **names: Path) -> None:
         """Listen; `names` serve other folders under a name."""
         folders = {"student": self.models / "student", "teacher": self.models / "teacher", **names}
-        served = {name: ModelConfig(model=str(folder), device="cpu") for name, folder in folders.items()}
+        served = {
+            name: ModelConfig(model=str(folder), device="cpu") for name, folder in folders.items()
+        }
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))

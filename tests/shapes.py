@@ -28,4 +28,6 @@ def check_only_shapes() -> None:
 
 def names_a_shape(definition: Any) -> bool:
     """Whether an annotation of this function or class has a shape in it."""
-    return any("jaxtyping." in str(annotation) for annotation in get_annotations(definition).values())
+    return any(
+        "jaxtyping." in str(annotation) for annotation in get_annotations(definition).values()
+    )

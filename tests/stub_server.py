@@ -27,7 +27,9 @@ Model = Callable[[Sequence[int]], Tensor]
 
 def table(vocabulary: int = 11, seed: int = 0) -> Model:
     """A model that knows the last token only."""
-    rows = torch.randn(vocabulary + 1, vocabulary, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+    rows = torch.randn(
+        vocabulary + 1, vocabulary, generator=torch.Generator().manual_seed(seed)
+    ).log_softmax(-1)
     return lambda ids: rows[[vocabulary, *ids[:-1]]]
 
 
@@ -47,8 +49,14 @@ class FolderModel:
         self, ids: Sequence[int], most: int, seed: int, temperature: float
     ) -> tuple[list[int], list[float], bool]:
         params = SamplingParams(most, temperature, stop_ids=self.loaded.renderer.stop_ids)
-        (sample,) = LocalSampler(self.loaded.language_model).sample([SampleRequest(tuple(ids), seed)], params)
-        return sample.tokens.tolist(), sample.sampling_logprobs.tolist(), sample.stop_reason == "stop"
+        (sample,) = LocalSampler(self.loaded.language_model).sample(
+            [SampleRequest(tuple(ids), seed)], params
+        )
+        return (
+            sample.tokens.tolist(),
+            sample.sampling_logprobs.tolist(),
+            sample.stop_reason == "stop",
+        )
 
 
 @dataclass
@@ -93,7 +101,9 @@ class Stub:
         self.port = self._server.server_address[1]
         if self.tls is not None:
             self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def stop(self) -> None:
         if self._server is not None:
@@ -103,14 +113,24 @@ class Stub:
 
     def scored(self) -> list[Any]:
         """The bodies of the scoring questions."""
-        return [body for path, body in self.asked if "prompt_logprobs" in (body or {}) or (body or {}).get("echo")]
+        return [
+            body
+            for path, body in self.asked
+            if "prompt_logprobs" in (body or {}) or (body or {}).get("echo")
+        ]
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         """Status and JSON of a healthy answer."""
         if path == "/v1/models":
-            return 200, {"data": [{"id": self.name, "owned_by": self.dialect, "max_model_len": self.context}]}
+            return 200, {
+                "data": [{"id": self.name, "owned_by": self.dialect, "max_model_len": self.context}]
+            }
         if path == "/v1/chat/completions":
-            return 200, {"choices": [{"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}]}
+            return 200, {
+                "choices": [
+                    {"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}
+                ]
+            }
         if path == "/generate" and self.dialect == "sglang":
             return self._sglang(body)
         if path == "/v1/completions" and self.dialect in ("vllm", "echo", "echo_text"):
@@ -145,52 +165,94 @@ class Stub:
         tops = rows.topk(k, dim=-1).indices.tolist() if k else [[] for _ in ids]
         if self.dialect == "vllm":
             given = [
-                {str(t): {"logprob": rows[place, t].item(), "rank": 1} for t in {token, *tops[place]}}
+                {
+                    str(t): {"logprob": rows[place, t].item(), "rank": 1}
+                    for t in {token, *tops[place]}
+                }
                 for place, token in enumerate(ids)
             ]
-            return 200, {"choices": [{"text": "", "finish_reason": "length", "prompt_logprobs": [None, *given[1:]]}]}
+            return 200, {
+                "choices": [
+                    {"text": "", "finish_reason": "length", "prompt_logprobs": [None, *given[1:]]}
+                ]
+            }
         numbered = self.dialect == "echo"
         word = (lambda token: f"token_id:{token}") if numbered else (lambda token: f"w{token}")
         own = [rows[place, token].item() for place, token in enumerate(ids)]
         best = [{word(t): rows[place, t].item() for t in tops[place]} for place in range(len(ids))]
         logprobs = {"tokens": [*map(word, ids), word(0)], "token_logprobs": [None, *own[1:], -1.0]}
-        return 200, {"choices": [{"text": "", "logprobs": {**logprobs, "top_logprobs": [None, *best[1:], {}]}}]}
+        return 200, {
+            "choices": [
+                {"text": "", "logprobs": {**logprobs, "top_logprobs": [None, *best[1:], {}]}}
+            ]
+        }
 
     def _wrote(self, body: Any) -> dict[str, Any]:
         if not isinstance(self.model, FolderModel):
-            return {"text": "x", "finish_reason": "length", "token_ids": [3], "logprobs": {"token_logprobs": [-1.0]}}
+            return {
+                "text": "x",
+                "finish_reason": "length",
+                "token_ids": [3],
+                "logprobs": {"token_logprobs": [-1.0]},
+            }
         with self.lock:
             tokens, logprobs, stopped = self.model.write(
                 body["prompt"], body["max_tokens"], body.get("seed", 0), body["temperature"]
             )
-        ids = {"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}} if self.dialect == "vllm" else {}
+        ids = (
+            {"token_ids": tokens, "logprobs": {"token_logprobs": logprobs}}
+            if self.dialect == "vllm"
+            else {}
+        )
         text = self.model.loaded.renderer.decode(tokens)
-        return {"text": text, "finish_reason": "stop" if stopped else "length", "stop_reason": None, **ids}
+        return {
+            "text": text,
+            "finish_reason": "stop" if stopped else "length",
+            "stop_reason": None,
+            **ids,
+        }
 
     def _sglang(self, body: Any) -> tuple[int, Any]:
         ids, params = body["input_ids"], body["sampling_params"]
         if "logprob_start_len" not in body:
             if not isinstance(self.model, FolderModel):
-                about = {"finish_reason": {"type": "length"}, "output_token_logprobs": [[-1.0, 3, None]]}
+                about = {
+                    "finish_reason": {"type": "length"},
+                    "output_token_logprobs": [[-1.0, 3, None]],
+                }
                 return 200, {"text": "", "meta_info": about}
             # SGLang takes no seed, so the same prompt stands for one.
             (tokens, logprobs, stopped) = self.model.write(
                 ids, params["max_new_tokens"], len(ids), params["temperature"]
             )
             about = {
-                "finish_reason": {"type": "stop", "matched": tokens[-1]} if stopped else {"type": "length", "length": 1}
+                "finish_reason": {"type": "stop", "matched": tokens[-1]}
+                if stopped
+                else {"type": "length", "length": 1}
             }
-            about["output_token_logprobs"] = [[lp, token, None] for lp, token in zip(logprobs, tokens, strict=True)]
+            about["output_token_logprobs"] = [
+                [lp, token, None] for lp, token in zip(logprobs, tokens, strict=True)
+            ]
             return 200, {"text": "", "output_ids": tokens, "meta_info": about}
-        rows, begin, k = self._logprobs(ids, params["temperature"]), body["logprob_start_len"], body["top_logprobs_num"]
+        rows, begin, k = (
+            self._logprobs(ids, params["temperature"]),
+            body["logprob_start_len"],
+            body["top_logprobs_num"],
+        )
         own = [[rows[p, ids[p]].item(), ids[p], None] for p in range(begin + 1, len(ids))]
         values, best = rows.topk(min(k, rows.shape[1]), dim=-1)
         top = [
             [[v, i, None] for v, i in zip(values[p].tolist(), best[p].tolist(), strict=True)]
             for p in range(begin + 1, len(ids))
         ]
-        about = {"input_token_logprobs": [[None, ids[begin], None], *own], "input_top_logprobs": [None, *top]}
-        return 200, {"text": "", "meta_info": about if k else {"input_token_logprobs": about["input_token_logprobs"]}}
+        about = {
+            "input_token_logprobs": [[None, ids[begin], None], *own],
+            "input_top_logprobs": [None, *top],
+        }
+        return 200, {
+            "text": "",
+            "meta_info": about if k else {"input_token_logprobs": about["input_token_logprobs"]},
+        }
 
 
 class Server(ThreadingHTTPServer):
@@ -237,7 +299,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, data: bytes, **headers: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(data)

@@ -16,7 +16,11 @@ from tests.functional.divergence_laws import LAWS, random_logits
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "adding.md"
 FILES = dict(
-    re.findall(r"^```python\n# file: (my_parts/\w+\.py)\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.M)
+    re.findall(
+        r"^```python\n# file: (my_parts/\w+\.py)\n(.*?)^```$",
+        PAGE.read_text("utf-8"),
+        re.DOTALL | re.M,
+    )
 )
 SAMPLED = {"objective.signal": "sampled"}
 ADDITIONS = {
@@ -38,7 +42,9 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     monkeypatch.syspath_prepend(str(site))
 
     def added(name: str) -> Path:
-        (site / "my_parts" / f"{name}.py").write_text(FILES[f"my_parts/{name}.py"], encoding="utf-8")
+        (site / "my_parts" / f"{name}.py").write_text(
+            FILES[f"my_parts/{name}.py"], encoding="utf-8"
+        )
         return site
 
     yield added
@@ -47,13 +53,21 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
 
 
 @pytest.mark.parametrize("name", ADDITIONS)
-def test_a_part_of_another_package_is_one_file(name: str, add: Any, models: Path, tmp_path: Path) -> None:
+def test_a_part_of_another_package_is_one_file(
+    name: str, add: Any, models: Path, tmp_path: Path
+) -> None:
     site = add(name)
     result = toy_run(models, tmp_path / "runs", {**ADDITIONS[name], "train.steps": 2})
     assert [path.name for path in site.rglob("*.py")] == [f"{name}.py"]
-    assert len(rows(result.folder / "metrics.jsonl")) == 2 and (result.folder / "report.html").is_file()
+    assert (
+        len(rows(result.folder / "metrics.jsonl")) == 2
+        and (result.folder / "report.html").is_file()
+    )
     recipe = toy_recipe(models, ADDITIONS[name])
-    assert f"my_parts.{name}" in str(resolved(recipe)) and parse_recipe(resolved(recipe), "toy") == recipe
+    assert (
+        f"my_parts.{name}" in str(resolved(recipe))
+        and parse_recipe(resolved(recipe), "toy") == recipe
+    )
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -64,7 +78,9 @@ def test_the_laws_hold_for_the_divergence_of_the_page(law: Any, add: Any) -> Non
 
 def test_the_facts_of_an_entry_decide_where_it_can_be_used(add: Any) -> None:
     add("late")
-    (term,) = Objective.model_validate({"signal": "score", "weights": "my_parts.late(start=2)"}).losses
+    (term,) = Objective.model_validate(
+        {"signal": "score", "weights": "my_parts.late(start=2)"}
+    ).losses
     assert term.weights.arguments == {"start": 2}
     assert not term.weighs_by_teacher and not term.needs_sequences
 
@@ -76,8 +92,14 @@ def test_the_facts_of_an_entry_decide_where_it_can_be_used(add: Any) -> None:
             "my_parts.late(end=1)",
             "weight 'my_parts.late' has no parameter 'end'",
         ),
-        ("my_parts.lat", r"no module 'my_parts.lat' to load a Weight from \(No module named 'my_parts.lat'\)"),
-        ("torch.nn", r"module 'torch.nn' has no Weight; write entry = practicum.functional.Weight\(\.\.\.\) in it"),
+        (
+            "my_parts.lat",
+            r"no module 'my_parts.lat' to load a Weight from \(No module named 'my_parts.lat'\)",
+        ),
+        (
+            "torch.nn",
+            r"module 'torch.nn' has no Weight; write entry = practicum.functional.Weight\(\.\.\.\) in it",
+        ),
         ("late", "no weight named 'late'; known: accepted, all"),
         ("my..late", "no weight named 'my..late'; known: accepted, all"),
     ],

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as dispatcher
-from benchmarks import ceilings, digests, goals, gpu, measuring, models, page, papers, peers, rollout
+from benchmarks import (
+    ceilings,
+    digests,
+    goals,
+    gpu,
+    measuring,
+    models,
+    page,
+    papers,
+    peers,
+    rollout,
+)
 from practicum.recipe import load_recipe, teacher_off
 
 READING = {"median": 1.2, "least": 1.1, "greatest": 1.3, "spread": 0.1, "count": 5}
@@ -26,13 +37,20 @@ def test_spread_is_the_median_with_its_ends():
 
 def test_ratios_are_of_the_same_round():
     found = measuring.ratios([2.0, 6.0, 8.0], [1.0, 2.0, 2.0])
-    assert (found["median"], found["least"], found["greatest"], found["count"]) == (3.0, 2.0, 4.0, 3)
+    assert (found["median"], found["least"], found["greatest"], found["count"]) == (
+        3.0,
+        2.0,
+        4.0,
+        3,
+    )
 
 
 @pytest.mark.parametrize(("power", "factor"), [(1.0, 3.0), (2.0, 0.5), (0.0, 7.0), (-1.0, 1.0)])
 def test_exponent_finds_the_power(power: float, factor: float):
     sizes = [1, 2, 4, 8]
-    assert measuring.exponent(sizes, [factor * size**power for size in sizes]) == pytest.approx(power, abs=1e-12)
+    assert measuring.exponent(sizes, [factor * size**power for size in sizes]) == pytest.approx(
+        power, abs=1e-12
+    )
 
 
 def test_rounds_are_interleaved_there_and_back():
@@ -42,18 +60,33 @@ def test_rounds_are_interleaved_there_and_back():
         calls.append(name)
         return float(len(calls))
 
-    kept = measuring.interleaved({name: lambda name=name: contender(name) for name in "ABC"}, rounds=2, warm_up=1)
+    kept = measuring.interleaved(
+        {name: lambda name=name: contender(name) for name in "ABC"}, rounds=2, warm_up=1
+    )
     assert "".join(calls) == "ABCCBAABC"
     assert kept == {"A": [6.0, 7.0], "B": [5.0, 8.0], "C": [4.0, 9.0]}
 
 
 def test_a_recorded_command_names_no_folder_of_this_machine():
-    given = ["--peer", "trl", "--peer-python", "/some/where", "--record", "--peer-python=/else/where", "--quick"]
+    given = [
+        "--peer",
+        "trl",
+        "--peer-python",
+        "/some/where",
+        "--record",
+        "--peer-python=/else/where",
+        "--quick",
+    ]
     assert measuring.repeatable(given) == ["--peer", "trl", "--quick"]
 
 
 def test_scaled_changes_the_unit_and_not_the_spread():
-    assert measuring.scaled(READING, 10) == {**READING, "median": 12.0, "least": 11.0, "greatest": 13.0}
+    assert measuring.scaled(READING, 10) == {
+        **READING,
+        "median": 12.0,
+        "least": 11.0,
+        "greatest": 13.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -73,7 +106,13 @@ def test_verdicts(median: float, least: float, greatest: float, spread: float, s
 
 def test_a_goal_between_two_bounds():
     goal = goals.Goal("x", "", "between", 0.95, 1.05)
-    assert [goal.reached(value) for value in (0.9, 0.95, 1.0, 1.05, 1.1)] == [False, True, True, True, False]
+    assert [goal.reached(value) for value in (0.9, 0.95, 1.0, 1.05, 1.1)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert goal.bound == "0.95 to 1.05"
 
 
@@ -97,7 +136,10 @@ def test_stop_tokens_are_few_and_none_is_padding():
 @pytest.mark.parametrize("name", ["tiny", "toy"])
 def test_shapes_count_their_parameters(name: str):
     shape = models.SHAPES[name]
-    assert sum(weight.numel() for weight in models.causal_lm(shape).parameters()) == shape.body + shape.head
+    assert (
+        sum(weight.numel() for weight in models.causal_lm(shape).parameters())
+        == shape.body + shape.head
+    )
 
 
 def test_words_are_read_as_their_tokens():
@@ -137,7 +179,10 @@ def test_every_benchmark_is_listed_with_a_line():
 
 def test_an_unknown_name_says_which_there_are():
     ended = _run("rolout")
-    assert ended.returncode == 1 and "no benchmark is named 'rolout'; there are ceilings, loss" in ended.stderr
+    assert (
+        ended.returncode == 1
+        and "no benchmark is named 'rolout'; there are ceilings, loss" in ended.stderr
+    )
 
 
 @pytest.mark.long
@@ -185,7 +230,9 @@ def test_what_holds_no_digests_is_refused(tmp_path: Path):
             digests.read(path)
 
 
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_without_a_gpu_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "argv", ["gpu"])
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     gpu.main()
@@ -201,7 +248,9 @@ def test_the_page_shows_what_was_recorded():
 
 def test_the_plots_are_of_what_was_recorded():
     for plot in page.plots(page.read(page.LINES)):
-        assert plot.digest in plot.path.read_text(encoding="utf-8"), "run: python -m benchmarks page"
+        assert plot.digest in plot.path.read_text(encoding="utf-8"), (
+            "run: python -m benchmarks page"
+        )
 
 
 def test_the_page_takes_the_newest_reading_and_no_quick_one(tmp_path):
@@ -243,13 +292,22 @@ def _line(median: float) -> dict:
 def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "benchmarks", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=measuring.ROOT, env=measuring.environment()
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=measuring.ROOT,
+        env=measuring.environment(),
     )
 
 
 def test_a_controls_line_stands_whatever_its_teacher_saw_and_its_recipe_says() -> None:
     fingerprints = set()
-    for changes in ([], ["teacher.reference=Think of {answer}.", "claim=none", "name=other"], ["train.threads=2"]):
+    for changes in (
+        [],
+        ["teacher.reference=Think of {answer}.", "claim=none", "name=other"],
+        ["train.threads=2"],
+    ):
         control = teacher_off(load_recipe("papers/rlsd", changes))
         assert control is not None
         fingerprints.add(papers.fingerprint(control))
@@ -259,13 +317,17 @@ def test_a_controls_line_stands_whatever_its_teacher_saw_and_its_recipe_says() -
 
 
 def test_a_control_that_two_recipes_have_is_measured_once() -> None:
-    assert papers.different_controls(["papers/gkd", "papers/rlsd", "papers/slime", "papers/srpo"]) == [
+    assert papers.different_controls(
+        ["papers/gkd", "papers/rlsd", "papers/slime", "papers/srpo"]
+    ) == [
         "papers/rlsd",
         "papers/slime",
     ]
 
 
-def test_lines_of_controls_have_places_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_controls_have_places_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(papers, "LINES", tmp_path / "papers.jsonl")
     for line in (
         {"recipe": "papers/b", "teacher": "off", "of": "1"},
@@ -274,4 +336,8 @@ def test_lines_of_controls_have_places_of_their_own(tmp_path: Path, monkeypatch:
         {"recipe": "papers/b", "teacher": "off", "of": "4"},
     ):
         papers.keep(line)
-    assert [line["of"] for line in map(json.loads, papers.LINES.read_text().splitlines())] == ["3", "2", "4"]
+    assert [line["of"] for line in map(json.loads, papers.LINES.read_text().splitlines())] == [
+        "3",
+        "2",
+        "4",
+    ]

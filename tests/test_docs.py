@@ -27,7 +27,13 @@ from pydantic_core import PydanticUndefined
 from practicum import errors, recipe, rollouts
 from practicum.cli.app import app
 from practicum.core import plugins
-from practicum.evidence import Results, evidence_page, load_reproduction, read_results, reproduction_names
+from practicum.evidence import (
+    Results,
+    evidence_page,
+    load_reproduction,
+    read_results,
+    reproduction_names,
+)
 from practicum.evidence.plot import plot
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.models import config as model_config
@@ -41,7 +47,9 @@ from tests import methods_page
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("**/*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-GENERATED = re.compile(r"(<!-- generated: ([A-Za-z_ ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+GENERATED = re.compile(
+    r"(<!-- generated: ([A-Za-z_ ]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL
+)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -115,7 +123,9 @@ def _divergences() -> str:
     rows = [
         [
             f"[`{entry.name}`](#{entry.name})",
-            "" if entry.parameter is None else f"`{entry.parameter.name}` = {entry.parameter.default:g}",
+            ""
+            if entry.parameter is None
+            else f"`{entry.parameter.name}` = {entry.parameter.default:g}",
             "" if entry.parameter is None else entry.parameter.interval,
             _yes(entry.pointwise),
             _yes(entry.f_divergence),
@@ -126,17 +136,33 @@ def _divergences() -> str:
         ]
         for entry in DIVERGENCES.values()
     ]
-    head = ["name", "parameter", "range", "sampled form", "f-divergence", "exact gradient", "0 at S = T", "paper", ""]
+    head = [
+        "name",
+        "parameter",
+        "range",
+        "sampled form",
+        "f-divergence",
+        "exact gradient",
+        "0 at S = T",
+        "paper",
+        "",
+    ]
     return _table(head, rows)
 
 
 def _weights() -> str:
-    rows = [[f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)] for e in WEIGHTS.values()]
+    rows = [
+        [f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)]
+        for e in WEIGHTS.values()
+    ]
     return _table(["weight", "parameters", "what counts", "paper"], rows)
 
 
 def _samples() -> str:
-    rows = [[f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)] for e in SAMPLE_WEIGHTS.values()]
+    rows = [
+        [f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)]
+        for e in SAMPLE_WEIGHTS.values()
+    ]
     return _table(["samples", "parameters", "what counts", "paper"], rows)
 
 
@@ -177,7 +203,10 @@ def _teams() -> str:
 
 
 def _corrections() -> str:
-    rows = [[f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)] for e in CORRECTIONS.values()]
+    rows = [
+        [f"`{e.name}`", _arguments(e.defaults), e.summary, _arxiv(e.paper)]
+        for e in CORRECTIONS.values()
+    ]
     return _table(["correction", "parameters", "each token's factor", "paper"], rows)
 
 
@@ -187,7 +216,9 @@ def _calls(which: str) -> str:
     rows = [
         [
             f"`{cls.model_fields['type'].default}`",
-            _arguments({key: field.default for key, field in cls.model_fields.items() if key != "type"}),
+            _arguments(
+                {key: field.default for key, field in cls.model_fields.items() if key != "type"}
+            ),
             _first_paragraph(cls.__doc__),
         ]
         for cls in typing.get_args(union)
@@ -207,7 +238,8 @@ def _parameters(call: type[BaseModel]) -> str:
     """The parameters of a call with their defaults, where they have one."""
     fields = {key: field for key, field in call.model_fields.items() if key != "type"}
     return ", ".join(
-        f"`{key}`" if field.is_required() else f"`{key}` = {field.default}" for key, field in fields.items()
+        f"`{key}`" if field.is_required() else f"`{key}` = {field.default}"
+        for key, field in fields.items()
     )
 
 
@@ -251,7 +283,16 @@ def _monitors() -> str:
         ]
         for monitor in MONITORS.values()
     ]
-    head = ["id", "name", "looks at", "speaks up at", "steps in a row", "action", "source", "thresholds"]
+    head = [
+        "id",
+        "name",
+        "looks at",
+        "speaks up at",
+        "steps in a row",
+        "action",
+        "source",
+        "thresholds",
+    ]
     return _table(head, rows)
 
 
@@ -278,7 +319,10 @@ def _key_table(model: type[BaseModel]) -> str:
 
 def _meaning(model: type[BaseModel], key: str) -> str:
     """From `MEANINGS`, by the class's name, by a base's, or by the plug-in's for a class named Config."""
-    names = [f"{model.__module__.rpartition('.')[2]}.{key}", *(f"{base.__name__}.{key}" for base in model.__mro__)]
+    names = [
+        f"{model.__module__.rpartition('.')[2]}.{key}",
+        *(f"{base.__name__}.{key}" for base in model.__mro__),
+    ]
     return next((MEANINGS[name] for name in names if name in MEANINGS), "")
 
 
@@ -295,7 +339,9 @@ def _exit_codes() -> str:
 
 def _error_classes() -> list[type[errors.PracticumError]]:
     return [
-        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.PracticumError)
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, errors.PracticumError)
     ]
 
 
@@ -303,7 +349,9 @@ def _commands() -> str:
     group = typer.main.get_command(app)
     parts = []
     for name, command in group.commands.items():  # type: ignore[attr-defined]
-        places = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
+        places = [
+            p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"
+        ]
         rows = [
             [
                 f"`{p.metavar or p.name}`" if p.param_type_name == "argument" else f"`{p.opts[0]}`",
@@ -313,7 +361,9 @@ def _commands() -> str:
             for p in command.params
             if p.name != "help"
         ]
-        parts.append(f"## practicum {name}\n\n{command.help}\n\n```text\npracticum {' '.join([name, *places])}\n```\n")
+        parts.append(
+            f"## practicum {name}\n\n{command.help}\n\n```text\npracticum {' '.join([name, *places])}\n```\n"
+        )
         parts.append(_table(["argument or option", "meaning", "default"], rows))
         parts.append(f"{command.epilog.replace('Example: ', 'Example: `', 1)}`\n")
     return "\n".join(parts)
@@ -321,7 +371,9 @@ def _commands() -> str:
 
 def _floors() -> str:
     """The layers of the import linter, each room with the first line of its docstring."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "importlinter"
+    ]
     layers = contracts["contracts"][0]["layers"]
     rows = [
         [str(len(layers) - place - 1), f"`{room}`", _first_line(room)]
@@ -338,7 +390,9 @@ def _file(room: str) -> Path:
 
 
 def _first_line(room: str) -> str:
-    return (ast.get_docstring(ast.parse(_file(room).read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    return (ast.get_docstring(ast.parse(_file(room).read_text(encoding="utf-8"))) or "").partition(
+        "\n"
+    )[0]
 
 
 def _checks() -> str:
@@ -353,23 +407,32 @@ def _checks() -> str:
         ]
         for check in doctor.CHECKS
     ]
-    return _table(["", "check", "pass / warn / fail", "limits from", "evidence", "what it asks"], rows)
+    return _table(
+        ["", "check", "pass / warn / fail", "limits from", "evidence", "what it asks"], rows
+    )
 
 
 def _verdicts() -> str:
-    rows = [[rule.word, rule.when, rule.meaning, str(rule.exit_code)] for rule in (*doctor.RULES, doctor.GO)]
+    rows = [
+        [rule.word, rule.when, rule.meaning, str(rule.exit_code)]
+        for rule in (*doctor.RULES, doctor.GO)
+    ]
     return _table(["verdict", "when", "meaning", "exit code"], rows)
 
 
 def _families() -> str:
     """What was tried with a tiny model of each architecture, and why not where something is not possible."""
-    outcome = json.loads((ROOT / "tests" / "backends" / "families.json").read_text(encoding="utf-8"))
+    outcome = json.loads(
+        (ROOT / "tests" / "backends" / "families.json").read_text(encoding="utf-8")
+    )
     columns = ("sample", "score", "learn", "resume", "export", "lora", "pack")
     rows = []
     for name, found in outcome.items():
         cells = ["yes" if found.get(column) == "yes" else "no" for column in columns]
         why = dict.fromkeys(
-            found[column] for column in ("load", *columns) if found.get(column, "no") not in ("yes", "no")
+            found[column]
+            for column in ("load", *columns)
+            if found.get(column, "no") not in ("yes", "no")
         )
         rows.append([name, f"`{found['model_type']}`", *cells, ", ".join(why)])
     head = [
@@ -389,7 +452,10 @@ def _families() -> str:
 
 def _recipes() -> str:
     folder = recipe.packaged_recipes()
-    rows = [[f"`{name}`", recipe.read_yaml(folder / f"{name}.yaml").get("about", "")] for name in recipe.recipe_names()]
+    rows = [
+        [f"`{name}`", recipe.read_yaml(folder / f"{name}.yaml").get("about", "")]
+        for name in recipe.recipe_names()
+    ]
     return _table(["recipe", "about"], rows)
 
 
@@ -399,13 +465,18 @@ def _stored() -> dict[str, Results]:
 
 
 def _evidence() -> str:
-    return evidence_page([load_reproduction(name) for name in reproduction_names()], _stored()) + "\n"
+    return (
+        evidence_page([load_reproduction(name) for name in reproduction_names()], _stored()) + "\n"
+    )
 
 
 def evidence_plots() -> dict[Path, str]:
     """The plot of every stored result."""
     folder = DOCS / "img" / "evidence"
-    return {folder / f"{name}.svg": plot(load_reproduction(name), found) for name, found in _stored().items()}
+    return {
+        folder / f"{name}.svg": plot(load_reproduction(name), found)
+        for name, found in _stored().items()
+    }
 
 
 GENERATORS: dict[str, Callable[..., str]] = {
@@ -464,12 +535,21 @@ def _type_name(annotation: Any) -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_type_name(part) for part in arguments if part is not type(None)))
+        return " or ".join(
+            dict.fromkeys(_type_name(part) for part in arguments if part is not type(None))
+        )
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "call" if issubclass(annotation, choices.Call | choices.Choice) else "mapping"
-    names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path", dict: "mapping"}
+    names = {
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        Path: "path",
+        dict: "mapping",
+    }
     return names.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -483,7 +563,9 @@ def _default(field: Any) -> str:
         return "none"
     if isinstance(value, choices.Call | choices.Choice):
         return f"`{value.model_dump()}`"
-    if isinstance(value, BaseModel) or (isinstance(value, tuple) and value and isinstance(value[0], BaseModel)):
+    if isinstance(value, BaseModel) or (
+        isinstance(value, tuple) and value and isinstance(value[0], BaseModel)
+    ):
         return "its defaults"
     if isinstance(value, tuple):
         return f"`{list(value)}`"
@@ -527,7 +609,11 @@ def test_generated_parts_are_what_the_code_says(page):
             [0.69, 0.64, 0.47],
             "the teacher adds nothing that the seeds resolve: +0.00 [+0.00, +0.00]",
         ),
-        ([0.5, 0.6, 0.7], [0.4, 0.3, 0.7], "the teacher adds nothing that the seeds resolve: +0.13 [-0.25, +0.51]"),
+        (
+            [0.5, 0.6, 0.7],
+            [0.4, 0.3, 0.7],
+            "the teacher adds nothing that the seeds resolve: +0.13 [-0.25, +0.51]",
+        ),
         ([0.5, 0.6, 0.7], [0.4, 0.5, 0.62], "the teacher adds +0.09 [+0.06, +0.12]"),
         ([0.4, 0.5, 0.62], [0.5, 0.6, 0.7], "the teacher costs 0.09 [0.06, 0.12]"),
         ([0.5], [0.4], "one seed does not say what the teacher adds"),
@@ -546,7 +632,11 @@ def test_plots_are_those_of_the_stored_results():
 
 
 def test_every_recipe_key_has_a_meaning():
-    configs = [plugins.module_of(room, name).Config for room in ("teachers", "tasks") for name in plugins.names(room)]
+    configs = [
+        plugins.module_of(room, name).Config
+        for room in ("teachers", "tasks")
+        for name in plugins.names(room)
+    ]
     empty = [
         f"{model.__module__}.{model.__name__}.{key}"
         for model in [*MODELS.values(), *configs]
@@ -557,7 +647,9 @@ def test_every_recipe_key_has_a_meaning():
 
 
 def test_every_divergence_has_its_section():
-    headings = re.findall(r"^### (\w+)$", (DOCS / "divergences.md").read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(
+        r"^### (\w+)$", (DOCS / "divergences.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert headings == list(DIVERGENCES)
 
 
@@ -568,7 +660,9 @@ def test_every_dependency_is_explained():
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     }
     names = {re.split(r"[^A-Za-z0-9_-]", name)[0] for name in wanted}
-    explained = re.findall(r"^\| `([\w-]+)`", (DOCS / "dependencies.md").read_text(encoding="utf-8"), re.MULTILINE)
+    explained = re.findall(
+        r"^\| `([\w-]+)`", (DOCS / "dependencies.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert set(explained) == names
 
 
@@ -588,7 +682,11 @@ def test_every_page_is_reached_from_the_index():
         if page in reached or page.suffix != ".md":
             continue
         reached.add(page)
-        waiting += [(page.parent / target.partition("#")[0]).resolve() for target in _links(page) if target[0] != "#"]
+        waiting += [
+            (page.parent / target.partition("#")[0]).resolve()
+            for target in _links(page)
+            if target[0] != "#"
+        ]
     assert set(DOCS.glob("**/*.md")) <= reached
 
 
@@ -598,7 +696,9 @@ def _links(page: Path) -> list[str]:
 
 
 def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -622,7 +722,9 @@ def test_yaml_blocks_are_valid(text):
 def _merged(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in change.items():
-        inside = isinstance(value, Mapping) and isinstance(merged.get(key), dict) and "type" not in value
+        inside = (
+            isinstance(value, Mapping) and isinstance(merged.get(key), dict) and "type" not in value
+        )
         merged[key] = _merged(merged[key], value) if inside and key != "objective" else value
     return merged
 

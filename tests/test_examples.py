@@ -31,7 +31,9 @@ def test_the_divergence_falls(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_imports_only_torch_transformers_and_the_mathematics() -> None:
-    modules = re.findall(r"^(?:from|import) ([a-z_.]+)", PATH.read_text(encoding="utf-8"), re.MULTILINE)
+    modules = re.findall(
+        r"^(?:from|import) ([a-z_.]+)", PATH.read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert set(modules) == {"torch", "transformers", "practicum"}
 
 
@@ -44,19 +46,30 @@ def test_the_library_takes_the_same_steps() -> None:
     prompts = [[2, 3, 4], [5, 6, 7, 8], [9, 10]]
     for step in range(1, 4):
         seeds = [10 * step + place for place in range(len(prompts))]
-        expected = [minimal.answer(student, prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        expected = [
+            minimal.answer(student, prompt, seed)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
         divergence = minimal.distil(student, teacher, optimizer, prompts, seeds)
         found, measured = library_step(trainer, scorer, prompts, seeds, step)
         assert found == expected
         assert measured == pytest.approx(divergence, rel=1e-4)
     for name, parameter in student.named_parameters():
-        torch.testing.assert_close(dict(twin.named_parameters())[name], parameter, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            dict(twin.named_parameters())[name], parameter, rtol=1e-4, atol=1e-5
+        )
 
 
 def library_step(
-    trainer: LocalTrainer, scorer: LocalSampler, prompts: list[list[int]], seeds: list[int], step: int
+    trainer: LocalTrainer,
+    scorer: LocalSampler,
+    prompts: list[list[int]],
+    seeds: list[int],
+    step: int,
 ) -> tuple[list[list[int]], float]:
-    requests = [SampleRequest(tuple(prompt), seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    requests = [
+        SampleRequest(tuple(prompt), seed) for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
     params = SamplingParams(minimal.LONGEST, stop_ids=frozenset({minimal.STOP}))
     samples = trainer.sampling_client().sample(requests, params)
     rollouts = [
@@ -73,7 +86,9 @@ def library_step(
         )
         for place, (request, sample) in enumerate(zip(requests, samples, strict=True))
     ]
-    scores = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    scores = [
+        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+    ]
     data = [Datum(*pair) for pair in zip(rollouts, scorer.score(scores, Full()), strict=True)]
     metrics = trainer.forward_backward(data, Objective(), seed=step).metrics
     trainer.optim_step(AdamParams(1e-3))

@@ -24,7 +24,9 @@ RUNS = {KEY.lower()[start : start + 8] for start in range(len(KEY) - 7)}
 class Client(JsonClient):
     """A client whose server says what a test says; nothing goes over a wire."""
 
-    def __init__(self, *answers: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *answers: Any, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
         self.heard: list[str] = []
         super().__init__(Server("http://localhost:1", key=KEY, give_up_after=0.0))
         self._answers = list(answers)
@@ -35,7 +37,11 @@ class Client(JsonClient):
         self, client: http.httpx2.AsyncClient, question: JsonRequest, address: str
     ) -> tuple[int, http.httpx2.Headers, bytes]:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        return self._status, self._headers, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        return (
+            self._status,
+            self._headers,
+            answer if isinstance(answer, bytes) else json.dumps(answer).encode(),
+        )
 
 
 def messages(client: Client, work: Any) -> str:
@@ -58,7 +64,9 @@ def has_key(text: str) -> bool:
     status=st.sampled_from([200, 302, 400, 401, 404, 500, 503]),
     letter=st.sampled_from(["x", "\u00e9", "\x1b", " ", "\\"]),
 )
-def test_an_error_shows_no_part_of_the_key_wherever_it_is_cut(before: int, status: int, letter: str) -> None:
+def test_an_error_shows_no_part_of_the_key_wherever_it_is_cut(
+    before: int, status: int, letter: str
+) -> None:
     body = f"{letter * before}{KEY} and so on".encode()
     client = Client(body, status=status, headers={"Location": f"/{KEY}", "Content-Type": KEY})
     assert not has_key(messages(client, lambda: client.ask(JsonRequest("/v1/completions"))))
@@ -69,22 +77,30 @@ def test_a_key_across_the_end_of_what_is_looked_at_is_not_shown() -> None:
     for missing in range(len(KEY)):
         body = b" " * (8 * http.SHOWN - missing) + KEY.encode()
         client = Client(body, status=400)
-        assert not has_key(messages(client, lambda client=client: client.ask(JsonRequest("/v1/models"))))
+        assert not has_key(
+            messages(client, lambda client=client: client.ask(JsonRequest("/v1/models")))
+        )
 
 
 MODELS = {"data": [{"id": f"model-{KEY}"}, {"id": KEY.upper()}]}
 ODD_ROW = {"choices": [{"prompt_logprobs": [{KEY: {"logprob": -1.0}}] * 27}]}
-WORDS = {"choices": [{"logprobs": {"tokens": [f"token_id:{KEY}"] * 3, "token_logprobs": [KEY] * 3}}]}
+WORDS = {
+    "choices": [{"logprobs": {"tokens": [f"token_id:{KEY}"] * 3, "token_logprobs": [KEY] * 3}}]
+}
 
 
 @pytest.mark.parametrize(
-    "answer", [MODELS, ODD_ROW, WORDS, {"data": [{"id": KEY}]}], ids=["models", "row", "words", "one"]
+    "answer",
+    [MODELS, ODD_ROW, WORDS, {"data": [{"id": KEY}]}],
+    ids=["models", "row", "words", "one"],
 )
 @pytest.mark.parametrize("model", [None, "m"])
 def test_a_probe_says_neither_ids_nor_reasons_with_the_key(answer: Any, model: str | None) -> None:
     listed = answer if "data" in answer else {"data": [{"id": "m"}]}
     client = Client(listed, answer)
-    said = messages(client, lambda: client.heard.extend(probe(client, "auto", model, 5, 11).lines()))
+    said = messages(
+        client, lambda: client.heard.extend(probe(client, "auto", model, 5, 11).lines())
+    )
     assert said and not has_key(said)
 
 

@@ -16,7 +16,10 @@ KEPT = ("step", "loss", "reverse_kl", "student_entropy", "grad_norm", "length", 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "reverse_kl": {"signal": "full", "divergence": "reverse_kl"},
     "jsd_topk": {"signal": "topk(6)", "divergence": "jsd(0.3)"},
-    "sampled_to_the_end": {"signal": "sampled", "estimator": "score_function(gamma=1, baseline=group_mean)"},
+    "sampled_to_the_end": {
+        "signal": "sampled",
+        "estimator": "score_function(gamma=1, baseline=group_mean)",
+    },
 }
 
 
@@ -24,7 +27,12 @@ def curves(folder: Path, name: str) -> list[dict[str, float]]:
     """The kept numbers of a fresh run on models made in `folder`."""
     make_model(folder / "student", seed=1)
     make_model(folder / "teacher", seed=2, pretrain=20)
-    changes = {"objective": OBJECTIVES[name], "train.steps": 20, "train.checkpoint_every": None, "rollout.n": 2}
+    changes = {
+        "objective": OBJECTIVES[name],
+        "train.steps": 20,
+        "train.checkpoint_every": None,
+        "rollout.n": 2,
+    }
     run = toy_run(folder, folder / "runs", changes).folder
     return [{key: row[key] for key in KEPT if key in row} for row in rows(run / "metrics.jsonl")]
 

@@ -55,14 +55,22 @@ ODD = st.sampled_from(
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), ODD)
 JSON = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=4)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to each value inside a value, itself first."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
 
 
@@ -109,11 +117,17 @@ def right(name: str, about: ScoreRequest, k: int) -> Any:
     best = list(range(k))
     if name == "vllm":
         rows = [
-            {str(t): {"logprob": -1.5 - t / 50, "rank": 1, "decoded_token": "w"} for t in {own, *best}} for own in ids
+            {
+                str(t): {"logprob": -1.5 - t / 50, "rank": 1, "decoded_token": "w"}
+                for t in {own, *best}
+            }
+            for own in ids
         ]
         return {
             "model": "m",
-            "choices": [{"text": "", "finish_reason": "length", "prompt_logprobs": [None, *rows[1:]]}],
+            "choices": [
+                {"text": "", "finish_reason": "length", "prompt_logprobs": [None, *rows[1:]]}
+            ],
         }
     if name == "sglang":
         own = [[-1.5 - t / 50, t, "w"] for t in ids]
@@ -132,7 +146,12 @@ def right(name: str, about: ScoreRequest, k: int) -> Any:
 WRITTEN = {
     "vllm": {
         "choices": [
-            {"text": "ab", "finish_reason": "stop", "token_ids": [3, 4], "logprobs": {"token_logprobs": [-1.0, -2.0]}}
+            {
+                "text": "ab",
+                "finish_reason": "stop",
+                "token_ids": [3, 4],
+                "logprobs": {"token_logprobs": [-1.0, -2.0]},
+            }
         ]
     },
     "sglang": {
@@ -148,7 +167,9 @@ CHAT = {"choices": [{"message": {"role": "assistant", "content": "ab"}, "finish_
 
 
 def speaker(answer: Any) -> ServerGenerator:
-    renderer = Renderer(character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2}))
+    renderer = Renderer(
+        character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2})
+    )
     return ServerGenerator(Client(answer), "m", renderer, ServerLimits())
 
 
@@ -169,9 +190,13 @@ def remote(name: str, answer: Any) -> RemoteClient:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-@pytest.mark.parametrize("signal", [Sampled(), TopK(k=3, support="teacher")], ids=["sampled", "topk"])
+@pytest.mark.parametrize(
+    "signal", [Sampled(), TopK(k=3, support="teacher")], ids=["sampled", "topk"]
+)
 @given(answers=st.data())
-def test_scores_of_a_server_are_read_or_refused(name: str, signal: Signal, answers: st.DataObject) -> None:
+def test_scores_of_a_server_are_read_or_refused(
+    name: str, signal: Signal, answers: st.DataObject
+) -> None:
     k = 3 if isinstance(signal, TopK) else 0
     (good,) = remote(name, right(name, ABOUT, k)).score([ABOUT], signal)
     assert good.logprobs is not None
@@ -188,7 +213,10 @@ def test_what_a_server_writes_is_read_or_refused(name: str, answers: st.DataObje
 
     def written(answer: Any) -> None:
         (sample,) = remote(name, answer).sample([SampleRequest((1,), 0)], params)
-        assert 1 <= len(sample.tokens) <= 4 and 0 <= int(sample.tokens.min()) <= int(sample.tokens.max()) < VOCABULARY
+        assert (
+            1 <= len(sample.tokens) <= 4
+            and 0 <= int(sample.tokens.min()) <= int(sample.tokens.max()) < VOCABULARY
+        )
 
     answer = answers.draw(st.one_of(changed(WRITTEN[name]), JSON))
     reads(lambda: written(answer))
@@ -196,7 +224,9 @@ def test_what_a_server_writes_is_read_or_refused(name: str, answers: st.DataObje
 
 @given(st.one_of(changed(CHAT), JSON))
 def test_what_a_chat_says_is_read_or_refused(answer: Any) -> None:
-    question = _dialects.build_chat_request("m", [{"role": "user", "content": "a"}], 0, SamplingParams(4))
+    question = _dialects.build_chat_request(
+        "m", [{"role": "user", "content": "a"}], 0, SamplingParams(4)
+    )
     reads(
         lambda: speaker(answer).asked(
             [question], _dialects.parse_chat_completion, SamplingParams(4, stop_ids=frozenset({2}))
@@ -204,18 +234,27 @@ def test_what_a_chat_says_is_read_or_refused(answer: Any) -> None:
     )
 
 
-@given(st.one_of(changed({"data": [{"id": "m", "max_model_len": 64}, {"id": "n"}]}), JSON), st.binary(max_size=40))
+@given(
+    st.one_of(changed({"data": [{"id": "m", "max_model_len": 64}, {"id": "n"}]}), JSON),
+    st.binary(max_size=40),
+)
 def test_a_list_of_models_is_read_or_refused(answer: Any, garbage: bytes) -> None:
     reads(lambda: served(Client(answer)))
     reads(lambda: served(Client(garbage)))
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-@given(answers=st.data(), vocabulary=st.sampled_from([None, VOCABULARY]), status=st.sampled_from([200, 200, 200, 400]))
+@given(
+    answers=st.data(),
+    vocabulary=st.sampled_from([None, VOCABULARY]),
+    status=st.sampled_from([200, 200, 200, 400]),
+)
 def test_a_probe_finds_something_or_says_why_not(
     name: str, answers: st.DataObject, vocabulary: int | None, status: int
 ) -> None:
-    models = answers.draw(st.one_of(st.just({"data": [{"id": "m"}]}), changed({"data": [{"id": "m"}]})))
+    models = answers.draw(
+        st.one_of(st.just({"data": [{"id": "m"}]}), changed({"data": [{"id": "m"}]}))
+    )
     answer = answers.draw(changed(right(name, canary_of(vocabulary), 3)))
     client = Client(models, answer, status=status)
     reads(lambda: probe(client, "auto", None, 3, vocabulary).lines())
@@ -225,7 +264,9 @@ def test_a_probe_finds_something_or_says_why_not(
 
 ARRAYS = st.one_of(
     st.none(),
-    st.lists(st.floats(width=32), max_size=7).map(lambda values: np.array(values, dtype=np.float32)),
+    st.lists(st.floats(width=32), max_size=7).map(
+        lambda values: np.array(values, dtype=np.float32)
+    ),
     st.integers(0, 3).map(lambda rows: np.zeros((rows, 2), dtype=np.float32)),
 )
 
@@ -246,9 +287,14 @@ def test_answers_of_a_service_are_read_or_refused(
         token_ids=np.array(ids, dtype=np.int32).reshape(-1, 2),
         logprobs=np.array(values, dtype=np.float32).reshape(-1, 2),
     )
-    sequence = SimpleNamespace(tokens=tokens, logprobs=None if logprobs is None else logprobs.flatten().tolist())
+    sequence = SimpleNamespace(
+        tokens=tokens, logprobs=None if logprobs is None else logprobs.flatten().tolist()
+    )
     answer = SimpleNamespace(
-        prompt_logprobs_np=logprobs, topk_prompt_logprobs_np=table, target_prompt_logprobs=None, sequences=[sequence]
+        prompt_logprobs_np=logprobs,
+        topk_prompt_logprobs_np=table,
+        target_prompt_logprobs=None,
+        sequences=[sequence],
     )
     connection: Any = SimpleNamespace(
         address="http://localhost",
@@ -258,7 +304,9 @@ def test_answers_of_a_service_are_read_or_refused(
         answer=lambda request, what: request(),
     )
     pytest.importorskip("tinker")
-    sampler = ServiceSampler(connection, lambda service: SimpleNamespace(sample=lambda *_, **__: answer), 7)
+    sampler = ServiceSampler(
+        connection, lambda service: SimpleNamespace(sample=lambda *_, **__: answer), 7
+    )
     signal: Signal = TopK(k=k, support="teacher") if k else Sampled()
     reads(lambda: sampler.score([ABOUT], signal))
     reads(lambda: sampler.sample([SampleRequest((1,), 0)], SamplingParams(4)))
@@ -282,7 +330,10 @@ def lines_of(rows: Sequence[Any]) -> bytes:
 
 
 @given(
-    st.one_of(st.binary(max_size=200), st.lists(st.one_of(changed(ROW), JSON), min_size=1, max_size=3).map(lines_of))
+    st.one_of(
+        st.binary(max_size=200),
+        st.lists(st.one_of(changed(ROW), JSON), min_size=1, max_size=3).map(lines_of),
+    )
 )
 @example(b'{"prompt": "a", "answer": ' + b"9" * 5000 + b"}")
 @example(b'{"a\\nb": 1}')
@@ -293,13 +344,17 @@ def test_task_rows_are_read_or_refused(content: bytes) -> None:
             for verifier in ("exact", "number"):
                 config = Config(path=Path("rows.jsonl"), max_rejected=allowed, verifier=verifier)  # type: ignore[arg-type]
                 said: list[str] = []
-                context = TaskContext(seed=0, base_dir=Path(place), rejected_path=Path(place) / "rejected.jsonl")
+                context = TaskContext(
+                    seed=0, base_dir=Path(place), rejected_path=Path(place) / "rejected.jsonl"
+                )
                 with show_notes(said.append):
                     reads(lambda config=config, context=context: build(config, context))
                 assert not any("\n" in text for text in said)
 
 
-RENDERER = Renderer(character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2}))
+RENDERER = Renderer(
+    character_tokenizer("abcd"), template="{{ messages[0].content }}", stop_ids=frozenset({2})
+)
 PROMPT = Prompt("p", (Message("user", "ab"),))
 TAPE = {
     "step": 1,
@@ -318,7 +373,10 @@ TAPE = {
 
 
 @given(
-    st.one_of(st.binary(max_size=200), st.lists(st.one_of(changed(TAPE), JSON), min_size=1, max_size=3).map(lines_of))
+    st.one_of(
+        st.binary(max_size=200),
+        st.lists(st.one_of(changed(TAPE), JSON), min_size=1, max_size=3).map(lines_of),
+    )
 )
 @example(lines_of([TAPE | {"tokens": [2**70, 2]}]))
 @example(lines_of([TAPE | {"tokens": [2**40, 2]}]))
@@ -341,7 +399,12 @@ def test_kept_scores_are_read_or_refused(draws: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as place:
         scores = ScoreStore(Path(place), 1 << 20)
         scores.keep(
-            {key: {"logprobs": torch.tensor([-1.0, -2.0]), "ids": torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)}}
+            {
+                key: {
+                    "logprobs": torch.tensor([-1.0, -2.0]),
+                    "ids": torch.tensor([[1, 2], [3, 4]], dtype=torch.int32),
+                }
+            }
         )
         (path,) = Path(place).glob("*.safetensors")
         content = path.read_bytes()
@@ -350,7 +413,9 @@ def test_kept_scores_are_read_or_refused(draws: st.DataObject) -> None:
         header = content[8 : 8 + length]
         if draws.draw(st.booleans()):
             header = json.dumps(draws.draw(changed(json.loads(header)))).encode()
-        prefix = draws.draw(st.one_of(st.just(len(header).to_bytes(8, "little")), st.binary(min_size=8, max_size=8)))
+        prefix = draws.draw(
+            st.one_of(st.just(len(header).to_bytes(8, "little")), st.binary(min_size=8, max_size=8))
+        )
         body = draws.draw(st.one_of(st.just(content[8 + length :]), st.binary(max_size=120)))
         # The name is the sum of the header, which whoever writes the file knows how to make.
         name = hashlib.sha256(prefix + header).hexdigest()

@@ -85,7 +85,9 @@ PRACTICUM = [
 
 
 def test_the_names_of_the_package_are_pinned():
-    assert practicum.__all__ == PRACTICUM, "a public name came or went: decide, then change this list"
+    assert practicum.__all__ == PRACTICUM, (
+        "a public name came or went: decide, then change this list"
+    )
     assert all(hasattr(practicum, name) for name in practicum.__all__)
 
 
@@ -99,7 +101,9 @@ def test_every_name_of_functional_is_there():
     assert all(hasattr(functional, name) for name in functional.__all__)
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE))
+)
 def test_every_public_thing_says_what_it_does(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     silent = [name for name, node in _public("", tree) if ast.get_docstring(node) is None]
@@ -107,10 +111,14 @@ def test_every_public_thing_says_what_it_does(path):
     assert not silent, f"{path.name}: no docstring: {', '.join(silent)}"
 
 
-def _public(prefix: str, node: ast.AST) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef]]:
+def _public(
+    prefix: str, node: ast.AST
+) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef]]:
     """Public functions, classes and methods; a method without a body (`...`) of a small protocol may stand for itself."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+        if isinstance(
+            child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
+        ) and not child.name.startswith("_"):
             if not _only_dots(child):
                 yield f"{prefix}{child.name}", child
             if isinstance(child, ast.ClassDef):
@@ -118,7 +126,9 @@ def _public(prefix: str, node: ast.AST) -> Iterator[tuple[str, ast.FunctionDef |
 
 
 def _only_dots(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) and [ast.unparse(part) for part in node.body] == ["..."]
+    return isinstance(node, ast.FunctionDef) and [ast.unparse(part) for part in node.body] == [
+        "..."
+    ]
 
 
 def test_no_public_name_is_hidden_by_a_module_of_the_same_name() -> None:

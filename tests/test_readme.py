@@ -18,7 +18,9 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("code", blocks("python"), ids=["run", "distill", "train_step", "functional"])
+@pytest.mark.parametrize(
+    "code", blocks("python"), ids=["run", "distill", "train_step", "functional"]
+)
 def test_python_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, str(README), "exec"), {})
@@ -31,7 +33,9 @@ def test_recipe_is_valid() -> None:
 
 def test_the_commands_of_the_readme_and_of_the_demo_exist() -> None:
     demo = (README.parent / "Makefile").read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:\t@echo \")?practicum (\w+)", README.read_text(encoding="utf-8") + demo, re.MULTILINE)
+    lines = re.findall(
+        r"^(?:\t@echo \")?practicum (\w+)", README.read_text(encoding="utf-8") + demo, re.MULTILINE
+    )
     assert {"chat", "export", "doctor", "run"} <= set(lines) <= set(get_group(app).commands)
 
 

@@ -7,7 +7,9 @@ from jaxtyping import TypeCheckError, config
 from practicum import functional
 from practicum.types import SamplingParams, TeacherSignal
 
-pytestmark = pytest.mark.skipif(config.jaxtyping_disable, reason="JAXTYPING_DISABLE is set, as `make check` does")
+pytestmark = pytest.mark.skipif(
+    config.jaxtyping_disable, reason="JAXTYPING_DISABLE is set, as `make check` does"
+)
 
 
 def test_a_function_that_is_given_another_shape_is_refused():

@@ -21,7 +21,14 @@ from practicum.tasks import TaskContext
 from practicum.tasks.reverse import Config, build
 
 ALPHABET = "abcd"
-TASK = {"type": "reverse", "alphabet": ALPHABET, "shortest": 2, "longest": 3, "train_size": 48, "heldout_size": 8}
+TASK = {
+    "type": "reverse",
+    "alphabet": ALPHABET,
+    "shortest": 2,
+    "longest": 3,
+    "train_size": 48,
+    "heldout_size": 8,
+}
 
 JOURNALS = ("metrics.jsonl", "rollouts.jsonl", "alarms.jsonl", "vocabulary.jsonl")
 """The journals that do not depend on the clock."""
@@ -31,7 +38,13 @@ def make_model(folder: Path, *, alphabet: str = ALPHABET, **settings: Any) -> Pa
     """A from-scratch model folder; `pretrain` is a number of steps on the reversal of strings."""
     steps = settings.pop("pretrain", 0)
     scratch = ScratchConfig(
-        **{"hidden_size": 32, "layers": 1, "heads": 2, **settings, "pretrain": PretrainConfig(steps=steps)}
+        **{
+            "hidden_size": 32,
+            "layers": 1,
+            "heads": 2,
+            **settings,
+            "pretrain": PretrainConfig(steps=steps),
+        }
     )
     prompts = build(Config(**TASK), TaskContext(seed=0, base_dir=folder.parent)).train_prompts()
     make_scratch_model(folder, scratch, alphabet, prompts)
@@ -75,7 +88,13 @@ def toy_run(
     console: Console | None = None,
 ) -> RunResult:
     """Run the toy recipe in this process."""
-    return run(toy_recipe(models, changes), out=out, resume=resume, allow_changed=allow_changed, console=console)
+    return run(
+        toy_recipe(models, changes),
+        out=out,
+        resume=resume,
+        allow_changed=allow_changed,
+        console=console,
+    )
 
 
 def write_recipe(models: Path, path: Path, changes: Mapping[str, Any] | None = None) -> Path:
@@ -103,11 +122,16 @@ def assert_same_run(one: Path, other: Path, *, journals: Sequence[str] = JOURNAL
     """Two run folders hold the same bytes: rows, summary, weights, optimizer and teacher."""
     for name in (*journals, "summary.json", "before.json", "after.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    newest = max((one / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step-")))
+    newest = max(
+        (one / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step-"))
+    )
     files = sorted(path.name for path in newest.glob("*.safetensors"))
     assert "student.safetensors" in files and "optimizer.safetensors" in files
     for name in files:
-        mine, theirs = load_file(newest / name), load_file(other / "checkpoints" / newest.name / name)
+        mine, theirs = (
+            load_file(newest / name),
+            load_file(other / "checkpoints" / newest.name / name),
+        )
         assert mine.keys() == theirs.keys()
         for key, value in mine.items():
             assert value.equal(theirs[key]), f"{name}: {key}"
@@ -119,13 +143,17 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in merged.items() if value}
 
 
-def forked(work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None) -> int:
+def forked(
+    work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None
+) -> int:
     """Do `work` in a fork of this process and give its exit status as a shell would: 137 where SIGKILL ended it."""
     pid = start_fork(work, env, output)
     return exit_status(os.waitpid(pid, 0)[1])
 
 
-def start_fork(work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None) -> int:
+def start_fork(
+    work: Callable[[], object], env: Mapping[str, str] | None = None, output: Path | None = None
+) -> int:
     """Begin `work` in a fork, its two output streams in the file `output`; returns the fork's process id."""
     sys.stdout.flush()
     sys.stderr.flush()

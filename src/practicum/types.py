@@ -158,7 +158,11 @@ class Rollout:
     @property
     def replies(self) -> tuple[str, ...]:
         """The text of each turn of the student's side; the whole text where there are no turns."""
-        return tuple(turn.text for turn in self.turns if turn.role == "assistant") if self.turns else (self.text,)
+        return (
+            tuple(turn.text for turn in self.turns if turn.role == "assistant")
+            if self.turns
+            else (self.text,)
+        )
 
     def written_by(self, author: Author) -> Bool[Tensor, " T"]:
         """Return True at the tokens that `author` wrote."""
@@ -185,7 +189,9 @@ class HeadLike(Protocol):
         """Log-probabilities of the tokens, in float32."""
         ...
 
-    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
         """Their logits, in float32; with `room` without a graph, and in the memory it makes unless there is a better place."""
         ...
 
@@ -231,17 +237,30 @@ class TeacherSignal:
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
         """The hidden states, brought here where they are elsewhere."""
-        return self.hidden if self.hidden is None or isinstance(self.hidden, Tensor) else self.hidden.fetch()
+        return (
+            self.hidden
+            if self.hidden is None or isinstance(self.hidden, Tensor)
+            else self.hidden.fetch()
+        )
 
     def fetch(self) -> "TeacherSignal":
         """Return the signal with all hidden states brought here, those of a pool's members too."""
-        pool = None if self.pool is None else replace(self.pool, members=tuple(m.fetch() for m in self.pool.members))
+        pool = (
+            None
+            if self.pool is None
+            else replace(self.pool, members=tuple(m.fetch() for m in self.pool.members))
+        )
         return replace(self, hidden=self.states, pool=pool)
 
     @property
     def silent(self) -> bool:
         """Whether the teacher said nothing about this rollout."""
-        return self.logprobs is None and self.topk_logprobs is None and self.hidden is None and self.pool is None
+        return (
+            self.logprobs is None
+            and self.topk_logprobs is None
+            and self.hidden is None
+            and self.pool is None
+        )
 
     def __getitem__(self, part: slice) -> "TeacherSignal":
         """The same about some of the tokens."""
@@ -254,7 +273,11 @@ class TeacherSignal:
                 ("hidden", self.states),
             )
         }
-        pool = None if self.pool is None else replace(self.pool, members=tuple(m[part] for m in self.pool.members))
+        pool = (
+            None
+            if self.pool is None
+            else replace(self.pool, members=tuple(m[part] for m in self.pool.members))
+        )
         return replace(self, **tensors, pool=pool)
 
     @property
@@ -320,7 +343,9 @@ class TokenRecord:
 
     def split(self, rollouts: "Sequence[Rollout]") -> "list[TokenRecord]":
         """Return the outputs of each rollout."""
-        parts = [column.split([len(rollout.tokens) for rollout in rollouts]) for column in self.columns()]
+        parts = [
+            column.split([len(rollout.tokens) for rollout in rollouts]) for column in self.columns()
+        ]
         return [TokenRecord(*columns) for columns in zip(*parts, strict=True)]
 
     @classmethod

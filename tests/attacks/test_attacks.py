@@ -110,7 +110,10 @@ def pipe_without_a_writer(folder: Path, canary: Path) -> None:
 
 CORPUS = [
     (pickle_in_place_of_tensors, r"student\.safetensors is not a safetensors file"),
-    (torch_archive_in_place_of_tensors, r"student\.safetensors is not a safetensors file \(.*header too large"),
+    (
+        torch_archive_in_place_of_tensors,
+        r"student\.safetensors is not a safetensors file \(.*header too large",
+    ),
     (header_of_a_terabyte, r"student\.safetensors is not a safetensors file \(.*header too large"),
     (header_longer_than_the_file, r"student\.safetensors is not a safetensors file \(.*header"),
     (overlapping_offsets, r"student\.safetensors is not a safetensors file \(.*"),
@@ -130,7 +133,10 @@ CORPUS = [
 def write_manifest(folder: Path, **changes: object) -> None:
     """Sums and sizes that agree with what now lies in the folder."""
     files = {
-        path.name: {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        path.name: {
+            "size": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
         for path in folder.iterdir()
         if path.is_file() and path.name != "MANIFEST.json"
     }
@@ -146,8 +152,12 @@ def run_dir(tmp_path: Path) -> RunDir:
     return made
 
 
-@pytest.mark.parametrize(("attack", "reason"), CORPUS, ids=[attack.__name__ for attack, _ in CORPUS])
-def test_each_attack_is_refused_and_runs_nothing(run_dir: RunDir, tmp_path: Path, attack: Attack, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("attack", "reason"), CORPUS, ids=[attack.__name__ for attack, _ in CORPUS]
+)
+def test_each_attack_is_refused_and_runs_nothing(
+    run_dir: RunDir, tmp_path: Path, attack: Attack, reason: str
+) -> None:
     canary, newest = tmp_path / "canary", run_dir.checkpoints / "step-20"
     attack(newest, canary)
     write_manifest(newest)
@@ -175,12 +185,18 @@ def test_the_gadgets_are_live_ammunition(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
-        ({"files": {"../step-10/student.safetensors": {"size": 1, "sha256": ""}}}, "'../step-10/.*' is missing"),
+        (
+            {"files": {"../step-10/student.safetensors": {"size": 1, "sha256": ""}}},
+            "'../step-10/.*' is missing",
+        ),
         ({"files": {"/etc/passwd": {"size": 1, "sha256": ""}}}, "'/etc/passwd' is missing"),
         ({"files": {"\x1b[31m": {"size": 1, "sha256": ""}}}, r"'\\x1b\[31m' is missing"),
         ({"files": {}}, r"state\.json is not in MANIFEST\.json"),
         ({"files": []}, r"MANIFEST\.json is not a manifest"),
-        ({"files": {"state.json": {"size": "big", "sha256": ""}}}, r"MANIFEST\.json is not a manifest"),
+        (
+            {"files": {"state.json": {"size": "big", "sha256": ""}}},
+            r"MANIFEST\.json is not a manifest",
+        ),
         ({"step": [20]}, r"MANIFEST\.json is of step \[20\]"),
         ({"step": "\x1b[31m\n"}, r"MANIFEST\.json is of step '"),
         ({"padding": "x" * 2**21}, r"MANIFEST\.json is too large"),

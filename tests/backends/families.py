@@ -56,7 +56,13 @@ LEFT_OUT = object()
 """In place of a setting of `TINY` that a config does not take."""
 
 ENDLESS = {"max_position_embeddings": LEFT_OUT}
-NO_DROPOUT = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+NO_DROPOUT = {
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 EXPERTS = {
     "num_experts": 4,
     "num_local_experts": 4,
@@ -90,54 +96,109 @@ FAMILIES = (
     Family("Qwen2", "qwen2"),
     Family("Qwen3", "qwen3"),
     Family("Qwen3-MoE", "qwen3_moe", EXPERTS),
-    Family("Qwen3-Next", "qwen3_next", {**EXPERTS, "layer_types": ["linear_attention", "full_attention"]}),
+    Family(
+        "Qwen3-Next",
+        "qwen3_next",
+        {**EXPERTS, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     Family("Qwen3.5 text", "qwen3_5_text", {"layer_types": ["linear_attention", "full_attention"]}),
     Family("Mistral", "mistral", {"sliding_window": 8}),
     Family("Mixtral", "mixtral", EXPERTS),
-    Family("MiniMax", "minimax", {**EXPERTS, "layer_types": ["linear_attention", "full_attention"], "block_size": 4}),
+    Family(
+        "MiniMax",
+        "minimax",
+        {**EXPERTS, "layer_types": ["linear_attention", "full_attention"], "block_size": 4},
+    ),
     Family("Gemma", "gemma"),
     Family("Gemma 2", "gemma2", {"sliding_window": 8}),
-    Family("Gemma 3", "gemma3_text", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+    Family(
+        "Gemma 3",
+        "gemma3_text",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     Family("Phi", "phi", NO_DROPOUT),
     Family("Phi-3", "phi3", NO_DROPOUT),
     Family("OLMo 2", "olmo2"),
-    Family("OLMo 3", "olmo3", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+    Family(
+        "OLMo 3",
+        "olmo3",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     Family("OLMoE", "olmoe", EXPERTS),
     Family("Cohere", "cohere"),
-    Family("Cohere 2", "cohere2", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+    Family(
+        "Cohere 2",
+        "cohere2",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     Family("Granite", "granite", {"logits_scaling": 2.0}),
     Family("Granite-MoE", "granitemoe", EXPERTS),
     Family(
         "Granite 4 hybrid",
         "granitemoehybrid",
-        {**EXPERTS, **MAMBA2, "shared_intermediate_size": 16, "layer_types": ["mamba", "attention"]},
+        {
+            **EXPERTS,
+            **MAMBA2,
+            "shared_intermediate_size": 16,
+            "layer_types": ["mamba", "attention"],
+        },
     ),
     Family("Bamba", "bamba", {**MAMBA2, "attn_layer_indices": [1]}),
-    Family("Jamba", "jamba", {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}),
+    Family(
+        "Jamba",
+        "jamba",
+        {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
+    ),
     Family("Falcon-H1", "falcon_h1", {**MAMBA2, "mamba_d_ssm": 64, "lm_head_multiplier": 0.5}),
-    Family("LFM2", "lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    Family(
+        "LFM2",
+        "lfm2",
+        {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    ),
     Family("Mamba", "mamba", {**ENDLESS, "state_size": 8, "expand": 2}),
     Family(
-        "Mamba 2", "mamba2", {**ENDLESS, "state_size": 8, "expand": 2, "num_heads": 8, "n_groups": 1, "chunk_size": 8}
+        "Mamba 2",
+        "mamba2",
+        {**ENDLESS, "state_size": 8, "expand": 2, "num_heads": 8, "n_groups": 1, "chunk_size": 8},
     ),
     Family("Falcon-Mamba", "falcon_mamba", {**ENDLESS, "state_size": 8, "expand": 2}),
     Family("RWKV", "rwkv", {"attention_hidden_size": 32}),
-    Family("RecurrentGemma", "recurrent_gemma", {"lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3}),
+    Family(
+        "RecurrentGemma",
+        "recurrent_gemma",
+        {"lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3},
+    ),
     Family("Falcon", "falcon", {**NO_DROPOUT, "alibi": False, "head_dim": LEFT_OUT}),
     Family("Falcon with ALiBi", "falcon", {**NO_DROPOUT, "alibi": True, "head_dim": LEFT_OUT}),
     Family("Bloom", "bloom", {**NO_DROPOUT, **ENDLESS}),
     Family("MPT", "mpt", {**ENDLESS, "max_seq_len": 256}),
     Family("GPT-2", "gpt2", NO_DROPOUT),
-    Family("GPT-Neo", "gpt_neo", {**NO_DROPOUT, "attention_types": [[["global", "local"], 1]], "window_size": 8}),
+    Family(
+        "GPT-Neo",
+        "gpt_neo",
+        {**NO_DROPOUT, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+    ),
     Family("GPT-NeoX", "gpt_neox", NO_DROPOUT),
     Family("GPT-J", "gptj", {**NO_DROPOUT, "rotary_dim": 4}),
     Family("OPT", "opt", {"dropout": 0.0, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     Family("GPT-OSS", "gpt_oss", {**EXPERTS, "sliding_window": 8}),
-    Family("Llama 4 text", "llama4_text", {**EXPERTS, "attention_chunk_size": 8, "intermediate_size_mlp": 48}),
-    Family("StarCoder 2", "starcoder2", {"residual_dropout": 0.0, "embedding_dropout": 0.0, "sliding_window": None}),
+    Family(
+        "Llama 4 text",
+        "llama4_text",
+        {**EXPERTS, "attention_chunk_size": 8, "intermediate_size_mlp": 48},
+    ),
+    Family(
+        "StarCoder 2",
+        "starcoder2",
+        {"residual_dropout": 0.0, "embedding_dropout": 0.0, "sliding_window": None},
+    ),
     Family("StableLM", "stablelm", NO_DROPOUT),
     Family("SmolLM3", "smollm3", {"no_rope_layers": [1, 0]}),
-    Family("EXAONE 4", "exaone4", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
+    Family(
+        "EXAONE 4",
+        "exaone4",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     Family("GLM-4", "glm4"),
     Family("GLM-4-MoE", "glm4_moe", {**EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1}),
     Family(
@@ -169,7 +230,9 @@ FAMILIES = (
 
 def config_of(family: Family) -> PreTrainedConfig:
     """Return the config of a tiny model of the family."""
-    settings = {key: value for key, value in {**TINY, **family.settings}.items() if value is not LEFT_OUT}
+    settings = {
+        key: value for key, value in {**TINY, **family.settings}.items() if value is not LEFT_OUT
+    }
     return AutoConfig.for_model(family.model_type, **settings)
 
 
@@ -186,7 +249,9 @@ def build(family: Family, folder: Path) -> Path:
 @cache
 def _tokenizer() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="practicum-families-"))
-    tokenizer = character_tokenizer("".join(chr(ord("0") + place) for place in range(VOCABULARY - 7)))
+    tokenizer = character_tokenizer(
+        "".join(chr(ord("0") + place) for place in range(VOCABULARY - 7))
+    )
     assert len(tokenizer) == VOCABULARY
     tokenizer.save_pretrained(folder)
     return folder
@@ -232,7 +297,9 @@ def _noting(found: dict[str, str], column: str) -> Iterator[None]:
         found[column] = "yes"
 
 
-def _forward(model: LanguageModel, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> torch.Tensor:
+def _forward(
+    model: LanguageModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> torch.Tensor:
     """The log-probabilities of tokens by the plain forward of transformers, one text alone."""
     logits = model.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, :, :VOCABULARY]
     predicting = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 : len(prompt) + len(tokens) - 1]
@@ -242,8 +309,13 @@ def _forward(model: LanguageModel, prompt: tuple[int, ...], tokens: tuple[int, .
 def sample(model: LanguageModel) -> None:
     """More requests than rows, unequal lengths, one prompt twice, with a common beginning: exact log-probabilities."""
     common = random_tokens(18, 99)
-    prompts = [common[: 18 * (number % 2)] + random_tokens(3 + 5 * number % 13, number) for number in range(4)]
-    requests = [SampleRequest(prompt, number) for number, prompt in enumerate([*prompts, prompts[0]])]
+    prompts = [
+        common[: 18 * (number % 2)] + random_tokens(3 + 5 * number % 13, number)
+        for number in range(4)
+    ]
+    requests = [
+        SampleRequest(prompt, number) for number, prompt in enumerate([*prompts, prompts[0]])
+    ]
     params = SamplingParams(9, stop_ids=frozenset({2, 17, 30, 41}))
     samples = LocalSampler(model, batch_size=4).sample(requests, params)
     with torch.no_grad():
@@ -263,19 +335,29 @@ def score(model: LanguageModel) -> None:
 
 
 def _texts() -> list[ScoreRequest]:
-    return [ScoreRequest(random_tokens(2 + 3 * row, row), random_tokens(4 + row, 50 + row)) for row in range(3)]
+    return [
+        ScoreRequest(random_tokens(2 + 3 * row, row), random_tokens(4 + row, 50 + row))
+        for row in range(3)
+    ]
 
 
 def learn(model: LanguageModel) -> None:
     """The gradient of every parameter, texts read together, is that of transformers' forward over each."""
     model.model.eval()
-    texts, weights = _texts(), [weight for weight in model.model.parameters() if weight.requires_grad]
+    texts, weights = (
+        _texts(),
+        [weight for weight in model.model.parameters() if weight.requires_grad],
+    )
     targets = torch.tensor([token for text in texts for token in text.tokens])
     together = model.head().logprobs(hidden_states(model, texts)).gather(1, targets[:, None]).sum()
     alone = sum(_forward(model, text.prompt_tokens, text.tokens).sum() for text in texts)
     found, expected = (
         torch.cat(
-            [part.flatten() for part in torch.autograd.grad(value, weights, allow_unused=True) if part is not None]
+            [
+                part.flatten()
+                for part in torch.autograd.grad(value, weights, allow_unused=True)
+                if part is not None
+            ]
         )
         for value in (together, alone)
     )
@@ -319,7 +401,9 @@ def exported(student: LoadedModel, folder: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     ids = torch.tensor([random_tokens(9, 3)])
     with torch.no_grad():
-        torch.testing.assert_close(plain(ids).logits, student.language_model.model(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            plain(ids).logits, student.language_model.model(ids).logits, rtol=1e-4, atol=1e-4
+        )
 
 
 def write() -> None:
@@ -328,7 +412,11 @@ def write() -> None:
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             found[family.name] = outcome(family, Path(folder))
-        print(family.name, *(value for value in found[family.name].values() if value != "yes"), sep=", ")
+        print(
+            family.name,
+            *(value for value in found[family.name].values() if value != "yes"),
+            sep=", ",
+        )
     OUTCOME.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

@@ -14,7 +14,12 @@ TOKENS = 7 + len(ALPHABET)
 
 def model_folder(folder: Path, **settings) -> Path:
     """A from-scratch model folder with 15 tokens, two layers and width 32."""
-    make_scratch_model(folder, ScratchConfig(**{"hidden_size": 32, "layers": 2, "heads": 4, **settings}), ALPHABET, [])
+    make_scratch_model(
+        folder,
+        ScratchConfig(**{"hidden_size": 32, "layers": 2, "heads": 4, **settings}),
+        ALPHABET,
+        [],
+    )
     return folder
 
 

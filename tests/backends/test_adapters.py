@@ -28,19 +28,31 @@ TEXT = ScoreRequest((3, 8, 9, 10), (4, 7, 7, 2, 5, 11))
 SHORT = ("deepseek_v3", "mixtral", "gpt2")
 """One family with both kinds of layer, one with experts, one without; the others are long."""
 
-ATTENTION = {"self_attn.q_proj": 2, "self_attn.k_proj": 2, "self_attn.v_proj": 2, "self_attn.o_proj": 2}
+ATTENTION = {
+    "self_attn.q_proj": 2,
+    "self_attn.k_proj": 2,
+    "self_attn.v_proj": 2,
+    "self_attn.o_proj": 2,
+}
 EXPERTS = {"mlp.experts.gate_up_proj": 2, "mlp.experts.down_proj": 2}
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 ADAPTED = {
     "mixtral": ATTENTION | EXPERTS,
     "qwen3_moe": ATTENTION | EXPERTS,
-    "qwen2_moe": ATTENTION | EXPERTS | {f"mlp.shared_expert.{name}": 2 for name in MLP} | {"mlp.shared_expert_gate": 2},
+    "qwen2_moe": ATTENTION
+    | EXPERTS
+    | {f"mlp.shared_expert.{name}": 2 for name in MLP}
+    | {"mlp.shared_expert_gate": 2},
     "olmoe": ATTENTION | EXPERTS,
-    "granitemoe": ATTENTION | {f"block_sparse_moe.experts.{name}": 2 for name in ("gate_up_proj", "down_proj")},
+    "granitemoe": ATTENTION
+    | {f"block_sparse_moe.experts.{name}": 2 for name in ("gate_up_proj", "down_proj")},
     "gpt_oss": ATTENTION | EXPERTS,
     "phimoe": ATTENTION | EXPERTS,
-    "deepseek_v3": {f"self_attn.{name}": 2 for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")}
+    "deepseek_v3": {
+        f"self_attn.{name}": 2
+        for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+    }
     | {"self_attn.o_proj": 2}
     | {f"mlp.{name}": 1 for name in MLP}
     | {f"mlp.shared_experts.{name}": 1 for name in MLP}
@@ -109,7 +121,9 @@ def plain_scores(folder) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([[*TEXT.prompt_tokens, *TEXT.tokens]])
     logprobs = model(ids).logits[0, :, :15].log_softmax(-1)
-    return logprobs[len(TEXT.prompt_tokens) - 1 : -1].gather(-1, torch.tensor(TEXT.tokens)[:, None])[:, 0]
+    return logprobs[len(TEXT.prompt_tokens) - 1 : -1].gather(
+        -1, torch.tensor(TEXT.tokens)[:, None]
+    )[:, 0]
 
 
 def adapted_names(model) -> Counter:
@@ -142,10 +156,14 @@ def test_a_fresh_adapted_student_is_exactly_its_base(folders, family):
 def test_an_export_is_the_model_that_was_trained(folders, family, tmp_path):
     loaded = student(folders(family))
     trainer = LocalTrainer(loaded.language_model)
-    before = {name: value.detach().clone() for name, value in loaded.language_model.trainable_parameters().items()}
+    before = {
+        name: value.detach().clone()
+        for name, value in loaded.language_model.trainable_parameters().items()
+    }
     learn(trainer, folders(family), range(2))
     assert not any(
-        torch.equal(value, before[name]) for name, value in loaded.language_model.trainable_parameters().items()
+        torch.equal(value, before[name])
+        for name, value in loaded.language_model.trainable_parameters().items()
     )
     trained = score(trainer.sampling_client())
     export(loaded, tmp_path / "out")
@@ -157,9 +175,13 @@ def test_an_export_is_the_model_that_was_trained(folders, family, tmp_path):
 @pytest.mark.parametrize("family", MIXTURES)
 def test_half_of_a_layer_is_adapted_where_that_is_asked(folders, family):
     base = load(ModelConfig(model=str(folders(family)))).language_model
-    halves = [adapted_names(add_shared_adapters(base, Lora(rank=2), 0, (part,)).model) for part in PARTS]
+    halves = [
+        adapted_names(add_shared_adapters(base, Lora(rank=2), 0, (part,)).model) for part in PARTS
+    ]
     assert halves[0] + halves[1] == ADAPTED[family]
-    assert all("attn" in name for name in halves[0]) and not any("attn" in name for name in halves[1])
+    assert all("attn" in name for name in halves[0]) and not any(
+        "attn" in name for name in halves[1]
+    )
 
 
 def test_attention_is_found_whatever_a_family_calls_it(folders):
@@ -174,7 +196,8 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(folders, family):
     through, resumed = (LocalTrainer(student(folder).language_model) for _ in range(2))
     learn(through, folder, range(2))
     saved = {
-        stem: {name: value.clone() for name, value in tensors.items()} for stem, tensors in through.save_state().items()
+        stem: {name: value.clone() for name, value in tensors.items()}
+        for stem, tensors in through.save_state().items()
     }
     learn(through, folder, [2])
     resumed.load_state(saved)
@@ -207,7 +230,9 @@ def test_what_is_sampled_has_the_probability_that_is_scored(folders, family):
     client = trainer.sampling_client()
     requests = [SampleRequest((3, 8, 9), seed) for seed in range(3)]
     for request, sample in zip(requests, client.sample(requests, SamplingParams(12)), strict=True):
-        (signal,) = client.score([ScoreRequest(request.prompt_tokens, tuple(sample.tokens.tolist()))], Sampled())
+        (signal,) = client.score(
+            [ScoreRequest(request.prompt_tokens, tuple(sample.tokens.tolist()))], Sampled()
+        )
         torch.testing.assert_close(sample.policy_logprobs, signal.logprobs, rtol=0, atol=1e-5)
 
 
@@ -225,7 +250,9 @@ def test_experts_see_their_adapters_while_another_model_is_within_its_own(folder
                 if "experts" in name:
                     value.add_(0.1)
 
-    experts = next(module for module in outer.model.modules() if type(module).__name__ == "MixtralExperts")
+    experts = next(
+        module for module in outer.model.modules() if type(module).__name__ == "MixtralExperts"
+    )
     handle = experts.register_forward_pre_hook(within)
     with torch.no_grad():
         outer.model(ids)
@@ -266,7 +293,8 @@ class Chooser(torch.nn.Linear):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "plain"), [(torch.nn.Linear, True), (ServerCompletion, True), (Router, False), (Chooser, False)]
+    ("kind", "plain"),
+    [(torch.nn.Linear, True), (ServerCompletion, True), (Router, False), (Chooser, False)],
 )
 def test_a_linear_map_is_told_by_what_it_does(kind, plain, bias):
     assert is_linear_map(kind(3, 2, bias=bias)) == plain
@@ -276,6 +304,7 @@ def test_a_linear_map_is_told_by_what_it_does(kind, plain, bias):
 def test_nothing_to_adapt_is_refused_with_advice(folders):
     base = load(ModelConfig(model=str(folders("mamba")))).language_model
     with pytest.raises(
-        ModelError, match=r"no linear map of mlp to adapt was found; leave lora out to train the weights"
+        ModelError,
+        match=r"no linear map of mlp to adapt was found; leave lora out to train the weights",
     ):
         add_shared_adapters(base, Lora(rank=2), 0, ("mlp",))

@@ -21,28 +21,37 @@ RUNS: dict[str, dict[str, Any]] = {
     "rollouts ahead": {"rollout.max_staleness": 1},
     "candidates and a reference": {
         "reference": {"type": "self"},
-        "objective": {"losses": [{"signal": "topk(4)"}, {"signal": "sampled", "against": "reference"}]},
+        "objective": {
+            "losses": [{"signal": "topk(4)"}, {"signal": "sampled", "against": "reference"}]
+        },
     },
 }
 
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS.keys())
-def test_a_toy_run_gives_the_same_bytes(models: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_toy_run_gives_the_same_bytes(
+    models: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     here, there = (
-        toy_run(models, tmp_path / name, changes | more).folder for name, more in (("here", {}), ("there", CHILD))
+        toy_run(models, tmp_path / name, changes | more).folder
+        for name, more in (("here", {}), ("there", CHILD))
     )
     for name in ("rollouts.jsonl", "metrics.jsonl", "checkpoints/step-4/student.safetensors"):
         assert (here / name).read_bytes() == (there / name).read_bytes(), name
 
 
-def test_states_are_held_for_as_long_as_somebody_has_their_name(models: Path, tmp_path: Path) -> None:
+def test_states_are_held_for_as_long_as_somebody_has_their_name(
+    models: Path, tmp_path: Path
+) -> None:
     built = assemble_run(toy_recipe(models, CHILD), tmp_path)
     client = built.backend.sampler(built.learner)
 
     def names() -> list[str]:
         return [name for name in built.backend.ask("names_held") if name.startswith("states")]  # type: ignore[attr-defined]
 
-    first, second = client.score([ScoreRequest((8, 4), (7, 8, 2)), ScoreRequest((8, 4), (7, 2))], Full())
+    first, second = client.score(
+        [ScoreRequest((8, 4), (7, 8, 2)), ScoreRequest((8, 4), (7, 2))], Full()
+    )
     assert len(names()) == 2
     part = first[:2]
     del first
@@ -53,8 +62,13 @@ def test_states_are_held_for_as_long_as_somebody_has_their_name(models: Path, tm
     built.close()
 
 
-def test_what_looks_into_weights_is_refused_before_anything_is_drawn(models: Path, notes: list[str]) -> None:
-    with pytest.raises(RecipeError, match="the student's weights, which are in another process or at a service; leave"):
+def test_what_looks_into_weights_is_refused_before_anything_is_drawn(
+    models: Path, notes: list[str]
+) -> None:
+    with pytest.raises(
+        RecipeError,
+        match="the student's weights, which are in another process or at a service; leave",
+    ):
         doctor(toy_recipe(models, CHILD), prompts=4, samples=1)
     assert not any("the student answers" in line for line in notes)
     assert not ASK, "its child has ended"
@@ -63,7 +77,9 @@ def test_what_looks_into_weights_is_refused_before_anything_is_drawn(models: Pat
 def test_it_is_resumed_from_its_checkpoint(models: Path, tmp_path: Path) -> None:
     whole = toy_run(models, tmp_path / "whole", CHILD).folder
     toy_run(models, tmp_path / "cut", CHILD | {"train.steps": 2})
-    cut = toy_run(models, tmp_path / "cut", CHILD, resume=True, allow_changed=["train.steps"]).folder
+    cut = toy_run(
+        models, tmp_path / "cut", CHILD, resume=True, allow_changed=["train.steps"]
+    ).folder
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
@@ -77,5 +93,7 @@ def test_a_child_that_is_lost_ends_the_run_in_one_line(
         self._backend.ask("optim_step", params)
 
     monkeypatch.setattr(ChildTrainer, "optim_step", die)
-    with pytest.raises(ResourceError, match=r"^the child process was lost in optim_step; go on with --resume$"):
+    with pytest.raises(
+        ResourceError, match=r"^the child process was lost in optim_step; go on with --resume$"
+    ):
         toy_run(models, tmp_path, CHILD)

@@ -39,7 +39,9 @@ def logits(model):
 
 @pytest.mark.parametrize("architecture", in_check(ARCHITECTURES, "llama"))
 @pytest.mark.parametrize("choices", [{}, {"lora": Lora(rank=4)}, {"trainable_layers": 1}], ids=str)
-def test_transformers_loads_an_export_with_the_logits_of_the_student(tmp_path, architecture, choices):
+def test_transformers_loads_an_export_with_the_logits_of_the_student(
+    tmp_path, architecture, choices
+):
     folder = model_folder(tmp_path / "base", architecture=architecture, padded_vocabulary=24)
     loaded = trained(folder, **choices)
     export(loaded, tmp_path / "out")
@@ -58,7 +60,11 @@ def test_transformers_loads_an_export_with_the_logits_of_the_student(tmp_path, a
 
 def test_an_export_does_not_name_how_it_was_read_here(tmp_path):
     export(trained(model_folder(tmp_path / "base")), tmp_path / "out")
-    assert not [path.name for path in (tmp_path / "out").glob("*.json") if "practicum" in path.read_text("utf-8")]
+    assert not [
+        path.name
+        for path in (tmp_path / "out").glob("*.json")
+        if "practicum" in path.read_text("utf-8")
+    ]
 
 
 def test_the_tokenizer_comes_along(tmp_path):
@@ -75,7 +81,10 @@ def test_an_export_loads_here_as_well(tmp_path, choices):
     export(loaded, tmp_path / "out")
     again = load(ModelConfig(model=str(tmp_path / "out")))
     torch.testing.assert_close(
-        logits(again.language_model.model), logits(loaded.language_model.model), rtol=1e-5, atol=1e-5
+        logits(again.language_model.model),
+        logits(loaded.language_model.model),
+        rtol=1e-5,
+        atol=1e-5,
     )
     assert again.renderer.stop_ids == loaded.renderer.stop_ids
 
@@ -96,7 +105,9 @@ def test_merged_weights_have_the_names_of_the_base(tmp_path):
 
 def test_merging_leaves_the_student_as_it_is(tmp_path):
     loaded = trained(model_folder(tmp_path / "base"), lora=Lora(rank=4))
-    before = {name: value.clone() for name, value in loaded.language_model.model.state_dict().items()}
+    before = {
+        name: value.clone() for name, value in loaded.language_model.model.state_dict().items()
+    }
     export(loaded, tmp_path / "out")
     after = loaded.language_model.model.state_dict()
     assert before.keys() == after.keys()
@@ -114,7 +125,9 @@ def test_an_export_overwrites_nothing(tmp_path):
     loaded = trained(model_folder(tmp_path / "base"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious.txt").write_text("mine")
-    with pytest.raises(ResourceError, match=r"out exists and is not empty; export to another folder"):
+    with pytest.raises(
+        ResourceError, match=r"out exists and is not empty; export to another folder"
+    ):
         export(loaded, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]

@@ -19,10 +19,16 @@ def test_every_family_has_its_outcome():
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(family, marks=[] if family.name in SHORT else pytest.mark.long) for family in FAMILIES],
+    [
+        pytest.param(family, marks=[] if family.name in SHORT else pytest.mark.long)
+        for family in FAMILIES
+    ],
     ids=lambda family: family.name.replace(" ", "-"),
 )
 def test_the_outcome_is_as_written_down(family, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers' own, about configs as small as these
-        assert outcome(family, tmp_path) == json.loads(OUTCOME.read_text(encoding="utf-8"))[family.name]
+        assert (
+            outcome(family, tmp_path)
+            == json.loads(OUTCOME.read_text(encoding="utf-8"))[family.name]
+        )

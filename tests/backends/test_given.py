@@ -27,12 +27,16 @@ def base(tmp_path_factory):
 
 def plain_logprobs(model, tokens):
     """[N, V] by the model's own forward."""
-    return torch.log_softmax(model.model(torch.tensor([tokens])).logits[0, :, : model.vocab_size].float(), dim=-1)
+    return torch.log_softmax(
+        model.model(torch.tensor([tokens])).logits[0, :, : model.vocab_size].float(), dim=-1
+    )
 
 
 def cross_entropy(tokens, targets, weights):
     targets, weights = torch.tensor(targets), torch.tensor(weights)
-    return GivenTokens(tuple(tokens), targets, lambda logprobs, part: F.cross_entropy(logprobs, weights[part]))
+    return GivenTokens(
+        tuple(tokens), targets, lambda logprobs, part: F.cross_entropy(logprobs, weights[part])
+    )
 
 
 def moved(model):
@@ -44,17 +48,24 @@ def moved(model):
     return model
 
 
-DATA = [([1, 2, 3, 4], [[2], [3], [4], [1]], [[0.5], [1.0], [0.0], [2.0]]), ([2, 5], [[5], [1]], [[1.0], [-1.0]])]
+DATA = [
+    ([1, 2, 3, 4], [[2], [3], [4], [1]], [[0.5], [1.0], [0.0], [2.0]]),
+    ([2, 5], [[5], [1]], [[1.0], [-1.0]]),
+]
 WIDE = [([1, 2, 3], [[2, 4], [3, 1], [5, 2]], [[0.5, 0.25], [0.9, 0.1], [0.0, 1.0]])]
 
 
 @pytest.mark.parametrize("data", [DATA, WIDE], ids=["one target", "several targets"])
 def test_the_gradient_is_that_of_plain_autograd(base, data):
     model = moved(add_shared_adapters(base, Lora(rank=2), seed=0))
-    found = forward_backward_targets(LocalTrainer(model), [cross_entropy(*datum) for datum in data], 0)
+    found = forward_backward_targets(
+        LocalTrainer(model), [cross_entropy(*datum) for datum in data], 0
+    )
     gradients = {name: parameter.grad for name, parameter in model.trainable_parameters().items()}
     loss = torch.tensor(0.0)
-    for (tokens, targets, weights), logprobs, own in zip(data, found.logprobs, found.losses, strict=True):
+    for (tokens, targets, weights), logprobs, own in zip(
+        data, found.logprobs, found.losses, strict=True
+    ):
         chosen = plain_logprobs(model, tokens).gather(-1, torch.tensor(targets))
         assert torch.allclose(logprobs, chosen.detach(), atol=1e-5)
         assert own == pytest.approx(-(chosen * torch.tensor(weights)).sum().item(), abs=1e-5)
@@ -65,16 +76,22 @@ def test_the_gradient_is_that_of_plain_autograd(base, data):
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
-def test_other_architectures_and_texts_beyond_a_window_have_the_same_gradient(architecture, tmp_path):
+def test_other_architectures_and_texts_beyond_a_window_have_the_same_gradient(
+    architecture, tmp_path
+):
     folder = make_model(tmp_path / "model", seed=3, layers=2, architecture=architecture)
     model = moved(
-        add_shared_adapters(load(ModelConfig(model=str(folder), device="cpu")).language_model, Lora(rank=2), seed=0)
+        add_shared_adapters(
+            load(ModelConfig(model=str(folder), device="cpu")).language_model, Lora(rank=2), seed=0
+        )
     )
     tokens = [1 + n % 5 for n in range(40)]
     targets = torch.tensor([[1 + n % 7] for n in range(40)])
     data = [
         GivenTokens(
-            tuple(tokens), targets, lambda logprobs, part: F.cross_entropy(logprobs, torch.ones(len(logprobs), 1))
+            tuple(tokens),
+            targets,
+            lambda logprobs, part: F.cross_entropy(logprobs, torch.ones(len(logprobs), 1)),
         )
     ]
     found = forward_backward_targets(LocalTrainer(model, TrainerLimits(chunk_tokens=7)), data, 0)
@@ -82,7 +99,9 @@ def test_other_architectures_and_texts_beyond_a_window_have_the_same_gradient(ar
     chosen = plain_logprobs(model, tokens).gather(-1, targets)
     assert torch.allclose(found.logprobs[0], chosen.detach(), atol=1e-5)
     expected = torch.autograd.grad(-chosen.sum(), list(model.trainable_parameters().values()))
-    assert all(torch.allclose(one, two, atol=1e-4) for one, two in zip(gradients, expected, strict=True))
+    assert all(
+        torch.allclose(one, two, atol=1e-4) for one, two in zip(gradients, expected, strict=True)
+    )
     scores = score_prompts(model, None, [PromptQuestion(tuple(tokens))])[0]
     own = plain_logprobs(model, tokens)[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
     assert torch.allclose(scores.logprobs, own.detach(), atol=1e-5)
@@ -96,8 +115,12 @@ def test_a_base_in_bfloat16_trains_adapters_in_float32(base, tmp_path):
         moved(add_shared_adapters(half, Lora(rank=2), seed=0)),
         moved(add_shared_adapters(base, Lora(rank=2), seed=0)),
     ):
-        losses = forward_backward_targets(LocalTrainer(model), [cross_entropy(*datum) for datum in DATA], 0).losses
-        gradient = torch.cat([parameter.grad.flatten() for parameter in model.trainable_parameters().values()])
+        losses = forward_backward_targets(
+            LocalTrainer(model), [cross_entropy(*datum) for datum in DATA], 0
+        ).losses
+        gradient = torch.cat(
+            [parameter.grad.flatten() for parameter in model.trainable_parameters().values()]
+        )
         assert gradient.dtype == torch.float32
         results.append((losses, gradient))
     (rough, one), (exact, two) = results
@@ -109,7 +132,9 @@ def test_a_batch_sent_in_parts_has_the_gradient_of_the_whole_however_it_is_cut(b
     def gradients(limits, *batches):
         model = moved(add_shared_adapters(base, Lora(rank=2), seed=0))
         for batch in batches:
-            forward_backward_targets(LocalTrainer(model, limits), [cross_entropy(*datum) for datum in batch], 0)
+            forward_backward_targets(
+                LocalTrainer(model, limits), [cross_entropy(*datum) for datum in batch], 0
+            )
         return [parameter.grad for parameter in model.trainable_parameters().values()]
 
     whole = gradients(None, DATA)
@@ -117,7 +142,9 @@ def test_a_batch_sent_in_parts_has_the_gradient_of_the_whole_however_it_is_cut(b
         gradients(None, DATA[:1], DATA[1:]),
         gradients(TrainerLimits(micro_batch_tokens=1, chunk_tokens=1), DATA),
     ):
-        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(whole, other, strict=True))
+        assert all(
+            torch.allclose(one, two, atol=1e-6) for one, two in zip(whole, other, strict=True)
+        )
 
 
 def test_a_forward_pass_alone_has_the_same_numbers_and_leaves_no_gradient(base):
@@ -164,7 +191,9 @@ def test_a_prompt_is_scored_as_softmax_says(base):
     targets = torch.tensor([[1, -1], [2, 3], [-1, -1], [5, 4], [2, 1]])
     answer = score_prompts(base, None, [PromptQuestion(TOKENS, topk=3, targets=targets)])[0]
     expected = plain_logprobs(base, TOKENS)[:-1]
-    assert torch.allclose(answer.logprobs, expected.gather(-1, torch.tensor(TOKENS[1:])[:, None])[:, 0], atol=1e-5)
+    assert torch.allclose(
+        answer.logprobs, expected.gather(-1, torch.tensor(TOKENS[1:])[:, None])[:, 0], atol=1e-5
+    )
     assert answer.topk_ids.equal(expected.topk(3).indices)
     assert torch.allclose(answer.topk_logprobs, expected.topk(3).values, atol=1e-5)
     wanted = expected.gather(-1, targets.clamp_min(0)).masked_fill(targets < 0, 0.0)
@@ -185,7 +214,9 @@ def test_answers_do_not_depend_on_what_shares_the_batch(base):
 
 @pytest.mark.long
 def test_draws_at_each_position_follow_the_tempered_distribution(base):
-    answer = score_prompts(base, None, [PromptQuestion(TOKENS[:2], draws=4000, temperature=0.5, seed=7)])[0]
+    answer = score_prompts(
+        base, None, [PromptQuestion(TOKENS[:2], draws=4000, temperature=0.5, seed=7)]
+    )[0]
     expected = torch.softmax(plain_logprobs(base, TOKENS[:2])[0] / 0.5, dim=-1)
     share = torch.bincount(answer.drawn[0], minlength=base.vocab_size) / 4000
     assert torch.allclose(share, expected, atol=0.03)
@@ -198,7 +229,9 @@ def test_draws_at_each_position_follow_the_tempered_distribution(base):
 def test_the_first_token_after_a_scored_prompt_is_the_one_that_sampling_draws(base):
     params = SamplingParams(max_new_tokens=1, temperature=0.7)
     scored = score_prompts(base, None, [PromptQuestion(TOKENS, following=(3, 4), params=params)])[0]
-    sampled = LocalSampler(base).sample([SampleRequest(TOKENS, 3), SampleRequest(TOKENS, 4)], params)
+    sampled = LocalSampler(base).sample(
+        [SampleRequest(TOKENS, 3), SampleRequest(TOKENS, 4)], params
+    )
     for one, two in zip(scored.following, sampled, strict=True):
         assert one.tokens.equal(two.tokens) and one.stop_reason == two.stop_reason
         assert torch.allclose(one.sampling_logprobs, two.sampling_logprobs, atol=1e-5)
@@ -206,19 +239,32 @@ def test_the_first_token_after_a_scored_prompt_is_the_one_that_sampling_draws(ba
 
 def test_the_first_token_after_a_scored_prompt_may_be_a_stop_text(base):
     params = SamplingParams(max_new_tokens=1)
-    for stops, reason in ((("nowhere",), "length"), (tuple("abcdefghijklmnopqrstuvwxyz0123456789 ?"), "stop")):
+    for stops, reason in (
+        (("nowhere",), "length"),
+        (tuple("abcdefghijklmnopqrstuvwxyz0123456789 ?"), "stop"),
+    ):
         question = PromptQuestion(TOKENS, following=(3,), params=replace(params, stop_texts=stops))
         (found,) = score_prompts(base, None, [question])[0].following
-        (sampled,) = LocalSampler(base).sample([SampleRequest(TOKENS, 3)], replace(params, stop_texts=stops))
+        (sampled,) = LocalSampler(base).sample(
+            [SampleRequest(TOKENS, 3)], replace(params, stop_texts=stops)
+        )
         assert found.stop_reason == sampled.stop_reason == reason
 
 
 def test_a_loss_that_no_target_moves_leaves_what_was_accumulated(base):
     model = moved(add_shared_adapters(base, Lora(rank=2), seed=0))
-    trainer, nothing = LocalTrainer(model), [cross_entropy([1, 2, 3], [[2], [3], [4]], [[0.0], [0.0], [0.0]])]
+    trainer, nothing = (
+        LocalTrainer(model),
+        [cross_entropy([1, 2, 3], [[2], [3], [4]], [[0.0], [0.0], [0.0]])],
+    )
     assert not forward_backward_targets(trainer, nothing, 0).supervises
     assert all(parameter.grad is None for parameter in model.trainable_parameters().values())
     assert forward_backward_targets(trainer, [cross_entropy(*DATA[0])], 0).supervises
-    before = {name: parameter.grad.clone() for name, parameter in model.trainable_parameters().items()}
+    before = {
+        name: parameter.grad.clone() for name, parameter in model.trainable_parameters().items()
+    }
     forward_backward_targets(trainer, nothing, 0)
-    assert all(parameter.grad.equal(before[name]) for name, parameter in model.trainable_parameters().items())
+    assert all(
+        parameter.grad.equal(before[name])
+        for name, parameter in model.trainable_parameters().items()
+    )

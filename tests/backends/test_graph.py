@@ -37,7 +37,9 @@ def kept(model, length):
     return sum(seen.values())
 
 
-@pytest.mark.parametrize(("architecture", "error"), [("llama", 0.02), ("qwen3", 0.02), ("gemma3", 0.1)])
+@pytest.mark.parametrize(
+    ("architecture", "error"), [("llama", 0.02), ("qwen3", 0.02), ("gemma3", 0.1)]
+)
 def test_bytes_a_token_foretell_those_of_other_lengths(architecture, error):
     """Beyond its window the third is not packed, and the masks of padded texts grow with the square of their length."""
     model = trainable(tiny(architecture))
@@ -59,14 +61,21 @@ def test_the_plan_fits_and_recomputes_only_where_it_must():
     model = tiny()  # 2 layers, 32 wide, float32
     assert plan_micro_batch(model, 1000, 50, 100_000) == GraphPlan(100, recompute=False)
     assert plan_micro_batch(model, 1000, 100, 100_000) == GraphPlan(100, recompute=False)
-    assert plan_micro_batch(model, 1000, 101, 100_000) == GraphPlan(100_000 // (2 * 128 + 500), recompute=True)
-    assert plan_micro_batch(model, 1000, 500, 100_000) == GraphPlan(500, recompute=True), "one text is never cut"
+    assert plan_micro_batch(model, 1000, 101, 100_000) == GraphPlan(
+        100_000 // (2 * 128 + 500), recompute=True
+    )
+    assert plan_micro_batch(model, 1000, 500, 100_000) == GraphPlan(500, recompute=True), (
+        "one text is never cut"
+    )
     assert plan_micro_batch(model, 1, 500, 100_000) == GraphPlan(MAX_CPU_TOKENS, recompute=False)
     assert plan_micro_batch(model, 1, 5000, 100_000) == GraphPlan(5000, recompute=False)
 
 
 def test_recomputed_layers_give_the_same_gradient_and_keep_less():
-    student, data = trainable(tiny()), data_for(tiny(seed=1), [rollout(20, 60, seed) for seed in range(4)])
+    student, data = (
+        trainable(tiny()),
+        data_for(tiny(seed=1), [rollout(20, 60, seed) for seed in range(4)]),
+    )
     expected, result = gradients(student, data, Objective(), TrainerLimits(10**6))
     held = []
     trainer = LocalTrainer(student, TrainerLimits(graph_mib=1))
@@ -91,12 +100,16 @@ def test_by_default_the_plan_is_the_models_and_nobody_elses():
     trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
     trainer.forward_backward(data, Objective(), 0)
     assert 2**30 // measure_activation_bytes(trainer.language_model) > MAX_CPU_TOKENS
-    assert trainer.graph_plan(max(map(length_of, data))) == GraphPlan(MAX_CPU_TOKENS, recompute=False)
+    assert trainer.graph_plan(max(map(length_of, data))) == GraphPlan(
+        MAX_CPU_TOKENS, recompute=False
+    )
 
 
 def test_the_trial_draws_no_random_numbers_of_the_update():
     data = data_for(tiny(seed=1))
     planned, _ = gradients(trainable(tiny(dropout=0.3)), data, Objective(), dropout=True)
-    given, _ = gradients(trainable(tiny(dropout=0.3)), data, Objective(), TrainerLimits(10**6), dropout=True)
+    given, _ = gradients(
+        trainable(tiny(dropout=0.3)), data, Objective(), TrainerLimits(10**6), dropout=True
+    )
     for name, value in planned.items():
         assert torch.equal(value, given[name])

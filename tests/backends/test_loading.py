@@ -42,7 +42,9 @@ def test_a_folder_loads_as_transformers_loads_it(tmp_path, architecture):
     plain = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([[3, 8, 9, 10, 4]])
     with torch.no_grad():
-        found = loaded.language_model.head().logprobs(loaded.language_model.body(ids, torch.ones_like(ids).bool()))
+        found = loaded.language_model.head().logprobs(
+            loaded.language_model.body(ids, torch.ones_like(ids).bool())
+        )
         expected = torch.log_softmax(plain(ids).logits[..., :TOKENS], dim=-1)
     torch.testing.assert_close(found, expected)
     assert loaded.language_model.vocab_size == TOKENS
@@ -73,7 +75,10 @@ def refused(folder, message: str, **choices) -> None:
 
 
 def test_a_folder_without_config_is_no_model(tmp_path):
-    refused(tmp_path, "no config.json, so this is not a model folder; point to one that save_pretrained wrote")
+    refused(
+        tmp_path,
+        "no config.json, so this is not a model folder; point to one that save_pretrained wrote",
+    )
 
 
 @pytest.mark.parametrize("text", ['{"model_type": ', "", "\x00\x01"])
@@ -92,7 +97,9 @@ def test_a_config_of_an_unknown_architecture(folder):
     refused(folder, "config.json is missing or cannot be used .* model type `xyzzy`")
 
 
-@pytest.mark.parametrize("changes", [{"hidden_size": "x"}, {"num_attention_heads": 0}, {"hidden_size": -5}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": "x"}, {"num_attention_heads": 0}, {"hidden_size": -5}], ids=str
+)
 def test_a_config_that_makes_no_sense(folder, changes):
     change_json(folder / "config.json", **changes)
     refused(folder, r"config.json is missing or cannot be used \(.+\)")
@@ -113,7 +120,10 @@ def test_what_is_refused_is_said_in_one_line_and_nowhere_else(folder, capfd):
 def test_pickled_weights_are_refused(folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    refused(folder, r"only pickle weights \(pytorch_model.bin\), which can run code when read; convert them to safe")
+    refused(
+        folder,
+        r"only pickle weights \(pytorch_model.bin\), which can run code when read; convert them to safe",
+    )
 
 
 def test_a_folder_without_weights(folder):
@@ -126,7 +136,8 @@ def test_code_of_a_model_folder_does_not_run(folder, names):
     change_json(folder / "config.json", auto_map={"AutoModelForCausalLM": names})
     (folder / "modeling_evil.py").write_text("raise SystemExit('ran')")
     refused(
-        folder, r"brings its own code \(modeling_evil.py\), which is not run; read it, then write trust_remote_code"
+        folder,
+        r"brings its own code \(modeling_evil.py\), which is not run; read it, then write trust_remote_code",
     )
 
 
@@ -137,7 +148,9 @@ def test_a_missing_shard(folder):
     assert load(ModelConfig(model=str(folder))).language_model.vocab_size == TOKENS
     shards = sorted(folder.glob("model-*.safetensors"))
     shards[1].unlink()
-    refused(folder, rf"1 of {len(shards)} weight files are missing \({shards[1].name}\); copy them too")
+    refused(
+        folder, rf"1 of {len(shards)} weight files are missing \({shards[1].name}\); copy them too"
+    )
 
 
 def test_an_index_that_is_not_json(folder):
@@ -167,7 +180,10 @@ def test_weights_of_another_shape(folder):
 
 def test_missing_weights(folder):
     change_weights(folder, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
-    refused(folder, r"1 weights are missing .* \(first: model.layers.1.mlp.up_proj.weight\); the files do not belong")
+    refused(
+        folder,
+        r"1 weights are missing .* \(first: model.layers.1.mlp.up_proj.weight\); the files do not belong",
+    )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -177,7 +193,9 @@ def test_weights_that_are_not_finite(folder, name, value):
         weights[name][-1, -1] = value
 
     change_weights(folder, spoil)
-    refused(folder, f"weight {name} holds NaN or infinite values; download or convert the model again")
+    refused(
+        folder, f"weight {name} holds NaN or infinite values; download or convert the model again"
+    )
 
 
 def test_more_tokens_than_rows(folder):
@@ -186,7 +204,10 @@ def test_more_tokens_than_rows(folder):
 
     change_weights(folder, cut)
     change_json(folder / "config.json", vocab_size=11)
-    refused(folder, "the tokenizer has 15 tokens but the embedding has 11 rows; use the tokenizer that belongs")
+    refused(
+        folder,
+        "the tokenizer has 15 tokens but the embedding has 11 rows; use the tokenizer that belongs",
+    )
 
 
 def test_no_tokenizer(folder):
@@ -203,16 +224,27 @@ def test_a_tokenizer_that_is_not_json(folder):
 
 @pytest.mark.parametrize("name", ["smollm", "./nowhere", "/no/where", "~/no/where", "a/b/c"])
 def test_an_unknown_name(name):
-    refused(name, r"it is not a folder, not a hub name such as .*, and not one of the packaged models \(smollm2-135m")
+    refused(
+        name,
+        r"it is not a folder, not a hub name such as .*, and not one of the packaged models \(smollm2-135m",
+    )
 
 
 def test_a_stop_token_that_is_none(folder):
-    refused(folder, "stop token 'END' is not in the vocabulary; write a token, not a text", stop=("END",))
+    refused(
+        folder,
+        "stop token 'END' is not in the vocabulary; write a token, not a text",
+        stop=("END",),
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_that_is_not_there(folder):
-    refused(folder, "device is 'cuda', but no CUDA device is available; write device: auto or cpu", device="cuda")
+    refused(
+        folder,
+        "device is 'cuda', but no CUDA device is available; write device: auto or cpu",
+        device="cuda",
+    )
 
 
 @pytest.mark.long
@@ -232,7 +264,9 @@ def test_a_hub_name_without_network_fails_quickly():
         text=True,
         check=True,
     )
-    assert child.stdout.startswith("ModelError nobody/nothing: config.json is missing or cannot be used (")
+    assert child.stdout.startswith(
+        "ModelError nobody/nothing: config.json is missing or cannot be used ("
+    )
     assert len(child.stdout.splitlines()) == 1
     assert time.monotonic() - start < 60
 
@@ -256,7 +290,9 @@ def test_more_layers_than_there_are(folder):
 @pytest.mark.parametrize("choices", [{}, {"lora": Lora(rank=2)}, {"trainable_layers": 1}], ids=str)
 def test_what_learns_is_float32_and_the_rest_as_asked(folder, choices):
     language_model = student(folder, dtype="bfloat16", **choices).language_model
-    assert {value.dtype for value in language_model.trainable_parameters().values()} == {torch.float32}
+    assert {value.dtype for value in language_model.trainable_parameters().values()} == {
+        torch.float32
+    }
     frozen = {value.dtype for value in language_model.model.parameters() if not value.requires_grad}
     assert frozen == ({torch.bfloat16} if choices else set())
     trainer = LocalTrainer(language_model)
@@ -276,21 +312,37 @@ def test_a_fresh_lora_student_is_exactly_its_base(tmp_path, architecture):
 
 def test_lora_trains_its_adapters_and_nothing_else(folder):
     language_model = student(folder, lora=Lora(rank=4)).language_model
-    before = {name: value.detach().clone() for name, value in language_model.model.named_parameters()}
+    before = {
+        name: value.detach().clone() for name, value in language_model.model.named_parameters()
+    }
     trainer = LocalTrainer(language_model)
     for step in range(2):
         trainer.forward_backward(toy_data(folder), Objective(), step)
         trainer.optim_step(AdamParams(0.01))
-    moved = {name for name, value in language_model.model.named_parameters() if not torch.equal(value, before[name])}
+    moved = {
+        name
+        for name, value in language_model.model.named_parameters()
+        if not torch.equal(value, before[name])
+    }
     assert moved == set(language_model.trainable_parameters())
     assert all(".lora_A." in name or ".lora_B." in name for name in moved)
     projections = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in moved}
-    assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert projections == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }
     assert len(moved) == 2 * 7 * 2
 
 
 def test_lora_may_adapt_the_last_layers_only(folder):
-    names = set(student(folder, lora=Lora(rank=2), trainable_layers=1).language_model.trainable_parameters())
+    names = set(
+        student(folder, lora=Lora(rank=2), trainable_layers=1).language_model.trainable_parameters()
+    )
     assert len(names) == 7 * 2
     assert all(".layers.1." in name for name in names)
 
@@ -298,7 +350,8 @@ def test_lora_may_adapt_the_last_layers_only(folder):
 def test_adapters_are_seeded_and_leave_the_random_numbers_alone(folder):
     state = torch.get_rng_state()
     one, same, other = (
-        student(folder, seed, lora=Lora(rank=2)).language_model.trainable_parameters() for seed in (1, 1, 2)
+        student(folder, seed, lora=Lora(rank=2)).language_model.trainable_parameters()
+        for seed in (1, 1, 2)
     )
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, same[name]) for name, value in one.items())
@@ -306,22 +359,33 @@ def test_adapters_are_seeded_and_leave_the_random_numbers_alone(folder):
 
 
 def test_scratch_models_are_seeded(tmp_path):
-    one, same, other = (model_folder(tmp_path / str(n), seed=seed) for n, seed in enumerate((1, 1, 2)))
+    one, same, other = (
+        model_folder(tmp_path / str(n), seed=seed) for n, seed in enumerate((1, 1, 2))
+    )
     weights = [(folder / "model.safetensors").read_bytes() for folder in (one, same, other)]
     assert weights[0] == weights[1] != weights[2]
 
 
 def test_pretraining_teaches_the_answers(tmp_path):
-    prompts = [Prompt(str(n), (Message("user", letter),), answer=letter * 2) for n, letter in enumerate(ALPHABET)]
+    prompts = [
+        Prompt(str(n), (Message("user", letter),), answer=letter * 2)
+        for n, letter in enumerate(ALPHABET)
+    ]
     settings = ScratchConfig(
-        hidden_size=32, layers=1, heads=2, pretrain=PretrainConfig(steps=60, batch=8, learning_rate=0.01)
+        hidden_size=32,
+        layers=1,
+        heads=2,
+        pretrain=PretrainConfig(steps=60, batch=8, learning_rate=0.01),
     )
     make_scratch_model(tmp_path / "model", settings, ALPHABET, prompts)
     loaded = load(ModelConfig(model=str(tmp_path / "model")))
     requests = [SampleRequest(loaded.renderer.render(prompt.messages), 0) for prompt in prompts]
     params = SamplingParams(5, temperature=0.0, stop_ids=loaded.renderer.stop_ids)
     samples = LocalSampler(loaded.language_model).sample(requests, params)
-    right = [loaded.renderer.decode(s.tokens.tolist()) == p.answer for s, p in zip(samples, prompts, strict=True)]
+    right = [
+        loaded.renderer.decode(s.tokens.tolist()) == p.answer
+        for s, p in zip(samples, prompts, strict=True)
+    ]
     assert sum(right) >= 7
 
 
@@ -338,7 +402,8 @@ def test_a_packaged_model_whose_package_is_missing_says_how_to_install_it():
     PACKAGED["absent"] = Packaged("no_such_package_anywhere", "no-such-package", "x.gguf")
     try:
         with pytest.raises(
-            ModelError, match="'absent' comes with the package no-such-package, which is not installed; run:"
+            ModelError,
+            match="'absent' comes with the package no-such-package, which is not installed; run:",
         ):
             packaged_model("absent")
     finally:

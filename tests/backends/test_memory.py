@@ -18,7 +18,9 @@ def test_errors_of_the_allocators_are_recognised():
         torch.empty(2**50)
     assert _out_of_memory(caught.value)
     assert _out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
-    assert not _out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"))
+    assert not _out_of_memory(
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)")
+    )
 
 
 class TooLarge(torch.overrides.TorchFunctionMode):
@@ -48,17 +50,20 @@ def test_halving_gives_the_gradient_of_the_whole_batch():
     assert result.metrics["halvings"] == 2
     assert (poor.limits.micro_batch_tokens, poor.limits.chunk_tokens) == (10, 4)
     for name, parameter in student.trainable_parameters().items():
-        torch.testing.assert_close(parameter.grad, twin.trainable_parameters()[name].grad, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            parameter.grad, twin.trainable_parameters()[name].grad, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_one_sequence_that_does_not_fit_is_said():
     trainer, data = LocalTrainer(tiny(), TrainerLimits(64, 16)), data_for(tiny(seed=1))
-    message = (
-        r"one sequence of 14 tokens does not fit in memory \(\[enforce fail .* 9 bytes.\); shorten rollout.max_new"
-    )
+    message = r"one sequence of 14 tokens does not fit in memory \(\[enforce fail .* 9 bytes.\); shorten rollout.max_new"
     with TooLarge(rows=5), pytest.raises(ResourceError, match=message):
         trainer.forward_backward(data, Objective(), 0)
-    assert all(parameter.grad is None for parameter in trainer.language_model.trainable_parameters().values())
+    assert all(
+        parameter.grad is None
+        for parameter in trainer.language_model.trainable_parameters().values()
+    )
 
 
 def test_other_errors_pass_unchanged():
@@ -99,7 +104,12 @@ print("halvings", result.metrics["halvings"])
 def test_a_process_with_little_memory_halves_and_goes_on(request):
     folder = request.config.rootpath / "tests"
     child = subprocess.run(
-        [sys.executable, "-c", CHILD], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", CHILD],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert child.returncode == 0, child.stderr[-2000:]
     assert child.stdout.startswith("halvings")

@@ -17,7 +17,10 @@ from .tiny import ARCHITECTURES, VOCABULARY, random_tokens, tiny
 CPU = torch.device("cpu")
 ROOT = random_tokens(SHORTEST_SHARED_PREFIX + 4, 9)
 TEXTS = [
-    *(ScoreRequest((*ROOT, *random_tokens(18, row // 3)), random_tokens(1 + 3 * row, 100 + row)) for row in range(6)),
+    *(
+        ScoreRequest((*ROOT, *random_tokens(18, row // 3)), random_tokens(1 + 3 * row, 100 + row))
+        for row in range(6)
+    ),
     ScoreRequest((*ROOT, 5), (4,)),
     ScoreRequest((*ROOT, 5, 6), ()),
     ScoreRequest((*ROOT, *random_tokens(18, 0)), ()),
@@ -31,12 +34,18 @@ def alone(model, texts):
     for text in texts:
         ids = torch.tensor([[*text.prompt_tokens, *text.tokens]])
         first = len(text.prompt_tokens) - 1
-        states.append(model.body(ids, torch.ones_like(ids, dtype=torch.bool))[0, first : first + len(text.tokens)])
+        states.append(
+            model.body(ids, torch.ones_like(ids, dtype=torch.bool))[
+                0, first : first + len(text.tokens)
+            ]
+        )
     return torch.cat(states)
 
 
 def gradients(model, hidden):
-    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0), dtype=hidden.dtype)
+    weights = torch.randn(
+        hidden.shape, generator=torch.Generator().manual_seed(0), dtype=hidden.dtype
+    )
     return torch.autograd.grad((hidden * weights).sum(), list(model.model.base_model.parameters()))
 
 
@@ -47,7 +56,9 @@ def test_packed_texts_give_the_states_and_the_gradient_of_texts_read_alone(archi
     found, expected = hidden_states(model, TEXTS), alone(model, TEXTS)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     for one, other in zip(gradients(model, found), gradients(model, expected), strict=True):
-        assert (one - other).norm() <= 2e-6 * other.norm()  # the norms of transformers are taken in float32
+        assert (
+            one - other
+        ).norm() <= 2e-6 * other.norm()  # the norms of transformers are taken in float32
 
 
 @pytest.mark.long
@@ -62,15 +73,23 @@ def test_any_tree_of_texts_is_read_as_its_texts(data):
     for row, length in enumerate(stems):
         stem = random_tokens(length, data.draw(st.integers(0, 1)))
         for twin in range(data.draw(st.integers(1, 3))):
-            texts.append(ScoreRequest(stem, random_tokens(data.draw(st.integers(0, 12)), 10 * row + twin)))
-    torch.testing.assert_close(hidden_states(model, texts), alone(model, texts), rtol=1e-10, atol=1e-10)
+            texts.append(
+                ScoreRequest(stem, random_tokens(data.draw(st.integers(0, 12)), 10 * row + twin))
+            )
+    torch.testing.assert_close(
+        hidden_states(model, texts), alone(model, texts), rtol=1e-10, atol=1e-10
+    )
 
 
 def test_nothing_is_padded_and_what_is_shared_is_read_once():
     model, read = tiny(), []
-    model.model.base_model.embed_tokens.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel()))
+    model.model.base_model.embed_tokens.register_forward_pre_hook(
+        lambda _, inputs: read.append(inputs[0].numel())
+    )
     hidden_states(model, TEXTS)
-    prompts = len(ROOT) + 2 * 18 + 1 + 2  # the root, two prompts of four and three texts, and two short ones
+    prompts = (
+        len(ROOT) + 2 * 18 + 1 + 2
+    )  # the root, two prompts of four and three texts, and two short ones
     answers = sum(max(len(text.tokens) - 1, 0) for text in TEXTS)
     assert read == [prompts + answers]
 
@@ -85,7 +104,8 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
     """Two domains, each with a long beginning of its own: what only neighbours share is not shared by all."""
     beginnings = [random_tokens(60, 1), random_tokens(60, 2)]
     texts = [
-        ScoreRequest((*beginnings[row // 4], *random_tokens(3, row)), random_tokens(5, 50 + row)) for row in range(8)
+        ScoreRequest((*beginnings[row // 4], *random_tokens(3, row)), random_tokens(5, 50 + row))
+        for row in range(8)
     ]
 
     def read(some):
@@ -118,7 +138,9 @@ def test_dropout_in_attention_is_in_force_in_training_alone():
     first, second = hidden_states(model, TEXTS), hidden_states(model, TEXTS)
     assert not torch.equal(first, second)
     model.model.eval()
-    torch.testing.assert_close(hidden_states(model, TEXTS), alone(model, TEXTS), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        hidden_states(model, TEXTS), alone(model, TEXTS), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_bfloat16_packs_too():
@@ -136,7 +158,9 @@ def test_a_window_packs_what_fits_in_it():
     model = tiny("gemma3")
     short = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((3, 4), (5,))]
     for texts in (short, [*short, ScoreRequest(random_tokens(9, 1), (4, 5))]):
-        torch.testing.assert_close(hidden_states(model, texts), alone(model, texts), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            hidden_states(model, texts), alone(model, texts), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_a_model_that_mixes_tokens_outside_of_attention_is_not_packed(monkeypatch):
@@ -153,13 +177,20 @@ def test_a_model_with_an_attention_of_its_own_is_not_packed():
     model.model.set_attn_implementation("eager")
     assert enable_packing(model).packs_up_to == 0
     texts = [ScoreRequest((3, 4), (5, 6)), ScoreRequest((7,), (8,))]
-    torch.testing.assert_close(hidden_states(enable_packing(model), texts), alone(model, texts), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        hidden_states(enable_packing(model), texts), alone(model, texts), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_groups_that_attend_together_waste_little():
-    texts = [ScoreRequest((3, 4), random_tokens(length, length)) for length in (1, 2, 3, 5, 9, 30, 31, 33, 90)]
+    texts = [
+        ScoreRequest((3, 4), random_tokens(length, length))
+        for length in (1, 2, 3, 5, 9, 30, 31, 33, 90)
+    ]
     groups = PackedBatch(texts, CPU)._groups
-    area = sum(group.count * -(-(group.row.stop - group.row.start) // group.count) for group in groups)
+    area = sum(
+        group.count * -(-(group.row.stop - group.row.start) // group.count) for group in groups
+    )
     tokens = sum(group.row.stop - group.row.start for group in groups)
     assert len(groups) < len(texts) and area < packing.MAX_PADDING_RATIO * tokens
     assert all(token < VOCABULARY for token in PackedBatch(texts, CPU).ids.tolist())

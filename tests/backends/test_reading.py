@@ -39,22 +39,35 @@ def model(request):
 
 
 def requests(count=12, group=1):
-    return [SampleRequest(random_tokens(3 + (row // group) % 5, row // group), 100 + row) for row in range(count)]
+    return [
+        SampleRequest(random_tokens(3 + (row // group) % 5, row // group), 100 + row)
+        for row in range(count)
+    ]
 
 
 def token_by_token(model, request, params):
     """The slow twin: the whole text is read again for every token, without a cache, in float64."""
     stream, tokens, blocks = random_stream(request.seed), [], -(-VOCABULARY // VOCABULARY_BLOCK)
     for _ in range(params.max_new_tokens):
-        logits = model.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0, -1, :VOCABULARY]
+        logits = model.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[
+            0, -1, :VOCABULARY
+        ]
         probs = torch.softmax(logits.double() / params.temperature, dim=-1)
-        times = torch.empty(blocks + VOCABULARY_BLOCK, dtype=torch.float64).exponential_(generator=stream)
+        times = torch.empty(blocks + VOCABULARY_BLOCK, dtype=torch.float64).exponential_(
+            generator=stream
+        )
         rates = [
-            float(probs[VOCABULARY_BLOCK * block : VOCABULARY_BLOCK * (block + 1)].sum()) for block in range(blocks)
+            float(probs[VOCABULARY_BLOCK * block : VOCABULARY_BLOCK * (block + 1)].sum())
+            for block in range(blocks)
         ]
         first = min(range(blocks), key=lambda block: times[block] / rates[block])
         inside = range(VOCABULARY_BLOCK * first, min(VOCABULARY_BLOCK * (first + 1), VOCABULARY))
-        tokens.append(min(inside, key=lambda token: times[blocks + token - VOCABULARY_BLOCK * first] / probs[token]))
+        tokens.append(
+            min(
+                inside,
+                key=lambda token: times[blocks + token - VOCABULARY_BLOCK * first] / probs[token],
+            )
+        )
         if tokens[-1] in params.stop_ids:
             break
     return tokens
@@ -64,7 +77,9 @@ def token_by_token(model, request, params):
 @pytest.mark.parametrize("temperature", in_check([1.0, 0.7], 0.7))
 def test_slots_sample_what_is_sampled_token_by_token_without_a_cache(model, temperature):
     params = SamplingParams(24, temperature, stop_ids=STOPS)
-    for request, sample in zip(requests(), LocalSampler(model, batch_size=4).sample(requests(), params), strict=True):
+    for request, sample in zip(
+        requests(), LocalSampler(model, batch_size=4).sample(requests(), params), strict=True
+    ):
         assert sample.tokens.tolist() == token_by_token(model, request, params)
 
 
@@ -73,9 +88,13 @@ def test_any_number_of_slots_samples_the_same_tokens(model, group):
     asked = requests(group=group)
     expected = LocalSampler(model, batch_size=1).sample(asked, PARAMS)
     for slots in (2, 5, 64):
-        for one, other in zip(LocalSampler(model, batch_size=slots).sample(asked, PARAMS), expected, strict=True):
+        for one, other in zip(
+            LocalSampler(model, batch_size=slots).sample(asked, PARAMS), expected, strict=True
+        ):
             assert torch.equal(one.tokens, other.tokens)
-            torch.testing.assert_close(one.policy_logprobs, other.policy_logprobs, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                one.policy_logprobs, other.policy_logprobs, rtol=1e-4, atol=1e-4
+            )
 
 
 def test_equal_settings_give_equal_bits(model):
@@ -88,9 +107,12 @@ def test_slots_and_lockstep_agree(model, monkeypatch):
     found = LocalSampler(model, batch_size=4).sample(requests(), PARAMS)
     kinds = []
     monkeypatch.setattr(
-        "practicum.backends.local.reading.SlotDecodeBatch", lambda work: kinds.append(1) or PaddedDecodeBatch(work)
+        "practicum.backends.local.reading.SlotDecodeBatch",
+        lambda work: kinds.append(1) or PaddedDecodeBatch(work),
     )
-    for one, other in zip(LocalSampler(model, batch_size=4).sample(requests(), PARAMS), found, strict=True):
+    for one, other in zip(
+        LocalSampler(model, batch_size=4).sample(requests(), PARAMS), found, strict=True
+    ):
         assert torch.equal(one.tokens, other.tokens)
     assert kinds
 
@@ -100,9 +122,14 @@ def test_a_slot_is_refilled_at_once(monkeypatch):
     model, steps = tiny(), []
     advance = SlotDecodeBatch.advance
     monkeypatch.setattr(
-        SlotDecodeBatch, "advance", lambda self, tokens, keep: steps.append(len(tokens)) or advance(self, tokens, keep)
+        SlotDecodeBatch,
+        "advance",
+        lambda self, tokens, keep: steps.append(len(tokens)) or advance(self, tokens, keep),
     )
-    lengths = [len(sample.tokens) for sample in LocalSampler(model, batch_size=4).sample(requests(), PARAMS)]
+    lengths = [
+        len(sample.tokens)
+        for sample in LocalSampler(model, batch_size=4).sample(requests(), PARAMS)
+    ]
     assert sum(steps) == sum(lengths)
     ends = [0] * 4
     for length in lengths:
@@ -113,9 +140,13 @@ def test_a_slot_is_refilled_at_once(monkeypatch):
 
 def test_a_prompt_is_read_once_however_many_complete_it():
     model, read = tiny(), []
-    model.model.base_model.embed_tokens.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel()))
+    model.model.base_model.embed_tokens.register_forward_pre_hook(
+        lambda _, inputs: read.append(inputs[0].numel())
+    )
     root = random_tokens(SHORTEST_SHARED_PREFIX + 2, 5)
-    asked = [SampleRequest((*root, *random_tokens(2 + row // 3, row // 3)), row) for row in range(9)]
+    asked = [
+        SampleRequest((*root, *random_tokens(2 + row // 3, row // 3)), row) for row in range(9)
+    ]
     samples = LocalSampler(model, batch_size=3).sample(asked, SamplingParams(5))
     decoded = sum(len(sample.tokens) - 1 for sample in samples)
     prompts = {request.prompt_tokens for request in asked}
@@ -159,7 +190,9 @@ def test_prepared_weights_multiply_like_the_models_own_and_leave_no_trace(model)
         with prepared.use():
             found = model.body(ids, mask)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(prepared.head.logits(expected[0]), model.head().logits(expected[0]).detach())
+    torch.testing.assert_close(
+        prepared.head.logits(expected[0]), model.head().logits(expected[0]).detach()
+    )
     with pytest.raises(KeyError), prepared.use():
         raise KeyError
     assert not any("forward" in module.__dict__ for module in model.model.modules())
@@ -172,7 +205,9 @@ def test_weights_are_prepared_once_a_call_and_anew_after_an_update():
         for parameter in model.model.parameters():
             parameter.mul_(1.5)
     after = LocalSampler(model).sample(requests(4), PARAMS)
-    assert any(not torch.equal(one.tokens, other.tokens) for one, other in zip(before, after, strict=True))
+    assert any(
+        not torch.equal(one.tokens, other.tokens) for one, other in zip(before, after, strict=True)
+    )
     for request, sample in zip(requests(4), after, strict=True):
         with torch.no_grad():
             assert sample.tokens.tolist() == token_by_token(model, request, PARAMS)
@@ -199,7 +234,8 @@ def test_a_draw_is_won_by_the_first_block_and_its_first_token(vocabulary):
     blocks = -(-vocabulary // VOCABULARY_BLOCK)
     for times, token in zip(noise, tokens.tolist(), strict=True):
         arrivals = {
-            block: times[block] / probs[VOCABULARY_BLOCK * block : VOCABULARY_BLOCK * (block + 1)].sum()
+            block: times[block]
+            / probs[VOCABULARY_BLOCK * block : VOCABULARY_BLOCK * (block + 1)].sum()
             for block in range(blocks)
         }
         assert token // VOCABULARY_BLOCK == min(arrivals, key=lambda block: float(arrivals[block]))
@@ -208,12 +244,19 @@ def test_a_draw_is_won_by_the_first_block_and_its_first_token(vocabulary):
 def test_rounding_changes_few_draws():
     """At most about as many as a change of every log-probability by 1e-5 must change, which is its total variation."""
     vocabulary, draws = 49_152, 400
-    logits = 2.5 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moved = logits + 1e-3 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits = 2.5 * torch.randn(
+        1, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    moved = logits + 1e-3 * torch.randn(
+        1, vocabulary, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     distance = (torch.softmax(logits, -1) - torch.softmax(moved, -1)).abs().sum().item() / 2
     noise = draw_exponentials([random_stream(seed) for seed in range(draws)], vocabulary)
     pairs = zip(
-        *(sample_by_exponential_race(side.expand(draws, -1), noise)[0].tolist() for side in (logits, moved)),
+        *(
+            sample_by_exponential_race(side.expand(draws, -1), noise)[0].tolist()
+            for side in (logits, moved)
+        ),
         strict=True,
     )
     flips = sum(one != other for one, other in pairs)
@@ -226,14 +269,21 @@ def test_frequencies_over_many_blocks_are_the_probabilities():
     noise = draw_exponentials([random_stream(seed) for seed in range(draws)], vocabulary)
     counts = Counter(sample_by_exponential_race(logits.expand(draws, -1), noise)[0].tolist())
     probs = torch.softmax(logits.double(), dim=-1).tolist()
-    chi2 = sum((counts[token] - draws * prob) ** 2 / (draws * prob) for token, prob in enumerate(probs))
+    chi2 = sum(
+        (counts[token] - draws * prob) ** 2 / (draws * prob) for token, prob in enumerate(probs)
+    )
     freedom = vocabulary - 1
     assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(1), SamplingParams(1, 0.5), SamplingParams(1, 0.0), SamplingParams(1, 1.5, top_p=0.7, top_k=9)],
+    [
+        SamplingParams(1),
+        SamplingParams(1, 0.5),
+        SamplingParams(1, 0.0),
+        SamplingParams(1, 1.5, top_p=0.7, top_k=9),
+    ],
     ids=str,
 )
 def test_logprobs_of_a_draw(params):
@@ -246,7 +296,9 @@ def test_logprobs_of_a_draw(params):
         assert torch.equal(tokens, logits.argmax(dim=-1))
         assert torch.equal(sampled, torch.zeros(50))
     elif not params.top_k:
-        tempered = torch.log_softmax(logits / params.temperature, dim=-1).gather(1, tokens[:, None])[:, 0]
+        tempered = torch.log_softmax(logits / params.temperature, dim=-1).gather(
+            1, tokens[:, None]
+        )[:, 0]
         torch.testing.assert_close(sampled, tempered, rtol=1e-5, atol=1e-5)
 
 
@@ -266,9 +318,14 @@ def test_adapters_are_decoded_as_part_of_the_weights_they_adapt():
         expected = model.body(ids, torch.ones_like(ids, dtype=torch.bool))
         with prepared.use():
             torch.testing.assert_close(
-                model.body(ids, torch.ones_like(ids, dtype=torch.bool)), expected, rtol=1e-4, atol=1e-5
+                model.body(ids, torch.ones_like(ids, dtype=torch.bool)),
+                expected,
+                rtol=1e-4,
+                atol=1e-5,
             )
-    for request, sample in zip(requests(6), LocalSampler(model).sample(requests(6), PARAMS), strict=True):
+    for request, sample in zip(
+        requests(6), LocalSampler(model).sample(requests(6), PARAMS), strict=True
+    ):
         with torch.no_grad():
             assert sample.tokens.tolist() == token_by_token(model, request, PARAMS)
 
@@ -281,7 +338,9 @@ def test_nothing_grows_over_two_hundred_steps():
     trainer, teacher = LocalTrainer(model), LocalSampler(tiny(seed=1))
 
     def step(number):
-        asked = [SampleRequest(random_tokens(4 + row, row), 1000 * number + row) for row in range(2)]
+        asked = [
+            SampleRequest(random_tokens(4 + row, row), 1000 * number + row) for row in range(2)
+        ]
         samples = trainer.sampling_client().sample(asked, SamplingParams(4, stop_ids=STOPS))
         scored = [
             ScoreRequest(one.prompt_tokens, tuple(sample.tokens.tolist()))
@@ -307,4 +366,6 @@ def test_nothing_grows_over_two_hundred_steps():
     for number in range(200):
         step(3 + number)
     after = held()
-    assert after[0] <= before[0] and after[1] <= before[1] + 2**14  # a tile may have met a longer batch
+    assert (
+        after[0] <= before[0] and after[1] <= before[1] + 2**14
+    )  # a tile may have met a longer batch

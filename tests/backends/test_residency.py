@@ -30,7 +30,11 @@ SHAPES = {
     "capped logits": {"architecture": "gemma3"},
     "qwen3": {"architecture": "qwen3"},
 }
-REQUESTS = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((5,), (4,)), ScoreRequest((3, 4), (9, 10))]
+REQUESTS = [
+    ScoreRequest((3, 4, 5), (6, 7, 8, 9)),
+    ScoreRequest((5,), (4,)),
+    ScoreRequest((3, 4), (9, 10)),
+]
 
 
 @pytest.fixture(params=in_check(SHAPES, "padded rows"))
@@ -39,20 +43,31 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def client(folder: Path, residency: str, **settings: str) -> SamplingClient:
-    config = ScorerConfig.model_validate({"model": str(folder), "device": "cpu", "residency": residency, **settings})
+    config = ScorerConfig.model_validate(
+        {"model": str(folder), "device": "cpu", "residency": residency, **settings}
+    )
     return build_scorer(load(config), config, batch_size=2, chunk_tokens=3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("residency", ["swap", "disk"])
-def test_scores_are_those_of_the_resident_model_bit_for_bit(folder: Path, residency: str, dtype: str) -> None:
-    resident, visiting = client(folder, "resident", dtype=dtype), client(folder, residency, dtype=dtype)
+def test_scores_are_those_of_the_resident_model_bit_for_bit(
+    folder: Path, residency: str, dtype: str
+) -> None:
+    resident, visiting = (
+        client(folder, "resident", dtype=dtype),
+        client(folder, residency, dtype=dtype),
+    )
     for _ in range(2):
-        for one, other in zip(resident.score(REQUESTS, Full()), visiting.score(REQUESTS, Full()), strict=True):
+        for one, other in zip(
+            resident.score(REQUESTS, Full()), visiting.score(REQUESTS, Full()), strict=True
+        ):
             assert other.hidden.equal(one.hidden)
             assert other.head.logprobs(other.hidden).equal(one.head.logprobs(one.hidden))
             assert other.head.vocab_size == TOKENS
-        for one, other in zip(resident.score(REQUESTS, Sampled()), visiting.score(REQUESTS, Sampled()), strict=True):
+        for one, other in zip(
+            resident.score(REQUESTS, Sampled()), visiting.score(REQUESTS, Sampled()), strict=True
+        ):
             assert other.logprobs.equal(one.logprobs)
 
 
@@ -61,7 +76,9 @@ def test_it_writes_what_the_resident_model_writes(folder: Path, residency: str) 
     resident, visiting = client(folder, "resident"), client(folder, residency)
     requests = [SampleRequest((3, 4, 5), 1), SampleRequest((5,), 2), SampleRequest((3,), 3)]
     params = SamplingParams(6)
-    for one, other in zip(resident.sample(requests, params), visiting.sample(requests, params), strict=True):
+    for one, other in zip(
+        resident.sample(requests, params), visiting.sample(requests, params), strict=True
+    ):
         assert other.tokens.equal(one.tokens)
         assert other.policy_logprobs.equal(one.policy_logprobs)
 
@@ -70,7 +87,9 @@ def test_it_writes_what_the_resident_model_writes(folder: Path, residency: str) 
 def test_it_stops_at_a_text(folder: Path, residency: str) -> None:
     visiting, asked = client(folder, residency), [SampleRequest((3, 4, 5), 1)]
     (free,) = visiting.sample(asked, SamplingParams(6))
-    text = load(ModelConfig(model=str(folder), device="cpu")).renderer.tokenizer.decode(free.tokens[:1])
+    text = load(ModelConfig(model=str(folder), device="cpu")).renderer.tokenizer.decode(
+        free.tokens[:1]
+    )
     (sample,) = visiting.sample(asked, SamplingParams(6, stop_texts=(text,)))
     assert sample.tokens.equal(free.tokens[:1]) and sample.stop_reason == "stop"
 
@@ -82,12 +101,19 @@ def test_it_decodes_together_with_another_model(folder: Path, residency: str) ->
     requests = [MixedRequest((3, 4), (5, 6, 7), 1), MixedRequest((3,), (4,), 2)]
     written = student.sample_mixed(requests, visiting, 0.5, SamplingParams(5))
     expected = student.sample_mixed(requests, student, 0.5, SamplingParams(5))
-    assert [sample.tokens.tolist() for sample in written] == [sample.tokens.tolist() for sample in expected]
-    assert [len(sample.tokens) for sample in visiting.sample_mixed(requests, student, 0.5, SamplingParams(5))] == [5, 5]
+    assert [sample.tokens.tolist() for sample in written] == [
+        sample.tokens.tolist() for sample in expected
+    ]
+    assert [
+        len(sample.tokens)
+        for sample in visiting.sample_mixed(requests, student, 0.5, SamplingParams(5))
+    ] == [5, 5]
 
 
 @pytest.mark.parametrize("residency", ["swap", "disk"])
-def test_no_requests_fetch_nothing(folder: Path, residency: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_requests_fetch_nothing(
+    folder: Path, residency: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     visiting = client(folder, residency)
     for path in folder.glob("*"):
         path.unlink()
@@ -109,7 +135,9 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[torch.nn.Module]"
     return held
 
 
-def test_nothing_of_a_model_on_disk_stays_in_memory(folder: Path, alive: "weakref.WeakSet[torch.nn.Module]") -> None:
+def test_nothing_of_a_model_on_disk_stays_in_memory(
+    folder: Path, alive: "weakref.WeakSet[torch.nn.Module]"
+) -> None:
     gc.disable()  # dropped by reference counting alone, so at once
     try:
         visiting = client(folder, "disk")
@@ -167,7 +195,9 @@ def test_both_kinds_of_heads_are_heads() -> None:
 
 def test_every_answer_of_one_teacher_shares_its_head_and_two_teachers_do_not(folder: Path) -> None:
     one, other = client(folder, "disk"), client(folder, "disk")
-    keys = {answer.head.key for answer in (*one.score(REQUESTS, Full()), *one.score(REQUESTS, Full()))}
+    keys = {
+        answer.head.key for answer in (*one.score(REQUESTS, Full()), *one.score(REQUESTS, Full()))
+    }
     assert len(keys) == 1
     assert keys.isdisjoint({answer.head.key for answer in other.score(REQUESTS, Full())})
 
@@ -175,14 +205,21 @@ def test_every_answer_of_one_teacher_shares_its_head_and_two_teachers_do_not(fol
 def test_a_trainer_learns_the_same_from_a_model_on_disk(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     data = toy_data(folder)
-    requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in (d.rollout for d in data)]
+    requests = [
+        ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist()))
+        for item in (d.rollout for d in data)
+    ]
     gradients = []
     for residency in ("resident", "swap", "disk"):
         answers = client(folder, residency).score(requests, Full())
         student = load(ModelConfig(model=str(folder), device="cpu")).language_model
         student.model.requires_grad_(True)
-        torch.nn.init.normal_(student.model.model.norm.weight, generator=torch.Generator().manual_seed(0))
-        learned = [replace(datum, signal=answer) for datum, answer in zip(data, answers, strict=True)]
+        torch.nn.init.normal_(
+            student.model.model.norm.weight, generator=torch.Generator().manual_seed(0)
+        )
+        learned = [
+            replace(datum, signal=answer) for datum, answer in zip(data, answers, strict=True)
+        ]
         LocalTrainer(student).forward_backward(learned, Objective(), seed=0)
         gradients.append(student.model.get_input_embeddings().weight.grad)
     assert gradients[0].abs().sum() > 0
@@ -194,14 +231,18 @@ def test_a_head_that_the_folder_does_not_hold_as_it_is_used_is_refused(tmp_path:
     config = ScorerConfig(model=str(folder), device="cpu", residency="disk")
     loaded = load(config)
     change_weights(folder, lambda weights: weights["model.embed_tokens.weight"].mul_(2))
-    with pytest.raises(ModelError, match=r"weights of the head \(.*embed_tokens.*write residency: swap or resident"):
+    with pytest.raises(
+        ModelError, match=r"weights of the head \(.*embed_tokens.*write residency: swap or resident"
+    ):
         build_scorer(loaded, config, 2, 3)
 
 
 def test_the_head_is_found_among_several_files(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     model = load(ScorerConfig(model=str(folder))).language_model.model
-    weights = {name: weight.clone() for name, weight in model.state_dict().items()}  # of the file that is now replaced
+    weights = {
+        name: weight.clone() for name, weight in model.state_dict().items()
+    }  # of the file that is now replaced
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, state_dict=weights, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
@@ -212,19 +253,31 @@ def test_the_head_is_found_among_several_files(tmp_path: Path) -> None:
 
 def test_weights_of_half_precision_on_disk_are_read_as_the_model_reads_them(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
-    change_weights(folder, lambda weights: weights.update({name: w.bfloat16() for name, w in weights.items()}))
-    assert all(weight.dtype == torch.bfloat16 for weight in load_file(folder / "model.safetensors").values())
+    change_weights(
+        folder, lambda weights: weights.update({name: w.bfloat16() for name, w in weights.items()})
+    )
+    assert all(
+        weight.dtype == torch.bfloat16
+        for weight in load_file(folder / "model.safetensors").values()
+    )
     for one, other in zip(
-        client(folder, "resident").score(REQUESTS, Full()), client(folder, "disk").score(REQUESTS, Full()), strict=True
+        client(folder, "resident").score(REQUESTS, Full()),
+        client(folder, "disk").score(REQUESTS, Full()),
+        strict=True,
     ):
         assert other.head.logprobs(other.hidden).equal(one.head.logprobs(one.hidden))
 
 
 @pytest.mark.gpu
-def test_swapped_out_the_weights_are_in_cpu_memory_and_swapped_in_on_the_device(tmp_path: Path) -> None:
+def test_swapped_out_the_weights_are_in_cpu_memory_and_swapped_in_on_the_device(
+    tmp_path: Path,
+) -> None:
     folder = model_folder(tmp_path / "model")
     config = ScorerConfig(model=str(folder), residency="swap")
-    resident, visiting = client(folder, "resident", device="cuda"), build_scorer(load(config), config, 2, 3)
+    resident, visiting = (
+        client(folder, "resident", device="cuda"),
+        build_scorer(load(config), config, 2, 3),
+    )
     before = torch.cuda.memory_allocated()
     answers = visiting.score(REQUESTS, Full())
     for one, other in zip(resident.score(REQUESTS, Full()), answers, strict=True):

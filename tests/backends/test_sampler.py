@@ -42,11 +42,15 @@ def requests(count: int = 7, shared: int = 0) -> list[SampleRequest]:
 def logprobs_by_transformers(model, prompt, tokens):
     with torch.no_grad():
         logits = model.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, :, :VOCABULARY]
-    return torch.log_softmax(logits.double(), dim=-1)[len(prompt) - 1 : len(prompt) + len(tokens) - 1]
+    return torch.log_softmax(logits.double(), dim=-1)[
+        len(prompt) - 1 : len(prompt) + len(tokens) - 1
+    ]
 
 
 def same(first, second):
-    return [sample.tokens.tolist() for sample in first] == [sample.tokens.tolist() for sample in second]
+    return [sample.tokens.tolist() for sample in first] == [
+        sample.tokens.tolist() for sample in second
+    ]
 
 
 @torch.no_grad()
@@ -54,7 +58,9 @@ def test_body_and_head_are_the_model(model):
     ids = torch.tensor([random_tokens(40, 1), random_tokens(40, 2)])
     mask = torch.ones_like(ids, dtype=torch.bool)
     split = model.head().logprobs(model.body(ids, mask))
-    torch.testing.assert_close(split, torch.log_softmax(model.model(input_ids=ids).logits, dim=-1), **EXACT)
+    torch.testing.assert_close(
+        split, torch.log_softmax(model.model(input_ids=ids).logits, dim=-1), **EXACT
+    )
     model.check_split()
 
 
@@ -65,7 +71,9 @@ def test_padding_changes_no_hidden_state(model, side):
     alone = model.body(torch.tensor([tokens]), torch.ones(1, 20, dtype=torch.bool))
     blank = (5,) * 11
     padded = (blank + tokens) if side == "left" else (tokens + blank)
-    mask = torch.tensor([[False] * 11 + [True] * 20 if side == "left" else [True] * 20 + [False] * 11])
+    mask = torch.tensor(
+        [[False] * 11 + [True] * 20 if side == "left" else [True] * 20 + [False] * 11]
+    )
     batch = torch.tensor([padded, random_tokens(31, 2)])
     hidden = model.body(batch, torch.cat([mask, torch.ones_like(mask)]))[:1]
     torch.testing.assert_close(hidden[:, 11:] if side == "left" else hidden[:, :20], alone, **EXACT)
@@ -73,7 +81,9 @@ def test_padding_changes_no_hidden_state(model, side):
 
 def test_logprobs_of_a_sample_are_those_of_the_model(model):
     params = SamplingParams(max_new_tokens=15, temperature=0.7, top_k=9, top_p=0.8, stop_ids=STOPS)
-    for request, sample in zip(requests(), LocalSampler(model).sample(requests(), params), strict=True):
+    for request, sample in zip(
+        requests(), LocalSampler(model).sample(requests(), params), strict=True
+    ):
         tokens = sample.tokens.tolist()
         policy = logprobs_by_transformers(model, request.prompt_tokens, tokens)
         expected = policy.gather(1, sample.tokens[:, None])[:, 0].float()
@@ -103,7 +113,9 @@ def slow_sampling_distribution(logprobs, params):
 @pytest.mark.parametrize("top_p", [0.1, 0.6, 1.0])
 def test_the_sampling_distribution_equals_its_slow_twin(temperature, top_k, top_p):
     params = SamplingParams(1, temperature, top_p, top_k)
-    policy = torch.log_softmax(2 * torch.randn(5, 13, generator=torch.Generator().manual_seed(3)), dim=-1)
+    policy = torch.log_softmax(
+        2 * torch.randn(5, 13, generator=torch.Generator().manual_seed(3)), dim=-1
+    )
     for row, found in zip(policy, sampling_logprobs(policy, params), strict=True):
         expected = torch.full((13,), -torch.inf)
         for token, logprob in slow_sampling_distribution(row, params).items():
@@ -118,7 +130,9 @@ def test_plain_sampling_is_from_the_policy_itself(model):
 
 def test_greedy_equals_generate(model):
     for request in requests():
-        (sample,) = LocalSampler(model).sample([request], SamplingParams(12, temperature=0.0, stop_ids=frozenset({2})))
+        (sample,) = LocalSampler(model).sample(
+            [request], SamplingParams(12, temperature=0.0, stop_ids=frozenset({2}))
+        )
         prompt = torch.tensor([request.prompt_tokens])
         whole = model.model.generate(
             prompt,
@@ -152,7 +166,9 @@ def test_the_seed_and_nothing_else_chooses_the_tokens(model):
     params = SamplingParams(10)
     first = LocalSampler(model).sample([SampleRequest(prompt, 1), SampleRequest(prompt, 2)], params)
     torch.manual_seed(12345)
-    second = LocalSampler(model).sample([SampleRequest(prompt, 1), SampleRequest(prompt, 2)], params)
+    second = LocalSampler(model).sample(
+        [SampleRequest(prompt, 1), SampleRequest(prompt, 2)], params
+    )
     assert same(first, second)
     assert not same(first[:1], first[1:])
 
@@ -160,7 +176,9 @@ def test_the_seed_and_nothing_else_chooses_the_tokens(model):
 def test_a_longer_limit_continues_the_same_tokens(model):
     short = LocalSampler(model).sample(requests(), SamplingParams(5))
     long = LocalSampler(model).sample(requests(), SamplingParams(11))
-    assert [sample.tokens.tolist() for sample in short] == [sample.tokens[:5].tolist() for sample in long]
+    assert [sample.tokens.tolist() for sample in short] == [
+        sample.tokens[:5].tolist() for sample in long
+    ]
 
 
 def test_a_stop_token_is_the_last_one_and_only_there(model):
@@ -211,7 +229,10 @@ def test_scoring_a_sample_gives_its_policy_logprobs(model, shared):
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_shared_prefix_changes_nothing(architecture):
     model = tiny(architecture)
-    asked = [ScoreRequest(request.prompt_tokens, (5, 6, 7)) for request in requests(shared=SHORTEST_SHARED_PREFIX + 3)]
+    asked = [
+        ScoreRequest(request.prompt_tokens, (5, 6, 7))
+        for request in requests(shared=SHORTEST_SHARED_PREFIX + 3)
+    ]
     together = LocalSampler(model).score(asked, Full())
     alone = [LocalSampler(model).score([request], Full())[0] for request in asked]
     for one, other in zip(together, alone, strict=True):
@@ -220,11 +241,17 @@ def test_a_shared_prefix_changes_nothing(architecture):
 
 def test_equal_prompts_may_share_all_but_their_last_token():
     model, prompt = tiny(), random_tokens(SHORTEST_SHARED_PREFIX + 1, 1)
-    asked = [ScoreRequest(prompt, (5,)), ScoreRequest(prompt, (5, 6)), ScoreRequest((*prompt, 5, 6), ())]
+    asked = [
+        ScoreRequest(prompt, (5,)),
+        ScoreRequest(prompt, (5, 6)),
+        ScoreRequest((*prompt, 5, 6), ()),
+    ]
     together = LocalSampler(model).score(asked, Full())
     assert [signal.hidden.shape[0] for signal in together] == [1, 2, 0]
     for one, request in zip(together, asked, strict=True):
-        torch.testing.assert_close(one.hidden, LocalSampler(model).score([request], Full())[0].hidden, **EXACT)
+        torch.testing.assert_close(
+            one.hidden, LocalSampler(model).score([request], Full())[0].hidden, **EXACT
+        )
 
 
 def test_a_sliding_window_shares_no_prefix():
@@ -247,18 +274,26 @@ def test_sampling_and_scoring_ignore_dropout_and_leave_no_training_mode():
 
 def test_frequencies_are_the_probabilities():
     """Chi-square over 4000 draws: 19 degrees of freedom, the 0.999 quantile is 43.8."""
-    logprobs = torch.log_softmax(1.5 * torch.randn(20, generator=torch.Generator().manual_seed(1)), dim=-1)
+    logprobs = torch.log_softmax(
+        1.5 * torch.randn(20, generator=torch.Generator().manual_seed(1)), dim=-1
+    )
     draws = 4000
     noise = draw_exponentials([random_stream(seed) for seed in range(draws)], 20)
-    counts = torch.bincount(sample_by_exponential_race(logprobs.expand(draws, -1), noise)[0], minlength=20)
+    counts = torch.bincount(
+        sample_by_exponential_race(logprobs.expand(draws, -1), noise)[0], minlength=20
+    )
     expected = draws * logprobs.exp()
     assert ((counts - expected).square() / expected).sum() < 43.8
 
 
 def test_no_token_of_probability_zero_is_ever_drawn():
-    logprobs = torch.tensor([-torch.inf, 0.1, -torch.inf, -torch.inf, 0.9, -torch.inf]).log_softmax(dim=-1)
+    logprobs = torch.tensor([-torch.inf, 0.1, -torch.inf, -torch.inf, 0.9, -torch.inf]).log_softmax(
+        dim=-1
+    )
     noise = draw_exponentials([random_stream(seed) for seed in range(50)], 6)
-    noise[:, [0, 1]] = torch.tensor([[0.0, 5e-324], [5e-324, 0.0]], dtype=torch.float64).repeat(25, 1)
+    noise[:, [0, 1]] = torch.tensor([[0.0, 5e-324], [5e-324, 0.0]], dtype=torch.float64).repeat(
+        25, 1
+    )
     drawn, _ = sample_by_exponential_race(logprobs.expand(len(noise), -1), noise)
     assert set(drawn.tolist()) <= {1, 4}
 
@@ -285,7 +320,9 @@ def test_an_overlay_of_an_unknown_weight_changes_nothing():
     before = {name: value.clone() for name, value in model.model.named_parameters()}
     with (
         pytest.raises(KeyError),
-        model.weights({**{name: torch.zeros_like(v) for name, v in before.items()}, "x": torch.zeros(1)}),
+        model.weights(
+            {**{name: torch.zeros_like(v) for name, v in before.items()}, "x": torch.zeros(1)}
+        ),
     ):
         pass
     assert all(torch.equal(value, before[name]) for name, value in model.model.named_parameters())
@@ -296,12 +333,15 @@ def test_a_sampler_with_an_overlay_is_the_other_model():
     overlay = {name: value.detach() for name, value in other.model.named_parameters()}
     sampler = LocalSampler(model, overlay)
     assert same(
-        sampler.sample(requests(), SamplingParams(6)), LocalSampler(other).sample(requests(), SamplingParams(6))
+        sampler.sample(requests(), SamplingParams(6)),
+        LocalSampler(other).sample(requests(), SamplingParams(6)),
     )
     request = ScoreRequest(random_tokens(6, 1), (5, 6, 7))
     signal = sampler.score([request], TopK())[0]
     expected = LocalSampler(other).score([request], TopK())[0]
-    torch.testing.assert_close(signal.head.logprobs(signal.hidden), expected.head.logprobs(expected.hidden))
+    torch.testing.assert_close(
+        signal.head.logprobs(signal.hidden), expected.head.logprobs(expected.hidden)
+    )
 
 
 def test_padding_rows_of_the_embedding_are_never_sampled_and_hold_no_mass():
@@ -321,14 +361,17 @@ def test_a_local_model_can_answer_everything():
 def mixed(asked: list[SampleRequest], extra: int = 4) -> list[MixedRequest]:
     """The same requests; the teacher reads `extra` tokens before each prompt."""
     return [
-        MixedRequest(request.prompt_tokens, random_tokens(extra, 7) + request.prompt_tokens, request.seed)
+        MixedRequest(
+            request.prompt_tokens, random_tokens(extra, 7) + request.prompt_tokens, request.seed
+        )
         for request in asked
     ]
 
 
 def equal(first, second):
     return same(first, second) and all(
-        torch.equal(one.sampling_logprobs, other.sampling_logprobs) for one, other in zip(first, second, strict=True)
+        torch.equal(one.sampling_logprobs, other.sampling_logprobs)
+        for one, other in zip(first, second, strict=True)
     )
 
 
@@ -343,36 +386,57 @@ def test_logprobs_of_a_mixed_sample_are_those_of_the_mixture(model, share, tempe
         tokens = sample.tokens.tolist()
         own = logprobs_by_transformers(model, request.prompt_tokens, tokens)
         theirs = logprobs_by_transformers(other, request.teacher_prompt_tokens, tokens)
-        mixture = share * torch.softmax(theirs / temperature, -1) + (1 - share) * torch.softmax(own / temperature, -1)
+        mixture = share * torch.softmax(theirs / temperature, -1) + (1 - share) * torch.softmax(
+            own / temperature, -1
+        )
         drawn = sample.tokens[:, None]
-        torch.testing.assert_close(sample.sampling_logprobs, mixture.log().gather(1, drawn)[:, 0].float(), **EXACT)
-        torch.testing.assert_close(sample.policy_logprobs, own.gather(1, drawn)[:, 0].float(), **EXACT)
+        torch.testing.assert_close(
+            sample.sampling_logprobs, mixture.log().gather(1, drawn)[:, 0].float(), **EXACT
+        )
+        torch.testing.assert_close(
+            sample.policy_logprobs, own.gather(1, drawn)[:, 0].float(), **EXACT
+        )
 
 
 def test_no_share_of_the_teacher_is_the_student_to_the_bit(model):
     params = SamplingParams(12, temperature=0.8, top_k=9, top_p=0.9, stop_ids=STOPS)
     alone = LocalSampler(model).sample(requests(), params)
-    together = LocalSampler(model).sample_mixed(mixed(requests()), LocalSampler(tiny(seed=5)), 0.0, params)
+    together = LocalSampler(model).sample_mixed(
+        mixed(requests()), LocalSampler(tiny(seed=5)), 0.0, params
+    )
     assert equal(alone, together)
-    assert all(torch.equal(a.policy_logprobs, b.policy_logprobs) for a, b in zip(alone, together, strict=True))
+    assert all(
+        torch.equal(a.policy_logprobs, b.policy_logprobs)
+        for a, b in zip(alone, together, strict=True)
+    )
 
 
 def test_the_teachers_whole_share_is_the_teacher(model):
     params = SamplingParams(12, temperature=0.8, top_k=9, top_p=0.9, stop_ids=STOPS)
     teacher = LocalSampler(tiny(seed=5))
     asked = mixed(requests())
-    alone = teacher.sample([SampleRequest(request.teacher_prompt_tokens, request.seed) for request in asked], params)
+    alone = teacher.sample(
+        [SampleRequest(request.teacher_prompt_tokens, request.seed) for request in asked], params
+    )
     together = LocalSampler(model).sample_mixed(asked, teacher, 1.0, params)
     assert equal(alone, together)
-    assert not any(torch.equal(a.policy_logprobs, b.policy_logprobs) for a, b in zip(alone, together, strict=True))
+    assert not any(
+        torch.equal(a.policy_logprobs, b.policy_logprobs)
+        for a, b in zip(alone, together, strict=True)
+    )
 
 
 def test_a_mixed_request_gets_the_same_tokens_in_any_company(model):
     teacher, params = LocalSampler(tiny(seed=5)), SamplingParams(12, stop_ids=STOPS)
     asked = mixed(requests(shared=20))
     together = LocalSampler(model).sample_mixed(asked, teacher, 0.4, params)
-    assert same(together, LocalSampler(model, batch_size=3).sample_mixed(asked, teacher, 0.4, params))
-    assert same(together, [LocalSampler(model).sample_mixed([one], teacher, 0.4, params)[0] for one in asked])
+    assert same(
+        together, LocalSampler(model, batch_size=3).sample_mixed(asked, teacher, 0.4, params)
+    )
+    assert same(
+        together,
+        [LocalSampler(model).sample_mixed([one], teacher, 0.4, params)[0] for one in asked],
+    )
     assert LocalSampler(model).sample_mixed([], teacher, 0.4, params) == []
 
 
@@ -381,14 +445,19 @@ def test_frequencies_of_mixed_sequences_are_their_probabilities_by_enumeration()
     student, teacher = (replace(tiny(seed=seed), vocab_size=3) for seed in (0, 5))
     prompt, longer, share, draws = (1, 2), (2, 0, 1, 2), 0.3, 2000
     asked = [MixedRequest(prompt, longer, seed) for seed in range(draws)]
-    samples = LocalSampler(student, batch_size=500).sample_mixed(asked, LocalSampler(teacher), share, SamplingParams(2))
+    samples = LocalSampler(student, batch_size=500).sample_mixed(
+        asked, LocalSampler(teacher), share, SamplingParams(2)
+    )
     seen = [tuple(sample.tokens.tolist()) for sample in samples]
     total = 0.0
     for first, second in itertools.product(range(3), repeat=2):
         probability = 1.0
         for place, token in enumerate((first, second)):
             before = (first, second)[:place]
-            s, t = (next_token(model, (*start, *before)) for model, start in ((student, prompt), (teacher, longer)))
+            s, t = (
+                next_token(model, (*start, *before))
+                for model, start in ((student, prompt), (teacher, longer))
+            )
             probability *= share * t[token].item() + (1 - share) * s[token].item()
         expected = draws * probability
         total += (seen.count((first, second)) - expected) ** 2 / expected
@@ -403,7 +472,10 @@ def next_token(model, tokens):
 
 def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modules_with():
     model, params = tiny(), SamplingParams(10, stop_ids=STOPS)
-    student, teacher = LocalSampler(model), LocalSelfTeacher.of(model, WeightUpdateRule("frozen"), 64, 256)
+    student, teacher = (
+        LocalSampler(model),
+        LocalSelfTeacher.of(model, WeightUpdateRule("frozen"), 64, 256),
+    )
     before = tiny()
     for value in model.trainable_parameters().values():
         value.data.mul_(1.1)
@@ -411,9 +483,14 @@ def test_a_self_teacher_decodes_in_lockstep_with_the_student_it_shares_its_modul
     found = student.sample_mixed(asked, teacher, 0.5, params)
     assert equal(found, student.sample_mixed(asked, LocalSampler(before), 0.5, params))
     assert not same(found, student.sample(requests(), params))
-    assert equal(teacher.sample_mixed(asked, student, 0.0, params), LocalSampler(before).sample(requests(), params))
+    assert equal(
+        teacher.sample_mixed(asked, student, 0.0, params),
+        LocalSampler(before).sample(requests(), params),
+    )
 
 
 def test_local_clients_decode_in_lockstep():
     assert isinstance(LocalSampler(tiny()), LockstepClient)
-    assert isinstance(LocalSelfTeacher.of(tiny(), WeightUpdateRule("live"), 64, 256), LockstepClient)
+    assert isinstance(
+        LocalSelfTeacher.of(tiny(), WeightUpdateRule("live"), 64, 256), LockstepClient
+    )

@@ -38,7 +38,10 @@ def history(trainer: LocalTrainer, teachers, count: int):
 
 
 def copies(trainer: LocalTrainer):
-    return {name: value.detach().clone() for name, value in trainer.language_model.trainable_parameters().items()}
+    return {
+        name: value.detach().clone()
+        for name, value in trainer.language_model.trainable_parameters().items()
+    }
 
 
 def expected_weights(rule: WeightUpdateRule, seen):
@@ -50,7 +53,10 @@ def expected_weights(rule: WeightUpdateRule, seen):
         return seen[(len(seen) - 1) // rule.period * rule.period]
     mean = seen[0]
     for student in seen[1:]:
-        mean = {name: (1 - rule.rate) * mean[name] + rule.rate * value for name, value in student.items()}
+        mean = {
+            name: (1 - rule.rate) * mean[name] + rule.rate * value
+            for name, value in student.items()
+        }
     return mean
 
 
@@ -63,7 +69,9 @@ def test_scores_are_those_of_the_weights_the_rule_names(rule, count):
     seen = history(trainer, [teacher], count)
     other = tiny()
     other.model.load_state_dict(expected_weights(rule, seen), strict=False)
-    found, expected = (scorer.score([REQUEST], Sampled())[0].logprobs for scorer in (teacher, LocalSampler(other)))
+    found, expected = (
+        scorer.score([REQUEST], Sampled())[0].logprobs for scorer in (teacher, LocalSampler(other))
+    )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(copies(trainer)["model.norm.weight"], seen[-1]["model.norm.weight"])
 
@@ -99,7 +107,9 @@ def test_a_signal_outlives_the_swap_of_weights():
     before = teacher.score([REQUEST], Sampled())[0].logprobs
     step(trainer)
     signal = teacher.score([REQUEST], Full())[0]
-    found = signal.head.logprobs(signal.hidden).gather(1, torch.tensor(REQUEST.tokens)[:, None])[:, 0]
+    found = signal.head.logprobs(signal.hidden).gather(1, torch.tensor(REQUEST.tokens)[:, None])[
+        :, 0
+    ]
     torch.testing.assert_close(found, before)
 
 
@@ -110,7 +120,9 @@ def test_the_sampler_of_a_frozen_teacher_is_the_student_of_the_start():
     step(trainer)
     found = teacher.sample(requests, SamplingParams(8))
     expected = LocalSampler(tiny()).sample(requests, SamplingParams(8))
-    assert [sample.tokens.tolist() for sample in found] == [sample.tokens.tolist() for sample in expected]
+    assert [sample.tokens.tolist() for sample in found] == [
+        sample.tokens.tolist() for sample in expected
+    ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)
@@ -120,9 +132,13 @@ def test_only_what_learns_is_held(rule):
     model.model.model.layers[1].mlp.requires_grad_(True)
     trainer = LocalTrainer(model)
     teacher = trainer.self_teacher(rule)
-    assert set(teacher.overlay) == (set() if rule.weights == "live" else set(model.trainable_parameters()))
+    assert set(teacher.overlay) == (
+        set() if rule.weights == "live" else set(model.trainable_parameters())
+    )
     assert all(".layers.1.mlp." in name for name in teacher.overlay)
-    assert set(teacher.save_state()) == (set(teacher.overlay) if rule.weights in ("ema", "periodic") else set())
+    assert set(teacher.save_state()) == (
+        set(teacher.overlay) if rule.weights in ("ema", "periodic") else set()
+    )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)
@@ -130,7 +146,10 @@ def test_a_restored_self_teacher_goes_on_bit_for_bit(rule):
     trainer = LocalTrainer(tiny())
     teacher = trainer.self_teacher(rule)
     history(trainer, [teacher], 3)
-    student = {stem: {n: v.clone() for n, v in tensors.items()} for stem, tensors in trainer.save_state().items()}
+    student = {
+        stem: {n: v.clone() for n, v in tensors.items()}
+        for stem, tensors in trainer.save_state().items()
+    }
     saved = {name: value.clone() for name, value in teacher.save_state().items()}
     again = LocalTrainer(tiny())
     restored = again.self_teacher(rule)
@@ -140,15 +159,24 @@ def test_a_restored_self_teacher_goes_on_bit_for_bit(rule):
         for one, two in ((trainer, teacher), (again, restored)):
             step(one)
             two.after_step(number, ())
-    assert torch.equal(*(scorer.score([REQUEST], Sampled())[0].logprobs for scorer in (teacher, restored)))
+    assert torch.equal(
+        *(scorer.score([REQUEST], Sampled())[0].logprobs for scorer in (teacher, restored))
+    )
 
 
 def test_a_live_self_teacher_gives_no_loss_and_no_gradient():
     trainer = LocalTrainer(tiny())
-    requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in rollouts()]
+    requests = [
+        ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in rollouts()
+    ]
     signals = trainer.self_teacher(WeightUpdateRule("live")).score(requests, Full())
     data = [Datum(item, signal) for item, signal in zip(rollouts(), signals, strict=True)]
-    for choice in ({}, {"divergence": "jsd(0.3)"}, {"signal": "topk(4)"}, {"estimator": "score_function(1)"}):
+    for choice in (
+        {},
+        {"divergence": "jsd(0.3)"},
+        {"signal": "topk(4)"},
+        {"estimator": "score_function(1)"},
+    ):
         result = trainer.forward_backward(data, Objective.model_validate(choice), 0)
         assert abs(result.metrics["loss"]) < 1e-6
         assert trainer.optim_step(AdamParams(0.0))["grad_norm"] < 1e-5

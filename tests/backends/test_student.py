@@ -39,7 +39,9 @@ def nothing():
 def sampled(trainer, folder) -> list[Datum]:
     """Completions of the student itself, with what a teacher says of others of the same lengths."""
     data = toy_data(folder)
-    requests = [SampleRequest(datum.rollout.prompt_tokens, number) for number, datum in enumerate(data)]
+    requests = [
+        SampleRequest(datum.rollout.prompt_tokens, number) for number, datum in enumerate(data)
+    ]
     samples = trainer.sampling_client().sample(requests, SamplingParams(6))
     return [
         Datum(

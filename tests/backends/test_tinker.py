@@ -27,7 +27,12 @@ SUPPORTED = {
         "correction": "ratio_clip",
         "reward": "add_advantage",
     },
-    "two terms": {"losses": [{"signal": "topk(4)"}, {"signal": "text", "divergence": "ce", "coefficient": 0.3}]},
+    "two terms": {
+        "losses": [
+            {"signal": "topk(4)"},
+            {"signal": "text", "divergence": "ce", "coefficient": 0.3},
+        ]
+    },
 }
 
 
@@ -61,7 +66,9 @@ class Events:
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_a_run_at_a_service_is_the_run_here(models: Path, served: Served, tmp_path: Path, name: str) -> None:
+def test_a_run_at_a_service_is_the_run_here(
+    models: Path, served: Served, tmp_path: Path, name: str
+) -> None:
     """Adapters, draws and the optimizer are the same, seed for seed; what differs is the rounding of other batches."""
     changes = {"objective": SUPPORTED[name], "train.steps": 3}
     here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
@@ -69,42 +76,76 @@ def test_a_run_at_a_service_is_the_run_here(models: Path, served: Served, tmp_pa
     assert [row["tokens"] for row in rows(there / "rollouts.jsonl")] == [
         row["tokens"] for row in rows(here / "rollouts.jsonl")
     ]
-    measures = ["grad_norm", "reward", *(key for key in rows(here / "metrics.jsonl")[0] if key.startswith("loss"))]
+    measures = [
+        "grad_norm",
+        "reward",
+        *(key for key in rows(here / "metrics.jsonl")[0] if key.startswith("loss")),
+    ]
     for measure in measures:
-        assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6), measure
-    for mine, other in zip(rows(there / "rollouts.jsonl"), rows(here / "rollouts.jsonl"), strict=True):
+        assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6), (
+            measure
+        )
+    for mine, other in zip(
+        rows(there / "rollouts.jsonl"), rows(here / "rollouts.jsonl"), strict=True
+    ):
         assert mine["weight"] == pytest.approx(other["weight"], rel=1e-3, abs=1e-5)
     assert min(row["wire_bytes"] for row in rows(there / "timings.jsonl")) > 500
 
 
-def test_rollouts_ahead_at_a_service_are_those_ahead_here(models: Path, served: Served, tmp_path: Path) -> None:
-    changes = {"objective": {"signal": "topk(4, support=teacher)"}, "rollout.max_staleness": 1, "train.steps": 4}
+def test_rollouts_ahead_at_a_service_are_those_ahead_here(
+    models: Path, served: Served, tmp_path: Path
+) -> None:
+    changes = {
+        "objective": {"signal": "topk(4, support=teacher)"},
+        "rollout.max_staleness": 1,
+        "train.steps": 4,
+    }
     here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
     teacher = {"type": "tinker", "url": served.url, "model": "teacher"}
-    there = toy_run(models, tmp_path / "there", {**at(served), **changes, "teacher": teacher}).folder
+    there = toy_run(
+        models, tmp_path / "there", {**at(served), **changes, "teacher": teacher}
+    ).folder
     assert [row["policy_version"] for row in rows(there / "rollouts.jsonl")][-1] == 2
     for measure in ("loss", "grad_norm", "staleness"):
-        assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6), measure
+        assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6), (
+            measure
+        )
 
 
-def test_a_lag_that_outlives_the_services_snapshots_is_refused(models: Path, served: Served, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"rollout\.max_staleness: a service keeps few .* write 2 or less"):
-        toy_run(models, tmp_path, {**at(served), "objective": {"signal": "topk(4)"}, "rollout.max_staleness": 3})
+def test_a_lag_that_outlives_the_services_snapshots_is_refused(
+    models: Path, served: Served, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        RecipeError, match=r"rollout\.max_staleness: a service keeps few .* write 2 or less"
+    ):
+        toy_run(
+            models,
+            tmp_path,
+            {**at(served), "objective": {"signal": "topk(4)"}, "rollout.max_staleness": 3},
+        )
 
 
 @pytest.mark.parametrize("signal", ["topk(4)", "sampled"])
-def test_student_and_teacher_at_the_same_service(models: Path, served: Served, tmp_path: Path, signal: str) -> None:
+def test_student_and_teacher_at_the_same_service(
+    models: Path, served: Served, tmp_path: Path, signal: str
+) -> None:
     changes = {"objective": {"signal": signal}, "train.steps": 2}
     here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
     teacher = {"type": "tinker", "url": served.url, "model": "teacher"}
-    there = toy_run(models, tmp_path / "there", {**at(served), **changes, "teacher": teacher}).folder
+    there = toy_run(
+        models, tmp_path / "there", {**at(served), **changes, "teacher": teacher}
+    ).folder
     for measure in ("loss", "grad_norm"):
         assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6)
     twice = 2 if signal == "topk(4)" else 1  # the student's own scores name the candidates
-    assert sum(curve(there, "cost/scored_tokens")) == twice * sum(curve(there, "cost/sampled_tokens"))
+    assert sum(curve(there, "cost/scored_tokens")) == twice * sum(
+        curve(there, "cost/sampled_tokens")
+    )
 
 
-def test_the_student_as_it_began_is_the_base_model(models: Path, served: Served, tmp_path: Path) -> None:
+def test_the_student_as_it_began_is_the_base_model(
+    models: Path, served: Served, tmp_path: Path
+) -> None:
     teacher = {"type": "privileged", "teacher": "self", "reference": "{answer}"}
     changes = {"teacher": teacher, "objective": {"signal": "topk(4)"}, "train.steps": 2}
     here = toy_run(models, tmp_path / "here", {**LORA, **changes}).folder
@@ -135,7 +176,9 @@ def test_a_run_that_is_cut_goes_on_from_the_checkpoint_at_the_service(
     assert f"saved {address}" in events.said and not checkpoint.tensors("optimizer")
 
 
-def test_a_service_that_ends_in_the_middle_and_is_started_again(models: Path, tmp_path: Path) -> None:
+def test_a_service_that_ends_in_the_middle_and_is_started_again(
+    models: Path, tmp_path: Path
+) -> None:
     with serving(models, tmp_path / "served") as own:
         changes = {**at(own), "objective": {"signal": "sampled"}, "train.checkpoint_every": 1}
         whole = toy_run(models, tmp_path / "whole", changes).folder
@@ -144,7 +187,9 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(models: Path, tm
             if step == 3:
                 own.stop()
 
-        with pytest.raises(TeacherError, match=r"no connection for .*\(the state after step 2 is saved; go on with"):
+        with pytest.raises(
+            TeacherError, match=r"no connection for .*\(the state after step 2 is saved; go on with"
+        ):
             toy_run(models, tmp_path / "cut", changes, console=Events(end))  # type: ignore[arg-type]
         own.start()
         resumed = toy_run(models, tmp_path / "cut", changes, resume=True).folder
@@ -156,7 +201,9 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(models: Path, tm
                 own.start()
 
         patient = {**changes, "backend": {**changes["backend"], "give_up_after": 20.0}}
-        with pytest.raises(TeacherError, match=r"step 2: .*was started again, or let the student go: go on from"):
+        with pytest.raises(
+            TeacherError, match=r"step 2: .*was started again, or let the student go: go on from"
+        ):
             toy_run(models, tmp_path / "again", patient, console=Events(again))  # type: ignore[arg-type]
 
 
@@ -172,14 +219,35 @@ def test_a_service_that_ends_in_the_middle_and_is_started_again(models: Path, tm
             {"objective": {"signal": "topk(4, support=union)"}},
             r"has no support 'union'; write topk\(4, support=student\) or",
         ),
-        ({"objective": {"signal": "sampled", "weights": "entropy_top"}}, "weights 'entropy_top' are made of entropies"),
-        ({"student.lora": None}, r"student.lora: backend 'tinker' trains adapters; write student.lora: \{rank: 16\}"),
-        ({"student.lora": {"rank": 4, "alpha": 8}}, "student.lora.alpha: adapters at a service have alpha 32"),
-        ({"student.trainable_layers": 1}, "student.trainable_layers: adapters at a service are around all layers"),
-        ({"student.device": "cpu"}, "dtype, device and trust_remote_code are the service's; leave them out"),
-        ({"rollout.source": "token_mix"}, "'token_mix' decodes token by token with the teacher.*write source: mix"),
+        (
+            {"objective": {"signal": "sampled", "weights": "entropy_top"}},
+            "weights 'entropy_top' are made of entropies",
+        ),
+        (
+            {"student.lora": None},
+            r"student.lora: backend 'tinker' trains adapters; write student.lora: \{rank: 16\}",
+        ),
+        (
+            {"student.lora": {"rank": 4, "alpha": 8}},
+            "student.lora.alpha: adapters at a service have alpha 32",
+        ),
+        (
+            {"student.trainable_layers": 1},
+            "student.trainable_layers: adapters at a service are around all layers",
+        ),
+        (
+            {"student.device": "cpu"},
+            "dtype, device and trust_remote_code are the service's; leave them out",
+        ),
+        (
+            {"rollout.source": "token_mix"},
+            "'token_mix' decodes token by token with the teacher.*write source: mix",
+        ),
         ({"backend.url": "http://example.org"}, "plain http to example.org shows prompts and keys"),
-        ({"backend.url": "http://169.254.169.254"}, "a link-local or metadata address, which is never asked"),
+        (
+            {"backend.url": "http://169.254.169.254"},
+            "a link-local or metadata address, which is never asked",
+        ),
         ({"backend.url": "http://me:secret@localhost"}, "the address holds a user or a password"),
         ({"backend.rank": 4}, "rank"),
     ],
@@ -188,14 +256,24 @@ def test_what_cannot_be_done_is_refused_when_the_recipe_is_read(
     models: Path, changes: dict[str, Any], message: str
 ) -> None:
     backend = {"type": "tinker", "url": "http://127.0.0.1:1"}
-    whole = {**LORA, "student.model": "student", "backend": backend, "objective": {"signal": "sampled"}, **changes}
+    whole = {
+        **LORA,
+        "student.model": "student",
+        "backend": backend,
+        "objective": {"signal": "sampled"},
+        **changes,
+    }
     with pytest.raises(RecipeError, match=message) as caught:
         toy_recipe(models, whole)
     assert "secret" not in str(caught.value)
 
 
 def test_an_averaged_self_teacher_is_refused(models: Path, served: Served, tmp_path: Path) -> None:
-    teacher = {"type": "privileged", "teacher": {"type": "self", "weights": "ema"}, "reference": "{answer}"}
+    teacher = {
+        "type": "privileged",
+        "teacher": {"type": "self", "weights": "ema"},
+        "reference": "{answer}",
+    }
     changes = {**at(served), "teacher": teacher, "objective": {"signal": "sampled"}}
     with pytest.raises(CapabilityError, match="averages or copies the student's weights"):
         toy_run(models, tmp_path, changes)
@@ -203,14 +281,23 @@ def test_an_averaged_self_teacher_is_refused(models: Path, served: Served, tmp_p
 
 def test_nobody_there_at_the_start_is_one_line(models: Path, tmp_path: Path) -> None:
     backend = {"type": "tinker", "url": "http://127.0.0.1:1", "give_up_after": 0.0}
-    changes = {**LORA, "student.model": "student", "backend": backend, "objective": {"signal": "sampled"}}
-    with pytest.raises(TeacherError, match=r"http://127.0.0.1:1: a session: no connection .*; start the service"):
+    changes = {
+        **LORA,
+        "student.model": "student",
+        "backend": backend,
+        "objective": {"signal": "sampled"},
+    }
+    with pytest.raises(
+        TeacherError, match=r"http://127.0.0.1:1: a session: no connection .*; start the service"
+    ):
         toy_run(models, tmp_path, changes)
 
 
 def test_a_model_that_is_not_served_is_named(models: Path, served: Served, tmp_path: Path) -> None:
     changes = {**at(served), "student.model": "nobody", "objective": {"signal": "sampled"}}
-    with pytest.raises(TeacherError, match="no model 'nobody' is served here; there are student, teacher"):
+    with pytest.raises(
+        TeacherError, match="no model 'nobody' is served here; there are student, teacher"
+    ):
         toy_run(models, tmp_path, changes)
 
 
@@ -218,7 +305,12 @@ def test_without_the_package_it_says_what_to_install(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = {"type": "tinker", "url": "http://127.0.0.1:1"}
-    changes = {**LORA, "student.model": "student", "backend": backend, "objective": {"signal": "sampled"}}
+    changes = {
+        **LORA,
+        "student.model": "student",
+        "backend": backend,
+        "objective": {"signal": "sampled"},
+    }
     recipe = toy_recipe(models, changes)
     importlib.import_module("practicum.backends.tinker")
     monkeypatch.setitem(sys.modules, "tinker", None)
@@ -233,9 +325,13 @@ def test_a_key_is_needed_for_other_machines_and_shown_to_nobody(
 ) -> None:
     changes = {**LORA, "student.model": "student", "objective": {"signal": "sampled"}}
     far = {"type": "tinker", "url": "https://example.org"}
-    with pytest.raises(RecipeError, match=r"backend.api_key_env: name the environment variable that holds the key"):
+    with pytest.raises(
+        RecipeError, match=r"backend.api_key_env: name the environment variable that holds the key"
+    ):
         toy_run(models, tmp_path / "a", {**changes, "backend": far})
-    with pytest.raises(RecipeError, match=r"the environment variable NO_SUCH holds no key that begins with tml-"):
+    with pytest.raises(
+        RecipeError, match=r"the environment variable NO_SUCH holds no key that begins with tml-"
+    ):
         toy_run(models, tmp_path / "b", {**changes, "backend": {**far, "api_key_env": "NO_SUCH"}})
     with serving(models, tmp_path / "served", token="tml-0123456789-right-token") as own:
         monkeypatch.setenv("SERVICE_KEY", "tml-0123456789-wrong-token")
@@ -243,20 +339,32 @@ def test_a_key_is_needed_for_other_machines_and_shown_to_nobody(
         with pytest.raises(TeacherError, match="was answered with 401; name the variable"):
             toy_run(models, tmp_path / "c", {**changes, "backend": backend})
         monkeypatch.setenv("SERVICE_KEY", "tml-0123456789-right-token")
-        folder = toy_run(models, tmp_path / "d", {**changes, "backend": backend, "train.steps": 1}).folder
+        folder = toy_run(
+            models, tmp_path / "d", {**changes, "backend": backend, "train.steps": 1}
+        ).folder
     for path in folder.rglob("*"):
         assert path.is_dir() or b"right-token" not in path.read_bytes(), path
 
 
-def test_a_local_checkpoint_is_not_resumed_at_a_service(models: Path, served: Served, tmp_path: Path) -> None:
+def test_a_local_checkpoint_is_not_resumed_at_a_service(
+    models: Path, served: Served, tmp_path: Path
+) -> None:
     from practicum.runs.assembly import assemble_run
 
-    built = assemble_run(toy_recipe(models, {**at(served), "objective": {"signal": "sampled"}}), tmp_path)
-    with pytest.raises(CheckpointError, match="holds the student's weights and not the address of a service"):
+    built = assemble_run(
+        toy_recipe(models, {**at(served), "objective": {"signal": "sampled"}}), tmp_path
+    )
+    with pytest.raises(
+        CheckpointError, match="holds the student's weights and not the address of a service"
+    ):
         built.trainer.load_state({"student": {"a.weight": torch.zeros(2)}, "optimizer": {}})
     gone = "tinker://00000000-0000-0000-0000-000000000000:train:0/weights/step-1"
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*; start the service with the folder"):
+    with pytest.raises(
+        CheckpointError, match=r"there is no checkpoint .*; start the service with the folder"
+    ):
         built.trainer.load_state({"student": {gone: torch.tensor(1)}, "optimizer": {}})
-    with pytest.raises(RecipeError, match="this looks into the student's weights, which are in another process"):
+    with pytest.raises(
+        RecipeError, match="this looks into the student's weights, which are in another process"
+    ):
         _ = built.weights
     built.close()

@@ -24,21 +24,45 @@ from practicum.objective import (
 )
 from practicum.objective.measures import COLUMNS
 from practicum.ports import AdamParams
-from practicum.types import Datum, ForwardResult, PooledSignal, ScoreRequest, TeacherSignal, TokenRecord
+from practicum.types import (
+    Datum,
+    ForwardResult,
+    PooledSignal,
+    ScoreRequest,
+    TeacherSignal,
+    TokenRecord,
+)
 
-from .tiny import ARCHITECTURES, VOCABULARY, all_logits, data_for, hidden_signal, rollout, rollouts, tiny
+from .tiny import (
+    ARCHITECTURES,
+    VOCABULARY,
+    all_logits,
+    data_for,
+    hidden_signal,
+    rollout,
+    rollouts,
+    tiny,
+)
 
 OBJECTIVES = [
     {},
     {"divergence": "jsd(0.3)", "signal": "topk(5, union)", "aggregate": "seq_mean_token_mean"},
     {"signal": "topk(5, student, sampled)", "correction": "ratio_truncate(1.5)"},
     {"signal": "sampled"},
-    {"estimator": "score_function(0.9, group_mean)", "correction": "prefix_ratio", "aggregate": "seq_mean_token_sum"},
+    {
+        "estimator": "score_function(0.9, group_mean)",
+        "correction": "prefix_ratio",
+        "aggregate": "seq_mean_token_sum",
+    },
     {"weights": "soft_or(0.4)", "target": "log_linear(0.8, 0.2)"},
     {
         "losses": [
             {"divergence": "forward_kl", "filter": "correct"},
-            {"estimator": "score_function(1, kl)", "coefficient": 0.3, "weights": "entropy_top(0.5)"},
+            {
+                "estimator": "score_function(1, kl)",
+                "coefficient": 0.3,
+                "weights": "entropy_top(0.5)",
+            },
         ]
     },
 ]
@@ -49,7 +73,9 @@ def trainable(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def gradients(model: LanguageModel, data, objective, limits=None, seed: int = 0, *, dropout: bool = False):
+def gradients(
+    model: LanguageModel, data, objective, limits=None, seed: int = 0, *, dropout: bool = False
+):
     """Gradient by name and the result, of a fresh trainer."""
     trainer = LocalTrainer(model, limits, dropout=dropout)
     result = trainer.forward_backward(data, objective, seed)
@@ -67,17 +93,26 @@ def naive_gradients(student: LanguageModel, teacher: LanguageModel, data, object
     student.model.eval()
     student.model.zero_grad(set_to_none=True)
     used = [datum for datum in data if datum.rollout.loss_mask.any()]
-    ours = torch.log_softmax(torch.cat([all_logits(student, datum.rollout) for datum in used]), dim=-1)
+    ours = torch.log_softmax(
+        torch.cat([all_logits(student, datum.rollout) for datum in used]), dim=-1
+    )
     with torch.no_grad():
-        theirs = torch.log_softmax(torch.cat([all_logits(teacher, datum.rollout) for datum in used]), dim=-1)
+        theirs = torch.log_softmax(
+            torch.cat([all_logits(teacher, datum.rollout) for datum in used]), dim=-1
+        )
     tokens = build_token_batch(data, objective)
     values = compute_term_values(ours, TeacherDistribution(full=theirs), tokens, objective)
     pairs = zip(objective.losses, values, strict=True)
     torch.stack(
-        [(compute_coefficients(term, value.detached(), tokens) * value.value).sum() for term, value in pairs]
+        [
+            (compute_coefficients(term, value.detached(), tokens) * value.value).sum()
+            for term, value in pairs
+        ]
     ).sum().backward()
     found = {
-        name: value.grad.clone() for name, value in student.trainable_parameters().items() if value.grad is not None
+        name: value.grad.clone()
+        for name, value in student.trainable_parameters().items()
+        if value.grad is not None
     }
     student.model.zero_grad(set_to_none=True)
     return found
@@ -97,7 +132,9 @@ def assert_same(found, expected, relative=1e-6):
 def test_gradients_equal_a_naive_twin_in_every_parameter(architecture, choice):
     student, teacher = trainable(tiny(architecture, 0)), tiny(architecture, 1)
     objective, data = Objective.model_validate(choice), data_for(teacher)
-    found, _ = gradients(student, data, objective, TrainerLimits(micro_batch_tokens=20, chunk_tokens=3))
+    found, _ = gradients(
+        student, data, objective, TrainerLimits(micro_batch_tokens=20, chunk_tokens=3)
+    )
     assert_same(found, naive_gradients(student, teacher, data, objective), 2e-6)
 
 
@@ -148,7 +185,9 @@ def test_padding_rows_of_the_vocabulary_change_nothing_and_get_no_gradient():
     padded = trainable(tiny(rows=72))
     weights = student.model.state_dict()
     noise = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
-    weights = {name: torch.cat([v, noise]) if len(v) == VOCABULARY else v for name, v in weights.items()}
+    weights = {
+        name: torch.cat([v, noise]) if len(v) == VOCABULARY else v for name, v in weights.items()
+    }
     padded.model.load_state_dict(weights)
     for choice in OBJECTIVES[:3]:
         objective = Objective.model_validate(choice)
@@ -158,16 +197,25 @@ def test_padding_rows_of_the_vocabulary_change_nothing_and_get_no_gradient():
         rows = found["model.embed_tokens.weight"][VOCABULARY:]
         assert rows.shape == (8, 32)
         assert rows.abs().max() == 0
-        assert_same({name: v[:VOCABULARY] if len(v) == 72 else v for name, v in found.items()}, expected)
+        assert_same(
+            {name: v[:VOCABULARY] if len(v) == 72 else v for name, v in found.items()}, expected
+        )
 
 
 def test_teachers_with_different_heads_in_one_batch():
-    student, objective = trainable(tiny()), Objective.model_validate({"aggregate": "seq_mean_token_sum"})
+    student, objective = (
+        trainable(tiny()),
+        Objective.model_validate({"aggregate": "seq_mean_token_sum"}),
+    )
     one, two = tiny(seed=1), tiny("qwen3", seed=2)
     items = rollouts()
-    mixed = [Datum(item, hidden_signal(one if row % 2 else two, item)) for row, item in enumerate(items)]
+    mixed = [
+        Datum(item, hidden_signal(one if row % 2 else two, item)) for row, item in enumerate(items)
+    ]
     found, result = gradients(student, mixed, objective)
-    expected = naive_by_rows(student, [one if row % 2 else two for row in range(len(items))], mixed, objective)
+    expected = naive_by_rows(
+        student, [one if row % 2 else two for row in range(len(items))], mixed, objective
+    )
     assert_same(found, expected, 2e-6)
     assert result.metrics["tokens"] == sum(int(item.loss_mask.sum()) for item in items)
 
@@ -206,14 +254,20 @@ def test_sampled_logprobs_over_the_wire_give_the_gradient_of_a_local_teacher():
     student, teacher = trainable(tiny()), tiny(seed=1)
     objective = Objective.model_validate({"signal": "sampled", "estimator": "score_function(0.5)"})
     wire = [Datum(item, wire_signal(teacher, item)) for item in rollouts()]
-    assert_same(gradients(student, wire, objective)[0], gradients(student, data_for(teacher), objective)[0])
+    assert_same(
+        gradients(student, wire, objective)[0], gradients(student, data_for(teacher), objective)[0]
+    )
 
 
 def test_local_and_remote_signals_with_different_numbers_of_candidates_may_meet_in_one_batch():
     student, teacher = trainable(tiny()), tiny(seed=1)
     objective = Objective.model_validate({"signal": "sampled"})
     items = rollouts()
-    signals = [wire_signal(teacher, items[0], 3), wire_signal(teacher, items[1], 5), wire_signal(teacher, items[2])]
+    signals = [
+        wire_signal(teacher, items[0], 3),
+        wire_signal(teacher, items[1], 5),
+        wire_signal(teacher, items[2]),
+    ]
     signals += [wire_signal(teacher, items[3]), hidden_signal(teacher, items[4])]
     mixed = [Datum(item, signal) for item, signal in zip(items, signals, strict=True)]
     found, result = gradients(student, mixed, objective)
@@ -226,12 +280,18 @@ def test_local_and_remote_signals_with_different_numbers_of_candidates_may_meet_
 
 def test_scores_of_a_sampler_serve_as_signals():
     student, teacher = trainable(tiny()), tiny(seed=1)
-    requests = [ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in rollouts()]
+    requests = [
+        ScoreRequest(item.prompt_tokens, tuple(item.tokens.tolist())) for item in rollouts()
+    ]
     for signal in (Full(), TopK(), Sampled()):
         objective = Objective.model_validate({"signal": signal})
         scored = LocalSampler(teacher).score(requests, signal)
         data = [Datum(item, said) for item, said in zip(rollouts(), scored, strict=True)]
-        assert_same(gradients(student, data, objective)[0], gradients(student, data_for(teacher), objective)[0], 1e-5)
+        assert_same(
+            gradients(student, data, objective)[0],
+            gradients(student, data_for(teacher), objective)[0],
+            1e-5,
+        )
 
 
 def test_an_empty_mask_contributes_nothing():
@@ -270,50 +330,74 @@ def test_outputs_stand_at_their_tokens_and_are_nan_at_the_others():
             entropy = -(logits.exp() * logits).sum(dim=-1)
             torch.testing.assert_close(output.student_entropy[mask], entropy, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(output.reverse_kl, output.divergence, equal_nan=True)
-            assert output.weight[mask].tolist() == pytest.approx([1 / result.metrics["tokens"]] * int(mask.sum()))
+            assert output.weight[mask].tolist() == pytest.approx(
+                [1 / result.metrics["tokens"]] * int(mask.sum())
+            )
 
 
 def test_the_weights_of_terms_are_added_and_what_the_teacher_hides_is_nan():
     student = trainable(tiny())
-    terms = Objective.model_validate({"losses": [{"coefficient": 0.5}, {"divergence": "forward_kl", "coefficient": 2}]})
+    terms = Objective.model_validate(
+        {"losses": [{"coefficient": 0.5}, {"divergence": "forward_kl", "coefficient": 2}]}
+    )
     _, result = gradients(student, data_for(tiny(seed=1)), terms)
     weights = result.outputs.weight
-    assert weights[~weights.isnan()].tolist() == pytest.approx([2.5 / result.metrics["tokens"]] * 14)
+    assert weights[~weights.isnan()].tolist() == pytest.approx(
+        [2.5 / result.metrics["tokens"]] * 14
+    )
     said = [
         replace(datum, signal=TeacherSignal(logprobs=-torch.ones(len(datum.rollout.tokens))))
         for datum in data_for(tiny())
     ]
     _, result = gradients(student, said, Objective.model_validate({"signal": "sampled"}))
-    assert result.outputs.teacher_entropy.isnan().all() and not result.outputs.student_entropy.isnan().all()
+    assert (
+        result.outputs.teacher_entropy.isnan().all()
+        and not result.outputs.student_entropy.isnan().all()
+    )
 
 
 def test_each_of_several_teachers_has_its_share_of_the_loss():
     student = trainable(tiny())
     data = data_for(tiny(seed=1))
-    named = [replace(datum, signal=replace(datum.signal, name="ab"[place % 2])) for place, datum in enumerate(data)]
+    named = [
+        replace(datum, signal=replace(datum.signal, name="ab"[place % 2]))
+        for place, datum in enumerate(data)
+    ]
     _, result = gradients(student, named, Objective())
     parts = {"a": 0.0, "b": 0.0}
     for datum, output in zip(named, outputs_by_rollout(result, named), strict=True):
         parts[datum.signal.name] += output.divergence.nansum().item()
-    assert result.metrics["teacher_share/a"] == pytest.approx(parts["a"] / sum(parts.values()), rel=1e-5)
-    assert result.metrics["teacher_share/a"] + result.metrics["teacher_share/b"] == pytest.approx(1.0)
+    assert result.metrics["teacher_share/a"] == pytest.approx(
+        parts["a"] / sum(parts.values()), rel=1e-5
+    )
+    assert result.metrics["teacher_share/a"] + result.metrics["teacher_share/b"] == pytest.approx(
+        1.0
+    )
     _, alone = gradients(student, data, Objective())
     assert not any(name.startswith("teacher_share") for name in alone.metrics)
 
 
 @pytest.mark.parametrize(("signal", "fused"), [("full", 1.0), ("sampled", 1.0), ("topk(4)", 0.0)])
 def test_an_update_says_which_logit_side_it_took(signal, fused):
-    _, result = gradients(trainable(tiny()), data_for(tiny(seed=1)), Objective.model_validate({"signal": signal}))
+    _, result = gradients(
+        trainable(tiny()), data_for(tiny(seed=1)), Objective.model_validate({"signal": signal})
+    )
     assert result.metrics["fused"] == fused
 
 
 def test_metrics_are_means_over_the_supervised_tokens():
     student, teacher = trainable(tiny()), tiny(seed=1)
     data = data_for(teacher)
-    _, result = gradients(student, data, Objective.model_validate({"divergence": "jsd(0.3)"}), TrainerLimits(20, 3))
+    _, result = gradients(
+        student, data, Objective.model_validate({"divergence": "jsd(0.3)"}), TrainerLimits(20, 3)
+    )
     kept = [datum for datum in data if datum.rollout.loss_mask.any()]
-    s = torch.log_softmax(torch.cat([all_logits(student, datum.rollout) for datum in kept]), dim=-1).detach()
-    t = torch.log_softmax(torch.cat([all_logits(teacher, datum.rollout) for datum in kept]), dim=-1).detach()
+    s = torch.log_softmax(
+        torch.cat([all_logits(student, datum.rollout) for datum in kept]), dim=-1
+    ).detach()
+    t = torch.log_softmax(
+        torch.cat([all_logits(teacher, datum.rollout) for datum in kept]), dim=-1
+    ).detach()
     m = (0.3 * t.exp() + 0.7 * s.exp()).log()
     tokens = torch.cat([datum.rollout.tokens[datum.rollout.loss_mask] for datum in kept])
     policy = torch.cat([datum.rollout.policy_logprobs[datum.rollout.loss_mask] for datum in kept])
@@ -322,7 +406,9 @@ def test_metrics_are_means_over_the_supervised_tokens():
         "supervised": float(len(s)),
         "halvings": 0.0,
         "fused": 1.0,
-        "loss": (0.3 * (t.exp() * (t - m)).sum(-1) + 0.7 * (s.exp() * (s - m)).sum(-1)).mean().item(),
+        "loss": (0.3 * (t.exp() * (t - m)).sum(-1) + 0.7 * (s.exp() * (s - m)).sum(-1))
+        .mean()
+        .item(),
         "reverse_kl": (s.exp() * (s - t)).sum(-1).mean().item(),
         "student_entropy": -(s.exp() * s).sum(-1).mean().item(),
         "teacher_entropy": -(t.exp() * t).sum(-1).mean().item(),
@@ -376,7 +462,9 @@ def unchanged(model: LanguageModel, before) -> bool:
 STEP = AdamParams(learning_rate=0.01)
 
 
-@pytest.mark.parametrize("choice", [{}, {"estimator": "score_function(1)"}, {"signal": "sampled"}], ids=str)
+@pytest.mark.parametrize(
+    "choice", [{}, {"estimator": "score_function(1)"}, {"signal": "sampled"}], ids=str
+)
 def test_nan_in_the_teacher_drops_the_gradient_and_moves_nothing(choice):
     student, teacher = trainable(tiny()), tiny(seed=1)
     data = data_for(teacher)
@@ -400,7 +488,9 @@ def test_a_broken_rollout_does_not_take_away_what_an_earlier_call_learned():
     trainer = LocalTrainer(student)
     trainer.forward_backward(good, Objective(), 0)
     assert trainer.forward_backward(broken, Objective(), 0).metrics["nonfinite"] == 1
-    assert_same({name: value.grad for name, value in student.trainable_parameters().items()}, expected, 0)
+    assert_same(
+        {name: value.grad for name, value in student.trainable_parameters().items()}, expected, 0
+    )
 
 
 def test_nan_in_the_student_is_reported_and_moves_nothing():
@@ -445,7 +535,12 @@ def test_the_step_is_adamw_on_the_clipped_gradient():
         optimizer.step()
         trainer.forward_backward(data, Objective(), step)
         metrics = trainer.optim_step(AdamParams(rate, (0.8, 0.95), 1e-3, 0.1, 0.5))
-        expected = {"grad_norm": norm.item(), "skipped": 0, "empty_updates": 0, "learning_rate": rate}
+        expected = {
+            "grad_norm": norm.item(),
+            "skipped": 0,
+            "empty_updates": 0,
+            "learning_rate": rate,
+        }
         assert metrics == pytest.approx(expected, rel=1e-4)
     for name, value in student.model.named_parameters():
         torch.testing.assert_close(value, twin.model.get_parameter(name), rtol=1e-4, atol=1e-5)
@@ -454,7 +549,12 @@ def test_the_step_is_adamw_on_the_clipped_gradient():
 def test_a_step_without_a_gradient_moves_nothing():
     student = trainable(tiny())
     trainer, before = LocalTrainer(student), weights_of(student)
-    assert trainer.optim_step(STEP) == {"grad_norm": 0.0, "skipped": 0.0, "empty_updates": 1.0, "learning_rate": 0.01}
+    assert trainer.optim_step(STEP) == {
+        "grad_norm": 0.0,
+        "skipped": 0.0,
+        "empty_updates": 1.0,
+        "learning_rate": 0.01,
+    }
     assert unchanged(student, before)
 
 
@@ -473,34 +573,47 @@ def test_an_update_from_nothing_moves_neither_weights_nor_moments(term):
     decaying = replace(STEP, weight_decay=0.1)
     trainer.forward_backward(data, Objective(), 0)
     trainer.optim_step(decaying)  # so that there is momentum
-    before, moments = weights_of(student), {k: v.clone() for k, v in trainer.save_state()["optimizer"].items()}
+    before, moments = (
+        weights_of(student),
+        {k: v.clone() for k, v in trainer.save_state()["optimizer"].items()},
+    )
     wrong = [replace(datum, rollout=replace(datum.rollout, reward=0.0)) for datum in data]
     result = trainer.forward_backward(wrong, Objective(**term), 1)
     metrics = trainer.optim_step(decaying)
     assert result.supervised == [0] * len(data) and result.metrics["supervised"] == 0
     assert metrics["empty_updates"] == 1 and metrics["skipped"] == 0
     assert unchanged(student, before)
-    assert all(value.equal(moments[name]) for name, value in trainer.save_state()["optimizer"].items())
+    assert all(
+        value.equal(moments[name]) for name, value in trainer.save_state()["optimizer"].items()
+    )
 
 
 def test_a_gradient_that_was_accumulated_is_not_lost_to_an_update_from_nothing():
     student, data = trainable(tiny()), data_for(tiny(seed=1))
     trainer = LocalTrainer(student)
     trainer.forward_backward(data, Objective(), 0)
-    before = {name: parameter.grad.clone() for name, parameter in student.trainable_parameters().items()}
+    before = {
+        name: parameter.grad.clone() for name, parameter in student.trainable_parameters().items()
+    }
     wrong = [replace(datum, rollout=replace(datum.rollout, reward=0.0)) for datum in data]
     trainer.forward_backward(wrong, Objective(filter="correct"), 1)
-    assert all(parameter.grad.equal(before[name]) for name, parameter in student.trainable_parameters().items())
+    assert all(
+        parameter.grad.equal(before[name])
+        for name, parameter in student.trainable_parameters().items()
+    )
     assert trainer.optim_step(STEP)["empty_updates"] == 0
 
 
 def test_supervised_counts_the_tokens_that_filters_and_weights_leave():
     data = data_for(tiny(seed=1))
     rewarded = [
-        replace(datum, rollout=replace(datum.rollout, reward=float(row == 0))) for row, datum in enumerate(data)
+        replace(datum, rollout=replace(datum.rollout, reward=float(row == 0)))
+        for row, datum in enumerate(data)
     ]
     masks = [int(datum.rollout.loss_mask.sum()) for datum in data]
-    right = LocalTrainer(trainable(tiny())).forward_backward(rewarded, Objective(filter="correct"), 0)
+    right = LocalTrainer(trainable(tiny())).forward_backward(
+        rewarded, Objective(filter="correct"), 0
+    )
     assert right.supervised == [masks[0], *[0] * (len(data) - 1)] and masks[0]
     both = Objective(losses=({"filter": "correct"}, {"filter": "incorrect", "coefficient": 0.5}))
     assert LocalTrainer(trainable(tiny())).forward_backward(rewarded, both, 0).supervised == masks
@@ -514,7 +627,10 @@ def steps(trainer: LocalTrainer, numbers) -> None:
 
 
 def copied(state):
-    return {stem: {name: value.clone() for name, value in tensors.items()} for stem, tensors in state.items()}
+    return {
+        stem: {name: value.clone() for name, value in tensors.items()}
+        for stem, tensors in state.items()
+    }
 
 
 @pytest.mark.parametrize("done", [0, 2])
@@ -536,12 +652,14 @@ def test_the_state_of_another_model_is_refused():
     trainer = LocalTrainer(trainable(tiny()))
     saved = copied(trainer.save_state())
     with pytest.raises(
-        CheckpointError, match=r"1 weights differ in name or shape \(first: model.embed_tokens.weight\)"
+        CheckpointError,
+        match=r"1 weights differ in name or shape \(first: model.embed_tokens.weight\)",
     ):
         LocalTrainer(trainable(tiny(rows=72))).load_state(saved)
     saved["student"].pop("model.norm.weight")
     with pytest.raises(
-        CheckpointError, match=r"first: model.norm.weight\); resume with the model, lora and trainable_"
+        CheckpointError,
+        match=r"first: model.norm.weight\); resume with the model, lora and trainable_",
     ):
         trainer.load_state(saved)
 
@@ -580,7 +698,10 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     batch = build_token_batch(data, objective)
     student.model.train()
     passes = trainer._passes(data, batch, 10**6)
-    first, second = (trainer._compute_batch_coefficients(passes, student.head(), objective, batch)[0] for _ in range(2))
+    first, second = (
+        trainer._compute_batch_coefficients(passes, student.head(), objective, batch)[0]
+        for _ in range(2)
+    )
     assert torch.equal(first, second)
 
 
@@ -611,8 +732,16 @@ def test_only_what_is_trainable_gets_a_gradient_and_moves():
     trainer, before = LocalTrainer(student), weights_of(student)
     trainer.forward_backward(data_for(tiny(seed=1)), Objective(), 0)
     trainer.optim_step(STEP)
-    moved = {name for name, value in student.model.named_parameters() if not torch.equal(value, before[name])}
-    assert moved == set(student.trainable_parameters()) == {name for name in before if ".layers.1." in name}
+    moved = {
+        name
+        for name, value in student.model.named_parameters()
+        if not torch.equal(value, before[name])
+    }
+    assert (
+        moved
+        == set(student.trainable_parameters())
+        == {name for name in before if ".layers.1." in name}
+    )
     assert set(trainer.save_state()["student"]) == moved
 
 
@@ -620,13 +749,18 @@ def test_every_objective_can_be_trained_here():
     assert LocalTrainer(trainable(tiny())).refuses(Objective()) is None
 
 
-@pytest.mark.parametrize("limits", [TrainerLimits(10**6), TrainerLimits(20, 3)], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "limits", [TrainerLimits(10**6), TrainerLimits(20, 3)], ids=["whole", "cut"]
+)
 def test_teachers_of_the_same_tokens_share_the_students_pass(limits):
     """A sum of three costs one pass through the body, and its gradient is the weighted sum of the three."""
     student, items = trainable(tiny()), rollouts()
     teachers, weights = [tiny(seed=seed) for seed in (1, 2, 3)], (0.5, 0.3, 0.9)
     said = [
-        tuple(replace(hidden_signal(teacher, item), name=f"t{number}") for number, teacher in enumerate(teachers))
+        tuple(
+            replace(hidden_signal(teacher, item), name=f"t{number}")
+            for number, teacher in enumerate(teachers)
+        )
         for item in items
     ]
     data = [
@@ -634,21 +768,33 @@ def test_teachers_of_the_same_tokens_share_the_students_pass(limits):
         for item, members in zip(items, said, strict=True)
     ]
     apart = [
-        gradients(student, [Datum(item, one[number]) for item, one in zip(items, said, strict=True)], Objective())
+        gradients(
+            student,
+            [Datum(item, one[number]) for item, one in zip(items, said, strict=True)],
+            Objective(),
+        )
         for number in range(3)
     ]
     reads = []
-    hook = student.model.base_model.embed_tokens.register_forward_pre_hook(lambda *given: reads.append(1))
+    hook = student.model.base_model.embed_tokens.register_forward_pre_hook(
+        lambda *given: reads.append(1)
+    )
     alone, _ = gradients(
-        student, [Datum(item, one[0]) for item, one in zip(items, said, strict=True)], Objective(), limits
+        student,
+        [Datum(item, one[0]) for item, one in zip(items, said, strict=True)],
+        Objective(),
+        limits,
     )
     once, reads[:] = len(reads), []
     found, result = gradients(student, data, Objective(), limits)
     hook.remove()
     assert len(reads) == once
     expected = {
-        name: sum(weight * one[name] for weight, (one, _) in zip(weights, apart, strict=True)) for name in alone
+        name: sum(weight * one[name] for weight, (one, _) in zip(weights, apart, strict=True))
+        for name in alone
     }
     assert_same(found, expected, 2e-6)
     for number, (_, one) in enumerate(apart):
-        assert result.metrics[f"reverse_kl/t{number}"] == pytest.approx(one.metrics[f"reverse_kl/t{number}"], rel=1e-5)
+        assert result.metrics[f"reverse_kl/t{number}"] == pytest.approx(
+            one.metrics[f"reverse_kl/t{number}"], rel=1e-5
+        )

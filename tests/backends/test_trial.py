@@ -8,7 +8,12 @@ import torch
 from toy import toy_recipe
 from transformers import AutoModelForCausalLM
 
-from practicum.backends.local.language_model import UNBOUNDED, LanguageModel, find_body, patch_forwards
+from practicum.backends.local.language_model import (
+    UNBOUNDED,
+    LanguageModel,
+    find_body,
+    patch_forwards,
+)
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.prepared import PrepackedModel
@@ -92,14 +97,18 @@ def test_a_student_that_cannot_be_sampled_from_is_refused_at_load_by_name(rwkv):
 
 def test_a_model_that_keeps_its_states_in_itself_is_refused():
     """Its forward takes a cache and answers without one."""
-    assert "RecurrentGemmaModel keeps what it has read in no cache" in why_unsampled(model_of("RecurrentGemma"))
+    assert "RecurrentGemmaModel keeps what it has read in no cache" in why_unsampled(
+        model_of("RecurrentGemma")
+    )
 
 
 def test_the_same_model_scores_and_refuses_to_be_sampled_from(rwkv):
     model = load(ModelConfig(model=str(rwkv))).language_model
     (signal,) = LocalSampler(model).score([ScoreRequest((3, 4, 5), (6, 7))], Sampled())
     with torch.no_grad():
-        expected = torch.log_softmax(model.model(torch.tensor([[3, 4, 5, 6, 7]])).logits[0, 2:4, :VOCABULARY], dim=-1)
+        expected = torch.log_softmax(
+            model.model(torch.tensor([[3, 4, 5, 6, 7]])).logits[0, 2:4, :VOCABULARY], dim=-1
+        )
     torch.testing.assert_close(signal.logprobs, expected.gather(1, torch.tensor([[6], [7]]))[:, 0])
     with pytest.raises(ModelError, match="RwkvForCausalLM"):
         LocalSampler(model).sample([SampleRequest((3, 4), 1)], SamplingParams(2))
@@ -117,16 +126,21 @@ def test_the_same_model_scores_and_refuses_to_be_sampled_from(rwkv):
 )
 def test_a_teacher_is_refused_where_the_recipe_lets_it_write(rwkv, tmp_path, changes, refused):
     student = folder_of("Llama", tmp_path / "student")
-    recipe = toy_recipe(tmp_path, {**RECIPE, **changes, "student.model": str(student), "teacher.model": str(rwkv)})
+    recipe = toy_recipe(
+        tmp_path, {**RECIPE, **changes, "student.model": str(student), "teacher.model": str(rwkv)}
+    )
     if refused:
-        with pytest.raises(ModelError, match=r"RwkvForCausalLM .* write evaluation\.teacher: false"):
+        with pytest.raises(
+            ModelError, match=r"RwkvForCausalLM .* write evaluation\.teacher: false"
+        ):
             assemble_run(recipe, tmp_path)
     else:
         assemble_run(recipe, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "length"), [("Llama", 256), ("GPT-2", 256), ("MPT", 256), ("Mamba", UNBOUNDED), ("Bloom", UNBOUNDED)]
+    ("name", "length"),
+    [("Llama", 256), ("GPT-2", 256), ("MPT", 256), ("Mamba", UNBOUNDED), ("Bloom", UNBOUNDED)],
 )
 def test_the_context_is_what_the_config_says_by_any_of_its_names(name, length):
     assert model_of(name).context_length == length
@@ -145,7 +159,11 @@ def test_a_model_whose_layers_do_not_hand_the_layout_on_is_padded():
 def test_a_gated_norm_is_not_exchanged_for_a_plain_one():
     """Also where the gate may be left out: called with one it would be another function."""
     model = model_of("Bamba")
-    norms = [module for module in model.model.modules() if type(module).__name__.startswith("BambaRMSNorm")]
+    norms = [
+        module
+        for module in model.model.modules()
+        if type(module).__name__.startswith("BambaRMSNorm")
+    ]
     gated = {module for module in norms if type(module).__name__ == "BambaRMSNormGated"}
     exchanged = set(PrepackedModel(model, steps=100)._forwards)
     assert gated

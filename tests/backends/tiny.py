@@ -13,12 +13,18 @@ VOCABULARY = 64
 ARCHITECTURES = ("llama", "qwen3", "gemma3")
 
 
-def tiny(architecture: str = "llama", seed: int = 0, *, rows: int = VOCABULARY, dropout: float = 0.0) -> LanguageModel:
+def tiny(
+    architecture: str = "llama", seed: int = 0, *, rows: int = VOCABULARY, dropout: float = 0.0
+) -> LanguageModel:
     """A model with `rows` rows of embedding, of which `VOCABULARY` are tokens; its weights are large enough to disagree."""
     kinds = {
         "llama": {"model_type": "llama"},
         "qwen3": {"model_type": "qwen3"},
-        "gemma3": {"model_type": "gemma3_text", "final_logit_softcapping": 5.0, "sliding_window": 8},
+        "gemma3": {
+            "model_type": "gemma3_text",
+            "final_logit_softcapping": 5.0,
+            "sliding_window": 8,
+        },
     }
     settings = dict(kinds[architecture])
     config = AutoConfig.for_model(
@@ -43,14 +49,22 @@ def tiny(architecture: str = "llama", seed: int = 0, *, rows: int = VOCABULARY, 
         config.layer_types = ["sliding_attention", "full_attention"]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return enable_packing(LanguageModel(AutoModelForCausalLM.from_config(config).eval(), VOCABULARY))
+        return enable_packing(
+            LanguageModel(AutoModelForCausalLM.from_config(config).eval(), VOCABULARY)
+        )
 
 
 def random_tokens(count: int, seed: int) -> tuple[int, ...]:
-    return tuple(torch.randint(3, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+    return tuple(
+        torch.randint(
+            3, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
+    )
 
 
-def rollout(prompt: int, answer: int, seed: int, *, group: str = "", mask: list[bool] | None = None) -> Rollout:
+def rollout(
+    prompt: int, answer: int, seed: int, *, group: str = "", mask: list[bool] | None = None
+) -> Rollout:
     """A completion of random tokens, `prompt` and `answer` tokens long."""
     generator = torch.Generator().manual_seed(seed)
     logprobs = -4 * torch.rand(answer, generator=generator)
@@ -58,7 +72,9 @@ def rollout(prompt: int, answer: int, seed: int, *, group: str = "", mask: list[
         prompt=Prompt(id=group or f"p{seed}", messages=()),
         prompt_tokens=random_tokens(prompt, seed),
         tokens=torch.tensor(random_tokens(answer, seed + 1000), dtype=torch.long),
-        loss_mask=torch.ones(answer, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool),
+        loss_mask=torch.ones(answer, dtype=torch.bool)
+        if mask is None
+        else torch.tensor(mask, dtype=torch.bool),
         sampling_logprobs=logprobs,
         policy_logprobs=logprobs - 0.1,
         policy_version=0,
@@ -92,7 +108,10 @@ def hidden_signal(teacher: LanguageModel, item: Rollout) -> TeacherSignal:
 
 
 def data_for(teacher: LanguageModel, items: list[Rollout] | None = None) -> list[Datum]:
-    return [Datum(item, hidden_signal(teacher, item)) for item in (rollouts() if items is None else items)]
+    return [
+        Datum(item, hidden_signal(teacher, item))
+        for item in (rollouts() if items is None else items)
+    ]
 
 
 def all_logits(model: LanguageModel, item: Rollout) -> torch.Tensor:

@@ -15,11 +15,17 @@ def toy_data(folder):
     """Three rollouts, with what the folder's model says of them, shaken a little."""
     items = [rollout(4, 6, seed) for seed in range(3)]
     items = [
-        replace(item, prompt_tokens=tuple(token % TOKENS for token in item.prompt_tokens), tokens=item.tokens % TOKENS)
+        replace(
+            item,
+            prompt_tokens=tuple(token % TOKENS for token in item.prompt_tokens),
+            tokens=item.tokens % TOKENS,
+        )
         for item in items
     ]
     data = data_for(load(ModelConfig(model=str(folder))).language_model, items)
     for number, datum in enumerate(data):
-        noise = torch.randn(datum.signal.hidden.shape, generator=torch.Generator().manual_seed(number))
+        noise = torch.randn(
+            datum.signal.hidden.shape, generator=torch.Generator().manual_seed(number)
+        )
         datum.signal.hidden.add_(noise)
     return data

@@ -51,9 +51,14 @@ def test_help_is_instant_because_torch_stays_unloaded() -> None:
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "assert not {'torch', 'transformers', 'pydantic', 'yaml'} & set(sys.modules), 'imported too much'"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in COMMANDS) and "Example: practicum run quickstart" in done.stdout
+    assert (
+        all(name in done.stdout for name in COMMANDS)
+        and "Example: practicum run quickstart" in done.stdout
+    )
 
 
 def test_every_packaged_recipe_is_read_without_transformers() -> None:
@@ -68,7 +73,9 @@ def test_every_packaged_recipe_is_read_without_transformers() -> None:
         "    load(name)\n"
         "    assert 'transformers' not in sys.modules, name"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "quickstart: no mistakes found\n"
 
@@ -81,18 +88,26 @@ def test_the_help_of_every_command_has_an_example(tmp_path: Path, name: str) -> 
 
 def test_a_run_and_everything_after_it(models: Path, tmp_path: Path) -> None:
     recipe = write_recipe(models, tmp_path / "r.yaml", {"evaluation.prompts": 4})
-    status, text = said(tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs"))
+    status, text = said(
+        tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs")
+    )
     assert status == 0 and "step 2/2" in text and "\x1b" not in text
     folder = tmp_path / "runs" / "toy"
-    status, text = said(tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs"), "--resume")
+    status, text = said(
+        tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs"), "--resume"
+    )
     assert status == 0 and "nothing to do" in text
-    status, text = said(tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs"))
+    status, text = said(
+        tmp_path, "run", str(recipe), "train.steps=2", "--out", str(tmp_path / "runs")
+    )
     assert status != 0 and "--resume" in text and len(text.splitlines()) == 1
     status, text = said(tmp_path, "eval", str(folder), "--json")
     assert status == 0
     summary = json.loads((folder / "summary.json").read_text())
     assert json.loads(text)["reverse_kl"] == pytest.approx(summary["after"]["reverse_kl"], rel=1e-5)
-    status, text = said(tmp_path, "eval", str(models / "student"), "--recipe", str(recipe), "--json")
+    status, text = said(
+        tmp_path, "eval", str(models / "student"), "--recipe", str(recipe), "--json"
+    )
     assert status == 0 and json.loads(text)["prompts"] == 4
     status, text = said(tmp_path, "eval", str(models / "student"))
     assert status == 2 and "--recipe" in text
@@ -118,17 +133,25 @@ def test_show_prints_a_recipe_that_reads_back(models: Path, tmp_path: Path) -> N
     assert said(tmp_path, "show", str(again)) == (0, text)
 
 
-@pytest.mark.parametrize("room", ["recipes", "divergences", "teachers", "tasks", "backends", "weights", "corrections"])
+@pytest.mark.parametrize(
+    "room", ["recipes", "divergences", "teachers", "tasks", "backends", "weights", "corrections"]
+)
 def test_every_room_can_be_listed(tmp_path: Path, room: str) -> None:
     status, text = said(tmp_path, "ls", room)
-    assert status == 0 and text.strip() and all(len(line.split()) >= 2 for line in text.splitlines())
+    assert (
+        status == 0 and text.strip() and all(len(line.split()) >= 2 for line in text.splitlines())
+    )
 
 
 MISTAKES = {
     "a recipe that is not there": (["run", "nowhere.yaml"], 2, "no recipe 'nowhere.yaml'"),
     "nearly a recipe": (["check", "quikstart"], 2, "did you mean 'quickstart'"),
     "a room that is not there": (["ls", "teacher"], 2, "did you mean 'teachers'"),
-    "an override that is none": (["check", "smoke/toy", "steps"], 2, "write for example train.steps=4"),
+    "an override that is none": (
+        ["check", "smoke/toy", "steps"],
+        2,
+        "write for example train.steps=4",
+    ),
     "a run that is not there": (["export", "nowhere", "there"], 2, "nowhere"),
     "a model that is not there": (["chat", "./nowhere"], 4, "no model './nowhere'"),
     "an unknown command": (["rnu"], 2, "rnu"),
@@ -145,7 +168,9 @@ def test_a_mistake_has_its_exit_code_and_no_traceback(tmp_path: Path, name: str)
 
 
 def test_all_mistakes_of_a_recipe_are_printed_one_a_line(models: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(models, tmp_path / "r.yaml", {"train.steps": 0, "seeed": 1, "rollout.n": "x"})
+    recipe = write_recipe(
+        models, tmp_path / "r.yaml", {"train.steps": 0, "seeed": 1, "rollout.n": "x"}
+    )
     for name in ("check", "run", "show"):
         status, text = said(tmp_path, name, str(recipe))
         assert status == 2 and len(text.splitlines()) == 3 and "did you mean 'seed'" in text
@@ -182,7 +207,10 @@ def asking(questions: Path, *words: str) -> Callable[[], None]:
 def test_chat_answers_each_line_of_a_pipe(finished: Path, tmp_path: Path) -> None:
     output, questions = tmp_path / "output", tmp_path / "questions"
     questions.write_text("ab\ncd\n\nnever read\n")
-    assert forked(asking(questions, "chat", str(finished), "--max-new-tokens", "4"), output=output) == 0
+    assert (
+        forked(asking(questions, "chat", str(finished), "--max-new-tokens", "4"), output=output)
+        == 0
+    )
     text = output.read_text(encoding="utf-8")
     assert text.count("teacher") in (0, 2) and "never" not in text and "> " not in text
 
@@ -198,7 +226,9 @@ def test_chat_prints_no_control_character_of_an_answer(tmp_path: Path) -> None:
     assert "\\x07" in text and not set(strange) & set(text)
 
 
-def test_an_exported_student_is_a_plain_model_with_the_same_logits(finished: Path, tmp_path: Path) -> None:
+def test_an_exported_student_is_a_plain_model_with_the_same_logits(
+    finished: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "exported"
     status, text = said(tmp_path, "export", str(finished), str(target))
     assert status == 0 and str(target) in text
@@ -220,7 +250,16 @@ POOR = {"HOME": "", "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCE
 def piped(line: str, *words: str) -> subprocess.CompletedProcess[str]:
     """A shell line in which "$@" stands for `practicum WORDS`, without home, terminal or any letter beyond ASCII."""
     return subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {line}", "bash", sys.executable, "-m", "practicum", *words],
+        [
+            "bash",
+            "-c",
+            f"set -o pipefail; {line}",
+            "bash",
+            sys.executable,
+            "-m",
+            "practicum",
+            *words,
+        ],
         env=environment(POOR),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -230,7 +269,9 @@ def piped(line: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_poor_terminal_whose_reader_goes_away_is_good_enough(models: Path, tmp_path: Path) -> None:
+def test_a_poor_terminal_whose_reader_goes_away_is_good_enough(
+    models: Path, tmp_path: Path
+) -> None:
     recipe = write_recipe(models, tmp_path / "r.yaml", {"about": "\u00fc\u202e", "train.steps": 1})
     done = piped('"$@" | head -1', "run", str(recipe), "--out", str(tmp_path / "runs"))
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
@@ -256,6 +297,11 @@ def test_nothing_is_imported_from_the_current_folder(models: Path, tmp_path: Pat
     recipe = write_recipe(models, tmp_path / "r.yaml", {"task": {"type": "practicum_plugin.x"}})
     script = Path(sys.executable).with_name("practicum")
     done = subprocess.run(
-        [script, "check", str(recipe)], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        [script, "check", str(recipe)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2 and not (tmp_path / "owned").exists()

@@ -43,12 +43,16 @@ def address(going_on: Path) -> Iterator[str]:
 
 
 def sign(folder: Path, pid: int) -> None:
-    (folder / "run.lock").write_text(json.dumps({"pid": pid, "host": socket.gethostname(), "boot_id": ""}))
+    (folder / "run.lock").write_text(
+        json.dumps({"pid": pid, "host": socket.gethostname(), "boot_id": ""})
+    )
 
 
 def get(address: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=30) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=headers), timeout=30
+        ) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -60,12 +64,19 @@ def test_only_what_changed_is_news(going_on: Path) -> None:
     first = live.get_changes_since("")
     assert set(first["html"]) == set(first["order"]) and first["status"] == "step 4 of 4; running"
     nothing = live.get_changes_since(first["version"])
-    assert "html" not in nothing and nothing["version"] == first["version"] and not nothing["finished"]
+    assert (
+        "html" not in nothing and nothing["version"] == first["version"] and not nothing["finished"]
+    )
     live = Live(going_on)
     with (going_on / "alarms.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 4, "id": "M1", "name": "loss", "value": 1.0, "baseline": 0.1}) + "\n")
+        file.write(
+            json.dumps({"step": 4, "id": "M1", "name": "loss", "value": 1.0, "baseline": 0.1})
+            + "\n"
+        )
     changed = live.get_changes_since(first["version"])
-    assert {"alarms", "curves"} <= set(changed["html"]) and not {"heat", "again", "verdict"} & set(changed["html"])
+    assert {"alarms", "curves"} <= set(changed["html"]) and not {"heat", "again", "verdict"} & set(
+        changed["html"]
+    )
 
 
 def test_a_run_that_nobody_writes_is_named(going_on: Path) -> None:
@@ -121,7 +132,9 @@ def test_a_port_that_is_taken_is_named(going_on: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ResourceError, match=rf"port {port} cannot be used .*; write --port 0 for any free one"):
+        with pytest.raises(
+            ResourceError, match=rf"port {port} cannot be used .*; write --port 0 for any free one"
+        ):
             watch_run(going_on, port, False)
 
 
@@ -133,7 +146,10 @@ def test_one_line_begins_it_and_one_ends_it(going_on: Path) -> None:
     ) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
-        assert first.startswith(f"watching {going_on} at http://127.0.0.1:") and "Ctrl-C ends it" in first
+        assert (
+            first.startswith(f"watching {going_on} at http://127.0.0.1:")
+            and "Ctrl-C ends it" in first
+        )
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
         assert rest == f"stopped watching {going_on}; the run is not touched\n" and errors == ""

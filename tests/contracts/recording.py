@@ -27,7 +27,13 @@ class Recording:
     def begin(self, first_step: int) -> int:
         settings = dict(self._context.settings)
         self._write(
-            "begin", {"first": first_step, "id": self._context.id, "run": self._context.run, "settings": settings}
+            "begin",
+            {
+                "first": first_step,
+                "id": self._context.id,
+                "run": self._context.run,
+                "settings": settings,
+            },
         )
         return self._config.holds
 

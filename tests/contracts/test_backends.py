@@ -12,7 +12,14 @@ from toy import toy_recipe
 from practicum.core.plugins import module_of, names
 from practicum.errors import CapabilityError
 from practicum.objective import Full, Objective, Sampled, Term, TopK
-from practicum.ports import AdamParams, Backend, SamplingClient, SelfTeacher, TrainingClient, WeightUpdateRule
+from practicum.ports import (
+    AdamParams,
+    Backend,
+    SamplingClient,
+    SelfTeacher,
+    TrainingClient,
+    WeightUpdateRule,
+)
 from practicum.rollouts import RolloutBatch, sample_rollouts
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.training.loop import assemble as paired
@@ -33,11 +40,17 @@ BACKENDS = {
     "backends.child": {"backend": {"type": "backends.child"}},
 }
 """What each needs of a recipe; a name with dots is one of the tests' own."""
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see tests/service.py
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # see tests/service.py
 
 
 def test_every_backend_on_disk_is_under_contract() -> None:
-    assert names("backends") == sorted(name for name in BACKENDS if "." not in name) == ["local", "tinker"]
+    assert (
+        names("backends")
+        == sorted(name for name in BACKENDS if "." not in name)
+        == ["local", "tinker"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +62,20 @@ def url(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         yield served.url
 
 
-@pytest.fixture(params=[pytest.param(name, marks=() if name == "local" else pytest.mark.long) for name in BACKENDS])
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name == "local" else pytest.mark.long) for name in BACKENDS
+    ]
+)
 def backend(request: pytest.FixtureRequest) -> str:
     """A backend's name, as a recipe has it."""
     return request.param
 
 
 @pytest.fixture
-def build(backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: Path) -> Iterator[Build]:
+def build(
+    backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: Path
+) -> Iterator[Build]:
     """Builds the same student and teacher anew each time."""
     changes = dict(BACKENDS[backend])
     if backend == "tinker":
@@ -74,7 +93,10 @@ def build(backend: str, request: pytest.FixtureRequest, models: Path, tmp_path: 
 
 def requests(built: RunComponents, count: int = 5) -> list[SampleRequest]:
     prompts = built.parts.prompts[:count]
-    return [SampleRequest(built.parts.renderer.render(prompt.messages), seed) for seed, prompt in enumerate(prompts)]
+    return [
+        SampleRequest(built.parts.renderer.render(prompt.messages), seed)
+        for seed, prompt in enumerate(prompts)
+    ]
 
 
 def data(built: RunComponents) -> list[Datum]:
@@ -90,7 +112,10 @@ def test_it_speaks_the_protocols(build: Build) -> None:
     assert isinstance(built.trainer, TrainingClient)
     assert isinstance(built.backend.sampler(built.learner), SamplingClient)
     assert isinstance(built.trainer.snapshot(), SamplingClient)
-    assert isinstance(built.backend.self_teacher(built.learner, WeightUpdateRule("frozen"), "teacher"), SelfTeacher)
+    assert isinstance(
+        built.backend.self_teacher(built.learner, WeightUpdateRule("frozen"), "teacher"),
+        SelfTeacher,
+    )
 
 
 def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build) -> None:
@@ -100,7 +125,9 @@ def test_a_completion_depends_on_its_seed_and_on_nothing_beside_it(build: Build)
     alone = [client.sample([request], params)[0] for request in requests(built)]
     for one, other in zip(together, alone, strict=True):
         assert one.tokens.equal(other.tokens)
-        torch.testing.assert_close(one.sampling_logprobs, other.sampling_logprobs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            one.sampling_logprobs, other.sampling_logprobs, rtol=1e-5, atol=1e-5
+        )
 
 
 def test_a_completion_ends_with_its_stop_token_or_at_the_limit(build: Build) -> None:
@@ -122,7 +149,8 @@ def test_stop_texts_end_an_answer_or_are_refused(backend: str, build: Build) -> 
     params = replace(free, stop_texts=(text, "nowhere to be found"))
     if backend == "tinker":
         with pytest.raises(
-            CapabilityError, match=r"^stop_texts .* ends an answer at stop tokens alone; write stop_ids$"
+            CapabilityError,
+            match=r"^stop_texts .* ends an answer at stop tokens alone; write stop_ids$",
         ):
             client.sample(requests(built), params)
         return
@@ -143,7 +171,9 @@ def test_a_snapshot_goes_on_with_the_weights_of_its_time(build: Build, backend: 
     step(built)
     for one, other in zip(before, then.sample(asked, params), strict=True):
         assert one.tokens.equal(other.tokens)
-        torch.testing.assert_close(one.policy_logprobs, other.policy_logprobs, rtol=0, atol=rounding)
+        torch.testing.assert_close(
+            one.policy_logprobs, other.policy_logprobs, rtol=0, atol=rounding
+        )
     seen = [client.sample(asked, params)[0].policy_logprobs for client in (then, later, live)]
     assert not seen[0].equal(seen[1]) and not seen[1].equal(seen[2])
 
@@ -155,12 +185,15 @@ def test_scores_of_own_samples_are_what_the_sampler_said(build: Build) -> None:
     samples = client.sample(asked, built.settings.plan(1).sampling)
     pairs = zip(asked, samples, strict=True)
     scores = client.score(
-        [ScoreRequest(ask.prompt_tokens, tuple(got.tokens.tolist())) for ask, got in pairs], Sampled()
+        [ScoreRequest(ask.prompt_tokens, tuple(got.tokens.tolist())) for ask, got in pairs],
+        Sampled(),
     )
     for sample, score in zip(samples, scores, strict=True):
         assert score.logprobs is not None
         torch.testing.assert_close(score.logprobs, sample.policy_logprobs, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(sample.sampling_logprobs, sample.policy_logprobs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            sample.sampling_logprobs, sample.policy_logprobs, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_greedy_answers_do_not_depend_on_the_seed(build: Build) -> None:
@@ -188,7 +221,10 @@ def test_a_gradient_moves_the_weights_and_is_then_forgotten(build: Build) -> Non
 def test_an_update_from_nothing_moves_nothing(build: Build) -> None:
     built = build()
     step(built)  # so that there is momentum
-    before, wrong = snapshot(built), [replace(d, rollout=replace(d.rollout, reward=0.0)) for d in data(built)]
+    before, wrong = (
+        snapshot(built),
+        [replace(d, rollout=replace(d.rollout, reward=0.0)) for d in data(built)],
+    )
     (term,) = OBJECTIVE.losses
     filtered = Objective(losses=(term.model_copy(update={"filter": "correct"}),))
     result = built.trainer.forward_backward(wrong, filtered, seed=1)
@@ -199,7 +235,9 @@ def test_an_update_from_nothing_moves_nothing(build: Build) -> None:
 
 def test_the_same_data_give_the_same_result(build: Build) -> None:
     one, other = build(), build()
-    batch = data(one)  # drawn once: how a service groups what it draws is its own affair, and moves the last digits
+    batch = data(
+        one
+    )  # drawn once: how a service groups what it draws is its own affair, and moves the last digits
     first = one.trainer.forward_backward(batch, OBJECTIVE, seed=3)
     second = other.trainer.forward_backward(batch, OBJECTIVE, seed=3)
     assert first.metrics == second.metrics
@@ -212,7 +250,9 @@ def test_there_is_one_record_a_datum_and_one_number_a_token(build: Build) -> Non
     built = build()
     batch = data(built)
     result = built.trainer.forward_backward(batch, OBJECTIVE, seed=0)
-    for datum, output in zip(batch, result.outputs.split([datum.rollout for datum in batch]), strict=True):
+    for datum, output in zip(
+        batch, result.outputs.split([datum.rollout for datum in batch]), strict=True
+    ):
         assert len(output.logprobs) == len(output.divergence) == len(datum.rollout.tokens)
         assert torch.isfinite(output.divergence).all() and (output.divergence >= -1e-6).all()
 
@@ -230,7 +270,9 @@ def test_what_is_saved_and_loaded_goes_on_the_same(build: Build, tmp_path: Path)
     assert same(snapshot(whole), snapshot(resumed))
 
 
-def test_a_checkpoint_takes_no_more_than_was_announced(backend: str, build: Build, tmp_path: Path) -> None:
+def test_a_checkpoint_takes_no_more_than_was_announced(
+    backend: str, build: Build, tmp_path: Path
+) -> None:
     if not module_of("backends", backend).Config.checkpoints_here:
         pytest.skip("its checkpoints hold an address alone")
     built = build()
@@ -271,7 +313,12 @@ def test_the_self_teacher_follows_its_rule(build: Build, rule: WeightUpdateRule)
     step(built)
     teacher.after_step(2, ())
     moved_second = not score().equal(start)
-    expected = {"live": (True, True), "frozen": (False, False), "ema": (True, True), "periodic": (False, True)}
+    expected = {
+        "live": (True, True),
+        "frozen": (False, False),
+        "ema": (True, True),
+        "periodic": (False, True),
+    }
     assert (moved_first, moved_second) == expected[rule.weights]
 
 
@@ -280,7 +327,9 @@ def test_a_topk_answer_holds_k_candidates_or_richer(build: Build) -> None:
     (answer,) = built.backend.sampler(built.learner).score(
         [ScoreRequest((8, 4), (7, 8, 2))], TopK(k=3, support="teacher")
     )
-    assert answer.head is not None or (answer.topk_ids is not None and answer.topk_ids.shape == (3, 3))
+    assert answer.head is not None or (
+        answer.topk_ids is not None and answer.topk_ids.shape == (3, 3)
+    )
 
 
 def step(built: RunComponents) -> None:
@@ -290,7 +339,9 @@ def step(built: RunComponents) -> None:
 
 def snapshot(built: RunComponents) -> dict[str, torch.Tensor]:
     """What the weights say of a text, wherever they are."""
-    (said,) = built.backend.sampler(built.learner).score([ScoreRequest((8, 4, 3), (7, 8, 2, 5))], Sampled())
+    (said,) = built.backend.sampler(built.learner).score(
+        [ScoreRequest((8, 4, 3), (7, 8, 2, 5))], Sampled()
+    )
     assert said.logprobs is not None
     return {"logprobs": said.logprobs.clone()}
 

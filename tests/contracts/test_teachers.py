@@ -25,9 +25,19 @@ from practicum.tasks.reverse import Config as Reverse
 from practicum.tasks.reverse import build as reverse
 from practicum.text.tokenizers import load_renderer
 from practicum.training.candidates import compute_candidates
-from practicum.types import Datum, Prompt, Rollout, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    Datum,
+    Prompt,
+    Rollout,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see tests/service.py
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # see tests/service.py
 SELF = {"type": "self", "weights": "ema", "rate": 0.5}
 FROZEN = {"type": "self", "weights": "frozen"}
 
@@ -39,12 +49,20 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cached": [
         {"teacher": {"type": "model", "model": "MODEL"}, "folder": "FOLDER"},
         {"teacher": {"type": "model", "model": "MODEL", "residency": "disk"}},
-        {"teacher": {"type": "privileged", "system": "ab", "teacher": {"type": "model", "model": "MODEL"}}},
+        {
+            "teacher": {
+                "type": "privileged",
+                "system": "ab",
+                "teacher": {"type": "model", "model": "MODEL"},
+            }
+        },
         {"teacher": {"type": "openai_api", "url": "VLLM"}, "folder": "FOLDER"},
         {"teacher": {"type": "tinker", "url": "SERVICE", "model": "teacher"}, "folder": "FOLDER"},
     ],
     "expert": [{}, {"softness": 0.5}],
-    "model": [{"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")],
+    "model": [
+        {"model": "MODEL", "residency": residency} for residency in ("resident", "swap", "disk")
+    ],
     "none": [{}],
     "openai_api": [
         {"url": "VLLM"},
@@ -54,7 +72,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "pool": [
         {"kind": "geometric", "teachers": {"a": SELF, "b": {"type": "model", "model": "MODEL"}}},
-        {"kind": "arithmetic", "teachers": {"a": SELF, "b": FROZEN}, "weights": {"a": 3, "b": 1}, "gate": 1.0},
+        {
+            "kind": "arithmetic",
+            "teachers": {"a": SELF, "b": FROZEN},
+            "weights": {"a": 3, "b": 1},
+            "gate": 1.0,
+        },
         {"kind": "sum", "teachers": {"a": FROZEN, "b": {"type": "scripted", "tape": "TAPE"}}},
     ],
     "privileged": [
@@ -65,14 +88,29 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "route": [
         {"by": "outcome", "teachers": {"correct": SELF, "incorrect": FROZEN}},
         {"by": "domain", "teachers": {"a": SELF, "b": {"type": "model", "model": "MODEL"}}},
-        {"by": "teacher", "teachers": {"a": {"type": "scripted", "tape": "TAPE"}, "other": SELF}, "default": "a"},
+        {
+            "by": "teacher",
+            "teachers": {"a": {"type": "scripted", "tape": "TAPE"}, "other": SELF},
+            "default": "a",
+        },
     ],
     "scripted": [{"tape": "TAPE"}],
-    "tinker": [{"url": "SERVICE", "model": "teacher"}, {"url": "SERVICE", "model": "teacher", "tokenizer": "MODEL"}],
-    "self": [{"weights": weights, "rate": 0.5, "period": 2} for weights in ("live", "frozen", "ema", "periodic")],
+    "tinker": [
+        {"url": "SERVICE", "model": "teacher"},
+        {"url": "SERVICE", "model": "teacher", "tokenizer": "MODEL"},
+    ],
+    "self": [
+        {"weights": weights, "rate": 0.5, "period": 2}
+        for weights in ("live", "frozen", "ema", "periodic")
+    ],
 }
 CASES = [(name, settings) for name in names("teachers") for settings in SETTINGS.get(name, [])]
-SIGNALS: list[Signal] = [Sampled(), TopK(k=3, support="student"), TopK(k=3, support="teacher"), Full()]
+SIGNALS: list[Signal] = [
+    Sampled(),
+    TopK(k=3, support="student"),
+    TopK(k=3, support="teacher"),
+    Full(),
+]
 COUNT = 5
 ROUNDS = {"service": False}
 """Whether the teacher at hand is at a service, whose batches, made as requests arrive, decide the last digits."""
@@ -102,7 +140,9 @@ class Built:
 
 @pytest.fixture(scope="module")
 def params(models: Path) -> SamplingParams:
-    return SamplingParams(5, stop_ids=load(ModelConfig(model=str(models / "student"))).renderer.stop_ids)
+    return SamplingParams(
+        5, stop_ids=load(ModelConfig(model=str(models / "student"))).renderer.stop_ids
+    )
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +151,13 @@ def rollouts(models: Path, params: SamplingParams) -> list[Rollout]:
     loaded = load(ModelConfig(model=str(models / "student")))
     task = reverse(Reverse(**TASK), TaskContext(seed=0, base_dir=models))
     prompts = [
-        Prompt(prompt.id, prompt.messages, prompt.answer, domain="ab"[number % 2], teacher="a" if number % 3 else None)
+        Prompt(
+            prompt.id,
+            prompt.messages,
+            prompt.answer,
+            domain="ab"[number % 2],
+            teacher="a" if number % 3 else None,
+        )
         for number, prompt in enumerate(task.train_prompts()[:COUNT])
     ]
     prompt_tokens = [loaded.renderer.render(prompt.messages) for prompt in prompts]
@@ -132,17 +178,23 @@ def rollouts(models: Path, params: SamplingParams) -> list[Rollout]:
             text=loaded.renderer.decode(sample.tokens.tolist()),
             reward=float(number % 2),
         )
-        for number, (prompt, tokens, sample) in enumerate(zip(prompts, prompt_tokens, samples, strict=True))
+        for number, (prompt, tokens, sample) in enumerate(
+            zip(prompts, prompt_tokens, samples, strict=True)
+        )
     ]
     candidates = compute_candidates(named, written, 3)
-    return [replace(rollout, candidates=ids) for rollout, ids in zip(written, candidates, strict=True)]
+    return [
+        replace(rollout, candidates=ids) for rollout, ids in zip(written, candidates, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
 def data(models: Path, rollouts: list[Rollout]) -> list[Datum]:
     """What the student can learn from, whoever the teacher is."""
     client = LocalSampler(load(ModelConfig(model=str(models / "teacher"))).language_model)
-    requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    requests = [
+        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+    ]
     return [Datum(*pair) for pair in zip(rollouts, client.score(requests, Full()), strict=True)]
 
 
@@ -183,14 +235,18 @@ def _insert_placeholder(case: tuple[str, dict[str, Any]]) -> Any:
     """A case that asks a server is a long one, and so is any but the first of a teacher."""
     name, settings = case
     asks = any(f"'{place}'" in str(case) for place in (*DIALECTS, "SERVICE"))
-    return pytest.param(case, marks=pytest.mark.long if asks or settings is not SETTINGS[name][0] else ())
+    return pytest.param(
+        case, marks=pytest.mark.long if asks or settings is not SETTINGS[name][0] else ()
+    )
 
 
 @pytest.fixture(
     params=map(_insert_placeholder, CASES),
     ids=lambda case: "-".join([case[0], *map(str, list(case[1].values())[:1])])[:40],
 )
-def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str]) -> Callable[[], Built]:
+def assemble(
+    request: pytest.FixtureRequest, models: Path, places: dict[str, str]
+) -> Callable[[], Built]:
     """Builds the same student and teacher anew each time."""
     name, settings = request.param
     config = parsed(name, settings, places)
@@ -201,7 +257,9 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
 
     def load_model(inner: Any) -> Model:
         loaded = load(inner)
-        return Model(build_scorer(loaded, inner, 3, 4), loaded.renderer, loaded.context_length, loaded.source)
+        return Model(
+            build_scorer(loaded, inner, 3, 4), loaded.renderer, loaded.context_length, loaded.source
+        )
 
     def built() -> Built:
         student = load_student(StudentConfig(model=str(models / "student")), seed=0)
@@ -209,7 +267,12 @@ def assemble(request: pytest.FixtureRequest, models: Path, places: dict[str, str
         drawn = reverse(Reverse(**TASK), TaskContext(seed=0, base_dir=models))
         task = Knowing(drawn.train_prompts(), drawn.heldout_prompts())
         context = TeacherContext(
-            student.renderer, trainer.self_teacher, load_model, build, load_renderer=load_renderer, task=task
+            student.renderer,
+            trainer.self_teacher,
+            load_model,
+            build,
+            load_renderer=load_renderer,
+            task=task,
         )
         return Built(trainer, build(context, config))
 
@@ -232,7 +295,11 @@ def can(teacher: Teacher, signal: Signal) -> bool:
 
 def spoken(signal: TeacherSignal) -> list[TeacherSignal]:
     """The answer, or those of a pool's members."""
-    return [signal] if signal.pool is None else [one for member in signal.pool.members for one in spoken(member)]
+    return (
+        [signal]
+        if signal.pool is None
+        else [one for member in signal.pool.members for one in spoken(member)]
+    )
 
 
 def tensors(signal: TeacherSignal) -> dict[str, torch.Tensor]:
@@ -270,7 +337,9 @@ def test_it_is_a_teacher_and_its_settings_promise_what_it_can_give(
     assert teacher.capabilities.signals <= {"sampled", "topk", "full"}
 
 
-def test_its_settings_read_back_from_what_a_run_folder_keeps_of_them(places: dict[str, str]) -> None:
+def test_its_settings_read_back_from_what_a_run_folder_keeps_of_them(
+    places: dict[str, str],
+) -> None:
     for name, settings in CASES:
         config = parsed(name, settings, places)
         assert type(config).model_validate(json.loads(config.model_dump_json())) == config
@@ -298,14 +367,18 @@ def test_each_signal_it_can_give_is_aligned_with_the_rollouts(
                     torch.testing.assert_close(mass, torch.zeros_like(mass), atol=1e-5, rtol=0)
 
 
-def test_a_teacher_of_no_signals_is_silent(assemble: Callable[[], Built], rollouts: list[Rollout]) -> None:
+def test_a_teacher_of_no_signals_is_silent(
+    assemble: Callable[[], Built], rollouts: list[Rollout]
+) -> None:
     teacher = assemble().teacher
     if not teacher.capabilities.signals:
         answers = teacher.score(rollouts, Full())
         assert len(answers) == len(rollouts) and all(answer.silent for answer in answers)
 
 
-def test_scoring_twice_gives_the_same_bits(assemble: Callable[[], Built], rollouts: list[Rollout]) -> None:
+def test_scoring_twice_gives_the_same_bits(
+    assemble: Callable[[], Built], rollouts: list[Rollout]
+) -> None:
     teacher = assemble().teacher
     for signal in filter(lambda signal: can(teacher, signal), SIGNALS):
         assert_same(teacher.score(rollouts, signal), teacher.score(rollouts, signal))
@@ -320,7 +393,9 @@ def test_scoring_after_training_mode_gives_the_same_bits(
     assert_same(once, built.teacher.score(rollouts, Sampled()))
 
 
-def test_the_order_of_rollouts_is_the_order_of_answers(assemble: Callable[[], Built], rollouts: list[Rollout]) -> None:
+def test_the_order_of_rollouts_is_the_order_of_answers(
+    assemble: Callable[[], Built], rollouts: list[Rollout]
+) -> None:
     teacher = assemble().teacher
     forwards = teacher.score(rollouts, Sampled())
     backwards = teacher.score(rollouts[::-1], Sampled())[::-1]
@@ -340,7 +415,10 @@ def test_saved_and_loaded_it_scores_the_same(
     built = assemble()
     built.learn(data)
     state = {name: value.clone() for name, value in built.teacher.save_state().items()}
-    weights = {stem: {k: v.clone() for k, v in named.items()} for stem, named in built.trainer.save_state().items()}
+    weights = {
+        stem: {k: v.clone() for k, v in named.items()}
+        for stem, named in built.trainer.save_state().items()
+    }
     other = assemble()
     other.trainer.load_state(weights)
     other.teacher.load_state(state)

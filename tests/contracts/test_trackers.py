@@ -25,11 +25,21 @@ def recorded(path: Path, **more: object) -> dict[str, object]:
 def test_a_tracker_is_told_every_step_and_the_end(models, tmp_path):
     found = toy_run(models, tmp_path, {**recorded(tmp_path / "calls"), "evaluation.prompts": 8})
     calls = rows(tmp_path / "calls")
-    assert [call["call"] for call in calls] == ["begin", "log", "log", "log", "log", "finish", "close"]
+    assert [call["call"] for call in calls] == [
+        "begin",
+        "log",
+        "log",
+        "log",
+        "log",
+        "finish",
+        "close",
+    ]
     assert calls[0]["first"] == 1
     assert [call["step"] for call in calls[1:5]] == [1, 2, 3, 4]
     metrics = rows(found.folder / "metrics.jsonl")
-    assert [call["metrics"]["reverse_kl"] for call in calls[1:5]] == [row["reverse_kl"] for row in metrics]
+    assert [call["metrics"]["reverse_kl"] for call in calls[1:5]] == [
+        row["reverse_kl"] for row in metrics
+    ]
     assert calls[5]["final/after/accuracy"] == found.summary["after"]["accuracy"]["mean"]
     assert calls[5]["final/tokens"] == found.summary["tokens"]
 
@@ -44,7 +54,9 @@ def test_tracking_changes_no_byte_of_the_run(models, tmp_path, finished):
 @pytest.mark.long
 def test_a_resumed_run_goes_on_as_the_same_tracked_run(models, tmp_path):
     changes = recorded(tmp_path / "calls")
-    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
+    )
     toy_run(models, tmp_path, changes, resume=True)
     calls = rows(tmp_path / "calls")
     begins = [call for call in calls if call["call"] == "begin"]
@@ -54,7 +66,9 @@ def test_a_resumed_run_goes_on_as_the_same_tracked_run(models, tmp_path):
     for call in calls:
         if call["call"] == "log":
             again = call["metrics"]["reverse_kl"]
-            assert steps.setdefault(call["step"], again) == again, "a step that is done again says the same"
+            assert steps.setdefault(call["step"], again) == again, (
+                "a step that is done again says the same"
+            )
     assert sorted(steps) == [1, 2, 3, 4]
 
 
@@ -68,7 +82,9 @@ def test_a_tracker_that_fails_does_not_stop_the_run(models, tmp_path, capsys):
     found = toy_run(models, tmp_path, recorded(tmp_path / "calls", fails_at=2), console=console)
     assert len(rows(found.folder / "metrics.jsonl")) == 4
     said = capsys.readouterr().out
-    assert said.count("warning: recording: the service is gone; the run goes on without tracking") == 1
+    assert (
+        said.count("warning: recording: the service is gone; the run goes on without tracking") == 1
+    )
     assert [call["call"] for call in rows(tmp_path / "calls")] == ["begin", "log"]
 
 
@@ -78,7 +94,9 @@ def test_another_tracker_may_take_over_after_a_resume(models, tmp_path):
     toy_run(models, tmp_path, recorded(tmp_path / "calls"), resume=True)
     calls = rows(tmp_path / "calls")
     assert calls[0]["first"] == 3
-    assert [call["step"] for call in calls if call["call"] == "log"] == [1, 2, 3, 4], "it is told what was before it"
+    assert [call["step"] for call in calls if call["call"] == "log"] == [1, 2, 3, 4], (
+        "it is told what was before it"
+    )
 
 
 def test_secrets_and_machine_paths_are_not_sent():
@@ -109,19 +127,24 @@ def test_a_run_without_tracking_writes_nothing_of_it(finished):
 def test_a_missing_package_is_one_line_with_its_command(models, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(
-        RecipeError, match=r"^tracking.type: 'wandb' is not installed \(.*\); write pip install wandb, or"
+        RecipeError,
+        match=r"^tracking.type: 'wandb' is not installed \(.*\); write pip install wandb, or",
     ):
         toy_run(models, tmp_path, {"tracking": "wandb"})
     assert not (tmp_path / "toy" / "metrics.jsonl").exists()
 
 
 def test_an_unknown_tracker_names_the_nearest(models):
-    with pytest.raises(RecipeError, match=r"tracking: no tracker named 'wandbb'; did you mean 'wandb'"):
+    with pytest.raises(
+        RecipeError, match=r"tracking: no tracker named 'wandbb'; did you mean 'wandb'"
+    ):
         toy_recipe(models, {"tracking": "wandbb"})
 
 
 def test_a_password_does_not_belong_into_a_recipe(models):
-    with pytest.raises(RecipeError, match="holds a password; write it into MLFLOW_TRACKING_PASSWORD") as caught:
+    with pytest.raises(
+        RecipeError, match="holds a password; write it into MLFLOW_TRACKING_PASSWORD"
+    ) as caught:
         toy_recipe(models, {"tracking": {"type": "mlflow", "uri": "https://me:hunter2@host"}})
     assert "hunter2" not in str(caught.value)
 
@@ -162,7 +185,9 @@ def sent(out: Path, name: str) -> Path:
     """A run of four steps, killed after the third and resumed from the second, with a canary for a key."""
     home = out / "runs" / "toy"
     home.mkdir(parents=True)
-    env = environment({"TRACKIO_DIR": str(out / "trackio"), "WANDB_API_KEY": KEY, "WANDB_MODE": "offline"})
+    env = environment(
+        {"TRACKIO_DIR": str(out / "trackio"), "WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
+    )
     env["HOME"] = str(out)
     for first, last, status in ((1, 3, 9), (3, 4, 0)):
         words = [sys.executable, "-c", SENDER, name, str(home), str(first), str(last)]
@@ -184,7 +209,9 @@ def test_tensorboard_holds_the_curve(tmp_path):
 
     events = EventAccumulator(str(sent(tmp_path, "tensorboard") / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("reverse_kl")] == [1, 2, 3, 4]
-    assert {event.step: event.value for event in events.Scalars("reverse_kl")} == pytest.approx(CURVE)
+    assert {event.step: event.value for event in events.Scalars("reverse_kl")} == pytest.approx(
+        CURVE
+    )
     assert [event.step for event in events.Scalars("final/after/accuracy")] == [4]
 
 
@@ -212,7 +239,9 @@ def test_trackio_holds_the_curve(tmp_path):
         "print(json.dumps(S.get_logs('practicum', run['name'], run_id=run['id'])))"
     )
     env = environment({"TRACKIO_DIR": str(tmp_path / "trackio")})
-    read = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    read = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     logs = [row for row in json.loads(read.stdout.splitlines()[-1]) if "reverse_kl" in row]
     assert {row["step"]: row["reverse_kl"] for row in logs} == pytest.approx(CURVE)
 
@@ -222,7 +251,9 @@ def test_wandb_holds_the_curve(tmp_path):
     pytest.importorskip("wandb")
     home = sent(tmp_path, "wandb")
     files = sorted((home / "wandb").glob("offline-run-*/*.wandb"))
-    assert {file.name for file in files} == {"run-0123456789abcdef.wandb"}, "a resumed run has the id of the first"
+    assert {file.name for file in files} == {"run-0123456789abcdef.wandb"}, (
+        "a resumed run has the id of the first"
+    )
     assert {step for file in files for step in wandb_steps(file)} == {1, 2, 3, 4}
 
 
@@ -240,7 +271,10 @@ def wandb_steps(path: Path) -> set[int]:
         place += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
             record = wandb_internal_pb2.Record.FromString(whole)
-            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            items = {
+                item.key or "/".join(item.nested_key): item.value_json
+                for item in record.history.item
+            }
             steps |= {int(items["_step"])} if "reverse_kl" in items else set()
             whole = b""
     return steps
@@ -252,6 +286,8 @@ def test_every_tracker_says_what_it_is():
         assert module.Config().type == name
         assert issubclass(type(module.Config()), module.Config)
         trackers = [
-            value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and value.__module__ == module.__name__
         ]
         assert any(issubclass(value, Tracker) for value in trackers if value is not module.Config)

@@ -29,7 +29,14 @@ from toy import (
     write_recipe,
 )
 
-from practicum.errors import DataError, ModelError, NumericError, RecipeError, ResourceError, VocabularyError
+from practicum.errors import (
+    DataError,
+    ModelError,
+    NumericError,
+    RecipeError,
+    ResourceError,
+    VocabularyError,
+)
 from practicum.runs import open_student
 
 pytestmark = pytest.mark.long
@@ -73,27 +80,40 @@ def test_a_signal_ends_the_run_after_the_step_and_the_resume_is_exact(
     assert_same_run(toy_run(models, tmp_path / "whole", changes).folder, resumed)
 
 
-def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(models: Path, tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_the_run_at_once_and_breaks_nothing(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {"rollout.max_new_tokens": 400, "train.prompts_per_step": 48, "rollout.n": 200}
     pid = start_fork(lambda: toy_run(models, tmp_path, changes), output=tmp_path / "output")
     when((tmp_path / "toy" / "starts.jsonl").is_file)
-    time.sleep(2.0)  # from the file to the first step: a run that has not begun it stops at the first signal
+    time.sleep(
+        2.0
+    )  # from the file to the first step: a run that has not begun it stops at the first signal
     os.kill(pid, signal.SIGINT)
-    when(lambda: "interrupt once more" in (tmp_path / "output").read_text())  # two signals within one call count as one
+    when(
+        lambda: "interrupt once more" in (tmp_path / "output").read_text()
+    )  # two signals within one call count as one
     os.kill(pid, signal.SIGINT)
     assert exit_status(os.waitpid(pid, 0)[1]) == 130
     assert "stopped at once" in (tmp_path / "output").read_text()
     assert lines(tmp_path / "toy" / "metrics.jsonl") == 0, "the first step was still going on"
 
 
-def test_the_command_line_answers_a_signal_with_one_line_and_its_code(models: Path, tmp_path: Path) -> None:
+def test_the_command_line_answers_a_signal_with_one_line_and_its_code(
+    models: Path, tmp_path: Path
+) -> None:
     recipe = write_recipe(models, tmp_path / "r.yaml", SLOW_STEPS)
-    pid = start_fork(command("run", str(recipe), "--out", str(tmp_path)), output=tmp_path / "output")
+    pid = start_fork(
+        command("run", str(recipe), "--out", str(tmp_path)), output=tmp_path / "output"
+    )
     when(lambda: lines(tmp_path / "toy" / "metrics.jsonl") >= 2)
     os.kill(pid, signal.SIGTERM)
     assert exit_status(os.waitpid(pid, 0)[1]) == 143
     last = (tmp_path / "output").read_text().splitlines()[-1]
-    assert last.startswith("error: stopped by SIGTERM") and "Traceback" not in (tmp_path / "output").read_text()
+    assert (
+        last.startswith("error: stopped by SIGTERM")
+        and "Traceback" not in (tmp_path / "output").read_text()
+    )
 
 
 def test_handlers_of_signals_are_given_back(models: Path, tmp_path: Path) -> None:
@@ -124,7 +144,8 @@ def test_a_disk_without_room_for_a_checkpoint_is_named_before_anything_is_comput
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
     with pytest.raises(
-        ResourceError, match=r"a checkpoint of this run needs 0\.\d MiB, 0\.1 MiB free in .*toy; free space, or"
+        ResourceError,
+        match=r"a checkpoint of this run needs 0\.\d MiB, 0\.1 MiB free in .*toy; free space, or",
     ):
         toy_run(models, tmp_path / "cut", {"evaluation.prompts": 4})
     assert not (tmp_path / "cut" / "toy" / "before.json").exists() and not lines(
@@ -134,7 +155,9 @@ def test_a_disk_without_room_for_a_checkpoint_is_named_before_anything_is_comput
     resumed = toy_run(models, tmp_path / "cut", {"evaluation.prompts": 4}, resume=True).folder
     assert_same_run(toy_run(models, tmp_path / "whole", {"evaluation.prompts": 4}).folder, resumed)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
-    toy_run(models, tmp_path / "cut", {"evaluation.prompts": 4}, resume=True)  # finished: nothing more is written
+    toy_run(
+        models, tmp_path / "cut", {"evaluation.prompts": 4}, resume=True
+    )  # finished: nothing more is written
 
 
 @pytest.mark.slow
@@ -156,17 +179,25 @@ def test_a_full_disk_is_heard_of_before_the_run_trains(models: Path, tmp_path: P
     )
     if "mount:" in done.stderr:
         pytest.skip("this machine mounts no tmpfs")
-    assert done.returncode == 8 and "a checkpoint of this run needs" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 8
+        and "a checkpoint of this run needs" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
-def test_a_folder_that_cannot_be_made_is_named_before_anything_is_computed(models: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_computed(
+    models: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", Path("/proc/nowhere")):
         with pytest.raises((RecipeError, ResourceError), match=str(out)):
             toy_run(models, out)
 
 
-def test_a_folder_deleted_while_running_is_named_at_the_next_save(models: Path, tmp_path: Path) -> None:
+def test_a_folder_deleted_while_running_is_named_at_the_next_save(
+    models: Path, tmp_path: Path
+) -> None:
     pid = start_fork(lambda: toy_run(models, tmp_path, SLOW_STEPS), output=tmp_path / "output")
     when(lambda: lines(tmp_path / "toy" / "metrics.jsonl") >= 2)
     shutil.rmtree(tmp_path / "toy")
@@ -177,14 +208,26 @@ def test_a_folder_deleted_while_running_is_named_at_the_next_save(models: Path, 
 
 def test_of_two_runs_of_one_name_exactly_one_proceeds(models: Path, tmp_path: Path) -> None:
     outputs = [tmp_path / "one", tmp_path / "two"]
-    pids = [start_fork(lambda: toy_run(models, tmp_path / "runs"), output=output) for output in outputs]
+    pids = [
+        start_fork(lambda: toy_run(models, tmp_path / "runs"), output=output) for output in outputs
+    ]
     codes = [exit_status(os.waitpid(pid, 0)[1]) for pid in pids]
-    assert sorted(codes)[0] == 0 and sorted(codes)[1] in (2, 8), [output.read_text() for output in outputs]
-    assert [row["step"] for row in rows(tmp_path / "runs" / "toy" / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert sorted(codes)[0] == 0 and sorted(codes)[1] in (2, 8), [
+        output.read_text() for output in outputs
+    ]
+    assert [row["step"] for row in rows(tmp_path / "runs" / "toy" / "metrics.jsonl")] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_of_two_resumes_exactly_one_proceeds(models: Path, tmp_path: Path) -> None:
-    assert forked(lambda: toy_run(models, tmp_path, SLOW_STEPS), {"PRACTICUM_FAULT": "update:1"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path, SLOW_STEPS), {"PRACTICUM_FAULT": "update:1"})
+        == 137
+    )
     pid = start_fork(lambda: toy_run(models, tmp_path, SLOW_STEPS, resume=True))
     when(lambda: lines(tmp_path / "toy" / "metrics.jsonl") >= 2)
     with pytest.raises(ResourceError, match=r"another process|in use|locked|already"):
@@ -193,7 +236,9 @@ def test_of_two_resumes_exactly_one_proceeds(models: Path, tmp_path: Path) -> No
     assert exit_status(os.waitpid(pid, 0)[1]) == 143
 
 
-def test_an_exploding_run_ends_and_its_checkpoints_hold_numbers(models: Path, tmp_path: Path) -> None:
+def test_an_exploding_run_ends_and_its_checkpoints_hold_numbers(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {"optimizer.learning_rate": 1e30, "train.steps": 12, "train.checkpoint_every": 1}
     with pytest.raises((NumericError, ModelError)):
         toy_run(models, tmp_path, changes)
@@ -201,7 +246,9 @@ def test_an_exploding_run_ends_and_its_checkpoints_hold_numbers(models: Path, tm
         assert all(torch.isfinite(value).all() for value in load_file(path).values()), path
 
 
-def test_a_large_learning_rate_ends_in_a_number_or_in_a_documented_error(models: Path, tmp_path: Path) -> None:
+def test_a_large_learning_rate_ends_in_a_number_or_in_a_documented_error(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {"optimizer.learning_rate": 1e3, "train.steps": 8}
     status = forked(lambda: toy_run(models, tmp_path, changes), output=tmp_path / "output")
     assert status in (0, 7), (tmp_path / "output").read_text()
@@ -215,7 +262,8 @@ TASK = {"type": "jsonl", "path": "train.jsonl", "heldout": 0, "verifier": "exact
 def jsonl(tmp_path: Path, prompts: list[str]) -> dict[str, Any]:
     """Changes for a recipe on a file with these prompts."""
     text = "".join(
-        json.dumps({"id": f"{number}", "prompt": prompt, "answer": "a"}) + "\n" for number, prompt in enumerate(prompts)
+        json.dumps({"id": f"{number}", "prompt": prompt, "answer": "a"}) + "\n"
+        for number, prompt in enumerate(prompts)
     )
     (tmp_path / "train.jsonl").write_text(text)
     return {"task": TASK, "base_dir": str(tmp_path), "train.steps": 2}
@@ -229,11 +277,17 @@ def test_no_prompts_are_a_data_error(models: Path, tmp_path: Path) -> None:
 def test_one_prompt_fills_a_whole_step(models: Path, tmp_path: Path) -> None:
     folder = toy_run(models, tmp_path, jsonl(tmp_path, ["ab"])).folder
     first = [row for row in rows(folder / "rollouts.jsonl") if row["step"] == 1]
-    assert [(row["prompt"], row["sample"]) for row in first] == [("0", number) for number in range(8)]
-    assert len({tuple(row["tokens"]) for row in first}) > 1, "each completion has a random stream of its own"
+    assert [(row["prompt"], row["sample"]) for row in first] == [
+        ("0", number) for number in range(8)
+    ]
+    assert len({tuple(row["tokens"]) for row in first}) > 1, (
+        "each completion has a random stream of its own"
+    )
 
 
-def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(models: Path, tmp_path: Path) -> None:
+def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(
+    models: Path, tmp_path: Path
+) -> None:
     events: list[str] = []
 
     class ServerScores:
@@ -250,14 +304,18 @@ def test_prompts_at_the_limit_stay_and_one_past_it_is_left_out_and_counted(model
 
         def close(self) -> None: ...
 
-    changes = {**jsonl(tmp_path, ["ab", "abc", "abcd"]), "prompt_tokens": 5}  # <user>, three letters, <assistant>
+    changes = {
+        **jsonl(tmp_path, ["ab", "abc", "abcd"]),
+        "prompt_tokens": 5,
+    }  # <user>, three letters, <assistant>
     folder = toy_run(models, tmp_path, changes, console=ServerScores()).folder
     assert {row["prompt"] for row in rows(folder / "rollouts.jsonl")} == {"0", "1"}
     assert any(text.startswith("1 of 3 prompts left out") for text in events), events
 
 
 @pytest.mark.parametrize(
-    "changes", [{"prompt_tokens": 2}, {"rollout.max_new_tokens": 512}, {"rollout.max_new_tokens": 600}]
+    "changes",
+    [{"prompt_tokens": 2}, {"rollout.max_new_tokens": 512}, {"rollout.max_new_tokens": 600}],
 )
 def test_no_room_for_any_prompt_is_said_before_the_first_step(
     models: Path, tmp_path: Path, changes: dict[str, Any]
@@ -288,16 +346,22 @@ def test_padding_of_the_vocabulary_changes_no_number(models: Path, tmp_path: Pat
     assert curve(plain, "reverse_kl") == pytest.approx(curve(other, "reverse_kl"), rel=1e-6)
 
 
-def test_a_student_with_a_padded_vocabulary_learns_and_never_says_padding(models: Path, tmp_path: Path) -> None:
+def test_a_student_with_a_padded_vocabulary_learns_and_never_says_padding(
+    models: Path, tmp_path: Path
+) -> None:
     student = make_model(tmp_path / "student", seed=1, padded_vocabulary=64)
     changes = {"student.model": str(student), "train.steps": 8}
     folder = toy_run(models, tmp_path, changes).folder
     assert max(token for row in rows(folder / "rollouts.jsonl") for token in row["tokens"]) < 11
 
 
-def test_a_permuted_vocabulary_of_the_same_size_is_refused_with_its_first_tokens(models: Path, tmp_path: Path) -> None:
+def test_a_permuted_vocabulary_of_the_same_size_is_refused_with_its_first_tokens(
+    models: Path, tmp_path: Path
+) -> None:
     other = make_model(tmp_path / "other", alphabet="dcba", seed=1)
-    with pytest.raises(VocabularyError, match=r"permuted.*id 7 is 'a' for the student and 'd' for the teacher"):
+    with pytest.raises(
+        VocabularyError, match=r"permuted.*id 7 is 'a' for the student and 'd' for the teacher"
+    ):
         toy_run(models, tmp_path, {"teacher.model": str(other)})
 
 
@@ -316,7 +380,10 @@ def broken(models: Path, tmp_path: Path, how: str) -> Path:
     if how == "a weight is missing":
         del weights[next(name for name in weights if "layers.0" in name)]
     elif how == "a weight has another shape":
-        weights = {name: value[:, :-2].contiguous() if "q_proj" in name else value for name, value in weights.items()}
+        weights = {
+            name: value[:, :-2].contiguous() if "q_proj" in name else value
+            for name, value in weights.items()
+        }
     elif how == "a weight is not a number":
         next(value for name, value in weights.items() if "q_proj" in name)[0, 0] = torch.nan
     elif how == "config for a wider model":
@@ -365,8 +432,13 @@ def test_a_broken_model_folder_is_named_before_the_first_step(
 
 def test_models_that_end_answers_differently_are_named(models: Path, tmp_path: Path) -> None:
     recipe = write_recipe(models, tmp_path / "r.yaml", {"teacher.stop": ["a"], "train.steps": 1})
-    assert forked(command("run", str(recipe), "--out", str(tmp_path)), output=tmp_path / "output") == 0
-    assert "the student stops at </s> (2), the teacher at </s> (2), a (7)" in (tmp_path / "output").read_text()
+    assert (
+        forked(command("run", str(recipe), "--out", str(tmp_path)), output=tmp_path / "output") == 0
+    )
+    assert (
+        "the student stops at </s> (2), the teacher at </s> (2), a (7)"
+        in (tmp_path / "output").read_text()
+    )
 
 
 def test_adapters_without_rank_are_refused_with_the_recipe(models: Path, tmp_path: Path) -> None:
@@ -379,7 +451,9 @@ def test_more_trainable_layers_than_there_are_is_refused(models: Path, tmp_path:
         toy_run(models, tmp_path, {"student.trainable_layers": 9})
 
 
-def test_a_checkpoint_of_another_model_is_not_put_into_the_student(finished: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_not_put_into_the_student(
+    finished: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "toy"
     shutil.copytree(finished, copy)
     other = make_model(tmp_path / "other", seed=1, hidden_size=16)
@@ -390,7 +464,9 @@ def test_a_checkpoint_of_another_model_is_not_put_into_the_student(finished: Pat
         open_student(copy)
 
 
-def test_a_run_interrupted_in_a_thread_of_a_program_leaves_signals_alone(models: Path, tmp_path: Path) -> None:
+def test_a_run_interrupted_in_a_thread_of_a_program_leaves_signals_alone(
+    models: Path, tmp_path: Path
+) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:

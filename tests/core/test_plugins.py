@@ -105,7 +105,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mypackage"
 
 
-def test_a_teacher_and_a_task_of_ones_own_train_a_student(models: Path, package: str, tmp_path: Path) -> None:
+def test_a_teacher_and_a_task_of_ones_own_train_a_student(
+    models: Path, package: str, tmp_path: Path
+) -> None:
     changes = {
         "teacher": {"type": "mypackage.even", "liked": -0.5},
         "task": {"type": "mypackage.again", "words": ["ab", "cd"]},
@@ -126,7 +128,10 @@ def test_the_dotted_name_survives_the_resolved_recipe(models: Path, package: str
 
 def test_the_settings_of_a_plugin_are_checked_like_all_others(models: Path, package: str) -> None:
     with pytest.raises(ValueError, match=r"teacher.*likde: no such key; did you mean 'liked'"):
-        toy_recipe(models, {"teacher": {"type": "mypackage.even", "likde": 1}, "objective": {"signal": "sampled"}})
+        toy_recipe(
+            models,
+            {"teacher": {"type": "mypackage.even", "likde": 1}, "objective": {"signal": "sampled"}},
+        )
 
 
 @pytest.mark.parametrize("room", ["teachers", "tasks"])
@@ -141,7 +146,8 @@ def test_every_file_of_a_room_has_settings_and_a_builder(room: str) -> None:
 @pytest.mark.parametrize("name", ["modell", "_client", "", "../model", "model "])
 def test_a_name_that_is_no_file_is_refused_with_the_nearest(name: str) -> None:
     with pytest.raises(
-        ValueError, match=r"no teacher named .*known: cached, expert, model, none, openai_api, pool, .*self"
+        ValueError,
+        match=r"no teacher named .*known: cached, expert, model, none, openai_api, pool, .*self",
     ):
         module_of("teachers", name)
 
@@ -153,6 +159,8 @@ def test_a_module_that_is_no_plugin_is_refused_by_name(models: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["..model", ".model", "a..b", "no.such.module", "a b.c"])
-def test_a_dotted_name_that_leads_nowhere_is_a_mistake_of_the_recipe(models: Path, name: str) -> None:
+def test_a_dotted_name_that_leads_nowhere_is_a_mistake_of_the_recipe(
+    models: Path, name: str
+) -> None:
     with pytest.raises(ValueError, match="teacher"):
         toy_recipe(models, {"teacher": {"type": name}})

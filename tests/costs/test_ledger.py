@@ -11,7 +11,9 @@ from toy import assert_same_run, curve, forked, make_model, rows, toy_run
 from practicum.costs import BudgetTracker, Lap, Ledger, ModelDims, cost_summary, count_read_tokens
 from practicum.recipe import Budget, Prices
 
-SHAPE = ModelDims(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+SHAPE = ModelDims(
+    parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,11 @@ def test_several_scorers_have_columns_of_their_own() -> None:
         ledger.meter(name)
     ledger.meter("teacher/math").scored([((1,), 5)], heads=True)
     row = ledger.take()
-    assert [row[f"cost/scored_tokens/{name}"] for name in ("math", "code", "reference")] == [5.0, 0.0, 0.0]
+    assert [row[f"cost/scored_tokens/{name}"] for name in ("math", "code", "reference")] == [
+        5.0,
+        0.0,
+        0.0,
+    ]
     assert cost_summary([row, row])["score"]["teachers"]["math"]["tokens"] == 10.0
 
 
@@ -86,13 +92,24 @@ def test_a_run_counts_what_it_did(models: Path, tmp_path: Path) -> None:
         own = [rollout for rollout in recorded if rollout["step"] == row["step"]]
         tokens = sum(len(rollout["tokens"]) for rollout in own)
         texts = [(tuple(rollout["prompt_tokens"]), len(rollout["tokens"])) for rollout in own]
-        assert row["cost/sampled_tokens"] == row["cost/scored_tokens"] == row["cost/update_tokens"] == tokens
+        assert (
+            row["cost/sampled_tokens"]
+            == row["cost/scored_tokens"]
+            == row["cost/update_tokens"]
+            == tokens
+        )
         assert row["cost/prompt_tokens"] == count_read_tokens(texts, shortest=0).prompt_tokens
-        assert row["cost/flops"] == sum(row[f"cost/flops_{phase}"] for phase in ("sample", "score", "update"))
+        assert row["cost/flops"] == sum(
+            row[f"cost/flops_{phase}"] for phase in ("sample", "score", "update")
+        )
     cost = run.summary["cost"]
     assert cost["flops"] == sum(row["cost/flops"] for row in metrics)
     assert cost["update"]["tokens"] == run.summary["tokens"]
-    assert cost["evaluation"]["before"]["sample"]["teacher_tokens"] > 0 == cost["sample"]["teacher_tokens"]
+    assert (
+        cost["evaluation"]["before"]["sample"]["teacher_tokens"]
+        > 0
+        == cost["sample"]["teacher_tokens"]
+    )
     assert cost["evaluation"]["after"]["flops"] > 0 and "wire_bytes" not in cost
     assert {row["wire_bytes"] for row in rows(run.folder / "timings.jsonl")} == {0.0}
     scaling = run.summary["scaling"]
@@ -106,9 +123,9 @@ def test_a_teacher_that_gives_hidden_states_costs_as_much_as_one_that_gives_logp
 ) -> None:
     """Its head is counted where it is applied."""
     full = toy_run(models, tmp_path / "full", {"train.steps": 1}).summary["cost"]
-    sampled = toy_run(models, tmp_path / "sampled", {"train.steps": 1, "objective": {"signal": "sampled"}}).summary[
-        "cost"
-    ]
+    sampled = toy_run(
+        models, tmp_path / "sampled", {"train.steps": 1, "objective": {"signal": "sampled"}}
+    ).summary["cost"]
     assert full["score"] == sampled["score"] and full["sample"] == sampled["sample"]
 
 
@@ -121,20 +138,32 @@ def test_a_teacher_that_gives_hidden_states_costs_as_much_as_one_that_gives_logp
     ],
     ids=lambda changes: str(changes["rollout.source"]),
 )
-def test_what_a_teacher_writes_is_counted(models: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_a_teacher_writes_is_counted(
+    models: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     row = rows(
-        toy_run(models, tmp_path, {"train.steps": 1, "rollout.max_new_tokens": 6, **changes}).folder / "metrics.jsonl"
+        toy_run(models, tmp_path, {"train.steps": 1, "rollout.max_new_tokens": 6, **changes}).folder
+        / "metrics.jsonl"
     )[0]
     assert row["cost/teacher_tokens"] > 0 < row["cost/sampled_tokens"]
 
 
 def test_routed_teachers_share_out_what_one_would_have_scored(models: Path, tmp_path: Path) -> None:
     member = {"type": "model", "model": str(models / "teacher")}
-    teacher = {"type": "route", "by": "outcome", "teachers": {"correct": member, "incorrect": {**member}}}
-    row = rows(toy_run(models, tmp_path, {"train.steps": 1, "teacher": teacher}).folder / "metrics.jsonl")[0]
+    teacher = {
+        "type": "route",
+        "by": "outcome",
+        "teachers": {"correct": member, "incorrect": {**member}},
+    }
+    row = rows(
+        toy_run(models, tmp_path, {"train.steps": 1, "teacher": teacher}).folder / "metrics.jsonl"
+    )[0]
     each = [row[f"cost/scored_tokens/{name}"] for name in ("correct", "incorrect")]
     assert sum(each) == row["cost/scored_tokens"] == row["tokens"]
-    assert sum(row[f"cost/flops_score/{name}"] for name in ("correct", "incorrect")) == row["cost/flops_score"]
+    assert (
+        sum(row[f"cost/flops_score/{name}"] for name in ("correct", "incorrect"))
+        == row["cost/flops_score"]
+    )
 
 
 @pytest.mark.long
@@ -144,41 +173,61 @@ def test_resumed_and_cached_runs_count_the_same(models: Path, tmp_path: Path, te
     changes = {"teacher": {"type": "cached", "teacher": member} if teacher == "cached" else member}
     changes |= {"evaluation.prompts": 2, "train.steps": 3, "train.checkpoint_every": 1}
     whole = toy_run(models, tmp_path / "whole", changes).folder
-    assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "update:3"})
+        == 137
+    )
     assert_same_run(whole, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
-def test_a_budget_ends_the_run_before_the_step_that_would_exceed_it(models: Path, tmp_path: Path) -> None:
+def test_a_budget_ends_the_run_before_the_step_that_would_exceed_it(
+    models: Path, tmp_path: Path
+) -> None:
     flops = curve(toy_run(models, tmp_path / "whole").folder, "cost/flops")
     dearest = max(flops[:2])
-    run = toy_run(models, tmp_path / "cut", {"train.budget": {"flops": flops[0] + flops[1] + dearest - 1}})
+    run = toy_run(
+        models, tmp_path / "cut", {"train.budget": {"flops": flops[0] + flops[1] + dearest - 1}}
+    )
     assert curve(run.folder, "cost/flops") == flops[:2]
-    assert run.summary["ended"] == "budget spent: no further step fits its flops" and run.summary["steps"] == 2
+    assert (
+        run.summary["ended"] == "budget spent: no further step fits its flops"
+        and run.summary["steps"] == 2
+    )
     assert (run.folder / "checkpoints" / "step-2").is_dir()
-    exactly = toy_run(models, tmp_path / "exact", {"train.budget": {"flops": flops[0] + flops[1] + dearest}})
+    exactly = toy_run(
+        models, tmp_path / "exact", {"train.budget": {"flops": flops[0] + flops[1] + dearest}}
+    )
     assert exactly.summary["steps"] == 3
 
 
 @pytest.mark.long
 def test_a_budget_that_is_not_reached_changes_nothing(models: Path, tmp_path: Path) -> None:
     plain = toy_run(models, tmp_path / "plain", {"optimizer.schedule": "cosine"}).folder
-    budget = toy_run(models, tmp_path / "budget", {"optimizer.schedule": "cosine", "train.budget.tokens": 10**9})
+    budget = toy_run(
+        models, tmp_path / "budget", {"optimizer.schedule": "cosine", "train.budget.tokens": 10**9}
+    )
     assert_same_run(plain, budget.folder)
     assert budget.summary["ended"] == "all steps done"
 
 
-def test_a_learning_rate_follows_the_planned_steps_under_a_budget(models: Path, tmp_path: Path) -> None:
+def test_a_learning_rate_follows_the_planned_steps_under_a_budget(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {"optimizer.schedule": "linear"}
     whole = toy_run(models, tmp_path / "whole", changes).folder
     cut = toy_run(
-        models, tmp_path / "cut", {**changes, "train.budget.tokens": 2 * max(curve(whole, "tokens")[:2])}
+        models,
+        tmp_path / "cut",
+        {**changes, "train.budget.tokens": 2 * max(curve(whole, "tokens")[:2])},
     ).folder
     assert curve(cut, "learning_rate") == curve(whole, "learning_rate")[:2]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["update:2", "rollout:3", "save.after_rename:1"])
-def test_a_run_under_a_budget_ends_at_the_same_step_after_a_kill(models: Path, tmp_path: Path, fault: str) -> None:
+def test_a_run_under_a_budget_ends_at_the_same_step_after_a_kill(
+    models: Path, tmp_path: Path, fault: str
+) -> None:
     costs = curve(toy_run(models, tmp_path / "long", {"train.steps": 5}).folder, "cost/flops")
     changes = {
         "train.steps": 5,
@@ -188,16 +237,24 @@ def test_a_run_under_a_budget_ends_at_the_same_step_after_a_kill(models: Path, t
     }
     whole = toy_run(models, tmp_path / "whole", changes)
     assert whole.summary["steps"] < 5
-    assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": fault}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": fault})
+        == 137
+    )
     assert_same_run(whole.folder, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
 @pytest.mark.long
-def test_a_run_killed_after_its_budget_does_not_go_on_training(models: Path, tmp_path: Path) -> None:
+def test_a_run_killed_after_its_budget_does_not_go_on_training(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {"train.budget.tokens": 1, "evaluation.prompts": 2}
     whole = toy_run(models, tmp_path / "whole", changes)
     out = tmp_path / "cut"
-    assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "save.after_rename:1"}) == 137
+    assert (
+        forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "save.after_rename:1"})
+        == 137
+    )
     assert_same_run(whole.folder, toy_run(models, out, changes, resume=True).folder)
 
 
@@ -225,9 +282,13 @@ def test_the_next_step_is_foretold_by_the_dearest_of_the_last_ten() -> None:
 
 
 def test_money_is_what_the_prices_say_and_nothing_else() -> None:
-    cost = cost_summary([{"cost/scored_tokens": 1e6, "cost/scored_prompt_tokens": 5e5, "cost/teacher_tokens": 2e6}])
+    cost = cost_summary(
+        [{"cost/scored_tokens": 1e6, "cost/scored_prompt_tokens": 5e5, "cost/teacher_tokens": 2e6}]
+    )
     assert Prices().money(cost, 7200.0) == {}
-    assert Prices(machine_hour=2, million_scored_tokens=4, million_sampled_tokens=10).money(cost, 7200.0) == {
+    assert Prices(machine_hour=2, million_scored_tokens=4, million_sampled_tokens=10).money(
+        cost, 7200.0
+    ) == {
         "machine": 4.0,
         "sampled tokens": 20.0,
         "scored tokens": 6.0,
@@ -245,7 +306,14 @@ def test_prices_stay_out_of_what_a_resume_compares(models: Path, tmp_path: Path)
 
 def test_the_report_shows_what_it_cost_in_money_too(models: Path, tmp_path: Path) -> None:
     prices = {"million_scored_tokens": 1000, "currency": "<b>EUR"}
-    folder = toy_run(models, tmp_path, {"train.steps": 2, "train.budget.tokens": 1, "prices": prices}).folder
+    folder = toy_run(
+        models, tmp_path, {"train.steps": 2, "train.budget.tokens": 1, "prices": prices}
+    ).folder
     page = (folder / "report.html").read_text()
-    assert "<dt>operations</dt>" in page and "&lt;b&gt;EUR" in page and "scored tokens" in page and "<b>EUR" not in page
+    assert (
+        "<dt>operations</dt>" in page
+        and "&lt;b&gt;EUR" in page
+        and "scored tokens" in page
+        and "<b>EUR" not in page
+    )
     assert "no further step fits its tokens" in page and "step 1 of 2" in page

@@ -22,7 +22,9 @@ from practicum.costs import ModelDims, ReadTokens, TrainableDims, count_read_tok
 from practicum.models.config import Lora
 from practicum.types import ScoreRequest
 
-TINY = ModelDims(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+TINY = ModelDims(
+    parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4
+)
 
 
 def test_forward_by_hand() -> None:
@@ -45,14 +47,19 @@ def test_what_is_frozen_costs_its_forward_pass_alone() -> None:
     upper = TrainableDims(parameters=500, layers=1, body=500, adapters=0, head=False)
     read = ReadTokens(tokens=10, prompt_tokens=4, contexts=55)
     # forward; gradient through one of two layers (attention twice); 500 weights; the head forward and into its input
-    assert upper.update(TINY, read, 6) == 2 * 1000 * 10 + 64 * 55 + 1000 * 10 + 2 * 32 * 55 + 2 * 500 * 10 + 2 * 800 * 6
+    assert (
+        upper.update(TINY, read, 6)
+        == 2 * 1000 * 10 + 64 * 55 + 1000 * 10 + 2 * 32 * 55 + 2 * 500 * 10 + 2 * 800 * 6
+    )
 
 
 def test_texts_are_read_as_the_packed_backend_reads_them() -> None:
     shared, rest = tuple(range(20)), (1,) * 16
     texts = [((*shared, *rest), 5), ((*shared, *rest), 1), ((*shared, 3), 4)]
     read = count_read_tokens(texts)
-    packing = PackedBatch([ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu"))
+    packing = PackedBatch(
+        [ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu")
+    )
     assert read.prompt_tokens == 20 + 16 + 1
     assert read.tokens == 37 + 4 + 0 + 3 == len(packing.ids)
     assert read.contexts == int((packing.positions + 1).sum())
@@ -60,15 +67,24 @@ def test_texts_are_read_as_the_packed_backend_reads_them() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([0, 15, 16, 17, 40]), st.sampled_from([1, 2, 15, 16, 17]), st.integers(1, 4)),
+        st.tuples(
+            st.sampled_from([0, 15, 16, 17, 40]),
+            st.sampled_from([1, 2, 15, 16, 17]),
+            st.integers(1, 4),
+        ),
         min_size=1,
         max_size=6,
     ),
     st.data(),
 )
 def test_reading_equals_packing(sizes: list[tuple[int, int, int]], data: st.DataObject) -> None:
-    texts = [((1,) * begins + (data.draw(st.integers(2, 3)),) * rest, count) for begins, rest, count in sizes]
-    packing = PackedBatch([ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu"))
+    texts = [
+        ((1,) * begins + (data.draw(st.integers(2, 3)),) * rest, count)
+        for begins, rest, count in sizes
+    ]
+    packing = PackedBatch(
+        [ScoreRequest(prompt, (7,) * count) for prompt, count in texts], torch.device("cpu")
+    )
     read = count_read_tokens(texts)
     assert (read.tokens, read.contexts) == (len(packing.ids), int((packing.positions + 1).sum()))
 
@@ -124,7 +140,10 @@ def _entry(model: LanguageModel, tokens: int) -> int:
     attention = model.model.base_model.layers[-1].self_attn
     maps = [attention.q_proj, attention.k_proj, attention.v_proj]
     return sum(
-        2 * weight.numel() * tokens for part in maps for name, weight in part.named_parameters() if "lora_B" not in name
+        2 * weight.numel() * tokens
+        for part in maps
+        for name, weight in part.named_parameters()
+        if "lora_B" not in name
     )
 
 
@@ -139,5 +158,7 @@ def test_a_model_of_random_sizes() -> None:
         2,
         8,
     )
-    assert measure_trainable(tiny("qwen3")) == TrainableDims(shape.parameters, 2, shape.body, 0, True)
+    assert measure_trainable(tiny("qwen3")) == TrainableDims(
+        shape.parameters, 2, shape.body, 0, True
+    )
     assert replace(shape, adapters=0) == shape

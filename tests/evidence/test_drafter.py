@@ -24,7 +24,10 @@ COUNT = 1000
 def models(tmp_path_factory):
     """A drafter that knows nothing, and a target that has learned a little."""
     home = tmp_path_factory.mktemp("models")
-    folders = [make_model(home / f"steps-{steps}", hidden_size=16, seed=steps, pretrain=steps) for steps in (0, 12)]
+    folders = [
+        make_model(home / f"steps-{steps}", hidden_size=16, seed=steps, pretrain=steps)
+        for steps in (0, 12)
+    ]
     return [load(ModelConfig(model=str(folder))) for folder in folders]
 
 
@@ -45,7 +48,9 @@ def exact(model, params, text=()):
     ids = torch.tensor([[5, 6, 7, *text]])
     with torch.no_grad():
         hidden = language_model.body(ids, torch.ones_like(ids, dtype=torch.bool))[0, -1]
-        chances = language_model.head().logprobs(hidden).div(params.temperature).softmax(dim=-1).tolist()
+        chances = (
+            language_model.head().logprobs(hidden).div(params.temperature).softmax(dim=-1).tolist()
+        )
     ends = [(exact(model, params, (*text, token)), chance) for token, chance in enumerate(chances)]
     return {end: chance * rest for found, chance in ends for end, rest in found.items()}
 
@@ -69,8 +74,12 @@ def test_texts_are_distributed_as_the_targets_and_not_as_the_drafters(models):
     texts, spent = decoded(drafter, target, COUNT, params)
     assert 0.1 < spent.kept / spent.examined < 0.9, "drafts are kept and rejected"
     assert likelihood(texts, chances) > 0.01
-    own = LocalSampler(drafter.language_model).sample([SampleRequest((5, 6, 7), seed) for seed in range(COUNT)], params)
-    assert likelihood([tuple(sample.tokens.tolist()) for sample in own], chances) < 1e-6, "the test tells the two apart"
+    own = LocalSampler(drafter.language_model).sample(
+        [SampleRequest((5, 6, 7), seed) for seed in range(COUNT)], params
+    )
+    assert likelihood([tuple(sample.tokens.tolist()) for sample in own], chances) < 1e-6, (
+        "the test tells the two apart"
+    )
 
 
 def test_a_drafter_that_is_the_target_is_never_rejected_and_greedy_drafts_are_kept_or_not(models):
@@ -78,7 +87,9 @@ def test_a_drafter_that_is_the_target_is_never_rejected_and_greedy_drafts_are_ke
     params = SamplingParams(8)
     texts, spent = decoded(target, target, 16, params)
     assert {len(text) for text in texts} == {8}
-    assert spent == Spent(examined=16 * 6, kept=16 * 6, written=16 * 8, calls=16 * 2), "3 drafted and one more, twice"
+    assert spent == Spent(examined=16 * 6, kept=16 * 6, written=16 * 8, calls=16 * 2), (
+        "3 drafted and one more, twice"
+    )
     greedy = SamplingParams(8, temperature=0.0)
     (text,), _ = decoded(drafter, target, 1, greedy)
     (own,) = LocalSampler(target.language_model).sample([SampleRequest((5, 6, 7), 0)], greedy)
@@ -92,7 +103,10 @@ def test_the_same_seeds_write_the_same_texts_whatever_shares_their_batch(models)
     assert whole[:5] == few
 
 
-TEACHER = {"type": "model", "model": {"hidden_size": 16, "layers": 1, "heads": 2, "seed": 2, "pretrain": {"steps": 5}}}
+TEACHER = {
+    "type": "model",
+    "model": {"hidden_size": 16, "layers": 1, "heads": 2, "seed": 2, "pretrain": {"steps": 5}},
+}
 
 
 def finished(models, out, teacher):
@@ -126,7 +140,9 @@ def test_a_drafter_needs_one_model_to_draft_for(tmp_path):
     other = {**TEACHER, "model": {**TEACHER["model"], "seed": 3}}
     pool = {"type": "pool", "kind": "geometric", "teachers": {"one": TEACHER, "other": other}}
     folder = finished(tmp_path / "models", tmp_path / "out", pool)
-    with pytest.raises(RecipeError, match=r"drafts are for one model .*write teacher: \{type: model\}"):
+    with pytest.raises(
+        RecipeError, match=r"drafts are for one model .*write teacher: \{type: model\}"
+    ):
         drafting(folder, 2)
 
 
@@ -134,16 +150,29 @@ def test_a_drafter_needs_one_model_to_draft_for(tmp_path):
 def test_a_reproduction_aims_at_acceptance(tmp_path):
     file = tmp_path / "drafter.yaml"
     arms = {
-        "before": {"about": "one", "set": {"optimizer": {"learning_rate": 1e-12}}, "learning_rates": [1e-12]},
+        "before": {
+            "about": "one",
+            "set": {"optimizer": {"learning_rate": 1e-12}},
+            "learning_rates": [1e-12],
+        },
         "tvd": {"about": "two", "set": {"objective": {"divergence": "tvd"}}},
     }
     test = {"better": "tvd", "than": "before", "measure": "acceptance"}
     claims = [{**SMALL["claims"][0], "tests": [test]}]
     measure = {"type": "drafter", "gamma": 2}
-    file.write_text(yaml.safe_dump({**SMALL, "measure": measure, "aim": "acceptance", "arms": arms, "claims": claims}))
+    file.write_text(
+        yaml.safe_dump(
+            {**SMALL, "measure": measure, "aim": "acceptance", "arms": arms, "claims": claims}
+        )
+    )
     found = reproduce(file, full=True, out=tmp_path / "out")
     tried = {row["learning_rate"]: row["acceptance"] for row in found.results.tried}
     assert found.results.chosen["tvd"]["learning_rate"] == max(tried, key=tried.__getitem__)
-    assert {"acceptance", "tokens_per_call", "expected_acceptance"} <= found.results.readings["before"].keys()
+    assert {"acceptance", "tokens_per_call", "expected_acceptance"} <= found.results.readings[
+        "before"
+    ].keys()
     assert "acceptance at the end" in (found.folder / "plot.svg").read_text()
-    assert reproduce(file, full=True, out=tmp_path / "out", resume=True).results.readings == found.results.readings
+    assert (
+        reproduce(file, full=True, out=tmp_path / "out", resume=True).results.readings
+        == found.results.readings
+    )

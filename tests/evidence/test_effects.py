@@ -28,7 +28,12 @@ def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
     data["arms"] = {arm: data["arms"][arm] for arm in arms}
     first, second = arms[:2]
     data["claims"] = [
-        {"claim": "", "paper": "1011.0686", "theirs": "", "tests": [{"better": first, "than": second}]},
+        {
+            "claim": "",
+            "paper": "1011.0686",
+            "theirs": "",
+            "tests": [{"better": first, "than": second}],
+        },
     ]
     data["quick"] = {"seeds": spec.quick.seeds, "sweep": False, "set": {"train": {"steps": steps}}}
     file = folder / f"{name}.yaml"
@@ -38,7 +43,9 @@ def only(name: str, arms: list[str], steps: int, folder: Path) -> Path:
 
 def test_the_whole_vocabulary_has_several_times_the_signal_of_the_sampled_token(tmp_path):
     results = reproduce("signal", out=tmp_path).results
-    assert mean(results, "full", "signal_to_noise") >= 3 * mean(results, "sampled", "signal_to_noise")
+    assert mean(results, "full", "signal_to_noise") >= 3 * mean(
+        results, "sampled", "signal_to_noise"
+    )
     assert mean(results, "topk_4", "cosine") >= 0.9
 
 
@@ -47,7 +54,9 @@ def test_prompts_of_both_skills_bring_the_old_one_back_and_keep_the_new(tmp_path
     results = reproduce("forgetting", out=tmp_path).results
     assert mean(results, "opd_both", "accuracy/reverse") >= 0.9
     assert mean(results, "opd_both", "accuracy/sort") >= 0.9
-    assert mean(results, "opd_old_prompts", "accuracy/sort") < mean(results, "opd_both", "accuracy/sort")
+    assert mean(results, "opd_old_prompts", "accuracy/sort") < mean(
+        results, "opd_both", "accuracy/sort"
+    )
 
 
 @pytest.mark.slow
@@ -59,7 +68,9 @@ def test_where_mistakes_can_be_mended_the_students_own_states_teach_faster(tmp_p
 
 @pytest.mark.slow
 def test_a_reward_for_the_whole_answer_costs_more_with_every_letter(tmp_path):
-    results = reproduce(only("search_cost", ["opd_4", "rl_4", "rl_2"], 300, tmp_path), out=tmp_path).results
+    results = reproduce(
+        only("search_cost", ["opd_4", "rl_4", "rl_2"], 300, tmp_path), out=tmp_path
+    ).results
     assert mean(results, "opd_4") >= 0.5, "a teacher finds four letters"
     assert mean(results, "rl_4") <= 0.05, "a reward finds nothing in as many steps"
     until = results.spent_until("rl_2", 0.25, "flops")

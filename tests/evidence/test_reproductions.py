@@ -7,7 +7,13 @@ from typer.testing import CliRunner
 from practicum.cli.app import app
 from practicum.cli.listing import list_names
 from practicum.errors import PracticumError, RecipeError
-from practicum.evidence import evidence_page, load_reproduction, read_results, reproduce, reproduction_names
+from practicum.evidence import (
+    evidence_page,
+    load_reproduction,
+    read_results,
+    reproduce,
+    reproduction_names,
+)
 from practicum.evidence.measures.runs import rates_tried
 from practicum.evidence.study import Reproduction, resolve_stage_models
 from practicum.recipe import packaged_recipes, parse_recipe, recipe_names
@@ -25,13 +31,19 @@ def test_every_arm_is_a_recipe_in_both_forms(name):
             recipe = parse_recipe({**data, "name": arm}, f"{name}, arm {arm}")
             assert recipe.train.steps >= 1
             if study.spec.measure.type == "pipelines":
-                whole = parse_pipeline({**study.pipeline_of(arm, form), "name": arm}, f"{name}, arm {arm}")
-                assert len(whole.stages) == len(study.recipe["stages"]) - len(study.spec.arms[arm].without)
+                whole = parse_pipeline(
+                    {**study.pipeline_of(arm, form), "name": arm}, f"{name}, arm {arm}"
+                )
+                assert len(whole.stages) == len(study.recipe["stages"]) - len(
+                    study.spec.arms[arm].without
+                )
 
 
 def test_reproductions_are_no_recipes_to_run():
     assert not any(name.startswith("reproductions/") for name in recipe_names())
-    assert {path.stem for path in (packaged_recipes() / "reproductions").glob("*.yaml")} == set(reproduction_names())
+    assert {path.stem for path in (packaged_recipes() / "reproductions").glob("*.yaml")} == set(
+        reproduction_names()
+    )
 
 
 SMALL = {
@@ -56,7 +68,11 @@ SMALL = {
     "learning_rates": [0.001, 0.01],
     "arms": {
         "reverse": {"about": "one", "set": {}},
-        "forward": {"about": "two", "set": {"objective": {"divergence": "forward_kl"}}, "learning_rates": [0.001]},
+        "forward": {
+            "about": "two",
+            "set": {"objective": {"divergence": "forward_kl"}},
+            "learning_rates": [0.001],
+        },
     },
     "full": {"seeds": 1},
     "claims": [
@@ -80,11 +96,16 @@ def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
     results = read_results(found.folder / "results.json")
     assert results == found.results
     assert sorted(results.readings["reverse"]["accuracy"]) == [0]
-    assert [(row["arm"], row["learning_rate"]) for row in results.tried] == [("reverse", 0.001), ("reverse", 0.01)]
+    assert [(row["arm"], row["learning_rate"]) for row in results.tried] == [
+        ("reverse", 0.001),
+        ("reverse", 0.01),
+    ]
     assert [row["chosen"] for row in results.tried].count(True) == 1
     assert all(isinstance(row["alarms"], list) for row in results.tried)
     assert set(results.chosen) == {"reverse"}, "an arm with one learning rate is not swept"
-    assert {"pass@1", "pass@2", "distinct", "length", "spent/flops"} <= results.readings["forward"].keys()
+    assert {"pass@1", "pass@2", "distinct", "length", "spent/flops"} <= results.readings[
+        "forward"
+    ].keys()
     assert "<svg" in (found.folder / "plot.svg").read_text()
     with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
         reproduce(file, full=True, out=tmp_path / "out")
@@ -100,7 +121,10 @@ def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
     file.write_text(yaml.safe_dump({**SMALL, "arms": arms, "claims": claims}))
     done = CliRunner().invoke(app, ["reproduce", str(file), "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
-    assert "runs that failed: 1; the verdicts stand without them; --resume tries them again" in done.output
+    assert (
+        "runs that failed: 1; the verdicts stand without them; --resume tries them again"
+        in done.output
+    )
     failed = read_results(tmp_path / "out" / "broken-quick" / "results.json").failed
     assert len(failed) == 1 and failed[0].startswith("broken, seed 0: failed: ")
 
@@ -119,7 +143,10 @@ def test_where_robustness_is_asked_the_sweep_is_drawn_as_a_map_and_the_doctor_is
 
 def test_a_gradient_is_measured_without_training(tmp_path):
     file = tmp_path / "gradient.yaml"
-    sampled = {"about": "two", "set": {"objective": {"signal": "sampled", "estimator": "score_function"}}}
+    sampled = {
+        "about": "two",
+        "set": {"objective": {"signal": "sampled", "estimator": "score_function"}},
+    }
     data = {
         **SMALL,
         "measure": {"type": "gradient", "quick_batches": 3},
@@ -129,7 +156,9 @@ def test_a_gradient_is_measured_without_training(tmp_path):
                 "claim": "less noise",
                 "paper": "2306.08543",
                 "theirs": "1",
-                "tests": [{"ratio": "full", "over": "sampled", "measure": "signal_to_noise", "least": 3}],
+                "tests": [
+                    {"ratio": "full", "over": "sampled", "measure": "signal_to_noise", "least": 3}
+                ],
             }
         ],
     }
@@ -148,20 +177,44 @@ def test_a_sweep_chooses_by_what_is_aimed_at():
     }
 
     def chosen(**aim):
-        rows = rates_tried(scores, {}, swept, Reproduction(question="?", arms={}, claims=SMALL["claims"], **aim))
+        rows = rates_tried(
+            scores, {}, swept, Reproduction(question="?", arms={}, claims=SMALL["claims"], **aim)
+        )
         return next(row for row in rows if row["chosen"])
 
-    assert chosen() == {"arm": "one", "learning_rate": 0.001, "accuracy": 0.5, "chosen": True, "alarms": []}
+    assert chosen() == {
+        "arm": "one",
+        "learning_rate": 0.001,
+        "accuracy": 0.5,
+        "chosen": True,
+        "alarms": [],
+    }
     assert chosen(aim="reverse_kl")["learning_rate"] == 0.001
-    low = {"arm": "one", "learning_rate": 0.01, "accuracy": 0.4, "reverse_kl": 0.1, "chosen": True, "alarms": []}
+    low = {
+        "arm": "one",
+        "learning_rate": 0.01,
+        "accuracy": 0.4,
+        "reverse_kl": 0.1,
+        "chosen": True,
+        "alarms": [],
+    }
     assert chosen(aim="reverse_kl", aim_at="lowest") == low
-    with pytest.raises(PracticumError, match="no learning rate of arm 'one' finished a run with 'acceptance'"):
+    with pytest.raises(
+        PracticumError, match="no learning rate of arm 'one' finished a run with 'acceptance'"
+    ):
         chosen(aim="acceptance")
 
 
 STAGES = [
-    {"name": "first", "rollout": {"source": "teacher"}, "objective": {"signal": "text", "divergence": "ce"}},
-    {"name": "second", "monitors": {"M31": {"action": "finish", "change": 1.0, "level": -1.0, "persistence": 1}}},
+    {
+        "name": "first",
+        "rollout": {"source": "teacher"},
+        "objective": {"signal": "text", "divergence": "ce"},
+    },
+    {
+        "name": "second",
+        "monitors": {"M31": {"action": "finish", "change": 1.0, "level": -1.0, "persistence": 1}},
+    },
 ]
 
 
@@ -174,48 +227,74 @@ def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
         "evaluation": {"prompts": 8, "every": 1},
         "train": {"steps": 3, "prompts_per_step": 4, "threads": 1},
         "stages": STAGES,
-        "arms": {"whole": {"about": "both"}, "without_first": {"about": "one", "without": ["first"]}},
+        "arms": {
+            "whole": {"about": "both"},
+            "without_first": {"about": "one", "without": ["first"]},
+        },
         "claims": [{**SMALL["claims"][0], "tests": [test, {**test, "at": "equal_flops"}]}],
     }
     file.write_text(yaml.safe_dump(data))
     found = reproduce(file, out=tmp_path / "out")
     results = read_results(found.folder / "results.json")
     whole, one = (
-        {name: by_seed[0] for name, by_seed in results.readings[arm].items()} for arm in found.study.spec.arms
+        {name: by_seed[0] for name, by_seed in results.readings[arm].items()}
+        for arm in found.study.spec.arms
     )
     assert (whole["steps/first"], whole["steps/second"], one["steps/second"]) == (3, 1, 1), (
         "the monitor ends the second"
     )
     assert "steps/first" not in one and {"after/second", "reverse_kl", "length"} <= one.keys()
-    assert whole["spent/steps"] == 4 and whole["spent/flops"] == whole["flops/first"] + whole["flops/second"]
+    assert (
+        whole["spent/steps"] == 4
+        and whole["spent/flops"] == whole["flops/first"] + whole["flops/second"]
+    )
     curve = results.curves["whole"][0]
     assert [moment.spent.get("steps", 0) for moment in curve] == [0, 1, 2, 3, 4]
     assert (curve[3].accuracy, curve[-1].accuracy) == (whole["after/first"], whole["accuracy"])
-    assert curve[-1].spent["flops"] == whole["spent/flops"] and results.alarms["whole"][0] == ["M31"]
-    assert 0 in results.readings["teacher"]["accuracy"] and "<svg" in (found.folder / "plot.svg").read_text()
-    assert len(list((found.folder / "models").glob("scratch-*"))) == 2, "all arms share their models"
-    seconds = {path: path.stat().st_mtime_ns for path in found.folder.glob("runs/*/seed-0/report.html")}
+    assert curve[-1].spent["flops"] == whole["spent/flops"] and results.alarms["whole"][0] == [
+        "M31"
+    ]
+    assert (
+        0 in results.readings["teacher"]["accuracy"]
+        and "<svg" in (found.folder / "plot.svg").read_text()
+    )
+    assert len(list((found.folder / "models").glob("scratch-*"))) == 2, (
+        "all arms share their models"
+    )
+    seconds = {
+        path: path.stat().st_mtime_ns for path in found.folder.glob("runs/*/seed-0/report.html")
+    }
     again = reproduce(file, out=tmp_path / "out", resume=True)
     assert again.results.readings == results.readings and len(seconds) == 2
-    assert {path: path.stat().st_mtime_ns for path in seconds} == seconds, "what is finished is not run again"
+    assert {path: path.stat().st_mtime_ns for path in seconds} == seconds, (
+        "what is finished is not run again"
+    )
     data["arms"]["without_first"]["without"] = ["frist"]
     file.write_text(yaml.safe_dump(data))
-    with pytest.raises(RecipeError, match=r"arms.without_first.without: no stage named 'frist'; did you mean 'first'"):
+    with pytest.raises(
+        RecipeError,
+        match=r"arms.without_first.without: no stage named 'frist'; did you mean 'first'",
+    ):
         load_reproduction(file)
 
 
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(
-        RecipeError, match="no reproduction 'tabel': not a file and not a packaged one; did you mean 'table'"
+        RecipeError,
+        match="no reproduction 'tabel': not a file and not a packaged one; did you mean 'table'",
     ):
         load_reproduction("tabel")
     file = tmp_path / "broken.yaml"
     claims = [{**SMALL["claims"][0], "tests": [{"better": "revers", "than": "forward"}]}]
     file.write_text(yaml.safe_dump({**SMALL, "claims": claims}))
-    with pytest.raises(RecipeError, match=r"claims\[0\]: no arm named 'revers'; did you mean 'reverse'"):
+    with pytest.raises(
+        RecipeError, match=r"claims\[0\]: no arm named 'revers'; did you mean 'reverse'"
+    ):
         load_reproduction(file)
     file.write_text(yaml.safe_dump({**SMALL, "quick": {"seed": 1}}))
-    with pytest.raises(RecipeError, match=r"broken.yaml: quick.seed: no such key; did you mean 'seeds'"):
+    with pytest.raises(
+        RecipeError, match=r"broken.yaml: quick.seed: no such key; did you mean 'seeds'"
+    ):
         load_reproduction(file)
 
 
@@ -233,7 +312,13 @@ def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
     ]
     data = {
         **SMALL,
-        "task": {"type": "skills", "skills": ["copy", "sort"], "alphabet": "abc", "train_size": 4, "heldout_size": 4},
+        "task": {
+            "type": "skills",
+            "skills": ["copy", "sort"],
+            "alphabet": "abc",
+            "train_size": 4,
+            "heldout_size": 4,
+        },
         "quick": {"seeds": 1, "sweep": False, "set": {"evaluation": {"samples": 1}}},
         "claims": [{"claim": "it falls", "paper": "2306.13649", "theirs": "1", "tests": tests}],
     }
@@ -241,7 +326,12 @@ def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
     file.write_text(yaml.safe_dump(data))
     results = reproduce(file, out=tmp_path / "out").results
     read = results.readings["forward"]
-    assert {"accuracy/sort", "accuracy/copy", "before/accuracy/sort", "before/accuracy/copy"} <= read.keys()
+    assert {
+        "accuracy/sort",
+        "accuracy/copy",
+        "before/accuracy/sort",
+        "before/accuracy/copy",
+    } <= read.keys()
     assert results.readings["teacher"].keys() == {"accuracy", "accuracy/sort", "accuracy/copy"}
     page = evidence_page([load_reproduction(file)], {"domains": results})
     assert (

@@ -6,7 +6,12 @@ import pytest
 
 from practicum.core.plugins import module_of
 from practicum.errors import RecipeError
-from practicum.evidence.measures.turns import count_wrong_turns, growth_of, shares_wrong, tasks_by_turns
+from practicum.evidence.measures.turns import (
+    count_wrong_turns,
+    growth_of,
+    shares_wrong,
+    tasks_by_turns,
+)
 from practicum.recipe import parse_recipe
 from practicum.run_dir import read_json
 from practicum.runs import run
@@ -27,11 +32,17 @@ def walks(turns: int, **settings: object):
 
 
 def test_growth_by_hand():
-    assert growth_of([0.1] * 16)["growth"] == pytest.approx(1), "mistakes that are as likely at every turn"
+    assert growth_of([0.1] * 16)["growth"] == pytest.approx(1), (
+        "mistakes that are as likely at every turn"
+    )
     growing = growth_of([0.01 * turn for turn in range(1, 101)])
     assert growing["growth"] == pytest.approx(2, abs=0.02), "mistakes that add up"
-    assert growing["wrong_turns"] == pytest.approx(50.5) and growing["wrong_turns/half"] == pytest.approx(12.75)
-    assert growth_of([0.0, 0.0, 0.5, 0.5]) == {"wrong_turns": 1.0, "wrong_turns/half": 0.0}, "no growth from nothing"
+    assert growing["wrong_turns"] == pytest.approx(50.5) and growing[
+        "wrong_turns/half"
+    ] == pytest.approx(12.75)
+    assert growth_of([0.0, 0.0, 0.5, 0.5]) == {"wrong_turns": 1.0, "wrong_turns/half": 0.0}, (
+        "no growth from nothing"
+    )
 
 
 @pytest.mark.long
@@ -56,7 +67,9 @@ def test_every_turn_is_judged_as_if_it_were_the_last():
     right = {"prompt": prompt.id, "text": "\n".join(said)}
     assert shares_wrong(tasks, [right]) == [0.0] * 6
     cut = {"prompt": prompt.id, "text": "\n".join(said[:2])}
-    assert shares_wrong(tasks, [cut]) == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0], "what was cut is wrong from there on"
+    assert shares_wrong(tasks, [cut]) == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0], (
+        "what was cut is wrong from there on"
+    )
     assert shares_wrong(tasks, [right, cut]) == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
 
 
@@ -72,7 +85,8 @@ def test_a_task_without_turns_is_refused():
             update={"task": module_of("tasks", task["type"]).Config.model_validate(task)}
         )
         with pytest.raises(
-            RecipeError, match="conversations are halved; take a task with an even number of `turns`, as"
+            RecipeError,
+            match="conversations are halved; take a task with an even number of `turns`, as",
         ):
             tasks_by_turns(recipe)
 
@@ -94,5 +108,7 @@ def test_a_run_is_counted_by_its_last_evaluation(tmp_path: Path):
     answers = read_json(folder / "after.json")["student"]["answers"]
     by_hand = shares_wrong(tasks_by_turns(recipe), answers)
     assert found == growth_of(by_hand)
-    assert by_hand[-1] == pytest.approx(1 - read_json(folder / "after.json")["student"]["accuracy"]["mean"])
+    assert by_hand[-1] == pytest.approx(
+        1 - read_json(folder / "after.json")["student"]["accuracy"]["mean"]
+    )
     assert 0 <= found["wrong_turns/half"] <= found["wrong_turns"] <= 4

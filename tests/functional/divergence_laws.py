@@ -13,7 +13,10 @@ from practicum.functional.divergences import DIVERGENCES, DistributionPair
 
 def random_logits(seed, positions=4, vocabulary=6, scale=1.5, count=2):
     generator = torch.Generator().manual_seed(seed)
-    return [scale * torch.randn(positions, vocabulary, generator=generator, dtype=torch.float64) for _ in range(count)]
+    return [
+        scale * torch.randn(positions, vocabulary, generator=generator, dtype=torch.float64)
+        for _ in range(count)
+    ]
 
 
 def logp(logits):
@@ -49,7 +52,9 @@ def non_negative(divergence, parameter, student, teacher):
 def gradient_is_of_the_value(divergence, parameter, student, teacher):
     if divergence.exact_gradient:
         logits = student[:2].clone().requires_grad_()
-        assert torch.autograd.gradcheck(lambda z: divergence.value(logp(z), logp(teacher[:2]), parameter), (logits,))
+        assert torch.autograd.gradcheck(
+            lambda z: divergence.value(logp(z), logp(teacher[:2]), parameter), (logits,)
+        )
 
 
 def order_of_the_vocabulary(divergence, parameter, student, teacher):
@@ -73,7 +78,11 @@ def impossible_stays_finite(divergence, parameter, student, teacher):
         assert gradient(lambda x: divergence.value(x, t, parameter), s).isfinite().all()
     forbidden = student.masked_fill(banned, -math.inf)
     assert divergence.value(logp(forbidden), logp(teacher), parameter).isfinite().all()
-    assert gradient(lambda x: divergence.value(x, logp(teacher), parameter), forbidden).isfinite().all()
+    assert (
+        gradient(lambda x: divergence.value(x, logp(teacher), parameter), forbidden)
+        .isfinite()
+        .all()
+    )
     # Impossible for both: as if those tokens were not in the vocabulary.
     small = divergence.value(logp(student[:, ~banned]), logp(teacher[:, ~banned]), parameter)
     close(value, small)
@@ -124,7 +133,9 @@ def limits(divergence, _parameter, student, teacher):
     s, t = logp(student), logp(teacher)
     for name, parameter, scale, limit in LIMITS:
         if name == divergence.name:
-            close(divergence.value(s, t, parameter) / scale, DIVERGENCES[limit].value(s, t), rel=1e-3)
+            close(
+                divergence.value(s, t, parameter) / scale, DIVERGENCES[limit].value(s, t), rel=1e-3
+            )
 
 
 def bounds(divergence, parameter, student, teacher):
@@ -165,7 +176,9 @@ def head_and_sampled_tail(divergence, parameter, student, teacher):
     coefficient = divergence.tail_coefficient(s, t, parameter)
 
     def hybrid(x):
-        head = divergence.value(F.restrict(x, ids, valid, "sampled"), F.restrict(t, ids, valid, "sampled"), parameter)
+        head = divergence.value(
+            F.restrict(x, ids, valid, "sampled"), F.restrict(t, ids, valid, "sampled"), parameter
+        )
         return head + (tail * s.exp() * coefficient * x).sum(-1)
 
     close(gradient(hybrid, student), gradient(lambda x: divergence.value(x, t, parameter), student))
@@ -191,7 +204,9 @@ def all_candidates_are_the_whole(divergence, parameter, student, teacher):
     for support in F.SUPPORTS:
         ids, valid = F.candidates(s, t, s.shape[-1] + 3, support)
         for tail in F.TAILS:
-            part = divergence.value(F.restrict(s, ids, valid, tail), F.restrict(t, ids, valid, tail), parameter)
+            part = divergence.value(
+                F.restrict(s, ids, valid, tail), F.restrict(t, ids, valid, tail), parameter
+            )
             close(part, whole)
 
 
@@ -201,7 +216,9 @@ def bucket_is_a_lower_bound(divergence, parameter, student, teacher):
     s, t = logp(student), logp(teacher)
     for support in F.SUPPORTS:
         ids, valid = F.candidates(s, t, 3, support)
-        part = divergence.value(F.restrict(s, ids, valid, "bucket"), F.restrict(t, ids, valid, "bucket"), parameter)
+        part = divergence.value(
+            F.restrict(s, ids, valid, "bucket"), F.restrict(t, ids, valid, "bucket"), parameter
+        )
         assert (part <= divergence.value(s, t, parameter) + 1e-5).all()
         assert (part >= -1e-6).all()
 
@@ -242,11 +259,14 @@ TWINS = {
     "skew_forward_kl": lambda s, t, a: _kl(t, _mix(a, t, s)),
     "skew_reverse_kl": lambda s, t, a: _kl(s, _mix(1 - a, t, s)),
     "mixed_kl": lambda s, t, w: w * _kl(t, s) + (1 - w) * _kl(s, t),
-    "alpha": lambda s, t, a: (1 - sum(y**a * x ** (1 - a) for x, y in zip(s, t, strict=True))) / (a * (1 - a)),
+    "alpha": lambda s, t, a: (
+        (1 - sum(y**a * x ** (1 - a) for x, y in zip(s, t, strict=True))) / (a * (1 - a))
+    ),
     "tvd": lambda s, t, _: sum(abs(y - x) for x, y in zip(s, t, strict=True)) / 2,
     "adaptive_kl": _akl,
     "density_power": lambda s, t, a: sum(
-        (x ** (1 + a) - y ** (1 + a)) / (a * (1 + a)) - y**a * (x - y) / a for x, y in zip(s, t, strict=True)
+        (x ** (1 + a) - y ** (1 + a)) / (a * (1 + a)) - y**a * (x - y) / a
+        for x, y in zip(s, t, strict=True)
     ),
     # The weights T / (T + S) and S / (T + S) make Jeffreys' divergence of it, in value but not in gradient.
     "todi": lambda s, t, _: sum((y - x) * math.log(y / x) for x, y in zip(s, t, strict=True)),
@@ -259,7 +279,11 @@ def slow_twin(divergence, parameter, student, teacher):
     if divergence.name in TWINS:
         s, t = logp(student).exp().tolist(), logp(teacher).exp().tolist()
         twin = [TWINS[divergence.name](a, b, parameter) for a, b in zip(s, t, strict=True)]
-        close(divergence.value(logp(student), logp(teacher), parameter), torch.tensor(twin, dtype=torch.float64), 1e-9)
+        close(
+            divergence.value(logp(student), logp(teacher), parameter),
+            torch.tensor(twin, dtype=torch.float64),
+            1e-9,
+        )
 
 
 def slope_is_the_derivative(divergence, parameter, student, teacher):

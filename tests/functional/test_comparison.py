@@ -26,7 +26,10 @@ def pair(seed):
 def by_enumeration(student, teacher, token):
     """Every measure of one position, from two lists of log-probabilities."""
     probabilities = [(math.exp(s), math.exp(t)) for s, t in zip(student, teacher, strict=True)]
-    likeliest = [sorted(range(VOCABULARY), key=side.__getitem__, reverse=True)[:K] for side in (student, teacher)]
+    likeliest = [
+        sorted(range(VOCABULARY), key=side.__getitem__, reverse=True)[:K]
+        for side in (student, teacher)
+    ]
     both = set(likeliest[0]) & set(likeliest[1])
     return {
         "student_logprobs": student[token],
@@ -49,7 +52,8 @@ def by_enumeration(student, teacher, token):
 def test_every_measure_is_that_of_its_slow_twin(seed):
     student, teacher, tokens = pair(seed)
     rows = [
-        by_enumeration(*position) for position in zip(student.tolist(), teacher.tolist(), tokens.tolist(), strict=True)
+        by_enumeration(*position)
+        for position in zip(student.tolist(), teacher.tolist(), tokens.tolist(), strict=True)
     ]
     known = compare([(student, teacher, tokens)], MEASURES, K).known()
     assert set(known) == set(MEASURES) == set(rows[0])
@@ -82,7 +86,8 @@ def test_equal_distributions_are_at_no_distance_and_share_all(seed):
 def test_exchanged_roles_exchange_the_measures(seed):
     student, teacher, tokens = pair(seed)
     known, back = (
-        compare([(*sides, tokens)], MEASURES, K).known() for sides in ((student, teacher), (teacher, student))
+        compare([(*sides, tokens)], MEASURES, K).known()
+        for sides in ((student, teacher), (teacher, student))
     )
     other = {"reverse_kl": "forward_kl", "forward_kl": "reverse_kl", "overlap": "overlap"}
     for name, values in known.items():
@@ -95,7 +100,9 @@ def test_exchanged_roles_exchange_the_measures(seed):
 def test_how_the_tokens_are_cut_changes_nothing(seed, size):
     student, teacher, tokens = pair(seed)
     parts = ((student[part], teacher[part], tokens[part]) for part in chunks(POSITIONS, size))
-    known, whole = (compare(them, MEASURES, K).known() for them in (parts, [(student, teacher, tokens)]))
+    known, whole = (
+        compare(them, MEASURES, K).known() for them in (parts, [(student, teacher, tokens)])
+    )
     assert all(torch.equal(known[name], whole[name]) for name in MEASURES)
 
 
@@ -103,7 +110,12 @@ def test_what_is_not_asked_for_or_not_known_is_none():
     student, teacher, tokens = pair(0)
     assert set(compare([(student, teacher, tokens)], ("overlap",), K).known()) == {"overlap"}
     alone = compare([(student, None, tokens)], MEASURES, K).known()
-    assert set(alone) == {"student_logprobs", "student_entropy", "student_top_ids", "student_top_logprobs"}
+    assert set(alone) == {
+        "student_logprobs",
+        "student_entropy",
+        "student_top_ids",
+        "student_top_logprobs",
+    }
     assert compare([(None, None, tokens)], MEASURES, K).known() == {}
     with pytest.raises(ValueError, match="no measure named 'kl'; known: student_logprobs, "):
         compare([(student, teacher, tokens)], ("kl",))
@@ -111,7 +123,10 @@ def test_what_is_not_asked_for_or_not_known_is_none():
 
 def test_of_no_tokens_the_measures_are_empty():
     student, teacher, tokens = (tensor[:0] for tensor in pair(0))
-    assert all(len(values) == 0 for values in compare([(student, teacher, tokens)], MEASURES, K).known().values())
+    assert all(
+        len(values) == 0
+        for values in compare([(student, teacher, tokens)], MEASURES, K).known().values()
+    )
 
 
 @given(SEEDS)
@@ -121,7 +136,9 @@ def test_impossible_tokens_leave_it_finite(seed):
         logp(side.masked_fill(torch.arange(VOCABULARY) % 3 == place, -math.inf))
         for side, place in ((student, 1), (teacher, 2))
     )
-    compared = compare([(one, other, tokens)], ("reverse_kl", "forward_kl", "student_entropy", "student_mass"), K)
+    compared = compare(
+        [(one, other, tokens)], ("reverse_kl", "forward_kl", "student_entropy", "student_mass"), K
+    )
     assert all(values.isfinite().all() for values in compared.known().values())
 
 

@@ -51,7 +51,9 @@ def test_log_linear_and_impossible_tokens():
 def test_mixture_by_hand():
     a = torch.tensor([1.0, 0.0, 0.0]).log()
     b = torch.tensor([0.5, 0.5, 0.0]).log()
-    torch.testing.assert_close(F.mixture([(0.25, a), (0.75, b)]).exp(), torch.tensor([0.625, 0.375, 0.0]))
+    torch.testing.assert_close(
+        F.mixture([(0.25, a), (0.75, b)]).exp(), torch.tensor([0.625, 0.375, 0.0])
+    )
     torch.testing.assert_close(F.mixture([(1.0, b), (0.0, a)]), b)
     assert F.mixture([(0.25, a), (0.75, b)])[2].item() == -math.inf
 
@@ -90,7 +92,9 @@ def test_bridge_to_the_student_is_an_entropy_discount(seed, beta):
     student, teacher = random_logits(seed)
     bridge = F.log_linear([(1.0, logp(teacher)), (beta, logp(student))])
     veto = gradient(lambda s: F.reverse_kl(s, bridge), student)
-    direct = gradient(lambda s: -(s.exp() * logp(teacher)).sum(-1) - (1 - beta) * F.entropy(s), student)
+    direct = gradient(
+        lambda s: -(s.exp() * logp(teacher)).sum(-1) - (1 - beta) * F.entropy(s), student
+    )
     close(veto, direct, rel=1e-11)
     optimum = F.temper(logp(teacher), 1 - beta)
     bridge = F.log_linear([(1.0, logp(teacher)), (beta, optimum)])
@@ -119,7 +123,9 @@ def test_candidates_are_the_set_they_name(seed, k, support):
     student, teacher = random_logits(seed, positions=3, vocabulary=6)
     ids, valid = F.candidates(student, teacher, k, support)
     for row in range(3):
-        tops = [set(logits[row].argsort(descending=True)[:k].tolist()) for logits in (student, teacher)]
+        tops = [
+            set(logits[row].argsort(descending=True)[:k].tolist()) for logits in (student, teacher)
+        ]
         expected = {
             "student": tops[0],
             "teacher": tops[1],
@@ -131,7 +137,11 @@ def test_candidates_are_the_set_they_name(seed, k, support):
         assert set(chosen) == expected[support]
 
 
-@given(st.integers(0, 10**6), st.sampled_from(F.SUPPORTS), st.sampled_from([torch.float32, torch.float64]))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(F.SUPPORTS),
+    st.sampled_from([torch.float32, torch.float64]),
+)
 def test_tails(seed, support, dtype):
     student, teacher = (logp(logits).to(dtype) for logits in random_logits(seed, vocabulary=7))
     ids, valid = F.candidates(student, teacher, 3, support)
@@ -149,7 +159,9 @@ def test_tails(seed, support, dtype):
     torch.testing.assert_close(renorm.exp().sum(-1), some.to(dtype))
     known = student.gather(-1, ids)
     for tail in F.TAILS:
-        assert torch.equal(F.restrict_candidates(known, valid, tail), F.restrict(student, ids, valid, tail))
+        assert torch.equal(
+            F.restrict_candidates(known, valid, tail), F.restrict(student, ids, valid, tail)
+        )
 
 
 @pytest.mark.parametrize("tail", F.TAILS)
@@ -176,10 +188,18 @@ def test_tail_mass_is_stable():
     tail.backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
-    rest = F.restrict(torch.tensor([[1e-6, 1 - 1e-6]], dtype=torch.float64).log(), torch.tensor([[1]]), valid, "bucket")
+    rest = F.restrict(
+        torch.tensor([[1e-6, 1 - 1e-6]], dtype=torch.float64).log(),
+        torch.tensor([[1]]),
+        valid,
+        "bucket",
+    )
     assert rest[0, 1].item() == pytest.approx(math.log(1e-6), rel=1e-9)
     little = F.restrict(
-        torch.tensor([[1e-9, 1 - 1e-9]], dtype=torch.float64).log(), torch.tensor([[0]]), valid, "bucket"
+        torch.tensor([[1e-9, 1 - 1e-9]], dtype=torch.float64).log(),
+        torch.tensor([[0]]),
+        valid,
+        "bucket",
     )
     assert little[0, 1].item() == pytest.approx(-1e-9, rel=1e-6)
 
@@ -189,7 +209,9 @@ def test_the_whole_vocabulary_leaves_an_empty_tail():
     ids, valid = F.candidates(student, student, 99, "union")
     assert torch.isneginf(F.restrict(student, ids, valid, "bucket")[:, -1]).all()
     # The candidates alone do not say that they are all there is.
-    assert F.restrict_candidates(student, torch.ones_like(student, dtype=torch.bool), "bucket")[0, -1].isfinite()
+    assert F.restrict_candidates(student, torch.ones_like(student, dtype=torch.bool), "bucket")[
+        0, -1
+    ].isfinite()
 
 
 def test_padding_ids_of_invalid_candidates_are_not_read():
@@ -226,7 +248,9 @@ def test_half_precision_is_computed_in_float32():
         ),
         (lambda p: F.candidates(p, p, 0, "student"), "k must be at least 1, got 0"),
         (
-            lambda p: F.restrict(p, torch.zeros(4, 1, dtype=torch.long), torch.ones(4, 1, dtype=torch.bool), "cut"),
+            lambda p: F.restrict(
+                p, torch.zeros(4, 1, dtype=torch.long), torch.ones(4, 1, dtype=torch.bool), "cut"
+            ),
             "no tail named 'cut'; known: bucket, renorm, drop, sampled",
         ),
     ],

@@ -19,7 +19,9 @@ CASES = [
     for name, entry in DIVERGENCES.items()
     for parameter in ([None] if entry.parameter is None else [0.2, 0.7])
 ]
-EVERY = pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in DIVERGENCES.items()])
+EVERY = pytest.mark.parametrize(
+    "entry", [pytest.param(entry, id=name) for name, entry in DIVERGENCES.items()]
+)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -45,7 +47,9 @@ def test_public_function_is_the_table_entry(entry):
     if entry.parameter is not None:
         assert names[2:] == [entry.parameter.name]
         assert inspect.signature(function).parameters[names[2]].default == entry.parameter.default
-        torch.testing.assert_close(function(student, teacher, 0.3), entry.value(student, teacher, 0.3))
+        torch.testing.assert_close(
+            function(student, teacher, 0.3), entry.value(student, teacher, 0.3)
+        )
 
 
 @EVERY
@@ -60,7 +64,9 @@ def test_half_precision_is_computed_in_float32(entry):
 def test_any_leading_shape(entry):
     student, teacher = (logp(logits) for logits in random_logits(5, positions=6))
     value = entry.value(student, teacher)
-    torch.testing.assert_close(entry.value(student.view(2, 3, -1), teacher.view(2, 3, -1)).flatten(), value)
+    torch.testing.assert_close(
+        entry.value(student.view(2, 3, -1), teacher.view(2, 3, -1)).flatten(), value
+    )
     torch.testing.assert_close(entry.value(student[0], teacher[0]), value[0])
 
 
@@ -77,7 +83,9 @@ def test_two_outcomes_by_hand():
     assert F.tvd(student, teacher).item() == pytest.approx(0.25)
     assert F.density_power(student, teacher, 1.0).item() == pytest.approx(0.0625)
     assert F.ce(student, teacher).item() == pytest.approx(math.log(2))
-    assert F.mixed_kl(student, teacher, 0.25).item() == pytest.approx(0.25 * 0.130812036 + 0.75 * 0.143841036)
+    assert F.mixed_kl(student, teacher, 0.25).item() == pytest.approx(
+        0.25 * 0.130812036 + 0.75 * 0.143841036
+    )
     # M = .25 T + .75 S = (.5625, .4375)
     by_hand = 0.25 * (0.75 * math.log(0.75 / 0.5625) + 0.25 * math.log(0.25 / 0.4375))
     by_hand += 0.75 * (0.5 * math.log(0.5 / 0.5625) + 0.5 * math.log(0.5 / 0.4375))
@@ -117,7 +125,10 @@ def test_closed_advantages():
             actual, expected, rtol=1e-10, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
         )
     torch.testing.assert_close(
-        DIVERGENCES["reverse_kl"].tail_coefficient(student, teacher), student - teacher + 1, rtol=1e-12, atol=1e-12
+        DIVERGENCES["reverse_kl"].tail_coefficient(student, teacher),
+        student - teacher + 1,
+        rtol=1e-12,
+        atol=1e-12,
     )
 
 
@@ -140,13 +151,17 @@ def test_teacher_floor():
     assert floored[0].item() == pytest.approx(math.log(0.5) - 0.5 * TEACHER_FLOOR)
     assert floored[1].item() == 0.0
     low = torch.tensor([-80.0])
-    assert DIVERGENCES["reverse_kl"].advantage(low, torch.tensor([-40.0])).item() == pytest.approx(40.0)
+    assert DIVERGENCES["reverse_kl"].advantage(low, torch.tensor([-40.0])).item() == pytest.approx(
+        40.0
+    )
     assert DIVERGENCES["reverse_kl"].advantage(low, low).item() == 0.0
 
 
 def test_families_in_float32_near_their_ends():
     """Small parameters do not lose the digits: float32 agrees with float64."""
-    student, teacher = (logp(logits) for logits in random_logits(9, positions=50, vocabulary=40, scale=3.0))
+    student, teacher = (
+        logp(logits) for logits in random_logits(9, positions=50, vocabulary=40, scale=3.0)
+    )
     for name in ("jsd_normalized", "skew_forward_kl", "skew_reverse_kl", "alpha", "density_power"):
         double = DIVERGENCES[name].value(student, teacher, 1e-4)
         single = DIVERGENCES[name].value(student.float(), teacher.float(), 1e-4)
@@ -180,13 +195,21 @@ def test_speculative_decoding_accepts_one_minus_tvd():
 @pytest.mark.parametrize(
     ("name", "parameter", "text"),
     [
-        ("jsd", 0.0, r"jsd: beta must be in \(0, 1\) \(weight of the teacher in the mixture\), got 0"),
+        (
+            "jsd",
+            0.0,
+            r"jsd: beta must be in \(0, 1\) \(weight of the teacher in the mixture\), got 0",
+        ),
         ("jsd", 1.5, r"got 1\.5"),
         ("jsd_normalized", -0.1, r"beta must be in \[0, 1\]"),
         ("skew_forward_kl", 1.0, r"alpha must be in \[0, 1\)"),
         ("skew_reverse_kl", 1.0, r"alpha must be in \[0, 1\)"),
         ("mixed_kl", 1.01, r"w must be in \[0, 1\]"),
-        ("alpha", 0.0, r"alpha: alpha must be in \(0, 1\) \(1 tends to forward_kl, 0 to reverse_kl: write those\)"),
+        (
+            "alpha",
+            0.0,
+            r"alpha: alpha must be in \(0, 1\) \(1 tends to forward_kl, 0 to reverse_kl: write those\)",
+        ),
         ("alpha", 1.0, r"write those"),
         ("density_power", 0.0, r"alpha must be in \(0, inf\)"),
         ("density_power", math.inf, r"got inf"),
@@ -203,7 +226,8 @@ def test_parameters_are_checked(name, parameter, text):
 @pytest.mark.parametrize("name", ["adaptive_kl", "mse"])
 def test_no_sampled_form(name):
     with pytest.raises(
-        ValueError, match=rf"{name} depends on the whole distribution .* use one of forward_kl, reverse_kl"
+        ValueError,
+        match=rf"{name} depends on the whole distribution .* use one of forward_kl, reverse_kl",
     ):
         DIVERGENCES[name].advantage(torch.zeros(2), torch.zeros(2))
 
@@ -243,7 +267,9 @@ MUTANTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("twin", [True, False], ids=["all laws", "without the twin"])
 @pytest.mark.parametrize(
-    ("name", "fault"), MUTANTS, ids=lambda value: value if isinstance(value, str) else value.__name__
+    ("name", "fault"),
+    MUTANTS,
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_fault_is_caught(name, fault, twin):
     """The test of the tests: each deliberate fault breaks at least one law, even without the textbook formula."""
@@ -256,4 +282,6 @@ def test_a_fault_is_caught(name, fault, twin):
             law(mutant, parameter, *random_logits(13))
         except (AssertionError, RuntimeError):
             broken.append(law.__name__)
-    assert set(broken) - (set() if twin else {"slow_twin"}), f"no law notices {fault.__name__} in {name}"
+    assert set(broken) - (set() if twin else {"slow_twin"}), (
+        f"no law notices {fault.__name__} in {name}"
+    )

@@ -61,7 +61,9 @@ def test_any_baseline_of_the_state_keeps_the_mean(seed):
 
 
 def tables(seed, count=2):
-    return random_logits(seed, positions=len(PREFIXES), vocabulary=VOCABULARY, count=count, scale=1.0)
+    return random_logits(
+        seed, positions=len(PREFIXES), vocabulary=VOCABULARY, count=count, scale=1.0
+    )
 
 
 def per_token(table):
@@ -109,7 +111,10 @@ def returns_of(student, teacher, gamma, baseline=None):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_discounting_is_the_gradient_at_the_visited_states(seed):
     student, teacher = tables(seed)
-    close(score_gradient(student, student, returns_of(student, teacher, 0.0)), visited_gradient(student, teacher))
+    close(
+        score_gradient(student, student, returns_of(student, teacher, 0.0)),
+        visited_gradient(student, teacher),
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -134,15 +139,22 @@ def test_prefix_ratio_is_exact_for_a_stale_sampler(gamma):
     log_ratio = per_token(student) - per_token(sampler)
     returns = returns_of(student, teacher, gamma)
     factors = torch.stack(
-        [F.CORRECTIONS["prefix_ratio"].function(*pair) for pair in zip(log_ratio, returns, strict=True)]
+        [
+            F.CORRECTIONS["prefix_ratio"].function(*pair)
+            for pair in zip(log_ratio, returns, strict=True)
+        ]
     )
-    token = torch.stack([F.CORRECTIONS["ratio"].function(*pair) for pair in zip(log_ratio, returns, strict=True)])
+    token = torch.stack(
+        [F.CORRECTIONS["ratio"].function(*pair) for pair in zip(log_ratio, returns, strict=True)]
+    )
     exact = visited_gradient(student, teacher)
     if gamma == 0.0:
         close(score_gradient(student, sampler, factors * returns), exact)
         # The pathwise value at a state is weighted by the tokens before it: the prefix without the token itself.
         weight = per_token(sampler).sum(-1).exp()[:, None] * factors / token
-        value = gradient_of(lambda x: (weight * F.reverse_kl(logp(x), logp(teacher))[STATES]).sum(), student)
+        value = gradient_of(
+            lambda x: (weight * F.reverse_kl(logp(x), logp(teacher))[STATES]).sum(), student
+        )
         close(value, exact)
         off = score_gradient(student, sampler, token * returns) - exact
         assert off.norm() / exact.norm() > 0.05
@@ -177,11 +189,15 @@ def test_corrections_by_hand():
 @pytest.mark.parametrize("correction", list(F.CORRECTIONS.values()), ids=lambda entry: entry.name)
 def test_laws_of_corrections(correction):
     advantage = torch.linspace(-2, 2, 9, requires_grad=True)
-    on_policy = correction.function(torch.zeros(9, requires_grad=True), advantage, **correction.defaults)
+    on_policy = correction.function(
+        torch.zeros(9, requires_grad=True), advantage, **correction.defaults
+    )
     if correction.of != "probability":
         assert on_policy.tolist() == [1.0] * 9
     assert not on_policy.requires_grad
-    stale = correction.function(torch.linspace(-3, 3, 9).bfloat16(), advantage, **correction.defaults)
+    stale = correction.function(
+        torch.linspace(-3, 3, 9).bfloat16(), advantage, **correction.defaults
+    )
     assert stale.dtype == torch.float32
     assert (stale >= 0).all()
     assert stale.isfinite().all()
@@ -190,7 +206,9 @@ def test_laws_of_corrections(correction):
 @given(st.integers(0, 10**6), st.integers(0, 9), st.sampled_from([0.0, 0.3, 0.9, 1.0]))
 def test_reward_to_go_and_its_twin(seed, length, gamma):
     values = torch.randn(length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    twin = [sum(gamma ** (u - t) * values[u].item() for u in range(t, length)) for t in range(length)]
+    twin = [
+        sum(gamma ** (u - t) * values[u].item() for u in range(t, length)) for t in range(length)
+    ]
     assert F.reward_to_go(values, gamma).tolist() == pytest.approx(twin)
     if gamma == 0.0:
         assert torch.equal(F.score_function_returns(values, gamma), values)

@@ -7,8 +7,12 @@ import torch
 
 from practicum import functional as F
 
-LEARNER = torch.tensor([math.log(0.5), math.log(0.3), math.log(0.1), math.log(0.9)], dtype=torch.float64)
-SAMPLER = torch.tensor([math.log(0.25), math.log(0.4), math.log(0.4), math.log(0.85)], dtype=torch.float64)
+LEARNER = torch.tensor(
+    [math.log(0.5), math.log(0.3), math.log(0.1), math.log(0.9)], dtype=torch.float64
+)
+SAMPLER = torch.tensor(
+    [math.log(0.25), math.log(0.4), math.log(0.4), math.log(0.85)], dtype=torch.float64
+)
 ADVANTAGES = torch.tensor([2.0, -1.0, -2.0, 0.5], dtype=torch.float64)
 RATIOS = [2.0, 0.75, 0.25, 0.9 / 0.85]
 
@@ -26,7 +30,9 @@ def test_cross_entropy_by_hand():
 
 
 def test_importance_sampling_by_hand():
-    expected = [-ratio * advantage for ratio, advantage in zip(RATIOS, ADVANTAGES.tolist(), strict=True)]
+    expected = [
+        -ratio * advantage for ratio, advantage in zip(RATIOS, ADVANTAGES.tolist(), strict=True)
+    ]
     assert F.importance_sampling(LEARNER, SAMPLER, ADVANTAGES).tolist() == pytest.approx(expected)
 
 
@@ -37,7 +43,12 @@ def test_ppo_by_hand():
 
 
 def test_cispo_by_hand():
-    expected = [-1.2 * 2 * math.log(0.5), 0.8 * math.log(0.3), 1.6 * math.log(0.1), -RATIOS[3] * 0.5 * math.log(0.9)]
+    expected = [
+        -1.2 * 2 * math.log(0.5),
+        0.8 * math.log(0.3),
+        1.6 * math.log(0.1),
+        -RATIOS[3] * 0.5 * math.log(0.9),
+    ]
     assert F.cispo(LEARNER, SAMPLER, ADVANTAGES).tolist() == pytest.approx(expected)
 
 
@@ -50,13 +61,17 @@ def test_dro_by_hand():
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.1, 0.4)])
 def test_the_gradient_of_ppo_is_the_one_sided_clip(low, high):
     factor = F.CORRECTIONS["ratio_clip"].function(LEARNER - SAMPLER, ADVANTAGES, low, high)
-    found = gradient(F.ppo, SAMPLER, ADVANTAGES, clip_low_threshold=1 - low, clip_high_threshold=1 + high)
+    found = gradient(
+        F.ppo, SAMPLER, ADVANTAGES, clip_low_threshold=1 - low, clip_high_threshold=1 + high
+    )
     assert torch.allclose(found, -factor * ADVANTAGES)
 
 
 def test_the_gradient_of_importance_sampling_is_the_ratio():
     factor = F.CORRECTIONS["ratio"].function(LEARNER - SAMPLER, ADVANTAGES)
-    assert torch.allclose(gradient(F.importance_sampling, SAMPLER, ADVANTAGES), -factor * ADVANTAGES)
+    assert torch.allclose(
+        gradient(F.importance_sampling, SAMPLER, ADVANTAGES), -factor * ADVANTAGES
+    )
 
 
 def test_the_gradient_of_cispo_below_its_upper_threshold_is_the_truncated_ratio():
@@ -67,7 +82,9 @@ def test_the_gradient_of_cispo_below_its_upper_threshold_is_the_truncated_ratio(
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
 def test_on_policy_all_losses_have_the_policy_gradient(name):
-    assert torch.allclose(gradient(F.POLICY_LOSSES[name].function, LEARNER, ADVANTAGES), -ADVANTAGES)
+    assert torch.allclose(
+        gradient(F.POLICY_LOSSES[name].function, LEARNER, ADVANTAGES), -ADVANTAGES
+    )
 
 
 def test_any_loss_is_a_cross_entropy_with_minus_its_gradient_as_weights():
@@ -92,9 +109,11 @@ def slow_gspo(learner, sampler, advantages, mask, low, high):
 @pytest.mark.parametrize(("low", "high"), [(1 - 3e-4, 1 + 4e-4), (0.5, 3.0)])
 def test_gspo_is_that_of_its_equations(mask, low, high):
     marks = torch.tensor(mask)
-    losses, slopes = slow_gspo(LEARNER.tolist(), SAMPLER.tolist(), ADVANTAGES.tolist(), mask, low, high)
+    losses, slopes = slow_gspo(
+        LEARNER.tolist(), SAMPLER.tolist(), ADVANTAGES.tolist(), mask, low, high
+    )
     found = F.gspo(LEARNER, SAMPLER, ADVANTAGES, marks, low, high)
     assert found.tolist() == pytest.approx(losses)
-    assert gradient(F.gspo, SAMPLER, ADVANTAGES, marks, clip_low_threshold=low, clip_high_threshold=high).tolist() == (
-        pytest.approx(slopes)
-    )
+    assert gradient(
+        F.gspo, SAMPLER, ADVANTAGES, marks, clip_low_threshold=low, clip_high_threshold=high
+    ).tolist() == (pytest.approx(slopes))

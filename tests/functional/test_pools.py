@@ -36,7 +36,11 @@ def test_a_sum_of_reverse_kls_is_that_to_the_geometric_pool_up_to_a_constant(see
     def pooled(s):
         return sum(weights) * F.reverse_kl(s, pool)
 
-    close(summed(logp(student)) - summed(logp(other)), pooled(logp(student)) - pooled(logp(other)), rel=1e-9)
+    close(
+        summed(logp(student)) - summed(logp(other)),
+        pooled(logp(student)) - pooled(logp(other)),
+        rel=1e-9,
+    )
     close(gradient(summed, student), gradient(pooled, student), rel=1e-9)
 
 
@@ -51,23 +55,39 @@ def test_a_sum_of_forward_kls_is_that_to_the_arithmetic_pool_up_to_a_constant(se
     def pooled(s):
         return sum(weights) * F.forward_kl(s, pool)
 
-    close(summed(logp(student)) - summed(logp(other)), pooled(logp(student)) - pooled(logp(other)), rel=1e-9)
+    close(
+        summed(logp(student)) - summed(logp(other)),
+        pooled(logp(student)) - pooled(logp(other)),
+        rel=1e-9,
+    )
     close(gradient(summed, student), gradient(pooled, student), rel=1e-9)
 
 
 @given(SEEDS, WEIGHTS)
 def test_pools_are_distributions_and_the_slow_twin_agrees(seed, weights):
     _, _, members = logits_and_members(seed, len(weights))
-    geometric, arithmetic = F.geometric(members, weights), F.arithmetic(members, normalised(weights))
+    geometric, arithmetic = (
+        F.geometric(members, weights),
+        F.arithmetic(members, normalised(weights)),
+    )
     close(geometric.exp().sum(-1), torch.ones(4, dtype=torch.float64))
     close(arithmetic.exp().sum(-1), torch.ones(4, dtype=torch.float64))
     for row in range(4):
         product = [
-            math.prod(m[row, v].exp().item() ** w for w, m in zip(weights, members, strict=True)) for v in range(6)
+            math.prod(m[row, v].exp().item() ** w for w, m in zip(weights, members, strict=True))
+            for v in range(6)
         ]
-        close(geometric[row].exp(), torch.tensor([p / sum(product) for p in product], dtype=torch.float64), rel=1e-9)
+        close(
+            geometric[row].exp(),
+            torch.tensor([p / sum(product) for p in product], dtype=torch.float64),
+            rel=1e-9,
+        )
         average = [
-            sum(w * m[row, v].exp().item() for w, m in zip(normalised(weights), members, strict=True)) for v in range(6)
+            sum(
+                w * m[row, v].exp().item()
+                for w, m in zip(normalised(weights), members, strict=True)
+            )
+            for v in range(6)
         ]
         close(arithmetic[row].exp(), torch.tensor(average, dtype=torch.float64), rel=1e-9)
 
@@ -84,7 +104,11 @@ def test_one_member_or_equal_members_are_their_own_pool(seed):
 def test_the_order_of_members_does_not_matter(seed, weights, gate):
     _, _, members = logits_and_members(seed, len(weights))
     for pool, given_weights in ((F.geometric, weights), (F.arithmetic, normalised(weights))):
-        close(pool(members[::-1], given_weights[::-1], gate), pool(members, given_weights, gate), rel=1e-9)
+        close(
+            pool(members[::-1], given_weights[::-1], gate),
+            pool(members, given_weights, gate),
+            rel=1e-9,
+        )
 
 
 def test_weights_above_one_in_sum_sharpen_the_geometric_pool():
@@ -116,17 +140,23 @@ def test_the_gate_leaves_out_who_is_uncertain_token_by_token():
     one = torch.stack([FLAT, SHARP, FLAT])
     other = torch.stack([SHARP, FLAT, FLAT])
     shares = F.member_weights([one, other], [0.5, 1.5], gate=1.0)
-    assert shares[0].tolist() == pytest.approx([0.0, 2.0, 0.5]), "where nobody is certain, all count"
+    assert shares[0].tolist() == pytest.approx([0.0, 2.0, 0.5]), (
+        "where nobody is certain, all count"
+    )
     assert shares[1].tolist() == pytest.approx([2.0, 0.0, 1.5])
     pool = F.geometric([one, other], [0.25, 0.75], gate=1.0)
     torch.testing.assert_close(pool[:2], torch.stack([SHARP, SHARP]))
-    torch.testing.assert_close(F.arithmetic([one, other], [0.25, 0.75], gate=1.0)[:2], torch.stack([SHARP, SHARP]))
+    torch.testing.assert_close(
+        F.arithmetic([one, other], [0.25, 0.75], gate=1.0)[:2], torch.stack([SHARP, SHARP])
+    )
 
 
 def test_who_is_left_out_cannot_veto():
     certain = torch.tensor([0.0, 0.0, 1.0, 0.0]).log()
     uncertain = torch.tensor([0.5, 0.5, 0.0, 0.0]).log()
-    assert F.geometric([uncertain, certain], [0.5, 0.5], gate=0.1)[2].item() == pytest.approx(0.0, abs=1e-6)
+    assert F.geometric([uncertain, certain], [0.5, 0.5], gate=0.1)[2].item() == pytest.approx(
+        0.0, abs=1e-6
+    )
     mixed = F.arithmetic([uncertain, certain], [0.5, 0.5], gate=0.1)
     assert mixed.exp().tolist() == pytest.approx([0.0, 0.0, 1.0, 0.0])
     assert mixed[0].item() == -math.inf
@@ -137,11 +167,15 @@ def test_the_gate_keeps_the_sum_of_the_weights(seed, weights, gate):
     _, _, members = logits_and_members(seed, len(weights))
     total = sum(F.member_weights(members, weights, gate))
     close(total, torch.full((4,), sum(weights), dtype=torch.float64))
-    for free, gated in zip(F.member_weights(members, weights), F.member_weights(members, weights, 100.0), strict=True):
+    for free, gated in zip(
+        F.member_weights(members, weights), F.member_weights(members, weights, 100.0), strict=True
+    ):
         close(gated, free)
 
 
-@pytest.mark.parametrize("weights", [[], [1.0], [1.0, 1.0, 1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan]])
+@pytest.mark.parametrize(
+    "weights", [[], [1.0], [1.0, 1.0, 1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan]]
+)
 def test_weights_that_make_no_pool_are_refused(weights):
     with pytest.raises(ValueError, match="weight"):
         F.geometric([FLAT, SHARP], weights)
@@ -170,7 +204,11 @@ def test_conflict_is_symmetric_within_bounds_and_nothing_at_equality(seed, count
 def test_the_cosine_is_that_of_the_gradients_of_reverse_kl(seed):
     student, _, members = logits_and_members(seed, 2)
     one, other = (gradient(lambda s, t=t: F.reverse_kl(s, t), student) for t in members)
-    close(F.conflict_cosine(logp(student), members), torch.cosine_similarity(one, other, dim=-1), rel=1e-9)
+    close(
+        F.conflict_cosine(logp(student), members),
+        torch.cosine_similarity(one, other, dim=-1),
+        rel=1e-9,
+    )
 
 
 def test_members_that_pull_apart_and_a_member_that_pulls_nowhere():
@@ -184,9 +222,16 @@ def test_members_that_pull_apart_and_a_member_that_pulls_nowhere():
 
 
 def test_impossible_tokens_and_half_precision_stay_finite():
-    a, b = torch.tensor([0.5, 0.5, 0.0]).log().bfloat16(), torch.tensor([0.0, 0.5, 0.5]).log().bfloat16()
+    a, b = (
+        torch.tensor([0.5, 0.5, 0.0]).log().bfloat16(),
+        torch.tensor([0.0, 0.5, 0.5]).log().bfloat16(),
+    )
     student = torch.tensor([0.2, 0.3, 0.5]).log().bfloat16()
-    for value in (F.conflict_cosine(student, [a, b]), F.disagreement([a, b]), F.top1_conflict([a, b])):
+    for value in (
+        F.conflict_cosine(student, [a, b]),
+        F.disagreement([a, b]),
+        F.top1_conflict([a, b]),
+    ):
         assert value.isfinite().all()
         assert value.dtype == torch.float32
     assert F.geometric([a, b], [0.5, 0.5]).dtype == torch.float32

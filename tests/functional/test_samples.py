@@ -6,23 +6,35 @@ from hypothesis import strategies as st
 
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 
-EVERY = pytest.mark.parametrize("weight", list(SAMPLE_WEIGHTS.values()), ids=lambda entry: entry.name)
+EVERY = pytest.mark.parametrize(
+    "weight", list(SAMPLE_WEIGHTS.values()), ids=lambda entry: entry.name
+)
 COMPLETION = st.tuples(
-    st.booleans(), st.sampled_from([None, 0.0, 0.5, 1.0]), st.sampled_from("xyz"), st.floats(0, 5), st.floats(0, 5)
+    st.booleans(),
+    st.sampled_from([None, 0.0, 0.5, 1.0]),
+    st.sampled_from("xyz"),
+    st.floats(0, 5),
+    st.floats(0, 5),
 )
 
 
 def statistics(completions):
     kept, rewards, texts, student, teacher = zip(*completions, strict=True)
-    return SampleStatistics(kept=kept, rewards=rewards, texts=texts, student_nll=student, teacher_nll=teacher)
+    return SampleStatistics(
+        kept=kept, rewards=rewards, texts=texts, student_nll=student, teacher_nll=teacher
+    )
 
 
 @EVERY
 @pytest.mark.parametrize("of", ["student", "teacher"])
 def test_a_sample_weight_reads_nothing_but_what_it_needs(weight, of):
     parameters = {**weight.defaults, **({"of": of} if "of" in weight.defaults else {})}
-    whole = statistics([(True, 1.0, "x", 0.5, 2.0), (False, None, "y", 1.0, 1.0), (True, 0.0, "x", 2.0, 0.1)])
-    needed = SampleStatistics(kept=whole.kept, **{name: getattr(whole, name) for name in weight.needed(parameters)})
+    whole = statistics(
+        [(True, 1.0, "x", 0.5, 2.0), (False, None, "y", 1.0, 1.0), (True, 0.0, "x", 2.0, 0.1)]
+    )
+    needed = SampleStatistics(
+        kept=whole.kept, **{name: getattr(whole, name) for name in weight.needed(parameters)}
+    )
     assert weight.function(needed, **parameters) == weight.function(whole, **parameters)
 
 
@@ -34,7 +46,9 @@ def test_one_weight_a_completion_between_0_and_1_whatever_the_order(weight, comp
     assert all(0 <= value <= 1 for value in values)
     order = list(range(len(completions)))
     random.shuffle(order)
-    shuffled = weight.function(statistics([completions[place] for place in order]), **weight.defaults)
+    shuffled = weight.function(
+        statistics([completions[place] for place in order]), **weight.defaults
+    )
     assert shuffled == pytest.approx([values[place] for place in order])
 
 

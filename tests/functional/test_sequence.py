@@ -29,10 +29,14 @@ def aggregate_twin(losses, aggregate, norm):
 @given(LENGTHS, st.integers(0, 10**6), st.integers(1, 3))
 def test_aggregates_and_their_twin_whatever_the_split(aggregate, lengths, seed, micro):
     generator = torch.Generator().manual_seed(seed)
-    losses = [torch.rand(length, generator=generator, dtype=torch.float64).tolist() for length in lengths]
+    losses = [
+        torch.rand(length, generator=generator, dtype=torch.float64).tolist() for length in lengths
+    ]
     coefficients = F.token_coefficients(lengths, aggregate, 7.0)
     expected = aggregate_twin(losses, aggregate, 7.0)
-    batches = [list(zip(coefficients, losses, strict=True))[part] for part in F.chunks(len(lengths), micro)]
+    batches = [
+        list(zip(coefficients, losses, strict=True))[part] for part in F.chunks(len(lengths), micro)
+    ]
     assert sum(c * sum(row) for batch in batches for c, row in batch) == pytest.approx(expected)
 
 
@@ -50,7 +54,10 @@ def test_coefficients_by_hand():
     [
         (([1], "mean"), "no aggregate named 'mean'; known: token_mean, seq_mean_token_mean"),
         (([1, -1], "token_mean"), r"lengths must not be negative, got \[1, -1\]"),
-        (([1], "seq_mean_token_sum_norm"), "needs a positive norm, for example the token limit; got None"),
+        (
+            ([1], "seq_mean_token_sum_norm"),
+            "needs a positive norm, for example the token limit; got None",
+        ),
         (([1], "seq_mean_token_sum_norm", 0.0), r"needs a positive norm.*got 0\.0"),
     ],
 )

@@ -14,7 +14,9 @@ VOCABULARY = 3
 
 def distributions(seed, *shape):
     generator = torch.Generator().manual_seed(seed)
-    return torch.log_softmax(2 * torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+    return torch.log_softmax(
+        2 * torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1
+    )
 
 
 def with_impossible(logprobs, token):
@@ -28,7 +30,11 @@ def pairs():
     yield "a token that the target never writes", draft, with_impossible(target, 0)
     yield "a token that is never drafted", with_impossible(draft, 0), target
     yield "a certain target", draft, torch.log_softmax(target * 1e4, dim=-1)
-    yield "nothing in common", torch.tensor([[0.0, -math.inf]]).double(), torch.tensor([[-math.inf, 0.0]]).double()
+    yield (
+        "nothing in common",
+        torch.tensor([[0.0, -math.inf]]).double(),
+        torch.tensor([[-math.inf, 0.0]]).double(),
+    )
     yield "the same", draft, draft
 
 
@@ -59,7 +65,9 @@ def test_the_share_that_is_kept_is_one_less_the_total_variation(draft, target):
 
 def test_a_drafter_that_is_the_target_is_never_rejected():
     same = distributions(2, 4, 5)
-    kept, after = verify(same[:3], same, torch.tensor([0, 4, 2]), torch.full((3,), 1.0 - 1e-9, dtype=torch.float64))
+    kept, after = verify(
+        same[:3], same, torch.tensor([0, 4, 2]), torch.full((3,), 1.0 - 1e-9, dtype=torch.float64)
+    )
     assert kept == 3
     assert after.equal(same[3]), "the token after all of them is the target's next"
 
@@ -68,15 +76,23 @@ class Table:
     """A language model as a table: a distribution for every beginning of at most `depth` tokens."""
 
     def __init__(self, seed, depth):
-        beginnings = [text for n in range(depth + 1) for text in itertools.product(range(VOCABULARY), repeat=n)]
-        self.logprobs = dict(zip(beginnings, distributions(seed, len(beginnings), VOCABULARY), strict=True))
+        beginnings = [
+            text
+            for n in range(depth + 1)
+            for text in itertools.product(range(VOCABULARY), repeat=n)
+        ]
+        self.logprobs = dict(
+            zip(beginnings, distributions(seed, len(beginnings), VOCABULARY), strict=True)
+        )
 
     def before_each(self, text, extra=0):
         """What is said before each token of a text, and after the last with `extra` 1."""
         return torch.stack([self.logprobs[text[:place]] for place in range(len(text) + extra)])
 
     def probability(self, text):
-        return math.exp(sum(self.logprobs[text[:place]][token].item() for place, token in enumerate(text)))
+        return math.exp(
+            sum(self.logprobs[text[:place]][token].item() for place, token in enumerate(text))
+        )
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
@@ -85,12 +101,17 @@ def test_what_a_round_writes_is_distributed_as_the_targets_text(gamma):
     written = dict.fromkeys(itertools.product(range(VOCABULARY), repeat=gamma + 1), 0.0)
     for drafted in itertools.product(range(VOCABULARY), repeat=gamma):
         mine, theirs = draft.before_each(drafted), target.before_each(drafted, extra=1)
-        chances = [acceptance(mine[place, token], theirs[place, token]).item() for place, token in enumerate(drafted)]
+        chances = [
+            acceptance(mine[place, token], theirs[place, token]).item()
+            for place, token in enumerate(drafted)
+        ]
         for keeps in itertools.product([True, False], repeat=gamma):
             chance = math.prod(c if keep else 1 - c for c, keep in zip(chances, keeps, strict=True))
             if chance <= 0:
                 continue
-            uniforms = torch.tensor([c / 2 if keep else (1 + c) / 2 for c, keep in zip(chances, keeps, strict=True)])
+            uniforms = torch.tensor(
+                [c / 2 if keep else (1 + c) / 2 for c, keep in zip(chances, keeps, strict=True)]
+            )
             kept, after = verify(mine, theirs, torch.tensor(drafted), uniforms.double())
             assert kept == [*keeps, False].index(False)
             for token in range(VOCABULARY):

@@ -51,7 +51,9 @@ def test_laws(weight, seed, length, boolean):
     assert (values[mask == 0] == 0).all()
     assert not values.requires_grad
     if weight.identity is not None:
-        assert torch.equal(weight.function(given_statistics, **{**weight.defaults, **weight.identity}), mask)
+        assert torch.equal(
+            weight.function(given_statistics, **{**weight.defaults, **weight.identity}), mask
+        )
 
 
 CALLS = [
@@ -67,11 +69,17 @@ CALL = pytest.mark.parametrize(("name", "parameters"), CALLS, ids=str)
 def test_a_weight_reads_exactly_what_it_needs(name, parameters):
     weight, known = F.WEIGHTS[name], statistics()
     needed = weight.needed(parameters)
-    others = {field.name: None for field in fields(F.TokenStatistics) if field.name not in {"loss_mask", *needed}}
+    others = {
+        field.name: None
+        for field in fields(F.TokenStatistics)
+        if field.name not in {"loss_mask", *needed}
+    }
     values = weight.function(statistics(**others), **parameters)
     assert torch.equal(values, weight.function(known, **parameters))
     for need in needed:
-        with pytest.raises(ValueError, match=f"needs {need}, which the signal of this term does not give"):
+        with pytest.raises(
+            ValueError, match=f"needs {need}, which the signal of this term does not give"
+        ):
             weight.function(statistics(**{need: None}), **parameters)
 
 
@@ -82,7 +90,9 @@ def test_a_pointwise_weight_of_a_token_does_not_depend_on_others(name, parameter
     values = weight.function(known, **parameters)
     tokens = [torch.tensor([place]) for place in range(len(values))]
     alone = [
-        F.TokenStatistics(**{field.name: getattr(known, field.name)[token] for field in fields(F.TokenStatistics)})
+        F.TokenStatistics(
+            **{field.name: getattr(known, field.name)[token] for field in fields(F.TokenStatistics)}
+        )
         for token in tokens
     ]
     if weight.pointwise:
@@ -115,7 +125,9 @@ def test_trust_is_the_probability_that_a_speculative_decoder_accepts():
     weights = F.WEIGHTS["trust"].function(
         statistics(length=3, loss_mask=torch.ones(3), logprobs=student, teacher_logprobs=teacher)
     )
-    assert (student.exp() * weights).sum().item() == pytest.approx(1 - F.tvd(student, teacher).item())
+    assert (student.exp() * weights).sum().item() == pytest.approx(
+        1 - F.tvd(student, teacher).item()
+    )
 
 
 @pytest.mark.parametrize("name", ["entropy_top", "divergence_top", "soft_or"])

@@ -58,9 +58,15 @@ def test_a_fingerprint_is_of_the_content_and_not_of_the_place(folder: Path, tmp_
     assert fingerprint(str(copy)) != fingerprint(str(folder))
 
 
-def test_a_hub_name_stands_for_the_commit_that_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_stands_for_the_commit_that_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commits = iter(["5d0a", "77be"])
-    monkeypatch.setattr(model_files, "snapshot_download", lambda name, **_: str(tmp_path / "snapshots" / next(commits)))
+    monkeypatch.setattr(
+        model_files,
+        "snapshot_download",
+        lambda name, **_: str(tmp_path / "snapshots" / next(commits)),
+    )
     assert model_digests("Qwen/Qwen3-0.6B") == {"commit": "Qwen/Qwen3-0.6B@5d0a"}
     assert model_digests("Qwen/Qwen3-0.6B") == {"commit": "Qwen/Qwen3-0.6B@77be"}
 

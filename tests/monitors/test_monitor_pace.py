@@ -15,8 +15,12 @@ def test_a_phase_that_slows_down_is_named_once_after_some_steps() -> None:
     assert said[PERSISTENCE - 1] == [
         "M25 pace: sample takes 3 times the seconds a token that it took in the first 10 steps"
     ]
-    assert not any(pace.judge(step(0.1)) for _ in range(PERSISTENCE)), "back, and faster is nothing to worry about"
-    assert sum(len(pace.judge(step(3.0))) for _ in range(2 * PERSISTENCE)) == 1, "it slows down again"
+    assert not any(pace.judge(step(0.1)) for _ in range(PERSISTENCE)), (
+        "back, and faster is nothing to worry about"
+    )
+    assert sum(len(pace.judge(step(3.0))) for _ in range(2 * PERSISTENCE)) == 1, (
+        "it slows down again"
+    )
 
 
 def test_a_clock_that_goes_up_and_down_is_told_once() -> None:
@@ -39,7 +43,9 @@ def test_longer_answers_take_longer_and_one_slow_step_says_nothing() -> None:
     for _ in range(BASELINE):
         pace.judge(step(1.0))
     assert not any(pace.judge(step(4.0, 4.0, length=20.0)) for _ in range(2 * PERSISTENCE))
-    assert not any(pace.judge(step(9.0 if number % PERSISTENCE == 0 else 1.0)) for number in range(20))
+    assert not any(
+        pace.judge(step(9.0 if number % PERSISTENCE == 0 else 1.0)) for number in range(20)
+    )
 
 
 def test_a_step_without_tokens_or_clock_is_passed_over() -> None:
@@ -53,6 +59,10 @@ def test_a_step_without_tokens_or_clock_is_passed_over() -> None:
 def test_overlapping_phases_are_judged_as_one() -> None:
     pace = PhaseSpeedMonitor(overlapping=True)
     for number in range(BASELINE + 2 * PERSISTENCE):
-        assert pace.judge(step(float(number % 2), 1.0 - number % 2)) == [], "now this is waited for, now that"
+        assert pace.judge(step(float(number % 2), 1.0 - number % 2)) == [], (
+            "now this is waited for, now that"
+        )
     said = [line for _ in range(PERSISTENCE) for line in pace.judge(step(2.0))]
-    assert said == ["M25 pace: step takes 3 times the seconds a token that it took in the first 10 steps"]
+    assert said == [
+        "M25 pace: step takes 3 times the seconds a token that it took in the first 10 steps"
+    ]

@@ -41,7 +41,12 @@ def output(count: int, **columns: list[float]) -> TokenRecord:
     return TokenRecord(**known | {name: torch.tensor(column) for name, column in columns.items()})
 
 
-def readings(rollouts: list[Rollout], outputs: list[TokenRecord], facts: RecipeFacts | None = None, step: int = 1):
+def readings(
+    rollouts: list[Rollout],
+    outputs: list[TokenRecord],
+    facts: RecipeFacts | None = None,
+    step: int = 1,
+):
     return compute_readings(
         StepResult(step, rollouts, TokenRecord.join(outputs), {}), History(), facts or RecipeFacts()
     )
@@ -49,13 +54,19 @@ def readings(rollouts: list[Rollout], outputs: list[TokenRecord], facts: RecipeF
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=4))
 def test_repeated_tokens_of_many_answers_are_those_of_each(answers):
-    rows = torch.tensor([row for row, answer in enumerate(answers) for _ in answer], dtype=torch.long)
+    rows = torch.tensor(
+        [row for row, answer in enumerate(answers) for _ in answer], dtype=torch.long
+    )
     tokens = torch.tensor([token for answer in answers for token in answer], dtype=torch.long)
-    assert repeated(tokens, rows).tolist() == [said for answer in answers for said in repeated_tokens(answer)]
+    assert repeated(tokens, rows).tolist() == [
+        said for answer in answers for said in repeated_tokens(answer)
+    ]
 
 
 def test_gaps_are_the_teachers_less_the_students():
-    found = readings([rollout([5, 6, 7, 8])], [output(4, teacher_logprobs=[-1.5, -0.5, -3.0, -12.0])])
+    found = readings(
+        [rollout([5, 6, 7, 8])], [output(4, teacher_logprobs=[-1.5, -0.5, -3.0, -12.0])]
+    )
     assert found["p50_gap"] == pytest.approx(2.0)
     assert found["p99_gap"] == pytest.approx(11.0)
     assert found["negative_gaps"] == pytest.approx(0.75)
@@ -66,7 +77,10 @@ def test_the_stop_gap_is_taken_at_stops_of_the_student_alone():
     stopped = [rollout([5, 9], f"p{number}") for number in range(4)]
     cut = rollout([5, 6], "p4", stop_reason="length")
     given_answer = rollout([5, 9], "p5", source="dataset")
-    outputs = [output(2, teacher_logprobs=[-1.0, -1.0 - gap]) for gap in (1.0, 2.0, 3.0, 40.0, 100.0, 100.0)]
+    outputs = [
+        output(2, teacher_logprobs=[-1.0, -1.0 - gap])
+        for gap in (1.0, 2.0, 3.0, 40.0, 100.0, 100.0)
+    ]
     found = readings([*stopped, cut, given_answer], outputs)
     assert (found["stop_gap"], found["stop_gap_p90"]) == pytest.approx((-3.0, -1.0)) or found[
         "stop_gap"
@@ -80,7 +94,9 @@ def test_a_loop_is_half_of_an_answer_that_says_the_same_again():
     found = readings([loop, plain], [output(16), output(16)])
     assert found["repetition"] == 0.5
     assert found["repeated_tokens"] == pytest.approx(14 / 32)
-    assert readings([rollout([1] * 6)], [output(6)])["repetition"] == 0.0, "a short answer is no loop"
+    assert readings([rollout([1] * 6)], [output(6)])["repetition"] == 0.0, (
+        "a short answer is no loop"
+    )
 
 
 def test_repeated_tokens_are_compared_with_the_others():
@@ -92,10 +108,18 @@ def test_repeated_tokens_are_compared_with_the_others():
 def test_numbers_by_position_need_enough_tokens():
     rollouts = [rollout(list(range(20)), f"p{number}") for number in range(4)]
     column = [1.0] * 4 + [2.0] * 12 + [3.0] * 4
-    found = readings(rollouts, [output(20, reverse_kl=column, student_entropy=column) for _ in rollouts])
-    assert (found["reverse_kl_at_0"], found["reverse_kl_at_4"], found["reverse_kl_at_16"]) == (1.0, 2.0, 3.0)
+    found = readings(
+        rollouts, [output(20, reverse_kl=column, student_entropy=column) for _ in rollouts]
+    )
+    assert (found["reverse_kl_at_0"], found["reverse_kl_at_4"], found["reverse_kl_at_16"]) == (
+        1.0,
+        2.0,
+        3.0,
+    )
     assert found["student_entropy_at_16"] == 3.0 and "teacher_entropy_at_0" not in found
-    assert "reverse_kl_at_16" not in readings(rollouts[:3], [output(20, reverse_kl=column) for _ in range(3)])
+    assert "reverse_kl_at_16" not in readings(
+        rollouts[:3], [output(20, reverse_kl=column) for _ in range(3)]
+    )
 
 
 def test_the_probability_error_is_taken_under_equal_weights_alone():
@@ -106,12 +130,19 @@ def test_the_probability_error_is_taken_under_equal_weights_alone():
     assert found["importance_mean"] == pytest.approx((1.0 + math.exp(-1.0)) / 2)
     assert found["staleness_p95"] == 3.0
     later = readings([fresh, rollout([5, 6], "q")], outputs, RecipeFacts(updates=2))
-    assert later["probability_error"] == pytest.approx(1.0), "the second update's completions are behind by design"
-    assert readings([fresh, rollout([5, 6], "q")], outputs)["probability_error"] == pytest.approx((1 + math.e) / 2)
+    assert later["probability_error"] == pytest.approx(1.0), (
+        "the second update's completions are behind by design"
+    )
+    assert readings([fresh, rollout([5, 6], "q")], outputs)["probability_error"] == pytest.approx(
+        (1 + math.e) / 2
+    )
 
 
 def test_answers_to_one_prompt_are_compared():
-    rollouts = [rollout([1, 2], "p", reward=reward, sample=number) for number, reward in enumerate((1.0, 0.0))]
+    rollouts = [
+        rollout([1, 2], "p", reward=reward, sample=number)
+        for number, reward in enumerate((1.0, 0.0))
+    ]
     rollouts += [rollout([3, token], "q", reward=0.0, sample=token) for token in (4, 5)]
     found = readings(rollouts, [output(2) for _ in rollouts])
     assert found["unique_answers"] == pytest.approx((0.5 + 1.0) / 2)
@@ -123,14 +154,23 @@ def test_answers_to_one_prompt_are_compared():
 def test_a_silent_teacher_and_one_that_is_the_student_teach_nothing():
     same = output(2, teacher_logprobs=[-1.0, -1.0], reverse_kl=[0.0, 0.0])
     other = output(2, teacher_logprobs=[-2.0, -1.0], reverse_kl=[0.5, 0.1])
-    found = readings([rollout([1, 2], "p"), rollout([1, 2], "q"), rollout([1, 2], "r")], [same, other, output(2)])
-    assert found["signal_share"] == pytest.approx(1 / 3) and found["unanswered"] == pytest.approx(1 / 3)
-    assert "signal_share" not in readings([rollout([1, 2])], [output(2)], RecipeFacts(asks_teacher=False))
+    found = readings(
+        [rollout([1, 2], "p"), rollout([1, 2], "q"), rollout([1, 2], "r")], [same, other, output(2)]
+    )
+    assert found["signal_share"] == pytest.approx(1 / 3) and found["unanswered"] == pytest.approx(
+        1 / 3
+    )
+    assert "signal_share" not in readings(
+        [rollout([1, 2])], [output(2)], RecipeFacts(asks_teacher=False)
+    )
 
 
 def test_tokens_without_weight_are_counted_where_weights_select():
     weighed = output(4, weight=[0.0, 0.0, 0.0, 0.5])
-    assert readings([rollout([1, 2, 3, 4])], [weighed], RecipeFacts(selects=True))["weightless"] == 0.75
+    assert (
+        readings([rollout([1, 2, 3, 4])], [weighed], RecipeFacts(selects=True))["weightless"]
+        == 0.75
+    )
     assert "weightless" not in readings([rollout([1, 2, 3, 4])], [weighed])
 
 
@@ -140,8 +180,13 @@ def test_traps_are_long_agreements_under_what_is_usual():
         history.add({"agreement": 0.1, "rollouts": 16.0})
     agreed = output(40, reverse_kl=[1.0] * 24 + [0.01] * 16)
     broken = output(40, reverse_kl=[1.0] * 24 + [0.01] * 8 + [1.0] * 8)
-    answers = [rollout(list(range(40)), name, reward=reward) for name, reward in (("p", 0.0), ("q", 0.0), ("r", 1.0))]
-    found = compute_readings(StepResult(51, answers, TokenRecord.join([agreed, broken, agreed]), {}), history, facts)
+    answers = [
+        rollout(list(range(40)), name, reward=reward)
+        for name, reward in (("p", 0.0), ("q", 0.0), ("r", 1.0))
+    ]
+    found = compute_readings(
+        StepResult(51, answers, TokenRecord.join([agreed, broken, agreed]), {}), history, facts
+    )
     assert found["trap_rate"] == pytest.approx(1 / 3), "a right answer is no trap"
     assert found["agreement"] == pytest.approx(0.01)
     assert "trap_rate" not in compute_readings(

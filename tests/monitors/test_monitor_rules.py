@@ -101,7 +101,9 @@ def rows(*parts: tuple[int, dict[str, float]]) -> list[dict[str, Any]]:
 def test_a_healthy_run_is_quiet():
     for recipe in (RECIPE, REWARDED):
         alarms = watch(recipe).replay(rows((100, {})))
-        assert {alarm.id for alarm in alarms} <= {"M9"}, "numbers that never move are stalled, and nothing else"
+        assert {alarm.id for alarm in alarms} <= {"M9"}, (
+            "numbers that never move are stalled, and nothing else"
+        )
 
 
 @pytest.mark.parametrize("name", TROUBLE)
@@ -111,7 +113,9 @@ def test_trouble_is_told_after_as_many_steps_as_the_table_says(name: str):
     monitor = MONITORS[name]
     assert 20 + monitor.persistence <= alarm.step <= 20 + monitor.persistence + 4
     assert alarm.action == monitor.action or alarm.action == (monitor.worse or ("", ""))[1]
-    assert alarm.line().startswith(f"{name} {monitor.name} ({alarm.action}) at step {alarm.step}: {alarm.reading} ")
+    assert alarm.line().startswith(
+        f"{name} {monitor.name} ({alarm.action}) at step {alarm.step}: {alarm.reading} "
+    )
     assert alarm.n == 16 and alarm.patch
 
 
@@ -122,7 +126,9 @@ def test_m9_needs_a_flat_divergence_too():
 
 
 def test_m11_rises_over_six_spans():
-    rising = [row | {"entropy_gap": 0.3 + 0.01 * max(row["step"] - 60, 0)} for row in rows((95, {}))]
+    rising = [
+        row | {"entropy_gap": 0.3 + 0.01 * max(row["step"] - 60, 0)} for row in rows((95, {}))
+    ]
     assert "M11" in {alarm.id for alarm in watch().replay(rising)}
 
 
@@ -142,10 +148,18 @@ def test_m32_leaves_numbers_that_are_not_finite_to_m1():
 
 
 @pytest.mark.parametrize(("name", "patch"), [("papers/scope", None), ("papers/grpo", "rollout.n")])
-def test_m32_proposes_to_learn_from_every_answer_where_a_filter_left_none(name: str, patch: str | None):
+def test_m32_proposes_to_learn_from_every_answer_where_a_filter_left_none(
+    name: str, patch: str | None
+):
     recipe = resolved(load_recipe(name))
-    filtered = [place for place, term in enumerate(recipe["objective"]["losses"]) if term["filter"] != "all"]
-    (alarm,) = [alarm for alarm in watch(recipe).replay(rows((20, {}), (4, TROUBLE["M32"]))) if alarm.id == "M32"]
+    filtered = [
+        place for place, term in enumerate(recipe["objective"]["losses"]) if term["filter"] != "all"
+    ]
+    (alarm,) = [
+        alarm
+        for alarm in watch(recipe).replay(rows((20, {}), (4, TROUBLE["M32"])))
+        if alarm.id == "M32"
+    ]
     assert (patch or f"objective.losses.{filtered[0]}.filter=all") in " ".join(alarm.patch)
 
 
@@ -182,18 +196,32 @@ def test_m30_needs_a_level_a_change_and_more_than_chance(quiet: dict[str, float]
 def test_m30_counts_evaluations_and_not_steps():
     names = [name for name in HEALTHY if name.startswith("heldout_")]
     history = rows((40, TROUBLE["M30"]))
-    sparse = [{k: v for k, v in row.items() if k not in names or row["step"] % 10 == 0} for row in history]
-    assert [(a.id, a.step, a.baseline) for a in watch().replay(sparse) if a.id == "M30"] == [("M30", 20, 0.13)]
+    sparse = [
+        {k: v for k, v in row.items() if k not in names or row["step"] % 10 == 0} for row in history
+    ]
+    assert [(a.id, a.step, a.baseline) for a in watch().replay(sparse) if a.id == "M30"] == [
+        ("M30", 20, 0.13)
+    ]
 
 
 def test_m27_looks_at_the_step_after_a_copy():
-    teacher = {"type": "privileged", "teacher": {"type": "self", "weights": "periodic", "period": 4}, "system": "ab"}
+    teacher = {
+        "type": "privileged",
+        "teacher": {"type": "self", "weights": "periodic", "period": 4},
+        "system": "ab",
+    }
     recipe = RECIPE | {"teacher": teacher}
-    shocked = [row | {"reverse_kl": 0.1 if (row["step"] - 1) % 4 == 0 else 0.5} for row in rows((12, {}))]
+    shocked = [
+        row | {"reverse_kl": 0.1 if (row["step"] - 1) % 4 == 0 else 0.5} for row in rows((12, {}))
+    ]
     alarms = [alarm for alarm in watch(recipe).replay(shocked) if alarm.id == "M27"]
-    assert [alarm.step for alarm in alarms] == [9], "at the second copy in a row, and once while it goes on"
+    assert [alarm.step for alarm in alarms] == [9], (
+        "at the second copy in a row, and once while it goes on"
+    )
     assert alarms[0].baseline == 0.5 and alarms[0].patch == ["teacher.teacher.weights=ema"]
-    assert "M27" not in {alarm.id for alarm in watch().replay(shocked)}, "an ordinary teacher is not copied"
+    assert "M27" not in {alarm.id for alarm in watch().replay(shocked)}, (
+        "an ordinary teacher is not copied"
+    )
 
 
 def test_m21_counts_evaluations_and_ends_a_run_at_the_third():
@@ -204,11 +232,15 @@ def test_m21_counts_evaluations_and_ends_a_run_at_the_third():
         del row["heldout_gain_high"], row["heldout_gain"]
         if step % 8 == 0:
             row |= {"heldout_gain_high": -0.1, "heldout_gain": -0.3}
-        calls += [(alarm.step, alarm.action) for alarm in seen.judge(step, row) if alarm.id == "M21"]
+        calls += [
+            (alarm.step, alarm.action) for alarm in seen.judge(step, row) if alarm.id == "M21"
+        ]
     assert calls == [(16, "checkpoint"), (24, "stop")]
 
 
-def evaluated(accuracies: list[float], every: int = 1, gain: float | None = None) -> list[dict[str, Any]]:
+def evaluated(
+    accuracies: list[float], every: int = 1, gain: float | None = None
+) -> list[dict[str, Any]]:
     """Rows with these held-out accuracies, each after so many steps; `gain` is that of the first since the start."""
     found: list[dict[str, Any]] = [{"step": step} for step in range(1, len(accuracies) * every + 1)]
     for row, accuracy in zip(found[every - 1 :: every], accuracies, strict=True):
@@ -250,7 +282,9 @@ def plateaus(rows: list[dict[str, Any]], **settings: Any) -> list[int]:
 def test_m31_is_patient_for_three_evaluations(accuracies: list[float], step: int | None):
     assert plateaus(evaluated(accuracies)) == ([] if step is None else [step])
     sparse = plateaus(evaluated(accuracies, every=30))
-    assert sparse == ([] if step is None else [30 * step]), "evaluations count, however far apart, and not steps"
+    assert sparse == ([] if step is None else [30 * step]), (
+        "evaluations count, however far apart, and not steps"
+    )
 
 
 def test_m31_compares_the_first_evaluation_with_the_start():

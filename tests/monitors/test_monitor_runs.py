@@ -16,7 +16,11 @@ from practicum.runs.console import SilentConsole
 
 pytestmark = pytest.mark.long
 
-ITSELF: dict[str, Any] = {"teacher": {"type": "self", "weights": "live"}, "train.steps": 6, "train.prompts_per_step": 4}
+ITSELF: dict[str, Any] = {
+    "teacher": {"type": "self", "weights": "live"},
+    "train.steps": 6,
+    "train.prompts_per_step": 4,
+}
 
 
 class ServerScores(SilentConsole):
@@ -56,7 +60,11 @@ def test_an_alarm_is_a_row_a_line_and_a_count(models: Path, tmp_path: Path) -> N
 
 
 def test_updates_from_nothing_are_skipped_counted_and_told(models: Path, tmp_path: Path) -> None:
-    nobody_is_right = {"objective.filter": "correct", "rollout.max_new_tokens": 1, "optimizer.weight_decay": 0.5}
+    nobody_is_right = {
+        "objective.filter": "correct",
+        "rollout.max_new_tokens": 1,
+        "optimizer.weight_decay": 0.5,
+    }
     result = toy_run(models, tmp_path, {**nobody_is_right, "train.checkpoint_every": 4})
     metrics, alarms = rows(result.folder / "metrics.jsonl"), rows(result.folder / "alarms.jsonl")
     assert [row["empty_updates"] for row in metrics] == [1.0] * 4
@@ -70,7 +78,9 @@ def test_updates_from_nothing_are_skipped_counted_and_told(models: Path, tmp_pat
     ]
 
 
-def test_answers_without_text_are_told_of_and_not_taken_for_a_loss_of_entropy(models: Path, tmp_path: Path) -> None:
+def test_answers_without_text_are_told_of_and_not_taken_for_a_loss_of_entropy(
+    models: Path, tmp_path: Path
+) -> None:
     ends_at_once = {"student.stop": list("abcd"), "train.steps": 14, "train.checkpoint_every": None}
     alarms = rows(toy_run(models, tmp_path, ends_at_once).folder / "alarms.jsonl")
     assert [alarm["step"] for alarm in alarms if alarm["id"] == "M33"] == [2]
@@ -80,7 +90,14 @@ def test_answers_without_text_are_told_of_and_not_taken_for_a_loss_of_entropy(mo
 def test_a_run_without_trouble_says_nothing_and_has_its_readings(finished: Path) -> None:
     assert rows(finished / "alarms.jsonl") == []
     last = rows(finished / "metrics.jsonl")[-1]
-    for name in ("p99_gap", "concentration", "repetition", "entropy_gap", "probability_error", "effective_share"):
+    for name in (
+        "p99_gap",
+        "concentration",
+        "repetition",
+        "entropy_gap",
+        "probability_error",
+        "effective_share",
+    ):
         assert name in last
     assert last["probability_error"] == pytest.approx(1.0, abs=1e-4) and last["signal_share"] == 1.0
 
@@ -94,12 +111,28 @@ def test_every_reading_is_told_of(finished: Path, models: Path, tmp_path: Path) 
         "evaluation.every": 1,
     }
     changes |= {"evaluation.temperature": 1.0, "objective.weights": "entropy_top(0.5)"}
-    rows_of = [*rows(finished / "metrics.jsonl"), *rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl")]
-    names = {re.sub(r"_at_\d+$", "_at_P", name) for row in rows_of for name in row if not name.startswith("cost/")}
+    rows_of = [
+        *rows(finished / "metrics.jsonl"),
+        *rows(toy_run(models, tmp_path, changes).folder / "metrics.jsonl"),
+    ]
+    names = {
+        re.sub(r"_at_\d+$", "_at_P", name)
+        for row in rows_of
+        for name in row
+        if not name.startswith("cost/")
+    }
     docs = Path(__file__).resolve().parents[2] / "docs"
-    told = "".join((docs / page).read_text(encoding="utf-8") for page in ("monitors.md", "run-folder.md"))
+    told = "".join(
+        (docs / page).read_text(encoding="utf-8") for page in ("monitors.md", "run-folder.md")
+    )
     assert {name for name in names if f"`{name}`" not in told} <= {"step"}
-    assert {"weightless", "unique_answers", "pass_gap", "heldout_unique", "heldout_gain_high"} <= names
+    assert {
+        "weightless",
+        "unique_answers",
+        "pass_gap",
+        "heldout_unique",
+        "heldout_gain_high",
+    } <= names
 
 
 def test_an_alarm_that_is_off_or_only_logged_is_not_told(models: Path, tmp_path: Path) -> None:
@@ -110,14 +143,22 @@ def test_an_alarm_that_is_off_or_only_logged_is_not_told(models: Path, tmp_path:
         assert not any(text.startswith("alarm") for text in console.events)
 
 
-def test_a_checkpoint_of_an_alarm_is_never_removed_for_its_age(models: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_alarm_is_never_removed_for_its_age(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {**alarmed("checkpoint"), "train.checkpoint_every": 1, "train.keep_checkpoints": 1}
     folder = toy_run(models, tmp_path, changes).folder
     assert checkpoints(folder) == {"step-2", "step-6"}
-    assert (folder / "checkpoints" / "step-2" / "TAG").read_text().startswith("M22 no signal (checkpoint) at step 2")
+    assert (
+        (folder / "checkpoints" / "step-2" / "TAG")
+        .read_text()
+        .startswith("M22 no signal (checkpoint) at step 2")
+    )
 
 
-def test_a_pause_saves_and_the_resumed_run_goes_on_to_the_same_end(models: Path, tmp_path: Path) -> None:
+def test_a_pause_saves_and_the_resumed_run_goes_on_to_the_same_end(
+    models: Path, tmp_path: Path
+) -> None:
     pausing = {**alarmed("pause"), "train.checkpoint_every": None}
     with pytest.raises(
         AlarmError, match=r"paused by M22 .* at step 2: .* try .*; the state is saved: .* --resume"
@@ -127,19 +168,29 @@ def test_a_pause_saves_and_the_resumed_run_goes_on_to_the_same_end(models: Path,
     folder = tmp_path / "paused" / "toy"
     assert checkpoints(folder) == {"step-2"}
     toy_run(models, tmp_path / "paused", pausing, resume=True)
-    whole = toy_run(models, tmp_path / "whole", {**alarmed("checkpoint"), "train.checkpoint_every": None}).folder
+    whole = toy_run(
+        models, tmp_path / "whole", {**alarmed("checkpoint"), "train.checkpoint_every": None}
+    ).folder
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    assert [row["step"] for row in rows(folder / "alarms.jsonl")] == [2], "what has been looked at is not told again"
+    assert [row["step"] for row in rows(folder / "alarms.jsonl")] == [2], (
+        "what has been looked at is not told again"
+    )
 
 
-def test_a_stop_keeps_nothing_and_a_milder_monitor_goes_on_from_before(models: Path, tmp_path: Path) -> None:
+def test_a_stop_keeps_nothing_and_a_milder_monitor_goes_on_from_before(
+    models: Path, tmp_path: Path
+) -> None:
     stopping = {**alarmed("stop"), "train.checkpoint_every": 1}
     for resume in (False, True):
-        with pytest.raises(AlarmError, match=r"stopped by M22 .* go on from it with --resume monitors\.M22=warn"):
+        with pytest.raises(
+            AlarmError, match=r"stopped by M22 .* go on from it with --resume monitors\.M22=warn"
+        ):
             toy_run(models, tmp_path, stopping, resume=resume)
         assert checkpoints(tmp_path / "toy") == {"step-1"}
-    result = toy_run(models, tmp_path, {**alarmed("warn"), "train.checkpoint_every": 1}, resume=True)
+    result = toy_run(
+        models, tmp_path, {**alarmed("warn"), "train.checkpoint_every": 1}, resume=True
+    )
     assert result.summary["alarms"] == {"M22": 1}
 
 
@@ -152,9 +203,16 @@ def test_a_finished_run_is_that_of_fewer_steps(models: Path, tmp_path: Path) -> 
     short = toy_run(models, tmp_path / "short", {**FINISHING, "train.steps": 2})
     for name in ("metrics.jsonl", "rollouts.jsonl", "before.json", "after.json"):
         assert (finished.folder / name).read_bytes() == (short.folder / name).read_bytes(), name
-    assert checkpoints(finished.folder) == {"step-2"} and (finished.folder / "report.html").is_file()
-    assert (finished.summary["ended"], finished.summary["steps"]) == ("finished by M22 no signal", 2)
-    assert short.summary["ended"] == "all steps done", "at the last step there is nothing left to end"
+    assert (
+        checkpoints(finished.folder) == {"step-2"} and (finished.folder / "report.html").is_file()
+    )
+    assert (finished.summary["ended"], finished.summary["steps"]) == (
+        "finished by M22 no signal",
+        2,
+    )
+    assert short.summary["ended"] == "all steps done", (
+        "at the last step there is nothing left to end"
+    )
     assert finished.summary["after"] == short.summary["after"]
     assert "finished after step 2 of 6, as M22 asks" in console.events
     assert console.end["ended"] == "finished by M22 no signal, after step 2 of 6"
@@ -171,7 +229,8 @@ PLATEAU = {
 
 
 @pytest.mark.parametrize(
-    ("staleness", "points"), [(0, ("update:3", "save.after_rename:2")), (2, ("save.after_rename:2",))]
+    ("staleness", "points"),
+    [(0, ("update:3", "save.after_rename:2")), (2, ("save.after_rename:2",))],
 )
 def test_a_run_that_finishes_is_the_same_however_often_it_was_killed(
     models: Path, tmp_path: Path, staleness: int, points: tuple[str, ...]
@@ -180,18 +239,32 @@ def test_a_run_that_finishes_is_the_same_however_often_it_was_killed(
     whole = toy_run(models, tmp_path / "whole", changes)
     assert (whole.summary["ended"], whole.summary["steps"]) == ("finished by M31 plateau", 3)
     assert rows(whole.folder / "alarms.jsonl")[-1]["id"] == "M31"
-    assert "M31 plateau (finish) at step 3" in (whole.folder / "checkpoints" / "step-3" / "TAG").read_text()
+    assert (
+        "M31 plateau (finish) at step 3"
+        in (whole.folder / "checkpoints" / "step-3" / "TAG").read_text()
+    )
     for point in points:
         folder = tmp_path / point / "toy"
-        assert forked(lambda out=folder.parent: toy_run(models, out, changes), {"PRACTICUM_FAULT": point}) == 137
+        assert (
+            forked(
+                lambda out=folder.parent: toy_run(models, out, changes), {"PRACTICUM_FAULT": point}
+            )
+            == 137
+        )
         toy_run(models, folder.parent, changes, resume=True)
         assert_same_run(whole.folder, folder)
         begun = rows(folder / "starts.jsonl")[-1]["first"]
-        assert begun == (4 if point == "save.after_rename:2" else 3), "what had finished is not trained further"
+        assert begun == (4 if point == "save.after_rename:2" else 3), (
+            "what had finished is not trained further"
+        )
 
 
 def test_a_graver_action_goes_before_a_finish(models: Path, tmp_path: Path) -> None:
-    both = {**PLATEAU, **ITSELF, "monitors": {**PLATEAU["monitors"], "M22": {"action": "pause", "persistence": 3}}}
+    both = {
+        **PLATEAU,
+        **ITSELF,
+        "monitors": {**PLATEAU["monitors"], "M22": {"action": "pause", "persistence": 3}},
+    }
     with pytest.raises(AlarmError, match=r"paused by M22 .* at step 3"):
         toy_run(models, tmp_path, both)
     result = toy_run(models, tmp_path, both, resume=True)
@@ -212,7 +285,12 @@ def test_a_change_that_the_recipe_asks_for_survives_a_kill(models: Path, tmp_pat
     assert evaluated == [2, 4], "the last step is evaluated afterwards"
     for point in ("update:2", "update:5"):
         folder = tmp_path / point / "toy"
-        assert forked(lambda out=folder.parent: toy_run(models, out, changing), {"PRACTICUM_FAULT": point}) == 137
+        assert (
+            forked(
+                lambda out=folder.parent: toy_run(models, out, changing), {"PRACTICUM_FAULT": point}
+            )
+            == 137
+        )
         toy_run(models, folder.parent, changing, resume=True)
         assert_same_run(whole, folder)
 
@@ -221,6 +299,10 @@ def test_the_command_line_ends_with_10_and_one_line(models: Path, tmp_path: Path
     path, output = write_recipe(models, tmp_path / "mine.yaml", alarmed("pause")), tmp_path / "said"
     assert forked(command("run", str(path), "--out", str(tmp_path / "runs")), output=output) == 10
     errors = [line for line in output.read_text().splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and errors[0].startswith("error: paused by M22 no signal (pause) at step 2")
-    resumed = command("run", str(path), "monitors.M22=off", "--out", str(tmp_path / "runs"), "--resume")
+    assert len(errors) == 1 and errors[0].startswith(
+        "error: paused by M22 no signal (pause) at step 2"
+    )
+    resumed = command(
+        "run", str(path), "monitors.M22=off", "--out", str(tmp_path / "runs"), "--resume"
+    )
     assert forked(resumed, output=output) == 0

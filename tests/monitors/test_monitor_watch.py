@@ -19,7 +19,9 @@ RECIPE = resolved(load_recipe("smoke/toy"))
 
 def looping(*shares: float) -> list[dict[str, Any]]:
     """Rows with these shares of loops, after ten without any."""
-    return [{"step": n, "repetition": value} for n, value in enumerate([*[0.0] * 10, *shares], start=1)]
+    return [
+        {"step": n, "repetition": value} for n, value in enumerate([*[0.0] * 10, *shares], start=1)
+    ]
 
 
 def told(rows: list[dict[str, Any]], **settings: Any) -> list[tuple[int, str]]:
@@ -43,7 +45,9 @@ def test_an_alarm_is_told_again_only_after_the_trouble_was_over():
 
 def test_trouble_that_grows_calls_for_more():
     assert told(looping(0.1, 0.1, 0.3, 0.3, 0.3)) == [(12, "checkpoint"), (14, "stop")]
-    assert told(looping(0.3, 0.3), action="warn") == [(12, "warn")], "the action that was written is the only one"
+    assert told(looping(0.3, 0.3), action="warn") == [(12, "warn")], (
+        "the action that was written is the only one"
+    )
 
 
 def test_thresholds_can_be_others():
@@ -64,7 +68,9 @@ def test_changes_add_up_and_come_out_the_same_when_they_are_replayed():
     rows = looping(0.1, 0.1, 0.0, 0.1, 0.1)
     rate = RECIPE["optimizer"]["learning_rate"]
     whole = [alarm for alarm in Watch(RECIPE, settings).replay(rows) if alarm.id == "M5"]
-    assert [alarm.set["optimizer.learning_rate"] for alarm in whole] == pytest.approx([rate / 2, rate / 4])
+    assert [alarm.set["optimizer.learning_rate"] for alarm in whole] == pytest.approx(
+        [rate / 2, rate / 4]
+    )
     resumed = Watch(RECIPE, settings)
     first = resumed.replay(rows[:13])
     assert [*first, *resumed.replay(rows[13:])] == whole
@@ -76,7 +82,10 @@ def test_a_row_that_was_written_judges_as_the_step_did():
     metrics = {"repetition": 0.1, "grad_norm": float("nan"), "seconds_sample": 3.0}
     one, other = Watch(RECIPE, {}), Watch(RECIPE, {})
     one.replay(looping()), other.replay(looping())
-    assert one.replay([row, row | {"step": 12}]) == [*other.judge(11, metrics), *other.judge(12, metrics)]
+    assert one.replay([row, row | {"step": 12}]) == [
+        *other.judge(11, metrics),
+        *other.judge(12, metrics),
+    ]
 
 
 def test_an_alarm_is_a_row_of_json():
@@ -99,9 +108,15 @@ def test_an_alarm_is_a_row_of_json():
 
 @pytest.mark.parametrize("monitor", MONITORS.values(), ids=lambda monitor: monitor.id)
 def test_every_patch_is_taken_by_recipes_of_every_kind(monitor: Monitor):
-    for name in ("papers/tip",) if monitor.id == "M23" else ("smoke/toy", "papers/thinking-machines", "papers/opsd"):
+    for name in (
+        ("papers/tip",)
+        if monitor.id == "M23"
+        else ("smoke/toy", "papers/thinking-machines", "papers/opsd")
+    ):
         recipe = load_recipe(name)
-        watch = Watch(resolved(recipe), {}, lambda overrides, recipe=recipe: accepted(recipe, overrides))
+        watch = Watch(
+            resolved(recipe), {}, lambda overrides, recipe=recipe: accepted(recipe, overrides)
+        )
         assert watch._patch(monitor), f"{monitor.id} has nothing to say to {name}"
 
 
@@ -130,12 +145,19 @@ def test_the_monitors_can_be_listed():
 
 def section(text: str) -> dict[str, Any]:
     data = {**RECIPE, "monitors": yaml.safe_load(text)}
-    return {name: settings.model_dump() for name, settings in parse_recipe(data, "mine.yaml").monitors.items()}
+    return {
+        name: settings.model_dump()
+        for name, settings in parse_recipe(data, "mine.yaml").monitors.items()
+    }
 
 
 def test_the_section_is_read_in_its_short_forms():
     found = section("{M9: off, M5: stop, M4: {level: 0.5}, M1: {action: off}}")
-    assert (found["M9"]["action"], found["M5"]["action"], found["M1"]["action"]) == ("off", "stop", "off")
+    assert (found["M9"]["action"], found["M5"]["action"], found["M1"]["action"]) == (
+        "off",
+        "stop",
+        "off",
+    )
     assert found["M4"]["level"] == 0.5 and found["M4"]["action"] is None
     assert {settings["action"] for settings in section("off").values()} == {"off"}
     assert set(section("off")) == set(MONITORS)
@@ -171,7 +193,8 @@ def test_a_scheduled_number_is_changed_by_one_of_the_two():
     data = {**RECIPE, "objective": {"coefficient": "linear(1, 0.5)"}}
     data["monitors"] = {"M5": {"set": {"objective.losses.0.coefficient": "x0.5"}}}
     with pytest.raises(
-        RecipeError, match=r"objective\.losses\.0\.coefficient has a schedule; let one of the two change it"
+        RecipeError,
+        match=r"objective\.losses\.0\.coefficient has a schedule; let one of the two change it",
     ):
         parse_recipe(data, "mine.yaml")
 

@@ -46,10 +46,15 @@ def _share(objective, row, lengths):
 
 def _term_loss(term, tokens, data):
     parameter = next(iter(term.divergence.arguments.values()), None)
-    values = [None if term.signal.type == "sampled" else _value(term, token, parameter) for token in tokens]
+    values = [
+        None if term.signal.type == "sampled" else _value(term, token, parameter)
+        for token in tokens
+    ]
     pathwise = term.gradient.type == "pathwise"
     returns = (
-        [torch.tensor(-1.0, dtype=torch.float64)] * len(tokens) if pathwise else _returns(term, tokens, values, data)
+        [torch.tensor(-1.0, dtype=torch.float64)] * len(tokens)
+        if pathwise
+        else _returns(term, tokens, values, data)
     )
     weights = _weights(term, tokens, values)
     factors = _corrections(term, tokens, returns)
@@ -79,7 +84,10 @@ def _value(term, token, parameter):
         student_part = torch.cat([student_part, 1 - student_part.sum()[None]])
         teacher_part = torch.cat([teacher_part, 1 - teacher_part.sum()[None]])
     if tail == "renorm":
-        student_part, teacher_part = student_part / student_part.sum(), teacher_part / teacher_part.sum()
+        student_part, teacher_part = (
+            student_part / student_part.sum(),
+            teacher_part / teacher_part.sum(),
+        )
     value = _divergence(term.divergence.name, student_part, teacher_part, parameter)
     if tail == "sampled" and token["id"] not in chosen:
         assert term.divergence.name == "reverse_kl"
@@ -97,7 +105,10 @@ def _target(target, student, teacher):
 
 
 def _chosen(signal, student, teacher):
-    of_student, of_teacher = student.topk(signal.k).indices.tolist(), teacher.topk(signal.k).indices.tolist()
+    of_student, of_teacher = (
+        student.topk(signal.k).indices.tolist(),
+        teacher.topk(signal.k).indices.tolist(),
+    )
     return {
         "student": of_student,
         "teacher": of_teacher,
@@ -123,9 +134,13 @@ def _divergence(name, s, t, parameter):
 def _returns(term, tokens, values, data):
     advantages = []
     for place, token in enumerate(tokens):
-        learner = token["logp"].detach() if term.advantage_logprob == "learner" else token["sampler"]
+        learner = (
+            token["logp"].detach() if term.advantage_logprob == "learner" else token["sampler"]
+        )
         teacher = _sampled_target(term, token)
-        advantage = {"reverse_kl": teacher - learner, "forward_kl": (teacher - learner).exp() - 1}[term.divergence.name]
+        advantage = {"reverse_kl": teacher - learner, "forward_kl": (teacher - learner).exp() - 1}[
+            term.divergence.name
+        ]
         advantages.append(advantage * _past(term, tokens, place))
     gamma = getattr(term.gradient, "gamma", 0.0)
     returns = [
@@ -138,7 +153,10 @@ def _returns(term, tokens, values, data):
     ]
     baseline = getattr(term.gradient, "baseline", "none")
     if baseline == "kl":
-        return [value + values[place].detach() * _past(term, tokens, place) for place, value in enumerate(returns)]
+        return [
+            value + values[place].detach() * _past(term, tokens, place)
+            for place, value in enumerate(returns)
+        ]
     if baseline == "none":
         return returns
     centred = []
@@ -181,7 +199,11 @@ def _corrections(term, tokens, returns):
                 past *= (tokens[earlier]["logp"].detach() - tokens[earlier]["sampler"]).exp().item()
         name = term.correction.name
         if name == "ratio_clip":
-            gone = ratio > 1 + arguments["high"] if returns[place] > 0 else ratio < 1 - arguments["low"]
+            gone = (
+                ratio > 1 + arguments["high"]
+                if returns[place] > 0
+                else ratio < 1 - arguments["low"]
+            )
             factors.append(0.0 if gone else ratio)
         elif name == "ratio_mask":
             factors.append(ratio if arguments["low"] <= ratio <= arguments["high"] else 0.0)
@@ -200,7 +222,10 @@ def _weights(term, tokens, values):
         return [1.0] * len(tokens)
     if name == "prefix":
         return [float(token["position"] < arguments["length"]) for token in tokens]
-    entropies = {side: [-(token[side].exp() * token[side]).sum().item() for token in tokens] for side in ("S", "T")}
+    entropies = {
+        side: [-(token[side].exp() * token[side]).sum().item() for token in tokens]
+        for side in ("S", "T")
+    }
     measures = {
         "student_entropy": entropies["S"],
         "teacher_entropy": entropies["T"],

@@ -12,7 +12,14 @@ from practicum.functional.divergences import DIVERGENCES
 seeds = st.integers(0, 10**6)
 bounds = st.floats(1e-4, 5.0)
 vocabularies = st.integers(2, 12)
-DIFFERENTIATED = ["forward_kl", "reverse_kl", "jsd(0.3)", "skew_forward_kl(0.2)", "mixed_kl(0.4)", "tvd"]
+DIFFERENTIATED = [
+    "forward_kl",
+    "reverse_kl",
+    "jsd(0.3)",
+    "skew_forward_kl(0.2)",
+    "mixed_kl(0.4)",
+    "tvd",
+]
 REWARDS = ["reverse_kl", "forward_kl", "jsd(0.3)"]
 
 
@@ -39,9 +46,13 @@ def test_a_clipped_advantage_never_points_against_the_advantage(
 
 
 @given(seeds, vocabularies, st.floats(1e-3, 0.2))
-def test_clipped_entries_of_forward_kl_are_pushed_the_other_way(seed: int, vocabulary: int, maximum: float) -> None:
+def test_clipped_entries_of_forward_kl_are_pushed_the_other_way(
+    seed: int, vocabulary: int, maximum: float
+) -> None:
     """Without its own part, a token that the teacher wants is only pushed down by the rest, through the softmax."""
     batch = random_batch(seed, vocabulary)
     parts = DIVERGENCES["forward_kl"].contributions(batch.S, batch.T, None)
     clipped = parts > maximum
-    assert torch.equal(against({"divergence": "forward_kl"}, f"entries({maximum})", batch) & clipped, clipped)
+    assert torch.equal(
+        against({"divergence": "forward_kl"}, f"entries({maximum})", batch) & clipped, clipped
+    )

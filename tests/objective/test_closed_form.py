@@ -21,7 +21,14 @@ MORE = [
     {"signal": "sampled", "reward": "add_advantage(0.5)"},
     {"against": "reference"},
     {"target": "log_linear(1.2, 0, -0.2)"},
-    {"losses": [{"divergence": "jsd(0.2)"}, {"signal": "text", "divergence": "ce"}, {"signal": "score"}, {}]},
+    {
+        "losses": [
+            {"divergence": "jsd(0.2)"},
+            {"signal": "text", "divergence": "ce"},
+            {"signal": "score"},
+            {},
+        ]
+    },
 ]
 WIDTH = 5
 
@@ -49,7 +56,9 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
     head, signal, hidden = heads(scale=0.7)
     twin, _, _ = heads(scale=0.7)
     said = {"whole": signal, "sampled": spoken(signal, tokens), "silent": TeacherSignal()}[teacher]
-    if teacher == "sampled" and (objective.signal is not None and objective.signal.type != "sampled"):
+    if teacher == "sampled" and (
+        objective.signal is not None and objective.signal.type != "sampled"
+    ):
         return
     reference = heads(seed=5)[1]
     ours = build_chunk(head, hidden, (said, reference), tokens, objective, BufferPool())
@@ -67,9 +76,12 @@ def test_both_ways_to_the_gradient_agree(choice, teacher):
             if mine.answered.all() or name in ("answered", "logprobs"):
                 torch.testing.assert_close(vars_of(mine)[name], vars_of(other)[name])
     shares = [
-        compute_coefficients(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)
+        compute_coefficients(term, value, tokens)
+        for term, value in zip(objective.losses, theirs.values, strict=True)
     ]
-    torch.testing.assert_close(ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12
+    )
     torch.testing.assert_close(head.weight.grad, twin.weight.grad, rtol=1e-9, atol=1e-12)
 
 
@@ -92,11 +104,20 @@ def test_the_usual_objectives_have_a_closed_form():
 def test_impossible_tokens_and_great_logits_stay_finite():
     head, signal, hidden = heads()
     bias = torch.where(torch.arange(VOCABULARY + 2) % 3 == 1, -torch.inf, 0.0).double()
-    signal = TeacherSignal(hidden=40 * signal.hidden, head=Head(signal.head.weight, VOCABULARY, bias=bias))
-    for choice in ({}, {"divergence": "forward_kl"}, {"divergence": "jsd(0.3)"}, {"divergence": "skew_forward_kl"}):
+    signal = TeacherSignal(
+        hidden=40 * signal.hidden, head=Head(signal.head.weight, VOCABULARY, bias=bias)
+    )
+    for choice in (
+        {},
+        {"divergence": "forward_kl"},
+        {"divergence": "jsd(0.3)"},
+        {"divergence": "skew_forward_kl"},
+    ):
         objective = Objective.model_validate(choice)
         tokens = build_token_batch(batch(), objective)
-        chunk = build_chunk(head, 60 * hidden, (signal, TeacherSignal()), tokens, objective, BufferPool())
+        chunk = build_chunk(
+            head, 60 * hidden, (signal, TeacherSignal()), tokens, objective, BufferPool()
+        )
         assert isinstance(chunk, Fused)
         shares = [
             compute_coefficients(term, value, tokens)
@@ -112,7 +133,10 @@ def test_a_head_that_is_more_than_a_matrix_goes_through_autograd():
     capped = Head(head.weight, VOCABULARY, softcap=5.0)
     objective = Objective()
     tokens = build_token_batch(batch(), objective)
-    assert isinstance(build_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, BufferPool()), Autograd)
+    assert isinstance(
+        build_chunk(capped, hidden, (signal, TeacherSignal()), tokens, objective, BufferPool()),
+        Autograd,
+    )
 
 
 def test_tiles_are_used_again_and_cut_to_size():
@@ -129,14 +153,18 @@ def test_tiles_are_used_again_and_cut_to_size():
 @pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
 @pytest.mark.parametrize("gate", [None, 1.0])
 @pytest.mark.parametrize(
-    "choice", [{}, {"divergence": "forward_kl"}, {"divergence": "jsd(0.3)", "weights": "soft_or(0.4)"}]
+    "choice",
+    [{}, {"divergence": "forward_kl"}, {"divergence": "jsd(0.3)", "weights": "soft_or(0.4)"}],
 )
 def test_a_pool_of_whole_teachers_has_a_closed_form_too(kind, gate, choice):
     objective = Objective.model_validate(choice)
     tokens = build_token_batch(batch(), objective)
     (head, first, hidden), (twin, second, _) = heads(seed=4), heads(seed=4)
     second = heads(seed=6)[1]
-    said = TeacherSignal(pool=PooledSignal(kind, (0.3, 0.7), (first, second), gate)), TeacherSignal()
+    said = (
+        TeacherSignal(pool=PooledSignal(kind, (0.3, 0.7), (first, second), gate)),
+        TeacherSignal(),
+    )
     ours = build_chunk(head, hidden, said, tokens, objective, BufferPool())
     theirs = Autograd(twin, hidden, said, tokens, objective)
     assert isinstance(ours, Fused)
@@ -144,9 +172,12 @@ def test_a_pool_of_whole_teachers_has_a_closed_form_too(kind, gate, choice):
     for mine, other in zip(ours.distributions(some), theirs.distributions(some), strict=True):
         torch.testing.assert_close(mine, other)
     shares = [
-        compute_coefficients(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)
+        compute_coefficients(term, value, tokens)
+        for term, value in zip(objective.losses, theirs.values, strict=True)
     ]
-    torch.testing.assert_close(ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        ours.backward(shares), theirs.backward(shares), rtol=1e-9, atol=1e-12
+    )
     torch.testing.assert_close(head.weight.grad, twin.weight.grad, rtol=1e-9, atol=1e-12)
 
 
@@ -167,21 +198,31 @@ def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_no
     tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads()
     low = Head(head.weight.detach().bfloat16(), VOCABULARY)
-    said = TeacherSignal(hidden=signal.hidden.float(), head=Head(signal.head.weight.bfloat16(), VOCABULARY))
+    said = TeacherSignal(
+        hidden=signal.hidden.float(), head=Head(signal.head.weight.bfloat16(), VOCABULARY)
+    )
     exact = Head(low.weight.double(), VOCABULARY)
-    ours = build_chunk(low, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool())
-    expected = TeacherSignal(hidden=said.hidden.double(), head=Head(said.head.weight.double(), VOCABULARY))
+    ours = build_chunk(
+        low, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()
+    )
+    expected = TeacherSignal(
+        hidden=said.hidden.double(), head=Head(said.head.weight.double(), VOCABULARY)
+    )
     theirs = Autograd(exact, hidden, (expected, TeacherSignal()), tokens, objective)
     assert isinstance(ours, Fused)
     shares = [
-        compute_coefficients(term, value, tokens) for term, value in zip(objective.losses, theirs.values, strict=True)
+        compute_coefficients(term, value, tokens)
+        for term, value in zip(objective.losses, theirs.values, strict=True)
     ]
     found, wanted = ours.backward(shares), theirs.backward(shares)
     assert found.dtype == torch.float32
     assert (found - wanted).norm() < 0.03 * wanted.norm()
     learning = Head(torch.nn.Parameter(low.weight.clone()), VOCABULARY)
     assert isinstance(
-        build_chunk(learning, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()), Autograd
+        build_chunk(
+            learning, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()
+        ),
+        Autograd,
     )
 
 
@@ -192,12 +233,17 @@ def test_heads_made_ready_give_the_same_gradient():
     tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads(scale=0.7)
     weights = [torch.nn.Parameter(head.weight.detach().float()) for _ in range(2)]
-    plain, ready = Head(weights[0], VOCABULARY, scale=0.7), prepack_head(Head(weights[1], VOCABULARY, scale=0.7))
+    plain, ready = (
+        Head(weights[0], VOCABULARY, scale=0.7),
+        prepack_head(Head(weights[1], VOCABULARY, scale=0.7)),
+    )
     theirs = Head(signal.head.weight.float(), VOCABULARY)
     found = []
     for mine, teacher in ((plain, theirs), (ready, prepack_head(theirs))):
         said = TeacherSignal(hidden=signal.hidden.float(), head=teacher)
-        chunk = build_chunk(mine, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool())
+        chunk = build_chunk(
+            mine, hidden.float(), (said, TeacherSignal()), tokens, objective, BufferPool()
+        )
         shares = [
             compute_coefficients(term, value, tokens)
             for term, value in zip(objective.losses, chunk.values, strict=True)
@@ -207,4 +253,6 @@ def test_heads_made_ready_give_the_same_gradient():
     torch.testing.assert_close(weights[0].grad, weights[1].grad, rtol=1e-4, atol=1e-6)
     with torch.enable_grad():
         states = hidden.float().requires_grad_()
-        assert ready.logprobs(states).requires_grad, "where a gradient is asked for, the weights themselves multiply"
+        assert ready.logprobs(states).requires_grad, (
+            "where a gradient is asked for, the weights themselves multiply"
+        )

@@ -6,20 +6,30 @@ import pytest
 import torch
 
 from practicum import functional as F
-from practicum.objective import Objective, TeacherDistribution, TokenBatch, compute_coefficients, compute_term_values
+from practicum.objective import (
+    Objective,
+    TeacherDistribution,
+    TokenBatch,
+    compute_coefficients,
+    compute_term_values,
+)
 
 V, T = 3, 3
 SEQUENCES = list(itertools.product(range(V), repeat=T))
 
 
 def states() -> dict[tuple[int, ...], int]:
-    prefixes = [prefix for length in range(T) for prefix in itertools.product(range(V), repeat=length)]
+    prefixes = [
+        prefix for length in range(T) for prefix in itertools.product(range(V), repeat=length)
+    ]
     return {prefix: place for place, prefix in enumerate(prefixes)}
 
 
 def tables() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return tuple(torch.randn(len(states()), V, generator=generator, dtype=torch.float64) for _ in range(3))
+    return tuple(
+        torch.randn(len(states()), V, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
 
 
 def path(sequence: tuple[int, ...]) -> list[int]:
@@ -74,7 +84,9 @@ def on_policy_gradient(whole_sequence: bool) -> torch.Tensor:
         weight = sequence_logprob(student, sequence).exp()
         rows = path(sequence)
         if whole_sequence:
-            total = total + weight * (sequence_logprob(student, sequence) - sequence_logprob(teacher, sequence))
+            total = total + weight * (
+                sequence_logprob(student, sequence) - sequence_logprob(teacher, sequence)
+            )
         else:
             divergence = F.reverse_kl(student.log_softmax(-1)[rows], teacher.log_softmax(-1)[rows])
             total = total + weight.detach() * divergence.sum()
@@ -95,7 +107,9 @@ def test_stale_samples_give_the_fresh_gradient(estimator: str, whole_sequence: b
     objective = Objective.model_validate(
         {"estimator": estimator, "correction": "prefix_ratio", "aggregate": "seq_mean_token_sum"}
     )
-    torch.testing.assert_close(expected_gradient(objective), on_policy_gradient(whole_sequence), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        expected_gradient(objective), on_policy_gradient(whole_sequence), rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("gamma", [0, 1])
@@ -108,7 +122,9 @@ def test_what_other_answers_return_is_no_bias_either(gamma: int) -> None:
         }
     )
     expected = on_policy_gradient(gamma == 1)
-    torch.testing.assert_close(expected_gradient(objective, answers=2), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        expected_gradient(objective, answers=2), expected, rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("advantage", ["none", "group_mean"])
@@ -121,12 +137,15 @@ def test_a_reward_beside_a_teacher_is_weighted_like_a_reward_alone(advantage: st
         {"signal": "sampled", "reward": f"modulate(0, advantage={advantage})", "coefficient": 0.3},
     )
     both, teacher, reward, sign = (
-        expected_gradient(Objective.model_validate({**choice, **common}), answers=2) for choice in choices
+        expected_gradient(Objective.model_validate({**choice, **common}), answers=2)
+        for choice in choices
     )
     torch.testing.assert_close(both, teacher + reward, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(sign, reward, rtol=1e-10, atol=1e-12)
 
 
 def test_without_it_they_do_not() -> None:
-    objective = Objective.model_validate({"estimator": "score_function(1)", "aggregate": "seq_mean_token_sum"})
+    objective = Objective.model_validate(
+        {"estimator": "score_function(1)", "aggregate": "seq_mean_token_sum"}
+    )
     assert (expected_gradient(objective) - on_policy_gradient(True)).abs().max() > 1e-3

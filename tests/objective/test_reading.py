@@ -18,7 +18,9 @@ def whole(seed):
     """A signal of hidden states with their head."""
     states = torch.Generator().manual_seed(seed)
     head = Head(torch.randn(VOCABULARY, WIDTH, generator=states, dtype=torch.float64), VOCABULARY)
-    return TeacherSignal(hidden=torch.randn(TOKENS, WIDTH, generator=states, dtype=torch.float64), head=head)
+    return TeacherSignal(
+        hidden=torch.randn(TOKENS, WIDTH, generator=states, dtype=torch.float64), head=head
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3, TOKENS, 100])
@@ -35,7 +37,13 @@ def test_it_compares_what_the_heads_read_whatever_the_pieces(size):
 
 def test_without_a_distribution_there_are_the_log_probabilities_that_were_sent():
     sent = TeacherSignal(logprobs=-torch.rand(TOKENS))
-    measures = ("student_logprobs", "teacher_logprobs", "reverse_kl", "student_entropy", "teacher_entropy")
+    measures = (
+        "student_logprobs",
+        "teacher_logprobs",
+        "reverse_kl",
+        "student_entropy",
+        "teacher_entropy",
+    )
     found = compare_signals((whole(1), sent), torch.arange(TOKENS), 3, measures).known()
     assert set(found) == {"student_logprobs", "student_entropy", "teacher_logprobs"}
     assert torch.equal(found["teacher_logprobs"], sent.logprobs)
@@ -76,4 +84,6 @@ def test_of_silence_and_of_no_tokens_there_is_nothing():
     silent = compare_signals((TeacherSignal(), TeacherSignal()), torch.arange(TOKENS), 3, MEASURES)
     assert silent.known() == {}
     none = compare_signals((whole(1)[:0], whole(2)[:0]), torch.arange(0), 3, MEASURES)
-    assert set(none.known()) == set(MEASURES) and all(len(values) == 0 for values in none.known().values())
+    assert set(none.known()) == set(MEASURES) and all(
+        len(values) == 0 for values in none.known().values()
+    )

@@ -54,17 +54,24 @@ def batch() -> list[Datum]:
 
 def logits(seed: int) -> torch.Tensor:
     count = sum(int(datum.rollout.loss_mask.sum()) for datum in batch())
-    return 2 * torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return 2 * torch.randn(
+        count, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
-def loss_of(objective: Objective, student: torch.Tensor, teacher: TeacherDistribution) -> torch.Tensor:
+def loss_of(
+    objective: Objective, student: torch.Tensor, teacher: TeacherDistribution
+) -> torch.Tensor:
     tokens = build_token_batch(batch(), objective)
     values = compute_term_values(torch.log_softmax(student, dim=-1), teacher, tokens, objective)
     shares = [
         compute_coefficients(term, value.detached(), tokens)
         for term, value in zip(objective.losses, values, strict=True)
     ]
-    return sum(((share * value.value).sum() for share, value in zip(shares, values, strict=True)), torch.zeros(()))
+    return sum(
+        ((share * value.value).sum() for share, value in zip(shares, values, strict=True)),
+        torch.zeros(()),
+    )
 
 
 def loss_and_gradient(function, student: torch.Tensor):
@@ -77,16 +84,17 @@ def whole(teacher: torch.Tensor) -> TeacherDistribution:
     return TeacherDistribution(full=torch.log_softmax(teacher, dim=-1))
 
 
-PATHWISE = [{"divergence": divergence} for divergence in ("reverse_kl", "forward_kl", "jsd(0.3)")] + [
-    {"divergence": f"skew_{direction}_kl(0.2)"} for direction in ("forward", "reverse")
-]
+PATHWISE = [
+    {"divergence": divergence} for divergence in ("reverse_kl", "forward_kl", "jsd(0.3)")
+] + [{"divergence": f"skew_{direction}_kl(0.2)"} for direction in ("forward", "reverse")]
 TARGETS = [{"target": target} for target in ("teacher(2)", "log_linear(0.7, 0.3)", "mixture(0.6)")]
 TOPK = [
     {"signal": f"topk(4, {support}, {tail})", "divergence": divergence}
     for support in ("student", "teacher", "union", "intersection")
     for tail in ("bucket", "renorm", "sampled")
     for divergence in ("reverse_kl", "jsd(0.3)")
-    if not (tail == "sampled" and divergence != "reverse_kl") and not (support == "intersection" and tail == "renorm")
+    if not (tail == "sampled" and divergence != "reverse_kl")
+    and not (support == "intersection" and tail == "renorm")
 ]
 SCORE = [
     {"signal": signal, "estimator": f"score_function({gamma}, {baseline})"}
@@ -111,7 +119,8 @@ CORRECTIONS = [
     )
     for signal in ("full", "sampled")
 ] + [
-    {"estimator": f"score_function(0.7, {baseline})", "correction": "prefix_ratio"} for baseline in ("kl", "group_mean")
+    {"estimator": f"score_function(0.7, {baseline})", "correction": "prefix_ratio"}
+    for baseline in ("kl", "group_mean")
 ]
 WEIGHTS = [
     {"weights": weights}
@@ -138,7 +147,12 @@ TWO = [
     {
         "losses": [
             {"divergence": "jsd(0.3)", "filter": "correct", "weights": "prefix(3)"},
-            {"signal": "sampled", "estimator": "score_function(1)", "coefficient": 0.1, "correction": "ratio"},
+            {
+                "signal": "sampled",
+                "estimator": "score_function(1)",
+                "coefficient": 0.1,
+                "correction": "ratio",
+            },
         ],
         "aggregate": "seq_mean_token_mean",
     }
@@ -151,7 +165,9 @@ def test_objective_equals_its_slow_twin(choice):
     objective = Objective.model_validate(choice)
     student, teacher = logits(1), logits(2)
     loss, gradient = loss_and_gradient(lambda x: loss_of(objective, x, whole(teacher)), student)
-    slow, slow_gradient = loss_and_gradient(lambda x: slow_loss(x, teacher, batch(), objective), student)
+    slow, slow_gradient = loss_and_gradient(
+        lambda x: slow_loss(x, teacher, batch(), objective), student
+    )
     torch.testing.assert_close(loss.double(), slow, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(gradient, slow_gradient, rtol=1e-6, atol=1e-9)
     assert gradient.abs().max() > 0
@@ -164,12 +180,18 @@ def test_what_a_candidate_adds_over_the_clip_gives_no_gradient(name):
     teacher = torch.log_softmax(logits(2), dim=-1)
 
     def clipped(student):
-        parts = DIVERGENCES[term.divergence.name].contributions(torch.log_softmax(student, -1), teacher, term.parameter)
+        parts = DIVERGENCES[term.divergence.name].contributions(
+            torch.log_softmax(student, -1), teacher, term.parameter
+        )
         return parts.clamp(max=0.05).sum(dim=-1).mean()
 
-    loss, gradient = loss_and_gradient(lambda student: loss_of(objective, student, whole(teacher)), logits(1))
+    loss, gradient = loss_and_gradient(
+        lambda student: loss_of(objective, student, whole(teacher)), logits(1)
+    )
     plain = Objective.model_validate({"divergence": name})
-    unclipped, other = loss_and_gradient(lambda student: loss_of(plain, student, whole(teacher)), logits(1))
+    unclipped, other = loss_and_gradient(
+        lambda student: loss_of(plain, student, whole(teacher)), logits(1)
+    )
     torch.testing.assert_close(gradient, loss_and_gradient(clipped, logits(1))[1])
     torch.testing.assert_close(loss, unclipped)
     assert not torch.allclose(gradient, other)
@@ -184,7 +206,9 @@ def test_k2_surrogate_has_the_gradient_of_half_the_squared_log_ratio():
         learner = torch.log_softmax(x, dim=-1).gather(1, tokens.tokens[:, None])[:, 0]
         return (tokens.aggregate * (learner - sampled).square() / 2).sum()
 
-    _, gradient = loss_and_gradient(lambda x: loss_of(objective, x, TeacherDistribution(logprobs=sampled)), logits(1))
+    _, gradient = loss_and_gradient(
+        lambda x: loss_of(objective, x, TeacherDistribution(logprobs=sampled)), logits(1)
+    )
     torch.testing.assert_close(gradient, loss_and_gradient(k2, logits(1))[1], rtol=1e-6, atol=1e-9)
 
 
@@ -197,7 +221,9 @@ def test_no_loss_and_no_gradient_where_student_is_teacher(name, signal):
     assert gradient.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("estimator", ["score_function", "score_function(1)", "score_function(0, kl)", "k2_surrogate"])
+@pytest.mark.parametrize(
+    "estimator", ["score_function", "score_function(1)", "score_function(0, kl)", "k2_surrogate"]
+)
 def test_no_gradient_of_score_functions_where_student_is_teacher(estimator):
     objective = Objective.model_validate({"estimator": estimator})
     _, gradient = loss_and_gradient(lambda x: loss_of(objective, x, whole(logits(1))), logits(1))
@@ -207,12 +233,18 @@ def test_no_gradient_of_score_functions_where_student_is_teacher(estimator):
 @pytest.mark.parametrize("tail", ["bucket", "renorm", "sampled"])
 @pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd(0.3)"])
 def test_candidates_sent_by_a_teacher_equal_candidates_found_here(divergence, tail):
-    objective = Objective.model_validate({"signal": f"topk(4, teacher, {tail})", "divergence": divergence})
+    objective = Objective.model_validate(
+        {"signal": f"topk(4, teacher, {tail})", "divergence": divergence}
+    )
     teacher = torch.log_softmax(logits(2), dim=-1)
     tokens = build_token_batch(batch(), objective)
     best = teacher.topk(4, dim=-1)
-    sent = TeacherDistribution(None, best.indices, best.values, teacher.gather(1, tokens.tokens[:, None])[:, 0])
-    here = loss_and_gradient(lambda x: loss_of(objective, x, TeacherDistribution(full=teacher)), logits(1))
+    sent = TeacherDistribution(
+        None, best.indices, best.values, teacher.gather(1, tokens.tokens[:, None])[:, 0]
+    )
+    here = loss_and_gradient(
+        lambda x: loss_of(objective, x, TeacherDistribution(full=teacher)), logits(1)
+    )
     there = loss_and_gradient(lambda x: loss_of(objective, x, sent), logits(1))
     torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-15)
 
@@ -237,13 +269,16 @@ def test_a_sampled_log_linear_target_keeps_the_expected_gradient():
     objective = Objective.model_validate({"signal": "sampled", "target": "log_linear(0.7, 0.3)"})
     student, teacher = logits(1)[:1], logits(2)[:1]
     everything = replace(
-        build_token_batch(batch(), objective)[torch.arange(VOCABULARY)], tokens=torch.arange(VOCABULARY)
+        build_token_batch(batch(), objective)[torch.arange(VOCABULARY)],
+        tokens=torch.arange(VOCABULARY),
     )
     logprobs = torch.log_softmax(student, dim=-1)
     signal = torch.log_softmax(teacher, dim=-1)[0]
 
     def expected(teacher_tokens):
-        values = compute_term_values(logprobs.expand(VOCABULARY, -1), teacher_tokens, everything, objective)[0]
+        values = compute_term_values(
+            logprobs.expand(VOCABULARY, -1), teacher_tokens, everything, objective
+        )[0]
         advantage = values.teacher_logprobs - logprobs[0]
         probabilities = logprobs[0].exp()
         return probabilities * (advantage - (probabilities * advantage).sum())
@@ -268,8 +303,12 @@ def test_the_yardstick_of_a_sampled_signal_is_against_the_teacher_and_not_the_ta
     student = torch.log_softmax(logits(1), dim=-1)
     tokens = build_token_batch(batch(), objective)
     sampled = torch.log_softmax(logits(2), dim=-1).gather(1, tokens.tokens[:, None])[:, 0]
-    (values,) = compute_term_values(student, TeacherDistribution(logprobs=sampled), tokens, objective)
-    torch.testing.assert_close(values.reverse_kl, student.gather(1, tokens.tokens[:, None])[:, 0] - sampled)
+    (values,) = compute_term_values(
+        student, TeacherDistribution(logprobs=sampled), tokens, objective
+    )
+    torch.testing.assert_close(
+        values.reverse_kl, student.gather(1, tokens.tokens[:, None])[:, 0] - sampled
+    )
 
 
 def test_an_impossible_token_of_the_teacher_gives_finite_numbers():
@@ -289,7 +328,9 @@ def test_a_statistic_that_one_chunk_lacks_is_unknown_there():
     objective = Objective.model_validate({"signal": "sampled"})
     tokens = build_token_batch(batch(), objective)
     known = compute_term_values(student, TeacherDistribution(full=student), tokens, objective)[0]
-    sampled = compute_term_values(student, TeacherDistribution(logprobs=known.logprobs), tokens, objective)[0]
+    sampled = compute_term_values(
+        student, TeacherDistribution(logprobs=known.logprobs), tokens, objective
+    )[0]
     joined = TermValues.concatenate([known, sampled])
     count = len(tokens.tokens)
     assert joined.teacher_entropy is not None
@@ -318,20 +359,32 @@ def test_a_group_is_solved_by_the_students_own_completions():
         objective = Objective.model_validate({"filter": outcome})
         batch = build_token_batch(data, objective)
         uniform = torch.full((len(rows), VOCABULARY), 1 / VOCABULARY, dtype=torch.float64).log()
-        (values,) = compute_term_values(uniform, TeacherDistribution(full=uniform), batch, objective)
+        (values,) = compute_term_values(
+            uniform, TeacherDistribution(full=uniform), batch, objective
+        )
         share = compute_coefficients(objective.losses[0], values.detached(), batch)
-        counted[outcome] = [group for (group, *_), value in zip(rows, share.tolist(), strict=True) if value]
-    assert counted == {"solved_group": ["right", "given"], "failed_group": ["wrong", "helped", "helped", "misled"]}
+        counted[outcome] = [
+            group for (group, *_), value in zip(rows, share.tolist(), strict=True) if value
+        ]
+    assert counted == {
+        "solved_group": ["right", "given"],
+        "failed_group": ["wrong", "helped", "helped", "misled"],
+    }
 
 
 @pytest.mark.parametrize("source", ["student", "teacher", "dataset"])
-@pytest.mark.parametrize("data", [{"divergence": "jsd(0.3)"}, {"signal": "sampled"}, {"signal": "score(group_mean)"}])
+@pytest.mark.parametrize(
+    "data", [{"divergence": "jsd(0.3)"}, {"signal": "sampled"}, {"signal": "score(group_mean)"}]
+)
 def test_a_term_of_one_writer_learns_from_the_tokens_of_that_writer(source, data):
     """Gradients are those of the plain term at the writer's tokens, and nothing at the others."""
     mixed = [
         replace(
             datum,
-            rollout=replace(datum.rollout, authors=torch.arange(len(datum.rollout.tokens), dtype=torch.uint8) % 3),
+            rollout=replace(
+                datum.rollout,
+                authors=torch.arange(len(datum.rollout.tokens), dtype=torch.uint8) % 3,
+            ),
         )
         for datum in batch()
     ]
@@ -340,7 +393,9 @@ def test_a_term_of_one_writer_learns_from_the_tokens_of_that_writer(source, data
     def gradient(objective: Objective) -> torch.Tensor:
         tokens = build_token_batch(mixed, objective)
         learner = student.clone().requires_grad_()
-        (values,) = compute_term_values(torch.log_softmax(learner, dim=-1), teacher, tokens, objective)
+        (values,) = compute_term_values(
+            torch.log_softmax(learner, dim=-1), teacher, tokens, objective
+        )
         share = compute_coefficients(objective.losses[0], values.detached(), tokens)
         return torch.autograd.grad((share * values.value).sum(), learner)[0]
 

@@ -92,7 +92,9 @@ class Case:
 
     def groups(self) -> list[list[Sequence]]:
         """The rollouts of each prompt."""
-        return [list(rows) for _, rows in groupby(self.sequences, key=lambda sequence: sequence.group)]
+        return [
+            list(rows) for _, rows in groupby(self.sequences, key=lambda sequence: sequence.group)
+        ]
 
     def token_mean(self, loss: Callable[[Token], Tensor]) -> Tensor:
         """The mean of a per-token loss over all tokens."""
@@ -100,7 +102,9 @@ class Case:
 
     def sequence_mean(self, loss: Callable[[Token], Tensor]) -> Tensor:
         """The mean over rollouts of the mean over their tokens."""
-        means = [sum(loss(token) for token in row.tokens) / len(row.tokens) for row in self.sequences]
+        means = [
+            sum(loss(token) for token in row.tokens) / len(row.tokens) for row in self.sequences
+        ]
         return sum(means, torch.zeros(())) / len(means)
 
 
@@ -142,7 +146,9 @@ def library_and_formula(
     ids = torch.randint(V, (count,), generator=generator)
     own = torch.log_softmax(student, -1).gather(-1, ids[:, None])[:, 0]
     # The sampler is a slightly older student; a dataset's tokens have behaviour probability 1.
-    sampler = (own + 0.3 * torch.randn(count, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
+    sampler = (own + 0.3 * torch.randn(count, generator=generator, dtype=torch.float64)).clamp(
+        max=-1e-3
+    )
     starts = [sum(length for *_, length in ROWS[:row]) for row in range(len(ROWS) + 1)]
     for row, (_, source, _, _) in enumerate(ROWS):
         if source == "dataset":

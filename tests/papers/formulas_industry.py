@@ -65,7 +65,9 @@ def mimo_mopd(case: Case) -> Tensor:
 
 def nemotron_cascade_2(case: Case) -> Tensor:
     """Equations 2 to 4 of 2603.19220: the same with the teacher's advantage alone."""
-    return case.sequence_mean(lambda token: -within(token, 0.5, 2.0) * sg(token.lT - token.lS) * token.lS)
+    return case.sequence_mean(
+        lambda token: -within(token, 0.5, 2.0) * sg(token.lT - token.lS) * token.lS
+    )
 
 
 def glm_5_opd(case: Case) -> Tensor:
@@ -90,7 +92,9 @@ def slime(case: Case) -> Tensor:
         for token in row.tokens:
             advantage = group_advantage(case, row) - 1.0 * sg(token.lS - token.lT)
             r = ratio(token)
-            total = total - torch.minimum(r * advantage, r.clamp(0.8, 1.28) * advantage) / len(row.tokens)
+            total = total - torch.minimum(r * advantage, r.clamp(0.8, 1.28) * advantage) / len(
+                row.tokens
+            )
     return total / len(case.sequences)
 
 

@@ -75,7 +75,9 @@ def reinforce(case: Case) -> Tensor:
 def rloo(case: Case) -> Tensor:
     """Section 2.3 of 2402.14740: minus the mean over answers of (r - mean of the others) log pi(y | x)."""
     rows = list(advantages(case, against_others))
-    return sum(-advantage * sum(token.lS for token in row.tokens) for row, advantage in rows) / len(rows)
+    return sum(-advantage * sum(token.lS for token in row.tokens) for row, advantage in rows) / len(
+        rows
+    )
 
 
 def grpo(case: Case) -> Tensor:
@@ -86,19 +88,25 @@ def grpo(case: Case) -> Tensor:
         return clipped(ratio(token), advantage) + 0.04 * k3
 
     rows = list(advantages(case, normalized))
-    return sum(sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows) / len(rows)
+    return sum(
+        sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows
+    ) / len(rows)
 
 
 def dr_grpo(case: Case) -> Tensor:
     """Section 3.2 of 2503.20783: the clipped surrogate of the centred reward, summed over tokens, over the token limit."""
     rows = list(advantages(case, centred))
-    return sum(clipped(ratio(token), a) for row, a in rows for token in row.tokens) / (8 * len(rows))
+    return sum(clipped(ratio(token), a) for row, a in rows for token in row.tokens) / (
+        8 * len(rows)
+    )
 
 
 def kdrl(case: Case) -> Tensor:
     """2506.02208: minus rho A, plus beta k2 to the teacher, over all tokens; beta falls from 5e-3 to 1e-3."""
     beta = linearly(case, 5e-3, 1e-3)
-    reward = sum(-ratio(token) * a for row, a in advantages(case, normalized) for token in row.tokens)
+    reward = sum(
+        -ratio(token) * a for row, a in advantages(case, normalized) for token in row.tokens
+    )
     return (reward + beta * sum(k2(token, token.lT) for token in case.tokens())) / case.count
 
 
@@ -144,7 +152,9 @@ def rlad(case: Case) -> Tensor:
         return clipped(anchored, advantage)
 
     rows = list(advantages(case, normalized))
-    return sum(sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows) / len(rows)
+    return sum(
+        sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows
+    ) / len(rows)
 
 
 def rlsd(case: Case) -> Tensor:
@@ -156,7 +166,10 @@ def rlsd(case: Case) -> Tensor:
         leaning = min(max(float(torch.exp(sign * (token.lT - sg(token.lS)))), 1 - bound), 1 + bound)
         return clipped(ratio(token), advantage * ((1 - strength) + strength * leaning))
 
-    return sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens) / case.count
+    return (
+        sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens)
+        / case.count
+    )
 
 
 def hdpo(case: Case) -> Tensor:
@@ -183,7 +196,10 @@ def sdpg(case: Case) -> Tensor:
         distilled = 0.001 * gate * kl(token.S, token.T)
         return clipped(ratio(token), advantage, 0.2, 0.28) + distilled + 0.001 * k2(token, token.lR)
 
-    return sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens) / case.count
+    return (
+        sum(loss(token, a) for row, a in advantages(case, normalized) for token in row.tokens)
+        / case.count
+    )
 
 
 def srpo(case: Case) -> Tensor:
@@ -201,7 +217,10 @@ def srpo(case: Case) -> Tensor:
         student, teacher = (torch.cat([part, 1 - part.sum()[None]]).log() for part in parts)
         return torch.exp(-entropy) * jsd(student, teacher, 0.5)
 
-    return sum(loss(row, token, a) for row, a in advantages(case, normalized) for token in row.tokens) / case.count
+    return (
+        sum(loss(row, token, a) for row, a in advantages(case, normalized) for token in row.tokens)
+        / case.count
+    )
 
 
 def luffy(case: Case) -> Tensor:
@@ -225,7 +244,10 @@ def llm4teach(case: Case) -> Tensor:
     def loss(token: Token, advantage: float) -> Tensor:
         return clipped(ratio(token), advantage) - coefficient * (token.T.exp() * token.S).sum()
 
-    return sum(loss(token, a) for row, a in advantages(case, against_others) for token in row.tokens) / case.count
+    return (
+        sum(loss(token, a) for row, a in advantages(case, against_others) for token in row.tokens)
+        / case.count
+    )
 
 
 def vold(case: Case) -> Tensor:
@@ -235,4 +257,6 @@ def vold(case: Case) -> Tensor:
         return clipped(ratio(token), advantage) + kl(token.S, token.T)
 
     rows = list(advantages(case, normalized))
-    return sum(sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows) / len(rows)
+    return sum(
+        sum(loss(token, a) for token in row.tokens) / len(row.tokens) for row, a in rows
+    ) / len(rows)

@@ -80,7 +80,9 @@ def sdpo(case: Case) -> Tensor:
 def sd_zero(case: Case) -> Tensor:
     """Section 2.2 of 2604.12002: E sum_t KL(S(. | x) || T(. | x, y, P_r))."""
     rows = case.sequences
-    return sum((kl(token.S, token.T) for row in rows for token in row.tokens), torch.zeros(())) / len(rows)
+    return sum(
+        (kl(token.S, token.T) for row in rows for token in row.tokens), torch.zeros(())
+    ) / len(rows)
 
 
 def gates(case: Case) -> Tensor:

@@ -72,7 +72,10 @@ def likeliest(logprobs: Tensor, k: int) -> list[int]:
 
 def partial_forward(token: Token, k: int) -> Tensor:
     """sum T log(T / S) over the teacher's k likeliest tokens."""
-    return sum((token.T[v].exp() * (token.T[v] - token.S[v]) for v in likeliest(token.T, k)), torch.zeros(()))
+    return sum(
+        (token.T[v].exp() * (token.T[v] - token.S[v]) for v in likeliest(token.T, k)),
+        torch.zeros(()),
+    )
 
 
 def total(losses: TableHead[Tensor]) -> Tensor:
@@ -206,7 +209,10 @@ def veto(case: Case) -> Tensor:
 def tip(case: Case) -> Tensor:
     """2604.14084: the mean RKL over the half of the tokens with the highest h + d - h d."""
     tokens = list(case.tokens())
-    entropies, divergences = [entropy(token.S) for token in tokens], [number(reverse(token)) for token in tokens]
+    entropies, divergences = (
+        [entropy(token.S) for token in tokens],
+        [number(reverse(token)) for token in tokens],
+    )
     scores = []
     for h, d in zip(entropies, divergences, strict=True):
         h, d = h / max(entropies), d / max(divergences)
@@ -231,7 +237,11 @@ def scope(case: Case) -> Tensor:
             w = perplexity(row, "student") / sum(perplexity(other, "student") for other in right)
             losses += [w * sg(ratio(token)) * likelihood(token) for token in row.tokens]
         for row in wrong:
-            w = 1 / perplexity(row, "teacher") / sum(1 / perplexity(other, "teacher") for other in wrong)
+            w = (
+                1
+                / perplexity(row, "teacher")
+                / sum(1 / perplexity(other, "teacher") for other in wrong)
+            )
             losses += [-w * gap(token) * ratio(token) for token in row.tokens]
     return total(losses) / len(case.sequences)
 
@@ -318,7 +328,9 @@ def stable_opd(case: Case) -> Tensor:
 
 def vopd(case: Case) -> Tensor:
     """2605.07865: the advantage r - V with V = -KL(S || T)."""
-    return case.token_mean(lambda token: policy_gradient(token, gap(token) + number(reverse(token))))
+    return case.token_mean(
+        lambda token: policy_gradient(token, gap(token) + number(reverse(token)))
+    )
 
 
 def opd_plus(case: Case) -> Tensor:
@@ -326,12 +338,16 @@ def opd_plus(case: Case) -> Tensor:
 
     JSD is E_S[f(r)] with f(r) = r/2 log(2r / (1 + r)) + 1/2 log(2 / (1 + r)), and r f' - f = 1/2 log((1 + r) / 2).
     """
-    return case.token_mean(lambda token: policy_gradient(token, 0.5 * math.log((1 + math.exp(gap(token))) / 2)))
+    return case.token_mean(
+        lambda token: policy_gradient(token, 0.5 * math.log((1 + math.exp(gap(token))) / 2))
+    )
 
 
 def power_opd(case: Case) -> Tensor:
     """2606.17199: the reward T^alpha - S^alpha with alpha 5."""
-    return case.token_mean(lambda token: policy_gradient(token, probability(5 * token.lT) - probability(5 * token.lS)))
+    return case.token_mean(
+        lambda token: policy_gradient(token, probability(5 * token.lT) - probability(5 * token.lS))
+    )
 
 
 def aopd(case: Case) -> Tensor:
@@ -367,7 +383,9 @@ def iw_opd(case: Case) -> Tensor:
 
 def selectkd(case: Case) -> Tensor:
     """2510.24021: forward KL where the token is among the teacher's 5 likeliest."""
-    return case.token_mean(lambda token: forward(token) if token.id in likeliest(token.T, 5) else 0.0 * forward(token))
+    return case.token_mean(
+        lambda token: forward(token) if token.id in likeliest(token.T, 5) else 0.0 * forward(token)
+    )
 
 
 def hpd(case: Case) -> Tensor:

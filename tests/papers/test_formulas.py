@@ -35,6 +35,8 @@ def test_the_objective_is_the_papers_formula(name: str, step: str) -> None:
     recipe = load_recipe(name)
     formula = FORMULAS[name.removeprefix("papers/").replace("-", "_")]
     steps = recipe.train.steps
-    ours, theirs = library_and_formula(recipe, formula, {"first": 1, "middle": (steps + 1) // 2, "last": steps}[step])
+    ours, theirs = library_and_formula(
+        recipe, formula, {"first": 1, "middle": (steps + 1) // 2, "last": steps}[step]
+    )
     assert theirs.abs().max() > 0
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)

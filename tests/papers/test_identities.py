@@ -57,19 +57,30 @@ def pooled(kind, weights):
     teachers = (tiny(seed=1), tiny(seed=2))
     return [
         Datum(
-            item, TeacherSignal(pool=PooledSignal(kind, weights, tuple(hidden_signal(one, item) for one in teachers)))
+            item,
+            TeacherSignal(
+                pool=PooledSignal(
+                    kind, weights, tuple(hidden_signal(one, item) for one in teachers)
+                )
+            ),
         )
         for item in rollouts()
     ]
 
 
 @pytest.mark.parametrize("limits", [None, TrainerLimits(1, 2)], ids=["whole", "cut"])
-@pytest.mark.parametrize(("divergence", "kind"), [("reverse_kl", "geometric"), ("forward_kl", "arithmetic")])
+@pytest.mark.parametrize(
+    ("divergence", "kind"), [("reverse_kl", "geometric"), ("forward_kl", "arithmetic")]
+)
 def test_a_sum_of_kls_is_the_kl_to_a_pool_times_the_sum_of_the_weights(divergence, kind, limits):
     weights = (0.9, 0.4)
     total = sum(weights)
     summed = trained(pooled("sum", weights), {"divergence": divergence}, limits)
-    one_target = trained(pooled(kind, tuple(weight / total for weight in weights)), {"divergence": divergence}, limits)
+    one_target = trained(
+        pooled(kind, tuple(weight / total for weight in weights)),
+        {"divergence": divergence},
+        limits,
+    )
     near(summed, total * one_target)
 
 
@@ -77,7 +88,9 @@ def test_the_other_pool_is_another_target():
     """The identity is not a matter of all pools being alike."""
     shares = (0.7, 0.3)
     for divergence, kind in (("reverse_kl", "arithmetic"), ("forward_kl", "geometric")):
-        summed, other = (trained(pooled(how, shares), {"divergence": divergence}) for how in ("sum", kind))
+        summed, other = (
+            trained(pooled(how, shares), {"divergence": divergence}) for how in ("sum", kind)
+        )
         assert (summed - other).norm() > 0.01 * summed.norm()
 
 
@@ -93,7 +106,10 @@ def test_a_sum_is_each_teachers_own_loss_by_its_weight():
 @pytest.mark.parametrize("kind", ["geometric", "arithmetic", "sum"])
 def test_a_pool_of_one_teacher_is_that_teacher(kind):
     alone = [Datum(item, hidden_signal(tiny(seed=1), item)) for item in rollouts()]
-    pool = [Datum(datum.rollout, TeacherSignal(pool=PooledSignal(kind, (1.0,), (datum.signal,)))) for datum in alone]
+    pool = [
+        Datum(datum.rollout, TeacherSignal(pool=PooledSignal(kind, (1.0,), (datum.signal,))))
+        for datum in alone
+    ]
     for choice in ({}, {"signal": "sampled"}, {"divergence": "jsd(0.3)"}):
         near(trained(pool, choice), trained(alone, choice))
 
@@ -101,16 +117,23 @@ def test_a_pool_of_one_teacher_is_that_teacher(kind):
 # Estimators, in exact expectation over answers.
 
 
-@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd(0.3)", "skew_forward_kl(0.1)", "alpha(0.5)"])
+@pytest.mark.parametrize(
+    "divergence", ["reverse_kl", "forward_kl", "jsd(0.3)", "skew_forward_kl(0.1)", "alpha(0.5)"]
+)
 def test_score_function_at_gamma_0_is_the_divergence_of_every_state(divergence):
     world = policies()
     choice = {"signal": "sampled", "divergence": divergence}
-    close(expected_gradient(choice, world), expected_gradient({"divergence": divergence}, world), 1e-5)
+    close(
+        expected_gradient(choice, world), expected_gradient({"divergence": divergence}, world), 1e-5
+    )
 
 
 def test_score_function_at_gamma_1_is_the_gradient_between_whole_answers():
     world = policies()
-    close(expected_gradient({"signal": "sampled", "estimator": "score_function(1)"}, world), sequence_gradient(world))
+    close(
+        expected_gradient({"signal": "sampled", "estimator": "score_function(1)"}, world),
+        sequence_gradient(world),
+    )
 
 
 def test_minillms_decomposition_is_the_gradient_between_whole_answers():
@@ -123,7 +146,9 @@ def test_minillms_decomposition_is_the_gradient_between_whole_answers():
 def test_a_return_that_begins_at_this_token_would_count_it_twice():
     """As released code of MiniLLM does beside the exact step."""
     world = policies()
-    twice = expected_gradient({"losses": [{}, {"signal": "sampled", "estimator": "score_function(gamma=1)"}]}, world)
+    twice = expected_gradient(
+        {"losses": [{}, {"signal": "sampled", "estimator": "score_function(gamma=1)"}]}, world
+    )
     exact = sequence_gradient(world)
     assert (twice - exact).norm() > 0.3 * exact.norm()
 
@@ -135,7 +160,9 @@ def test_a_baseline_of_the_state_leaves_the_expected_gradient_as_it_is(gamma, re
     """Also where a return has later tokens in it: what is subtracted then is of this state alone."""
     world = policies()
     bare, centred = (
-        expected_gradient({"signal": signal, "estimator": f"score_function({gamma}, {baseline}, {rest})"}, world)
+        expected_gradient(
+            {"signal": signal, "estimator": f"score_function({gamma}, {baseline}, {rest})"}, world
+        )
         for baseline in ("none", "kl")
     )
     close(centred, bare, 1e-10)
@@ -170,7 +197,11 @@ def test_a_mean_over_what_remains_divides_each_return_by_its_length():
 @pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd(0.3)"])
 def test_over_all_candidates_the_score_function_is_the_whole_gradient(divergence):
     batch = random_batch()
-    choice = {"signal": "topk(7)", "estimator": "score_function(over=candidates)", "divergence": divergence}
+    choice = {
+        "signal": "topk(7)",
+        "estimator": "score_function(over=candidates)",
+        "divergence": divergence,
+    }
     close(gradient(choice, batch), gradient({"divergence": divergence}, batch))
 
 
@@ -272,7 +303,13 @@ def test_a_renormalised_teacher_is_a_teacher_that_is_cut_to_its_candidates(k, di
     inside = batch.T.argsort(-1, descending=True).argsort(-1) < k
     cut = replace(batch, T=batch.T.masked_fill(~inside, -torch.inf).log_softmax(-1))
     whole = gradient({"divergence": divergence}, cut)
-    close(gradient({"signal": f"topk({k}, teacher, renorm_teacher)", "divergence": divergence}, batch), whole, 1e-9)
+    close(
+        gradient(
+            {"signal": f"topk({k}, teacher, renorm_teacher)", "divergence": divergence}, batch
+        ),
+        whole,
+        1e-9,
+    )
     both = gradient({"signal": f"topk({k}, teacher, renorm)", "divergence": divergence}, batch)
     assert torch.allclose(both, whole) == (k == 7)
 
@@ -283,9 +320,16 @@ def test_a_renormalised_teacher_pulls_with_its_whole_weight(seed, k):
     batch = random_batch(seed)
     best = batch.T.topk(k)
     outside = torch.ones_like(batch.T, dtype=torch.bool).scatter(-1, best.indices, False)
-    for tail, weight in (("renorm_teacher", torch.ones(1)), ("drop", best.values.exp().sum(-1, keepdim=True))):
-        found = gradient({"signal": f"topk({k}, teacher, {tail})", "divergence": "ce"}, batch) * len(batch.ids)
-        torch.testing.assert_close(found[outside], (weight * batch.S.exp())[outside], rtol=1e-6, atol=1e-9)
+    for tail, weight in (
+        ("renorm_teacher", torch.ones(1)),
+        ("drop", best.values.exp().sum(-1, keepdim=True)),
+    ):
+        found = gradient(
+            {"signal": f"topk({k}, teacher, {tail})", "divergence": "ce"}, batch
+        ) * len(batch.ids)
+        torch.testing.assert_close(
+            found[outside], (weight * batch.S.exp())[outside], rtol=1e-6, atol=1e-9
+        )
 
 
 # Rewards.
@@ -319,13 +363,17 @@ def test_a_reward_of_a_fraction_counts_and_a_missing_one_does_not():
 def test_no_reward_added_is_none(signal, estimator):
     batch = random_batch()
     plain = {"signal": signal, "estimator": estimator, "correction": "ratio_mask(0.5, 2)"}
-    assert torch.equal(gradient({**plain, "reward": "add_advantage(0)"}, batch), gradient(plain, batch))
+    assert torch.equal(
+        gradient({**plain, "reward": "add_advantage(0)"}, batch), gradient(plain, batch)
+    )
 
 
 def test_an_added_reward_is_the_reward_alone_beside_the_teacher_alone():
     batch = random_batch()
     both = gradient({"signal": "sampled", "reward": "add_advantage(0.4, leave_one_out)"}, batch)
-    apart = {"losses": [{"signal": "sampled"}, {"signal": "score(leave_one_out)", "coefficient": 0.4}]}
+    apart = {
+        "losses": [{"signal": "sampled"}, {"signal": "score(leave_one_out)", "coefficient": 0.4}]
+    }
     close(both, gradient(apart, batch))
 
 
@@ -339,7 +387,10 @@ def test_reward_to_the_whole_answer_is_the_gradient_of_the_expected_reward():
 
     def rewarded(batch: RolloutBatch):
         rows = [replace(row, reward=float((row.tokens == 0).sum())) for row in batch.answers]
-        return loss({"signal": "score(none)", "aggregate": "seq_mean_token_sum"}, replace(batch, answers=rows))
+        return loss(
+            {"signal": "score(none)", "aggregate": "seq_mean_token_sum"},
+            replace(batch, answers=rows),
+        )
 
     close(expected_formula(rewarded, world), expected_formula(formula, world))
 
@@ -352,9 +403,24 @@ RL = [
     {"signal": "sampled", "reward": "add_advantage(0.5)", "correction": "ratio_mask(0.5, 2)"},
     {"signal": "sampled", "reward": "modulate(0.5)", "correction": "ratio_anchor(0.5)"},
     {"estimator": "score_function(0.9, group_mean)", "reward": "add_advantage(0.5)"},
-    {"signal": "score(group_mean)", "correction": "prefix_ratio", "aggregate": "seq_mean_token_mean"},
-    {"losses": [{"signal": "score", "filter": "solved_group"}, {"divergence": "jsd(0.5)", "filter": "failed_group"}]},
-    {"losses": [{"signal": "score"}, {"samples": "above_mean"}, {"weights": "certain", "filter": "incorrect"}]},
+    {
+        "signal": "score(group_mean)",
+        "correction": "prefix_ratio",
+        "aggregate": "seq_mean_token_mean",
+    },
+    {
+        "losses": [
+            {"signal": "score", "filter": "solved_group"},
+            {"divergence": "jsd(0.5)", "filter": "failed_group"},
+        ]
+    },
+    {
+        "losses": [
+            {"signal": "score"},
+            {"samples": "above_mean"},
+            {"weights": "certain", "filter": "incorrect"},
+        ]
+    },
 ]
 
 SPEAKING = [
@@ -387,7 +453,9 @@ def taught(items, silent=()):
 def group_of_items():
     """Three prompts with several completions of unequal lengths, right and wrong."""
     sizes = [("a", 5), ("a", 2), ("a", 4), ("b", 6), ("b", 3), ("c", 4), ("c", 1)]
-    return [rollout(3, length, seed, group=group) for seed, (group, length) in enumerate(sizes, start=1)]
+    return [
+        rollout(3, length, seed, group=group) for seed, (group, length) in enumerate(sizes, start=1)
+    ]
 
 
 @pytest.mark.parametrize("choice", in_check(RL, RL[0]), ids=str)
@@ -401,28 +469,45 @@ def test_rewards_do_not_depend_on_how_the_batch_is_cut(choice):
 
 @pytest.mark.parametrize("choice", SPEAKING, ids=str)
 @pytest.mark.parametrize(
-    "limits", [pytest.param(None, marks=pytest.mark.long, id="whole"), pytest.param(TrainerLimits(1, 2), id="cut")]
+    "limits",
+    [
+        pytest.param(None, marks=pytest.mark.long, id="whole"),
+        pytest.param(TrainerLimits(1, 2), id="cut"),
+    ],
 )
 def test_silence_about_some_answers_leaves_the_others_as_they_were(choice, limits):
     items, silent = group_of_items(), {1, 3, 4}
     choice = {"aggregate": "seq_mean_token_sum", **choice}
     mixed = trained(taught(items, silent), choice, limits)
-    alone = trained(taught([item for number, item in enumerate(items) if number not in silent]), choice, limits)
+    alone = trained(
+        taught([item for number, item in enumerate(items) if number not in silent]), choice, limits
+    )
     near(mixed * len(items), alone * (len(items) - len(silent)))
 
 
 def test_rewards_of_answers_that_the_teacher_is_silent_about_still_count_in_their_group():
-    items, choice = group_of_items(), {"signal": "sampled", "reward": "modulate(0)", "aggregate": "seq_mean_token_sum"}
+    items, choice = (
+        group_of_items(),
+        {"signal": "sampled", "reward": "modulate(0)", "aggregate": "seq_mean_token_sum"},
+    )
     reward_alone = {"signal": "score(group_normalized)", "aggregate": "seq_mean_token_sum"}
-    only = {"losses": [{"signal": "score(group_normalized)", "source": "student"}], "aggregate": "seq_mean_token_sum"}
-    heard = [item if number in {1, 3, 4} else replace(item, source="teacher") for number, item in enumerate(items)]
+    only = {
+        "losses": [{"signal": "score(group_normalized)", "source": "student"}],
+        "aggregate": "seq_mean_token_sum",
+    }
+    heard = [
+        item if number in {1, 3, 4} else replace(item, source="teacher")
+        for number, item in enumerate(items)
+    ]
     near(
         trained(taught(items, silent={1, 3, 4}), choice),
         trained(taught(items), reward_alone) - trained(taught(heard), only),
     )
 
 
-@pytest.mark.parametrize("choice", [*SPEAKING, {"signal": "sampled", "reward": "modulate(0.5)"}], ids=str)
+@pytest.mark.parametrize(
+    "choice", [*SPEAKING, {"signal": "sampled", "reward": "modulate(0.5)"}], ids=str
+)
 def test_silence_about_all_answers_is_no_gradient(choice):
     data = taught(group_of_items(), silent=range(7))
     assert not trained(data, choice).any()
@@ -442,7 +527,9 @@ def test_updates_share_out_prompts_and_split_none(groups, updates):
         for number, group in enumerate(groups)
     ]
     parts = split_data(data, updates)
-    assert sorted(datum.rollout.sample for part in parts for datum in part) == list(range(len(groups)))
+    assert sorted(datum.rollout.sample for part in parts for datum in part) == list(
+        range(len(groups))
+    )
     prompts = [{datum.rollout.prompt.id for datum in part} for part in parts]
     assert Counter(prompt for part in prompts for prompt in part).most_common(1)[0][1] == 1
     assert len(parts) == min(updates, len(set(groups)))

@@ -24,7 +24,9 @@ ON_THE_PAIR = [
     for name in recipe_names()
     if name.startswith("papers/")
     and name not in ELSEWHERE
-    and str(read_yaml(find_recipe(name)).get("extends", "")).endswith(("base/pair.yaml", "base/letters.yaml"))
+    and str(read_yaml(find_recipe(name)).get("extends", "")).endswith(
+        ("base/pair.yaml", "base/letters.yaml")
+    )
 ]
 
 
@@ -36,7 +38,9 @@ SEEDS = (0, 1, 2)
 def test_a_recipe_on_the_pair_halves_the_divergence(name: str, tmp_path: Path) -> None:
     recipes = [load_recipe(name, [f"seed={seed}", "train.threads=1"]) for seed in SEEDS]
     summaries = [run(recipe, out=tmp_path / str(recipe.seed)).summary for recipe in recipes]
-    before, after = (sum(summary[when]["reverse_kl"] for summary in summaries) for when in ("before", "after"))
+    before, after = (
+        sum(summary[when]["reverse_kl"] for summary in summaries) for when in ("before", "after")
+    )
     assert after <= 0.5 * before
 
 

@@ -30,7 +30,11 @@ def normalized_rewards(batch):
     groups = [row.prompt.id for row in batch.answers]
     found = []
     for row in batch.answers:
-        rewards = [other.reward for other, group in zip(batch.answers, groups, strict=True) if group == row.prompt.id]
+        rewards = [
+            other.reward
+            for other, group in zip(batch.answers, groups, strict=True)
+            if group == row.prompt.id
+        ]
         found.append((row.reward - mean(rewards)) / (stdev(rewards) + 1e-6))
     return torch.tensor(found, dtype=torch.float64)[batch.rows]
 
@@ -71,7 +75,9 @@ def test_g_opd_with_a_reward_scale_of_1_is_plain_distillation_bit_for_bit(signal
     """2602.12125, section 3.2: lambda 1 drops the reference."""
     batch = random_batch()
     plain = gradient({"signal": signal}, batch)
-    assert torch.equal(gradient({"signal": signal, "target": "log_linear(teacher=1, reference=0)"}, batch), plain)
+    assert torch.equal(
+        gradient({"signal": signal, "target": "log_linear(teacher=1, reference=0)"}, batch), plain
+    )
     assert plain.abs().max() > 0
 
 
@@ -91,13 +97,18 @@ def test_g_opd_is_the_scaled_reward_minus_the_leash(seed, scale):
         pool = torch.log_softmax(scale * here.T + (1 - scale) * here.R, -1)
         return (here.S.exp() * (here.S - pool)).sum(-1).mean()
 
-    close(gradient({"signal": "sampled", "target": target}, batch), formula_gradient(sampled, batch))
+    close(
+        gradient({"signal": "sampled", "target": target}, batch), formula_gradient(sampled, batch)
+    )
     close(gradient({"signal": "full", "target": target}, batch), formula_gradient(full, batch))
 
 
 def test_the_two_signals_of_g_opd_agree_in_expectation():
     world, target = policies(), "log_linear(teacher=1.25, reference=-0.25)"
-    sampled, full = (expected_gradient({"signal": signal, "target": target}, world) for signal in ("sampled", "full"))
+    sampled, full = (
+        expected_gradient({"signal": signal, "target": target}, world)
+        for signal in ("sampled", "full")
+    )
     close(sampled, full)
 
 
@@ -136,14 +147,21 @@ def test_sdpo_is_half_jsd_over_a_hundred_candidates_and_the_rest(seed):
         total = torch.zeros((), dtype=torch.float64)
         for place, (own, teacher) in enumerate(zip(here.S, here.T, strict=True)):
             best = own.argsort(descending=True)[:100]
-            s, t = (torch.cat([row[best].exp(), (1 - row[best].exp().sum())[None]]) for row in (own, teacher))
+            s, t = (
+                torch.cat([row[best].exp(), (1 - row[best].exp().sum())[None]])
+                for row in (own, teacher)
+            )
             m = (s + t) / 2
             value = 0.5 * (t * (t / m).log()).sum() + 0.5 * (s * (s / m).log()).sum()
             ratio = (own[here.ids[place]] - here.sampler[place]).exp().detach()
             total = total + ratio.clamp(max=2) * value
         return total / len(here.ids)
 
-    choice = {"signal": "topk(100, student, bucket)", "divergence": "jsd(0.5)", "correction": "ratio_truncate(2)"}
+    choice = {
+        "signal": "topk(100, student, bucket)",
+        "divergence": "jsd(0.5)",
+        "correction": "ratio_truncate(2)",
+    }
     close(gradient(choice, batch), formula_gradient(formula, batch))
 
 
@@ -170,15 +188,25 @@ def test_rlsd_is_grpo_with_the_teacher_in_its_size(seed):
         leaning = (here.of(here.T) - own.detach()).mul(advantage.sign()).exp().clamp(0.8, 1.2)
         return clipped((own - here.sampler).exp(), advantage * (0.6 + 0.4 * leaning)).mean()
 
-    choice = {"signal": "sampled", "reward": "modulate(0.4, 0.2)", "correction": "ratio_clip(0.2, 0.2)"}
+    choice = {
+        "signal": "sampled",
+        "reward": "modulate(0.4, 0.2)",
+        "correction": "ratio_clip(0.2, 0.2)",
+    }
     close(gradient(choice, batch), formula_gradient(formula, batch))
 
 
 def test_rlad_with_alpha_1_is_grpo_bit_for_bit():
     """2602.22495: the teacher leaves the ratio."""
     batch = random_batch()
-    anchored = {"signal": "sampled", "reward": "modulate(0)", "correction": "ratio_anchor(1, 0.2, 0.2)"}
-    grpo = gradient({"signal": "score(group_normalized)", "correction": "ratio_clip(0.2, 0.2)"}, batch)
+    anchored = {
+        "signal": "sampled",
+        "reward": "modulate(0)",
+        "correction": "ratio_anchor(1, 0.2, 0.2)",
+    }
+    grpo = gradient(
+        {"signal": "score(group_normalized)", "correction": "ratio_clip(0.2, 0.2)"}, batch
+    )
     assert grpo.abs().max() > 0
     assert torch.equal(gradient(anchored, batch), grpo)
 
@@ -193,7 +221,11 @@ def test_rlad_clips_the_mixed_ratio_and_with_alpha_0_that_to_the_teacher(seed, a
         ratio = (own - here.sampler).exp() ** alpha * (own - here.of(here.T)).exp() ** (1 - alpha)
         return clipped(ratio, normalized_rewards(here)).mean()
 
-    choice = {"signal": "sampled", "reward": "modulate(0)", "correction": f"ratio_anchor({alpha}, 0.2, 0.2)"}
+    choice = {
+        "signal": "sampled",
+        "reward": "modulate(0)",
+        "correction": f"ratio_anchor({alpha}, 0.2, 0.2)",
+    }
     close(gradient(choice, batch), formula_gradient(formula, batch))
 
 
@@ -210,7 +242,9 @@ def test_tips_score_is_h_plus_d_minus_their_product_in_0_to_1(seed, count):
     generator = torch.Generator().manual_seed(seed)
     entropy, divergence = torch.rand(2, count, generator=generator, dtype=torch.float64) * 5
     score = soft_or_score(
-        F.TokenStatistics(loss_mask=torch.ones(count), student_entropy=entropy, divergence=divergence)
+        F.TokenStatistics(
+            loss_mask=torch.ones(count), student_entropy=entropy, divergence=divergence
+        )
     )
     h, d = entropy / entropy.max(), divergence / divergence.max()
     torch.testing.assert_close(score, 1 - (1 - h) * (1 - d))
@@ -229,7 +263,10 @@ def test_scopes_weights_sum_to_1_over_the_answers_they_are_about(answers, of, te
     statistics = SampleStatistics(kept=kept, student_nll=nll, teacher_nll=nll)
     weights = SAMPLE_WEIGHTS["ppl_softmax"].function(statistics, of, temperature)
     power = (1 if of == "student" else -1) / temperature
-    shares = [torch.tensor(value, dtype=torch.float64).exp().item() ** power * keep for keep, value in answers]
+    shares = [
+        torch.tensor(value, dtype=torch.float64).exp().item() ** power * keep
+        for keep, value in answers
+    ]
     total = sum(shares)
     assert weights == pytest.approx([share / total if total else 0.0 for share in shares])
     assert sum(weights) == pytest.approx(float(any(kept)))
@@ -253,7 +290,12 @@ def test_scopes_loss_routes_by_outcome_and_weighs_within_each_group():
 
     choice = {
         "losses": [
-            {"signal": "text", "divergence": "ce", "filter": "correct", "samples": "ppl_softmax(student)"},
+            {
+                "signal": "text",
+                "divergence": "ce",
+                "filter": "correct",
+                "samples": "ppl_softmax(student)",
+            },
             {"divergence": "reverse_kl", "filter": "incorrect", "samples": "ppl_softmax(teacher)"},
         ]
     }
@@ -263,7 +305,9 @@ def test_scopes_loss_routes_by_outcome_and_weighs_within_each_group():
 @given(st.lists(st.booleans(), min_size=1, max_size=10), st.floats(0.5, 3), st.floats(0.5, 3))
 def test_paced_leaves_out_what_is_always_or_never_solved(right, a, b):
     """2603.11178: p^a (1 - p)^b, p the share of right answers."""
-    statistics = SampleStatistics(kept=[True] * len(right), rewards=[float(value) for value in right])
+    statistics = SampleStatistics(
+        kept=[True] * len(right), rewards=[float(value) for value in right]
+    )
     p = mean(right)
     weights = SAMPLE_WEIGHTS["pass_rate"].function(statistics, a, b)
     assert weights == pytest.approx([p**a * (1 - p) ** b] * len(right))
@@ -284,12 +328,20 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
     """2310.08461: drafts of two tokens, every draft and every outcome of its verification enumerated (2211.17192)."""
     generator = torch.Generator().manual_seed(seed)
     vocabulary = 4
-    tables = 1.5 * torch.randn(2, 1 + vocabulary, vocabulary, generator=generator, dtype=torch.float64)
+    tables = 1.5 * torch.randn(
+        2, 1 + vocabulary, vocabulary, generator=generator, dtype=torch.float64
+    )
     draft, target = tables.softmax(-1)  # row 0: the first token; row 1 + v: the token after v
-    accepted, first_written = torch.zeros(2, dtype=torch.float64), torch.zeros(vocabulary, dtype=torch.float64)
+    accepted, first_written = (
+        torch.zeros(2, dtype=torch.float64),
+        torch.zeros(vocabulary, dtype=torch.float64),
+    )
     for one, two in itertools.product(range(vocabulary), repeat=2):
         proposed = draft[0, one] * draft[1 + one, two]
-        keeps = [min(1.0, target[0, one] / draft[0, one]), min(1.0, target[1 + one, two] / draft[1 + one, two])]
+        keeps = [
+            min(1.0, target[0, one] / draft[0, one]),
+            min(1.0, target[1 + one, two] / draft[1 + one, two]),
+        ]
         accepted += proposed * torch.tensor([keeps[0], keeps[0] * keeps[1]], dtype=torch.float64)
         rest = (target[0] - draft[0]).clamp(min=0)
         first_written[one] += proposed * keeps[0]
@@ -301,7 +353,8 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
     kept = torch.minimum(draft[0], target[0])
     torch.testing.assert_close(accepted[1], (kept * acceptance[1:]).sum())
     expected = sum(
-        draft[0, token] * coefficients_of_trust(draft[0], target[0], token).item() for token in range(vocabulary)
+        draft[0, token] * coefficients_of_trust(draft[0], target[0], token).item()
+        for token in range(vocabulary)
     )
     torch.testing.assert_close(expected, acceptance[0])
 
@@ -309,7 +362,9 @@ def test_acceptance_is_1_minus_tvd_of_a_simulated_speculative_decoder(seed):
 def coefficients_of_trust(draft, target, token):
     """The probability of acceptance that weights `trust` give a drawn token."""
     logprobs = [row[token].log()[None] for row in (draft, target)]
-    statistics = F.TokenStatistics(loss_mask=torch.ones(1), logprobs=logprobs[0], teacher_logprobs=logprobs[1])
+    statistics = F.TokenStatistics(
+        loss_mask=torch.ones(1), logprobs=logprobs[0], teacher_logprobs=logprobs[1]
+    )
     return F.WEIGHTS["trust"].function(statistics)
 
 

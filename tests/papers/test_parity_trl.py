@@ -36,7 +36,9 @@ def theirs(function, batch: RolloutBatch) -> torch.Tensor:
     """The gradient in the student's logits [T, V] of a loss of the logits [answers, tokens, V] of both."""
     here = batch.leaf()
     shape = (len(batch.answers), -1, batch.logits.shape[-1])
-    return torch.autograd.grad(function(here.logits.view(shape), here.T.view(shape)), here.logits)[0]
+    return torch.autograd.grad(function(here.logits.view(shape), here.T.view(shape)), here.logits)[
+        0
+    ]
 
 
 JSD_LOSSES = [
@@ -54,14 +56,18 @@ JSD_LOSSES = [
 def test_generalized_jsd_is_ours_at_the_same_beta_and_a_mean_over_tokens(trainer, beta, divergence):
     batch, jsd = random_batch(rows=ONE_LENGTH), trl(trainer).generalized_jsd_loss
     labels = torch.zeros(3, 4, dtype=torch.long)
-    close(gradient({"divergence": divergence}, batch), theirs(lambda s, t: jsd(s, t, labels, beta=beta), batch))
+    close(
+        gradient({"divergence": divergence}, batch),
+        theirs(lambda s, t: jsd(s, t, labels, beta=beta), batch),
+    )
 
 
 def test_its_scale_jumps_at_both_ends_where_ours_normalised_does_not():
     batch, jsd = random_batch(rows=ONE_LENGTH), trl(JSD_LOSSES[0]).generalized_jsd_loss
     for end, near in ((0, 1e-3), (1, 1 - 1e-3)):
         at, beside = (
-            theirs(lambda s, t, beta=beta: jsd(s, t, torch.zeros(3, 4), beta=beta), batch) for beta in (end, near)
+            theirs(lambda s, t, beta=beta: jsd(s, t, torch.zeros(3, 4), beta=beta), batch)
+            for beta in (end, near)
         )
         assert beside.norm() < 0.01 * at.norm()
         ours = [gradient({"divergence": f"jsd_normalized({beta})"}, batch) for beta in (end, near)]
@@ -71,7 +77,9 @@ def test_its_scale_jumps_at_both_ends_where_ours_normalised_does_not():
 
 def test_its_temperature_is_of_both_where_ours_is_of_the_teacher():
     batch, jsd = random_batch(rows=ONE_LENGTH), trl(JSD_LOSSES[0]).generalized_jsd_loss
-    found = jsd(batch.logits[None], batch.T[None], beta=0.5, temperature=2.0, reduction="none").sum(-1)[0]
+    found = jsd(batch.logits[None], batch.T[None], beta=0.5, temperature=2.0, reduction="none").sum(
+        -1
+    )[0]
     torch.testing.assert_close(found, F.jsd(F.temper(batch.S, 2.0), F.temper(batch.T, 2.0), 0.5))
 
 
@@ -81,7 +89,10 @@ def test_its_temperature_is_of_both_where_ours_is_of_the_teacher():
 )
 @pytest.mark.parametrize(("tail", "kept"), [(True, "bucket"), (False, "renorm")])
 def test_its_top_k_takes_the_support_that_beta_names(beta, support, divergence, tail, kept):
-    batch, jsd = random_batch(rows=ONE_LENGTH, vocabulary=12), trl(JSD_LOSSES[2]).generalized_jsd_loss
+    batch, jsd = (
+        random_batch(rows=ONE_LENGTH, vocabulary=12),
+        trl(JSD_LOSSES[2]).generalized_jsd_loss,
+    )
     labels = torch.zeros(3, 4, dtype=torch.long)
     close(
         gradient({"signal": f"topk(3, {support}, {kept})", "divergence": divergence}, batch),
@@ -90,7 +101,9 @@ def test_its_top_k_takes_the_support_that_beta_names(beta, support, divergence, 
 
 
 @pytest.mark.parametrize("package", ["sdpo", "sdft"])
-@pytest.mark.parametrize(("alpha", "divergence"), [(0.0, "forward_kl"), (0.5, "jsd(0.5)"), (1.0, "reverse_kl")])
+@pytest.mark.parametrize(
+    ("alpha", "divergence"), [(0.0, "forward_kl"), (0.5, "jsd(0.5)"), (1.0, "reverse_kl")]
+)
 @pytest.mark.parametrize(("tail", "kept"), [(True, "bucket"), (False, "renorm")])
 def test_self_distillation_over_the_students_candidates(package, alpha, divergence, tail, kept):
     batch = random_batch(rows=ONE_LENGTH, vocabulary=12)
@@ -98,7 +111,9 @@ def test_self_distillation_over_the_students_candidates(package, alpha, divergen
     close(
         gradient({"signal": f"topk(4, student, {kept})", "divergence": divergence}, batch),
         theirs(
-            lambda s, t: loss(s, t, distillation_topk=4, distillation_alpha=alpha, distillation_add_tail=tail).mean(),
+            lambda s, t: loss(
+                s, t, distillation_topk=4, distillation_alpha=alpha, distillation_add_tail=tail
+            ).mean(),
             batch,
         ),
     )
@@ -111,7 +126,13 @@ def test_sdpo_whole_with_its_truncated_ratio():
     topk, clip = (trl(module + name) for name in TOPK_AND_CLIP)
 
     def loss(student, teacher):
-        tokens = topk(student, teacher, distillation_topk=4, distillation_alpha=0.3, distillation_add_tail=True)
+        tokens = topk(
+            student,
+            teacher,
+            distillation_topk=4,
+            distillation_alpha=0.3,
+            distillation_add_tail=True,
+        )
         own = student.log_softmax(-1).gather(-1, batch.ids.view(3, 4, 1))[..., 0]
         return clip(tokens, own, batch.sampler.view(3, 4), 2.0).mean(-1).mean()
 
@@ -137,7 +158,9 @@ def test_its_sampled_token_loss_is_our_score_function():
     )
 
 
-@pytest.mark.parametrize(("beta", "divergence"), [(0.0, "forward_kl"), (0.3, "jsd(0.3)"), (1.0, "reverse_kl")])
+@pytest.mark.parametrize(
+    ("beta", "divergence"), [(0.0, "forward_kl"), (0.3, "jsd(0.3)"), (1.0, "reverse_kl")]
+)
 def test_the_chunked_loss_of_its_distillation_trainer(beta, divergence):
     """From hidden states and heads, as ours is computed by the local backend."""
     generator = torch.Generator().manual_seed(0)
@@ -171,7 +194,9 @@ def test_its_importance_weights_leave_the_token_itself_out_of_the_share():
     ids = batch.ids.view(3, 4)
     teacher = batch.of(batch.T).view(3, 4)
     on_policy = batch.of(batch.S).view(3, 4).detach()
-    found = theirs(lambda s, t: compute(trainer, s, ids, torch.zeros(3, 4), teacher, on_policy), batch)
+    found = theirs(
+        lambda s, t: compute(trainer, s, ids, torch.zeros(3, 4), teacher, on_policy), batch
+    )
     gap = (teacher - on_policy).abs()
     more = gamma * gap / gap.sum(dim=-1, keepdim=True)
     ours = gradient({"signal": "sampled", "weights": f"importance({gamma})"}, batch)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from toy import make_model, rows
 
-from practicum.recipe import find_recipe, load_recipe, parse_recipe, read_recipe, recipe_names, resolved
+from practicum.recipe import (
+    find_recipe,
+    load_recipe,
+    parse_recipe,
+    read_recipe,
+    recipe_names,
+    resolved,
+)
 from practicum.runs import run
 
 PAPERS = [name for name in recipe_names() if name.startswith("papers/")]
@@ -37,7 +44,10 @@ def with_models(data: Any, model: Path) -> Any:
         return [with_models(item, model) for item in data]
     if not isinstance(data, dict):
         return data
-    return {key: str(model) if key == "model" else with_models(value, model) for key, value in data.items()}
+    return {
+        key: str(model) if key == "model" else with_models(value, model)
+        for key, value in data.items()
+    }
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -45,7 +55,8 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.about and recipe.paper and recipe.claim and recipe.differs and recipe.formula
     by_its_own_words = re.search(
-        r"(formula|equations?) .*(second hand|abstract|summaries|others|description)", recipe.differs
+        r"(formula|equations?) .*(second hand|abstract|summaries|others|description)",
+        recipe.differs,
     )
     assert bool(by_its_own_words) == (recipe.formula == "second_hand")
     assert ("prints no equation" in recipe.differs) == (recipe.formula == "ours")

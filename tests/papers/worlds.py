@@ -85,14 +85,26 @@ class RolloutBatch:
 
     def tokens(self, objective: Objective, seed: int = 0) -> TokenBatch:
         """What the library makes of the answers."""
-        return build_token_batch([Datum(row, TeacherSignal()) for row in self.answers], objective, seed)
+        return build_token_batch(
+            [Datum(row, TeacherSignal()) for row in self.answers], objective, seed
+        )
 
 
-ROWS = [("a", 1.0, 3), ("a", 0.0, 2), ("a", 0.0, 4), ("b", 1.0, 2), ("b", 1.0, 1), ("c", 0.0, 3), ("c", 1.0, 2)]
+ROWS = [
+    ("a", 1.0, 3),
+    ("a", 0.0, 2),
+    ("a", 0.0, 4),
+    ("b", 1.0, 2),
+    ("b", 1.0, 1),
+    ("c", 0.0, 3),
+    ("c", 1.0, 2),
+]
 """Prompt, reward and length of each answer."""
 
 
-def random_batch(seed: int = 0, vocabulary: int = 7, rows: list[tuple[str, float, int]] | None = None) -> RolloutBatch:
+def random_batch(
+    seed: int = 0, vocabulary: int = 7, rows: list[tuple[str, float, int]] | None = None
+) -> RolloutBatch:
     """Random answers of a slightly older student."""
     generator = torch.Generator().manual_seed(seed)
     rows = ROWS if rows is None else rows
@@ -119,7 +131,11 @@ def coefficients(choice: Mapping[str, Any], batch: RolloutBatch) -> Tensor:
     objective = Objective.model_validate(choice)
     tokens = batch.tokens(objective)
     (values,) = compute_term_values(
-        batch.S, TeacherDistribution(full=batch.T), tokens, objective, TeacherDistribution(full=batch.R)
+        batch.S,
+        TeacherDistribution(full=batch.T),
+        tokens,
+        objective,
+        TeacherDistribution(full=batch.R),
     )
     return compute_coefficients(objective.losses[0], values.detached(), tokens)
 
@@ -136,11 +152,18 @@ def loss(choice: Mapping[str, Any], batch: RolloutBatch, draws: Tensor | None = 
     if draws is not None:
         tokens = replace(tokens, draws=draws)
     values = compute_term_values(
-        batch.S, TeacherDistribution(full=batch.T), tokens, objective, TeacherDistribution(full=batch.R)
+        batch.S,
+        TeacherDistribution(full=batch.T),
+        tokens,
+        objective,
+        TeacherDistribution(full=batch.R),
     )
     pairs = list(zip(objective.losses, values, strict=True))
     return torch.stack(
-        [(compute_coefficients(term, value.detached(), tokens) * value.value).sum() for term, value in pairs]
+        [
+            (compute_coefficients(term, value.detached(), tokens) * value.value).sum()
+            for term, value in pairs
+        ]
     ).sum()
 
 
@@ -167,7 +190,9 @@ SYMBOLS, LENGTH = 3, 3
 BEGINNINGS = {
     beginning: place
     for place, beginning in enumerate(
-        beginning for length in range(LENGTH) for beginning in itertools.product(range(SYMBOLS), repeat=length)
+        beginning
+        for length in range(LENGTH)
+        for beginning in itertools.product(range(SYMBOLS), repeat=length)
     )
 }
 
@@ -175,7 +200,10 @@ BEGINNINGS = {
 def policies(seed: int = 3) -> Policies:
     """Random ones."""
     generator = torch.Generator().manual_seed(seed)
-    tables = (torch.randn(len(BEGINNINGS), SYMBOLS, generator=generator, dtype=torch.float64) for _ in range(3))
+    tables = (
+        torch.randn(len(BEGINNINGS), SYMBOLS, generator=generator, dtype=torch.float64)
+        for _ in range(3)
+    )
     return Policies(*tables)
 
 
@@ -187,7 +215,9 @@ def every_answer() -> Iterator[tuple[Tensor, list[int]]]:
 
 def expected_gradient(choice: Mapping[str, Any], world: Policies) -> Tensor:
     """The library's gradient in the student's table, in exact expectation over the student's own answers."""
-    return _expected(world, lambda batch: loss({"aggregate": "seq_mean_token_sum", **choice}, batch))
+    return _expected(
+        world, lambda batch: loss({"aggregate": "seq_mean_token_sum", **choice}, batch)
+    )
 
 
 def expected_formula(formula: Callable[[RolloutBatch], Tensor], world: Policies) -> Tensor:
@@ -200,7 +230,10 @@ def _expected(world: Policies, function: Callable[[RolloutBatch], Tensor]) -> Te
     total = torch.zeros((), dtype=torch.float64)
     for ids, path in every_answer():
         drawn = table.detach().log_softmax(-1)[path, ids]
-        teacher, reference = world.teacher.log_softmax(-1)[path], world.reference.log_softmax(-1)[path]
+        teacher, reference = (
+            world.teacher.log_softmax(-1)[path],
+            world.reference.log_softmax(-1)[path],
+        )
         total = total + drawn.sum().exp() * function(
             RolloutBatch([answer(ids, drawn)], table[path], teacher, reference)
         )

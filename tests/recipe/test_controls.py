@@ -10,7 +10,15 @@ from papers.worlds import gradient, random_batch
 from practicum.errors import RecipeError
 from practicum.functional.estimators import CORRECTIONS
 from practicum.objective import Term
-from practicum.recipe import SECTIONS, Recipe, load_recipe, parse_recipe, recipe_names, resolved, teacher_off
+from practicum.recipe import (
+    SECTIONS,
+    Recipe,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+    resolved,
+    teacher_off,
+)
 from practicum.rollouts import StudentSource, other_writer
 from practicum.run_dir import read_json
 from practicum.runs import run
@@ -28,7 +36,11 @@ def every_recipe() -> dict[str, Recipe]:
 
 
 RECIPES = every_recipe()
-CONTROLS = {name: control for name, recipe in RECIPES.items() if (control := teacher_off(recipe)) is not None}
+CONTROLS = {
+    name: control
+    for name, recipe in RECIPES.items()
+    if (control := teacher_off(recipe)) is not None
+}
 
 
 def is_taught(recipe: Recipe) -> bool:
@@ -40,10 +52,14 @@ def test_recipes_that_join_a_reward_and_a_teacher_have_a_control() -> None:
     joined = "hdpo kdrl llm4teach luffy mimo-mopd pi-distill rlad rlsd scope sdpg skill-sd slime srpo vold"
     assert set(CONTROLS) >= {*(f"papers/{name}" for name in joined.split()), "teams/mimo_v2 mopd"}
     rewarded = {
-        name for name, recipe in RECIPES.items() if any(term.signal.type == "score" for term in recipe.objective.losses)
+        name
+        for name, recipe in RECIPES.items()
+        if any(term.signal.type == "score" for term in recipe.objective.losses)
     }
     rewarded |= {
-        name for name, recipe in RECIPES.items() if any(term.reward.type != "none" for term in recipe.objective.losses)
+        name
+        for name, recipe in RECIPES.items()
+        if any(term.reward.type != "none" for term in recipe.objective.losses)
     }
     assert {name for name in rewarded if is_taught(RECIPES[name])} <= set(CONTROLS)
 
@@ -90,13 +106,17 @@ def with_teacher_at_zero(term: Term) -> Term:
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_teacher_that_says_what_the_student_says_adds_nothing_to_its_control(name: str) -> None:
     objective = RECIPES[name].objective
-    agreed = objective.model_copy(update={"losses": tuple(with_teacher_at_zero(term) for term in objective.losses)})
+    agreed = objective.model_copy(
+        update={"losses": tuple(with_teacher_at_zero(term) for term in objective.losses)}
+    )
     for seed in range(3):
         batch = random_batch(seed)
         batch = replace(batch, T=batch.S)
         expected = gradient(CONTROLS[name].objective.model_dump(), batch)
         assert expected.norm() > 0
-        torch.testing.assert_close(gradient(agreed.model_dump(), batch), expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            gradient(agreed.model_dump(), batch), expected, rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -104,17 +124,23 @@ def test_a_reward_that_the_teacher_weighs_is_plain_at_strength_0(seed: int) -> N
     batch = random_batch(seed)
     plain = load_recipe("papers/rlsd", ["reward=modulate(strength=0)"]).objective
     control = load_recipe("papers/rlsd", ["teacher=off"]).objective
-    torch.testing.assert_close(gradient(plain.model_dump(), batch), gradient(control.model_dump(), batch))
+    torch.testing.assert_close(
+        gradient(plain.model_dump(), batch), gradient(control.model_dump(), batch)
+    )
 
 
 def test_an_added_reward_keeps_its_size() -> None:
     recipe = load_recipe(
-        "papers/slime", ["reward=add_advantage(0.5, leave_one_out)", "coefficient=3", "weights=prefix(4)"]
+        "papers/slime",
+        ["reward=add_advantage(0.5, leave_one_out)", "coefficient=3", "weights=prefix(4)"],
     )
     control = teacher_off(recipe)
     assert control is not None
     (term,) = control.objective.losses
-    assert (str(term.signal.model_dump()), term.coefficient) == ("score(advantage=leave_one_out)", 1.5)
+    assert (str(term.signal.model_dump()), term.coefficient) == (
+        "score(advantage=leave_one_out)",
+        1.5,
+    )
     assert str(term.weights.model_dump()) == "prefix(length=4)"
     assert term.correction == recipe.objective.losses[0].correction
 
@@ -129,7 +155,9 @@ def test_what_is_about_the_teacher_does_not_stay() -> None:
     (term,) = load_recipe("papers/slime", [*changes, "teacher=off"]).objective.losses
     assert term == Term.model_validate({"signal": "score", "correction": "ratio_clip(0.2, 0.28)"})
     losses = "[{signal: text, divergence: ce}, {signal: score}, {signal: text, divergence: ce, filter: correct}]"
-    likelihood = load_recipe("papers/pi-distill", [f"objective.losses={losses}", "teacher=off"]).objective
+    likelihood = load_recipe(
+        "papers/pi-distill", [f"objective.losses={losses}", "teacher=off"]
+    ).objective
     assert [term.signal.type for term in likelihood.losses] == ["score", "text"], (
         "its own answers are not imitated, unless right"
     )
@@ -155,13 +183,22 @@ def test_a_schedule_follows_its_term() -> None:
     [
         (["reward=add_advantage(coefficient=linear(1, 0))"], {"objective.losses.0.coefficient"}),
         (["coefficient=linear(1, 0)"], {"objective.losses.0.coefficient"}),
-        (["correction=ratio_clip(low=linear(0.2, 0.1), high=0.28)"], {"objective.losses.0.correction.low"}),
         (
-            ["rollout.source=mix(student=linear(0, 1), other=teacher)", "rollout.max_new_tokens=linear(4, 8)"],
+            ["correction=ratio_clip(low=linear(0.2, 0.1), high=0.28)"],
+            {"objective.losses.0.correction.low"},
+        ),
+        (
+            [
+                "rollout.source=mix(student=linear(0, 1), other=teacher)",
+                "rollout.max_new_tokens=linear(4, 8)",
+            ],
             {"rollout.max_new_tokens"},
         ),
         (
-            ["reward=modulate(strength=linear(1, 0))", "optimizer.learning_rate=linear(1e-3, 1e-4)"],
+            [
+                "reward=modulate(strength=linear(1, 0))",
+                "optimizer.learning_rate=linear(1e-3, 1e-4)",
+            ],
             {"optimizer.learning_rate"},
         ),
     ],
@@ -174,7 +211,10 @@ def test_schedules_go_where_their_numbers_go(changes: list[str], schedules: set[
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (["coefficient=2", "reward=add_advantage(coefficient=linear(1, 0))"], "is multiplied by 2; write 1 there"),
+        (
+            ["coefficient=2", "reward=add_advantage(coefficient=linear(1, 0))"],
+            "is multiplied by 2; write 1 there",
+        ),
         (
             ["coefficient=linear(1, 0)", "reward=add_advantage(coefficient=linear(1, 0))"],
             "another number that changes too",
@@ -188,19 +228,26 @@ def test_a_product_of_numbers_that_change_is_refused(changes: list[str], reason:
 
 
 def test_what_a_monitor_sets_goes_where_its_number_goes() -> None:
-    changes = (
-        "{objective.losses.1.coefficient: x0.5, objective.losses.0.coefficient: 2.0, optimizer.learning_rate: x0.1}"
-    )
+    changes = "{objective.losses.1.coefficient: x0.5, objective.losses.0.coefficient: 2.0, optimizer.learning_rate: x0.1}"
     control = load_recipe("papers/vold", [f"monitors.M21.set={changes}", "teacher=off"])
-    assert control.monitors["M21"].set == {"objective.losses.0.coefficient": 2.0, "optimizer.learning_rate": "x0.1"}
+    assert control.monitors["M21"].set == {
+        "objective.losses.0.coefficient": 2.0,
+        "optimizer.learning_rate": "x0.1",
+    }
 
 
 # Its door.
 
 
 def test_the_switch_comes_after_all_other_overrides() -> None:
-    control = load_recipe("papers/kdrl", ["teacher=off", "train.steps=3", "objective.losses.1.coefficient=1"])
-    assert (control.name, control.train.steps, len(control.objective.losses)) == ("kdrl-teacher-off", 3, 1)
+    control = load_recipe(
+        "papers/kdrl", ["teacher=off", "train.steps=3", "objective.losses.1.coefficient=1"]
+    )
+    assert (control.name, control.train.steps, len(control.objective.losses)) == (
+        "kdrl-teacher-off",
+        3,
+        1,
+    )
     assert load_recipe("papers/kdrl", ["name=mine", "teacher=off"]).name == "mine"
 
 
@@ -211,7 +258,9 @@ def test_a_pipeline_has_the_teacher_off_where_a_stage_joins_the_two() -> None:
     )
     assert isinstance(pipeline, Pipeline) and isinstance(control, Pipeline)
     assert control.recipe.name == "mimo_v2-teacher-off"
-    changed = [name for name, recipe in control.recipes().items() if recipe != pipeline.recipes()[name]]
+    changed = [
+        name for name, recipe in control.recipes().items() if recipe != pipeline.recipes()[name]
+    ]
     assert changed == ["mopd"]
     assert control.recipes()["mopd"].objective == CONTROLS["teams/mimo_v2 mopd"].objective
 
@@ -224,12 +273,21 @@ def test_a_recipe_without_a_control_says_so_in_one_line(name: str) -> None:
 
 
 def test_the_run_folder_of_a_control_says_what_it_is(tmp_path: Path) -> None:
-    short = ["train.steps=1", "train.prompts_per_step=2", "evaluation.prompts=4", "student.model.pretrain.steps=1"]
+    short = [
+        "train.steps=1",
+        "train.prompts_per_step=2",
+        "evaluation.prompts=4",
+        "student.model.pretrain.steps=1",
+    ]
     result = run("papers/kdrl", [*short, "teacher=off"], out=tmp_path)
     assert result.folder.name == "kdrl-teacher-off"
     recipe = read_json(result.folder / "recipe.json")["recipe"]
-    assert recipe["about"].startswith("control: the reward alone") and recipe["teacher"] == {"type": "none"}
-    assert "control: the reward alone" in (result.folder / "report.html").read_text(encoding="utf-8")
+    assert recipe["about"].startswith("control: the reward alone") and recipe["teacher"] == {
+        "type": "none"
+    }
+    assert "control: the reward alone" in (result.folder / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_students_answers_are_as_many() -> None:

@@ -31,7 +31,9 @@ NO_MODELS = Path("models")
 def problems(changes: dict[str, Any]) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(toy_data(NO_MODELS, changes), "my.yaml")
-    assert all("\n" not in problem and problem.startswith("my.yaml: ") for problem in caught.value.problems)
+    assert all(
+        "\n" not in problem and problem.startswith("my.yaml: ") for problem in caught.value.problems
+    )
     return [problem.removeprefix("my.yaml: ") for problem in caught.value.problems]
 
 
@@ -48,9 +50,19 @@ def test_every_mistake_is_reported_at_once() -> None:
         }
     )
     text = "\n".join(found)
-    for field in ("train.steps", "train.stepz", "optimizer.learning_rate", "rollout.top_p", "student.model"):
+    for field in (
+        "train.steps",
+        "train.stepz",
+        "optimizer.learning_rate",
+        "rollout.top_p",
+        "student.model",
+    ):
         assert any(line.startswith(field) for line in found), field
-    assert "did you mean 'reverse_kl'" in text and "did you mean 'reverse'" in text and "did you mean 'steps'" in text
+    assert (
+        "did you mean 'reverse_kl'" in text
+        and "did you mean 'reverse'" in text
+        and "did you mean 'steps'" in text
+    )
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
@@ -59,14 +71,35 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         r"optimizer\.learning_rat: no such key; did you mean 'learning_rate'",
     ),
     "unknown key at the top": ({"studnet": 1}, r"studnet: no such key; did you mean 'student'"),
-    "unknown key of a teacher": ({"teacher.modle": "x"}, r"teacher.*modle: no such key; did you mean 'model'"),
-    "unknown key of a task": ({"task.shortes": 1}, r"task.*shortes: no such key; did you mean 'shortest'"),
-    "unknown teacher": ({"teacher": {"type": "modell"}}, r"no teacher named 'modell'; did you mean 'model'"),
-    "teacher without a type": ({"teacher": {}}, r"teacher: write a mapping with a `type`, one of: .*model"),
+    "unknown key of a teacher": (
+        {"teacher.modle": "x"},
+        r"teacher.*modle: no such key; did you mean 'model'",
+    ),
+    "unknown key of a task": (
+        {"task.shortes": 1},
+        r"task.*shortes: no such key; did you mean 'shortest'",
+    ),
+    "unknown teacher": (
+        {"teacher": {"type": "modell"}},
+        r"no teacher named 'modell'; did you mean 'model'",
+    ),
+    "teacher without a type": (
+        {"teacher": {}},
+        r"teacher: write a mapping with a `type`, one of: .*model",
+    ),
     "no module": ({"teacher": {"type": "nowhere.at.all"}}, r"no module 'nowhere\.at\.all'"),
-    "negative": ({"optimizer.learning_rate": -1}, r"optimizer\.learning_rate: .*greater than 0 \(given: -1\)"),
-    "wrong choice": ({"optimizer.schedule": "cos"}, r"optimizer\.schedule: .*'cosine'.*\(given: 'cos'\)"),
-    "wrong divergence": ({"objective": {"divergence": "jds(0.3)"}}, r"no divergence named 'jds'; did you mean 'jsd'"),
+    "negative": (
+        {"optimizer.learning_rate": -1},
+        r"optimizer\.learning_rate: .*greater than 0 \(given: -1\)",
+    ),
+    "wrong choice": (
+        {"optimizer.schedule": "cos"},
+        r"optimizer\.schedule: .*'cosine'.*\(given: 'cos'\)",
+    ),
+    "wrong divergence": (
+        {"objective": {"divergence": "jds(0.3)"}},
+        r"no divergence named 'jds'; did you mean 'jsd'",
+    ),
     "wrong parameter": ({"objective": {"divergence": "jsd(7)"}}, r"objective.*7"),
     "an impossible pair": (
         {"objective": {"signal": "sampled", "estimator": "pathwise"}},
@@ -89,19 +122,28 @@ def test_what_is_missing_is_named() -> None:
     del data["train"], data["student"]
     with pytest.raises(RecipeError) as caught:
         parse_recipe(data, "my.yaml")
-    assert caught.value.problems == ["my.yaml: student: missing; write it", "my.yaml: train: missing; write it"]
+    assert caught.value.problems == [
+        "my.yaml: student: missing; write it",
+        "my.yaml: train: missing; write it",
+    ]
 
 
 def test_a_signal_the_teacher_cannot_give_is_a_capability_error(tmp_path: Path) -> None:
     changes = {"teacher": {"type": "scripted", "tape": "x"}, "objective": {"signal": "topk(4)"}}
     with pytest.raises(
-        CapabilityError, match=r"losses\[0\]\.signal: teacher 'scripted' cannot give signal 'topk'.*sampled"
+        CapabilityError,
+        match=r"losses\[0\]\.signal: teacher 'scripted' cannot give signal 'topk'.*sampled",
     ):
         parse_recipe(toy_data(NO_MODELS, changes), "my.yaml")
 
 
 def test_a_resolved_recipe_reads_back_as_itself() -> None:
-    objective = {"losses": [{"signal": "topk(4, tail=sampled)", "divergence": "jsd(0.3)"}, {"signal": "full"}]}
+    objective = {
+        "losses": [
+            {"signal": "topk(4, tail=sampled)", "divergence": "jsd(0.3)"},
+            {"signal": "full"},
+        ]
+    }
     teacher = {"type": "privileged", "teacher": {"type": "self", "weights": "ema"}, "system": "s"}
     recipe = parse_recipe(toy_data(NO_MODELS, {"objective": objective, "teacher": teacher}), "x")
     assert parse_recipe(resolved(recipe), "again") == recipe
@@ -119,8 +161,14 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "a key twice at the top": (b"seed: 1\nseed: 2", "'seed' stands twice"),
     "two documents": (b"seed: 1\n---\nseed: 2", "not YAML"),
     "deep nesting": (b"a: " + b"[" * 5000, "not YAML.*line 1: nested more than 64 deep"),
-    "deep nesting, closed": (b"a: " + b"[" * 20000 + b"]" * 20000, "not YAML.*line 1: nested more than 64 deep"),
-    "deep mappings": (b"{a: " * 3000 + b"1" + b"}" * 3000, "not YAML.*line 1: nested more than 64 deep"),
+    "deep nesting, closed": (
+        b"a: " + b"[" * 20000 + b"]" * 20000,
+        "not YAML.*line 1: nested more than 64 deep",
+    ),
+    "deep mappings": (
+        b"{a: " * 3000 + b"1" + b"}" * 3000,
+        "not YAML.*line 1: nested more than 64 deep",
+    ),
     "deep indentation": (b"- " * 3000, "not YAML.*line 1: nested more than 64 deep"),
     "too large": (b"#" * (1 << 18) + b"\nseed: 1", "larger than 256 KiB"),
     "binary": (bytes(range(256)), "cannot be read|not YAML"),
@@ -158,7 +206,9 @@ def test_a_folder_or_nothing_is_no_recipe(tmp_path: Path) -> None:
             load_recipe(path)
 
 
-def test_environment_variables_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     path = tmp_path / "r.yaml"
     path.write_text("about: ${SECRET_TOKEN} $SECRET_TOKEN\n")
@@ -176,7 +226,11 @@ def test_an_override_sets_one_value_by_its_dotted_name() -> None:
     ):
         override(data, text)
     recipe = parse_recipe({**data, "about": str(data["about"])}, "x")
-    assert (recipe.train.steps, recipe.optimizer.schedule, recipe.rollout.top_p) == (7, "cosine", 0.5)
+    assert (recipe.train.steps, recipe.optimizer.schedule, recipe.rollout.top_p) == (
+        7,
+        "cosine",
+        0.5,
+    )
     assert recipe.evaluation.prompts == 3
 
 
@@ -186,7 +240,9 @@ def test_a_call_with_commas_can_be_an_override() -> None:
     assert parse_recipe(data, "x").objective.losses[0].signal.type == "topk"
 
 
-@pytest.mark.parametrize("text", ["train.steps", "=3", "", "train..steps=3", ".steps=3", "train.=3"])
+@pytest.mark.parametrize(
+    "text", ["train.steps", "=3", "", "train..steps=3", ".steps=3", "train.=3"]
+)
 def test_an_override_that_is_none_says_how_to_write_one(text: str) -> None:
     with pytest.raises(RecipeError, match=r"write for example train\.steps=4"):
         override(toy_data(NO_MODELS), text)
@@ -201,12 +257,12 @@ def test_an_override_of_what_there_is_not_is_refused_when_the_recipe_is_read() -
 
 def test_an_override_within_a_short_form_does_not_lose_it() -> None:
     data = {"monitors": {"M31": "finish"}}
-    told = (
-        r"monitors\.M31 is 'finish', which has no keys; write the whole of it, monitors\.M31=\{change: 0\.1, \.\.\.\}"
-    )
+    told = r"monitors\.M31 is 'finish', which has no keys; write the whole of it, monitors\.M31=\{change: 0\.1, \.\.\.\}"
     with pytest.raises(RecipeError, match=told):
         override(data, "monitors.M31.change=0.1")
-    with pytest.raises(RecipeError, match=r"student is 'here'.*student=\{model: \{seed: 1, \.\.\.\}\}"):
+    with pytest.raises(
+        RecipeError, match=r"student is 'here'.*student=\{model: \{seed: 1, \.\.\.\}\}"
+    ):
         override({"student": "here"}, "student.model.seed=1")
     assert data == {"monitors": {"M31": "finish"}}
 
@@ -225,7 +281,9 @@ def test_packaged_recipes_are_found_by_name() -> None:
         find_recipe("quikstart")
 
 
-@pytest.mark.parametrize("name", ["../pyproject", "../../etc/passwd", "/etc/passwd.yaml", "", "a\0b", "x" * 5000])
+@pytest.mark.parametrize(
+    "name", ["../pyproject", "../../etc/passwd", "/etc/passwd.yaml", "", "a\0b", "x" * 5000]
+)
 def test_a_packaged_name_does_not_leave_the_folder_of_recipes(name: str) -> None:
     with pytest.raises(RecipeError):
         load_recipe(name)
@@ -236,7 +294,10 @@ def test_the_learning_rate_warms_up_then_falls() -> None:
     rates = [config.adam(step, 10).learning_rate for step in range(1, 11)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[2:] == sorted(rates[2:], reverse=True) and 0 < rates[-1] < 0.1
-    linear = [OptimizerConfig(learning_rate=1.0, schedule="linear").adam(step, 4).learning_rate for step in range(1, 5)]
+    linear = [
+        OptimizerConfig(learning_rate=1.0, schedule="linear").adam(step, 4).learning_rate
+        for step in range(1, 5)
+    ]
     assert linear == [1.0, 0.75, 0.5, 0.25]
     assert OptimizerConfig(learning_rate=1.0, warmup_steps=9).adam(9, 4).learning_rate == 1.0
 
@@ -250,17 +311,24 @@ def test_a_relative_model_folder_starts_at_the_recipe(tmp_path: Path) -> None:
     recipe = load_recipe(tmp_path / "recipe.yaml")
     assert recipe.student.model == str(tmp_path / "student")
     assert recipe.teacher.teacher.model == str(tmp_path / "student")
-    assert load_recipe(tmp_path / "recipe.yaml", ["student.model=elsewhere"]).student.model == "elsewhere"
+    assert (
+        load_recipe(tmp_path / "recipe.yaml", ["student.model=elsewhere"]).student.model
+        == "elsewhere"
+    )
 
 
-@pytest.mark.parametrize(("clip", "warned"), [("entries(0.05)", True), ("loss(0.05)", False), ("none", False)])
+@pytest.mark.parametrize(
+    ("clip", "warned"), [("entries(0.05)", True), ("loss(0.05)", False), ("none", False)]
+)
 def test_a_clip_that_pushes_the_teachers_tokens_down_is_named(
     models: Path, tmp_path: Path, clip: str, warned: bool
 ) -> None:
     said: list[str] = []
     with show_notes(said.append):
         assemble_run(toy_recipe(models, {"objective.clip": clip}), tmp_path)
-    lines = [line for line in said if line.startswith("warning: objective.losses[0].clip 'entries'")]
+    lines = [
+        line for line in said if line.startswith("warning: objective.losses[0].clip 'entries'")
+    ]
     assert len(lines) == warned
     assert not warned or "write clip: none" in lines[0]
 
@@ -283,7 +351,8 @@ WORDS = [
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=4), inner, max_size=4)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=4), inner, max_size=4)
     ),
     max_leaves=10,
 )
@@ -307,9 +376,13 @@ def read_or_refused(read: Callable[[], object]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.binary(max_size=80) | st.text(max_size=80).map(str.encode) | VALUES.map(lambda data: json.dumps(data).encode())
+    st.binary(max_size=80)
+    | st.text(max_size=80).map(str.encode)
+    | VALUES.map(lambda data: json.dumps(data).encode())
 )
-def test_a_file_of_any_bytes_is_a_recipe_or_refused(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+def test_a_file_of_any_bytes_is_a_recipe_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(text)
     read_or_refused(lambda: load_recipe(path))
@@ -318,7 +391,9 @@ def test_a_file_of_any_bytes_is_a_recipe_or_refused(tmp_path_factory: pytest.Tem
 @settings(max_examples=60, deadline=None)
 @given(
     st.text(max_size=20)
-    | st.tuples(st.sampled_from(PLACES), st.text(max_size=14) | VALUES.map(json.dumps)).map("=".join)
+    | st.tuples(st.sampled_from(PLACES), st.text(max_size=14) | VALUES.map(json.dumps)).map(
+        "=".join
+    )
 )
 def test_any_override_gives_a_recipe_or_is_refused(text: str) -> None:
     read_or_refused(lambda: load_recipe("smoke/toy", [text]))

@@ -23,7 +23,9 @@ def test_there_are_recipes() -> None:
     assert {"quickstart", "smoke/toy"} <= set(recipe_names())
 
 
-PIPELINES = [name for name in recipe_names() if "stages" in read_yaml(packaged_recipes() / f"{name}.yaml")]
+PIPELINES = [
+    name for name in recipe_names() if "stages" in read_yaml(packaged_recipes() / f"{name}.yaml")
+]
 RECIPES = [name for name in recipe_names() if name not in PIPELINES]
 
 
@@ -54,7 +56,12 @@ TOYS = [
 @pytest.mark.parametrize("name", TOYS)
 def test_a_recipe_with_models_from_scratch_runs_two_steps(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
-    short = ["train.steps=2", "train.prompts_per_step=4", "evaluation.prompts=4", "student.model.pretrain.steps=2"]
+    short = [
+        "train.steps=2",
+        "train.prompts_per_step=4",
+        "evaluation.prompts=4",
+        "student.model.pretrain.steps=2",
+    ]
     if isinstance(read_yaml(packaged_recipes() / f"{name}.yaml")["teacher"].get("model"), dict):
         short.append("teacher.model.pretrain.steps=2")
     result = run(name, short, out=tmp_path)

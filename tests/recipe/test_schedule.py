@@ -16,16 +16,34 @@ NO_MODELS = Path("models")
 
 
 def test_by_hand() -> None:
-    assert [compute_value(Linear(start=1, end=0), step, 5) for step in range(1, 6)] == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert [compute_value(Linear(start=0, end=2, steps=3), step, 9) for step in (1, 2, 3, 4, 9)] == [0, 1, 2, 2, 2]
+    assert [compute_value(Linear(start=1, end=0), step, 5) for step in range(1, 6)] == [
+        1.0,
+        0.75,
+        0.5,
+        0.25,
+        0.0,
+    ]
+    assert [
+        compute_value(Linear(start=0, end=2, steps=3), step, 9) for step in (1, 2, 3, 4, 9)
+    ] == [0, 1, 2, 2, 2]
     assert compute_value(Cosine(start=2, end=0), 3, 5) == pytest.approx(1.0)
-    assert [compute_value(Switch(before=1, after=0, at=2), step, 9) for step in (1, 2, 3)] == [1, 1, 0]
+    assert [compute_value(Switch(before=1, after=0, at=2), step, 9) for step in (1, 2, 3)] == [
+        1,
+        1,
+        0,
+    ]
     assert compute_value(Adaptive(start=0.4, end=1), 7, 9) == 0.4
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.integers(1, 50), st.integers(1, 60))
-def test_planned_numbers_stay_between_their_ends(start: float, end: float, steps: int, step: int) -> None:
-    for schedule in (Linear(start=start, end=end), Cosine(start=start, end=end), Linear(start=start, end=end, steps=7)):
+def test_planned_numbers_stay_between_their_ends(
+    start: float, end: float, steps: int, step: int
+) -> None:
+    for schedule in (
+        Linear(start=start, end=end),
+        Cosine(start=start, end=end),
+        Linear(start=start, end=end, steps=7),
+    ):
         value = compute_value(schedule, step, steps)
         assert min(start, end) - 1e-9 <= value <= max(start, end) + 1e-9
         assert compute_value(schedule, 1, steps) == start
@@ -53,7 +71,11 @@ def test_a_schedule_stands_where_the_number_stands_whichever_way_it_is_written()
     }
     first, last = (recipe.at(ScheduleState(recipe.schedules, 4).at(step)) for step in (1, 4))
     assert first.objective == recipe.objective
-    assert (first.rollout.max_new_tokens, last.rollout.max_new_tokens, recipe.longest_answer) == (4, 16, 16)
+    assert (first.rollout.max_new_tokens, last.rollout.max_new_tokens, recipe.longest_answer) == (
+        4,
+        16,
+        16,
+    )
     assert (first.optimizer.learning_rate, last.optimizer.learning_rate) == (0.01, 0.001)
     (term,) = last.objective.losses
     assert str(term.target.model_dump()) == "log_linear(teacher=1.0, student=0.0, reference=0.0)"
@@ -62,22 +84,39 @@ def test_a_schedule_stands_where_the_number_stands_whichever_way_it_is_written()
 
 
 WRONG = [
-    ({"objective": {"divergence": "jsd(linear(0.1, 0.9))"}}, r"divergence: name the argument that linear\(0.1, 0.9\)"),
+    (
+        {"objective": {"divergence": "jsd(linear(0.1, 0.9))"}},
+        r"divergence: name the argument that linear\(0.1, 0.9\)",
+    ),
     ({"objective": {"divergence": "jsd(beta=linear(0.1, 1))"}}, r"jsd: beta must be in \(0, 1\)"),
-    ({"objective": {"coefficient": "linear(a, 1)"}}, r"linear\(a, 1\) needs a number to begin with"),
-    ({"objective": {"coefficient": "linear(1)"}}, r"schedules.objective.losses.0.coefficient.linear.end: missing"),
-    ({"objective": {"coefficient": "linear(1, 2, speed=3)"}}, r"schedule 'linear' has no parameter 'speed'"),
+    (
+        {"objective": {"coefficient": "linear(a, 1)"}},
+        r"linear\(a, 1\) needs a number to begin with",
+    ),
+    (
+        {"objective": {"coefficient": "linear(1)"}},
+        r"schedules.objective.losses.0.coefficient.linear.end: missing",
+    ),
+    (
+        {"objective": {"coefficient": "linear(1, 2, speed=3)"}},
+        r"schedule 'linear' has no parameter 'speed'",
+    ),
     (
         {"schedules": {"objective.losses.3.coefficient": "linear(1, 0)"}},
         "there is no number at 'objective.losses.3.coeff",
     ),
-    ({"schedules": {"rollout.n": "wavy(1, 0)"}}, "no schedule named 'wavy'; known: linear, cosine, switch, adaptive"),
+    (
+        {"schedules": {"rollout.n": "wavy(1, 0)"}},
+        "no schedule named 'wavy'; known: linear, cosine, switch, adaptive",
+    ),
     ({"rollout.max_new_tokens": "linear(4, -1)"}, "max_new_tokens.*greater than or equal to 1"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=str)
-def test_what_cannot_be_right_is_named_before_the_run(changes: dict[str, object], message: str) -> None:
+def test_what_cannot_be_right_is_named_before_the_run(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(RecipeError, match=message):
         parse_recipe(toy_data(NO_MODELS, changes), "toy")
 
@@ -100,7 +139,9 @@ def test_an_adaptive_number_follows_the_metric_by_taids_rule() -> None:
 
 def test_a_metric_that_nobody_measures_is_named() -> None:
     courses = ScheduleState({"x": Adaptive(start=0.0, end=1.0, metric="validation")}, 10)
-    with pytest.raises(NumericError, match=r"x adapts to the metric 'validation', .* it measures: length, loss"):
+    with pytest.raises(
+        NumericError, match=r"x adapts to the metric 'validation', .* it measures: length, loss"
+    ):
         courses.after_step({"loss": 1.0, "length": 2.0})
     courses.after_step({"nonfinite": 1.0})
 
@@ -114,7 +155,9 @@ def test_a_run_with_schedules_resumes_where_its_numbers_were(models: Path, tmp_p
         "train.steps": 6,
     }
     whole = toy_run(models, tmp_path / "whole", changes).folder
-    killed = forked(lambda: toy_run(models, tmp_path / "cut", changes), env={"PRACTICUM_FAULT": "update:5"})
+    killed = forked(
+        lambda: toy_run(models, tmp_path / "cut", changes), env={"PRACTICUM_FAULT": "update:5"}
+    )
     assert killed == 137
     assert_same_run(whole, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
     metrics = rows(whole / "metrics.jsonl")

@@ -16,7 +16,14 @@ from stub_server import Fault, Stub, drip, flood, hang_up, late, raw, status
 from practicum.core.notes import show_notes
 from practicum.errors import TeacherError
 from practicum.remote import http
-from practicum.remote.http import JsonClient, JsonRequest, RequestRefused, Server, base_url, redact_url
+from practicum.remote.http import (
+    JsonClient,
+    JsonRequest,
+    RequestRefused,
+    Server,
+    base_url,
+    redact_url,
+)
 
 pytestmark = pytest.mark.long
 
@@ -59,11 +66,17 @@ def question(number: int = 0, seconds: float = 5.0, largest: int = 1 << 16) -> J
     ],
     ids=["500", "502", "503", "429", "408", "closed", "empty", "html"],
 )
-def test_what_may_pass_is_asked_again_and_said_once(stub: Stub, notes: list[str], fault: Fault) -> None:
+def test_what_may_pass_is_asked_again_and_said_once(
+    stub: Stub, notes: list[str], fault: Fault
+) -> None:
     stub.script = [fault]
     assert "choices" in client(stub).ask(question())
     assert len(stub.asked) == 2
-    assert len(notes) == 1 and notes[0].startswith(stub.url) and notes[0].endswith("completion 0 is asked again")
+    assert (
+        len(notes) == 1
+        and notes[0].startswith(stub.url)
+        and notes[0].endswith("completion 0 is asked again")
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +84,11 @@ def test_what_may_pass_is_asked_again_and_said_once(stub: Stub, notes: list[str]
     [
         (status(400, b'{"error": "too many"}'), RequestRefused, r"refused with 400 \(.*too many"),
         (status(404), RequestRefused, "refused with 404"),
-        (status(401), RequestRefused, "answered with 401; name the environment variable.*api_key_env"),
+        (
+            status(401),
+            RequestRefused,
+            "answered with 401; name the environment variable.*api_key_env",
+        ),
         (
             status(302, Location="http://elsewhere/x?token=1"),
             TeacherError,
@@ -81,7 +98,9 @@ def test_what_may_pass_is_asked_again_and_said_once(stub: Stub, notes: list[str]
     ],
     ids=["400", "404", "401", "redirect", "flood"],
 )
-def test_what_does_not_pass_is_asked_once(stub: Stub, fault: Fault, kind: type[Exception], words: str) -> None:
+def test_what_does_not_pass_is_asked_once(
+    stub: Stub, fault: Fault, kind: type[Exception], words: str
+) -> None:
     stub.script = [fault]
     with pytest.raises(kind, match=words) as caught:
         client(stub).ask(question())
@@ -90,12 +109,14 @@ def test_what_does_not_pass_is_asked_once(stub: Stub, fault: Fault, kind: type[E
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"<html></html>", b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1, "a": 2}', b"[" * 50_000]
+    "body",
+    [b"", b"<html></html>", b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1, "a": 2}', b"[" * 50_000],
 )
 def test_an_answer_that_is_never_json_is_asked_twice(stub: Stub, body: bytes) -> None:
     stub.script = [raw(body)] * 3
     with pytest.raises(
-        TeacherError, match=r"/v1/completions: completion 0 failed 2 times .* not JSON .*look at what the address is"
+        TeacherError,
+        match=r"/v1/completions: completion 0 failed 2 times .* not JSON .*look at what the address is",
     ):
         client(stub).ask(question())
     assert len(stub.asked) == 2
@@ -120,7 +141,8 @@ def test_a_number_and_a_date_say_how_long_to_wait() -> None:
 def test_a_server_that_stays_away_is_given_up_with_its_address_and_the_reason(stub: Stub) -> None:
     stub.stop()
     with pytest.raises(
-        TeacherError, match=rf"{stub.url}/v1/completions: completion 0 failed \d+ times .* no connection .*resume"
+        TeacherError,
+        match=rf"{stub.url}/v1/completions: completion 0 failed \d+ times .* no connection .*resume",
     ):
         client(stub, give_up_after=1.0).ask(question())
 
@@ -135,14 +157,20 @@ def test_a_name_that_nobody_has_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("fault", [late(3.0), drip(3.0)], ids=["silent", "drip"])
-def test_a_deadline_ends_an_answer_that_does_not(stub: Stub, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_ends_an_answer_that_does_not(
+    stub: Stub, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.1)
     stub.script = [fault, fault]
-    with pytest.raises(TeacherError, match=r"completion 0 failed 2 times .* did not (begin to )?answer within"):
+    with pytest.raises(
+        TeacherError, match=r"completion 0 failed 2 times .* did not (begin to )?answer within"
+    ):
         client(stub, give_up_after=0.0).ask(question(seconds=0.3, largest=1000))
 
 
-def test_only_the_request_that_was_not_answered_is_asked_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_request_that_was_not_answered_is_asked_again(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.3)
     stub.script = [late(3.0)]
     asked = [question(number, seconds=1.0, largest=1 << 16) for number in range(8)]
@@ -155,7 +183,9 @@ def test_only_the_request_that_was_not_answered_is_asked_again(stub: Stub, monke
 def test_answers_come_in_the_order_of_the_questions(stub: Stub) -> None:
     stub.script = [late(0.3), late(0.2), None, late(0.1)]
     asked = [question(number) for number in range(5)]
-    tokens = [next(iter(a["choices"][0]["prompt_logprobs"][2])) for a in client(stub).send_all(asked)]
+    tokens = [
+        next(iter(a["choices"][0]["prompt_logprobs"][2])) for a in client(stub).send_all(asked)
+    ]
     assert tokens == ["3", "4", "5", "6", "7"]
     assert client(stub).send_all([]) == []
 
@@ -164,7 +194,8 @@ def test_a_long_wait_is_named_now_and_then(stub: Stub, notes: list[str]) -> None
     stub.script = [late(0.7)]
     client(stub, heartbeat=0.2).ask(question(3))
     assert notes and all(
-        line.startswith(f"waiting for {stub.url}: 1 of 1 requests are open, completion 3 for") for line in notes
+        line.startswith(f"waiting for {stub.url}: 1 of 1 requests are open, completion 3 for")
+        for line in notes
     )
 
 
@@ -205,7 +236,11 @@ def test_what_a_server_says_is_shown_harmlessly_and_shortened(stub: Stub) -> Non
     stub.script = [status(400, b"\x1b[2J\xe2\x80\xae" + b"x" * 5000)]
     with pytest.raises(RequestRefused) as caught:
         client(stub).ask(question())
-    assert "\x1b" not in str(caught.value) and "\u202e" not in str(caught.value) and len(str(caught.value)) < 400
+    assert (
+        "\x1b" not in str(caught.value)
+        and "\u202e" not in str(caught.value)
+        and len(str(caught.value)) < 400
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,9 +293,12 @@ def test_addresses_that_are_asked(url: str, base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "words"), [("169.254.169.254", "never asked"), ("10.1.2.3", "plain http to localhost")]
+    ("address", "words"),
+    [("169.254.169.254", "never asked"), ("10.1.2.3", "plain http to localhost")],
 )
-def test_a_name_is_judged_by_where_it_leads(monkeypatch: pytest.MonkeyPatch, address: str, words: str) -> None:
+def test_a_name_is_judged_by_where_it_leads(
+    monkeypatch: pytest.MonkeyPatch, address: str, words: str
+) -> None:
     def resolve(*_: Any, **__: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))]
 
@@ -269,7 +307,9 @@ def test_a_name_is_judged_by_where_it_leads(monkeypatch: pytest.MonkeyPatch, add
         JsonClient(Server("http://localhost:1")).ask(JsonRequest("/v1/models"))
 
 
-def test_proxies_of_the_environment_are_not_used(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_not_used(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert "data" in client(stub).ask(JsonRequest("/v1/models"))
@@ -282,14 +322,28 @@ def test_a_certificate_is_held_against_the_name_though_the_address_is_pinned(
     if openssl is None:
         pytest.skip("openssl makes the certificate")
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2"]
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        "-days",
+        "2",
+    ]
     words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     subprocess.run([openssl, *words], check=True, capture_output=True)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     with Stub(tls=tls) as stub:
         monkeypatch.setenv("SSL_CERT_FILE", certificate)
-        assert "data" in JsonClient(Server(f"https://localhost:{stub.port}")).ask(JsonRequest("/v1/models"))
+        assert "data" in JsonClient(Server(f"https://localhost:{stub.port}")).ask(
+            JsonRequest("/v1/models")
+        )
         with pytest.raises(TeacherError, match="its certificate is not to be trusted"):
             JsonClient(Server(f"https://127.0.0.1:{stub.port}")).ask(JsonRequest("/v1/models"))
         monkeypatch.delenv("SSL_CERT_FILE")

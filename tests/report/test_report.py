@@ -63,13 +63,27 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("which", ["rich", "harmful"])
-def test_the_page_loads_nothing_and_runs_its_own_script_alone(which: str, request: pytest.FixtureRequest) -> None:
+def test_the_page_loads_nothing_and_runs_its_own_script_alone(
+    which: str, request: pytest.FixtureRequest
+) -> None:
     page = page_of(request.getfixturevalue(which))
     elements = Elements(page)
     for tag, attributes in elements.found:
-        assert tag not in {"img", "iframe", "link", "object", "embed", "base", "form", "image", "foreignobject"}
+        assert tag not in {
+            "img",
+            "iframe",
+            "link",
+            "object",
+            "embed",
+            "base",
+            "form",
+            "image",
+            "foreignobject",
+        }
         assert not [
-            name for name in attributes if name.startswith("on") or name in {"src", "srcset", "action", "style"}
+            name
+            for name in attributes
+            if name.startswith("on") or name in {"src", "srcset", "action", "style"}
         ]
         assert (attributes.get("href") or "#").startswith("#")
     assert [tag for tag, _ in elements.found].count("script") == 2
@@ -104,7 +118,10 @@ def test_hostile_text_is_shown_and_not_obeyed(harmful: Path) -> None:
 
 def test_data_inside_the_page_cannot_end_its_element() -> None:
     text = embedded({"a": "</script><!-- &", "b": "\u2028"})
-    assert not set("<>&\u2028") & set(text) and json.loads(text) == {"a": "</script><!-- &", "b": "\u2028"}
+    assert not set("<>&\u2028") & set(text) and json.loads(text) == {
+        "a": "</script><!-- &",
+        "b": "\u2028",
+    }
 
 
 def test_the_page_has_the_numbers_of_the_summary(rich: Path) -> None:
@@ -175,13 +192,17 @@ def test_every_file_but_the_recipe_may_be_absent(finished: Path, tmp_path: Path)
 
 
 def test_a_folder_that_is_no_run_is_named(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"holds no run: recipe.json is missing; name the folder of a run"):
+    with pytest.raises(
+        RecipeError, match=r"holds no run: recipe.json is missing; name the folder of a run"
+    ):
         write_report(tmp_path)
     with pytest.raises(RecipeError, match="there is no such folder"):
         write_report(tmp_path / "nowhere")
     folder = copied(finished, tmp_path / "toy")
     (folder / "metrics.jsonl").write_text("nonsense\n")
-    with pytest.raises(CheckpointError, match=r"metrics.jsonl line 1 is not a JSON object; remove the line"):
+    with pytest.raises(
+        CheckpointError, match=r"metrics.jsonl line 1 is not a JSON object; remove the line"
+    ):
         write_report(folder)
 
 
@@ -195,20 +216,31 @@ def test_a_row_that_is_still_being_written_is_left_out(finished: Path, tmp_path:
 def test_a_teacher_of_sampled_tokens_shows_what_there_is(models: Path, tmp_path: Path) -> None:
     changes = {"objective": {"signal": "sampled"}, "evaluation.prompts": 4, "train.steps": 2}
     folder = toy_run(models, tmp_path, changes).folder
-    edit_rows(folder / "rollouts.jsonl", lambda row: row.update(divergence=[None] * len(row["tokens"])))
+    edit_rows(
+        folder / "rollouts.jsonl", lambda row: row.update(divergence=[None] * len(row["tokens"]))
+    )
     for name in ("before.json", "after.json"):
         edit(folder / name, _only_sampled)
     page = write_report(folder).read_text()
     data = data_of(page)["heat"]
     assert "divergence" not in [quantity["key"] for quantity in data["quantities"]]
-    assert data["quantities"][0]["key"] in ("student_entropy", "gap") and "Where the log-ratio sits" in page
+    assert (
+        data["quantities"][0]["key"] in ("student_entropy", "gap")
+        and "Where the log-ratio sits" in page
+    )
     assert data["views"][0]["sides"] == {}
 
 
 def _only_sampled(value: dict[str, Any]) -> None:
     for trace in value["student"]["traces"]:
         nothing = [None] * len(trace["text"])
-        trace.update(reverse_kl=nothing, student_entropy=nothing, teacher_entropy=nothing, student=None, teacher=None)
+        trace.update(
+            reverse_kl=nothing,
+            student_entropy=nothing,
+            teacher_entropy=nothing,
+            student=None,
+            teacher=None,
+        )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +255,9 @@ def test_a_token_has_the_kind_that_it_reads_as(text: str, control: bool, kind: s
     assert kind_of(text, control) == kind and kind in KINDS
 
 
-def rollout(step: int, prompt: str, divergence: list[float | None], mask: list[bool]) -> dict[str, Any]:
+def rollout(
+    step: int, prompt: str, divergence: list[float | None], mask: list[bool]
+) -> dict[str, Any]:
     length = len(mask)
     return {
         "step": step, "prompt": prompt, "tokens": list(range(length)), "loss_mask": mask, "divergence": divergence,
@@ -234,7 +268,11 @@ def rollout(step: int, prompt: str, divergence: list[float | None], mask: list[b
 def test_only_tokens_that_were_learned_from_count() -> None:
     rows = [rollout(1, "a", [1.0, 2.0, None], [True, False, True]), rollout(2, "b", [4.0], [True])]
     tokens = tokens_of(rows)
-    assert tokens.value.tolist() == [1.0, 4.0] and tokens.place.tolist() == [0, 0] and tokens.step.tolist() == [1, 2]
+    assert (
+        tokens.value.tolist() == [1.0, 4.0]
+        and tokens.place.tolist() == [0, 0]
+        and tokens.step.tolist() == [1, 2]
+    )
     assert tokens.exact and tokens.mean(0).mean == 2.5  # type: ignore[union-attr]
 
 
@@ -245,7 +283,13 @@ def test_without_a_divergence_the_value_is_the_sampled_log_ratio() -> None:
 
 def test_a_value_has_the_colour_between_its_edges() -> None:
     quantity = Quantity("q", "q", "", NATS, tuple("01234567"))
-    assert [colour(value, quantity) for value in (0.0, 0.02, 0.3, 2.0, 99.0)] == ["0", "1", "4", "7", "7"]
+    assert [colour(value, quantity) for value in (0.0, 0.02, 0.3, 2.0, 99.0)] == [
+        "0",
+        "1",
+        "4",
+        "7",
+        "7",
+    ]
     assert colour(None, quantity) == "none"
 
 
@@ -257,7 +301,13 @@ def test_an_axis_is_round_and_holds_its_values() -> None:
     flat = [values_axis([value], 100.0, 0.0) for value in (0.0, 2.0, -2.0)]
     assert [(axis.low, axis.high) for axis in flat] == [(0, 1), (0, 2), (-3, 0)]
     assert Axis(0.0, 1.0, 0.0, 10.0).ticks(2) == [0.0, 0.5, 1.0]
-    assert [shown(value) for value in (0, 0.25, 12, 120_000, 1e-5)] == ["0", "0.25", "12", "1.2e5", "1e-5"]
+    assert [shown(value) for value in (0, 0.25, 12, 120_000, 1e-5)] == [
+        "0",
+        "0.25",
+        "12",
+        "1.2e5",
+        "1e-5",
+    ]
 
 
 def test_thinning_keeps_every_spike() -> None:
@@ -265,12 +315,16 @@ def test_thinning_keeps_every_spike() -> None:
     kept = downsample(points, 400)
     assert len(kept) <= 400 and (777.0, 100.0) in kept and kept == sorted(kept)
     assert downsample(points[:10]) == points[:10]
-    assert running_mean([(float(step), 2.0) for step in range(100)]) == [(float(step), 2.0) for step in range(100)]
+    assert running_mean([(float(step), 2.0) for step in range(100)]) == [
+        (float(step), 2.0) for step in range(100)
+    ]
 
 
 def test_rows_are_sampled_evenly_with_both_ends(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "tokens": []}) + "\n" for step in range(1000)) + '{"torn')
+    path.write_text(
+        "".join(json.dumps({"step": step, "tokens": []}) + "\n" for step in range(1000)) + '{"torn'
+    )
     found, total = sampled_rows(path, 5, shapes.REJECTED)
     assert total == 1000 and [row["step"] for row in found] == [0, 249, 499, 749, 999]
     assert len(sampled_rows(path, 5000, shapes.REJECTED)[0]) == 1000
@@ -280,7 +334,11 @@ def test_the_gap_recovered_is_a_ratio_over_prompts(rich: Path) -> None:
     run = read_run(rich)
 
     def with_scores(*rewards: float) -> dict[str, Any]:
-        return {"answers": [{"prompt": str(place), "reward": reward} for place, reward in enumerate(rewards)]}
+        return {
+            "answers": [
+                {"prompt": str(place), "reward": reward} for place, reward in enumerate(rewards)
+            ]
+        }
 
     evaluations = {
         "before": with_scores(*[0.0] * 10),
@@ -288,7 +346,11 @@ def test_the_gap_recovered_is_a_ratio_over_prompts(rich: Path) -> None:
         "teacher": with_scores(*[1.0] * 8, 0.0, 0.0),
     }
     found = recovery(_with(run, **evaluations))
-    assert found is not None and found.mean == pytest.approx(0.5) and 0 <= found.low < 0.5 < found.high <= 1
+    assert (
+        found is not None
+        and found.mean == pytest.approx(0.5)
+        and 0 <= found.low < 0.5 < found.high <= 1
+    )
     assert recovery(_with(run, **{**evaluations, "teacher": evaluations["before"]})) is None
 
 
@@ -302,11 +364,36 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
     run = read_run(rich)
     metrics = [
         {"step": 1, "rollouts": 4.0, "length": 10.0, "tokens": 30.0, "from_dataset": 0.0},
-        {"step": 2, "rollouts": 4.0, "length": 5.0, "tokens": 20.0, "from_dataset": 0.5, "nonfinite": 1.0},
-        {"step": 3, "rollouts": 4.0, "length": 5.0, "tokens": 20.0, "from_dataset": 0.0, "supervised": 5.0},
-        {"step": 4, "rollouts": 4.0, "length": 5.0, "tokens": 20.0, "from_dataset": 0.0, "supervised": 0.0},
+        {
+            "step": 2,
+            "rollouts": 4.0,
+            "length": 5.0,
+            "tokens": 20.0,
+            "from_dataset": 0.5,
+            "nonfinite": 1.0,
+        },
+        {
+            "step": 3,
+            "rollouts": 4.0,
+            "length": 5.0,
+            "tokens": 20.0,
+            "from_dataset": 0.0,
+            "supervised": 5.0,
+        },
+        {
+            "step": 4,
+            "rollouts": 4.0,
+            "length": 5.0,
+            "tokens": 20.0,
+            "from_dataset": 0.0,
+            "supervised": 0.0,
+        },
     ]
-    rejected = [{"reason": "id 'a' was used before"}, {"reason": "id 'b' was used before"}, {"reason": "not JSON"}]
+    rejected = [
+        {"reason": "id 'a' was used before"},
+        {"reason": "id 'b' was used before"},
+        {"reason": "not JSON"},
+    ]
     rejected.append({"reason": "not JSON", "file": "/data/heldout.jsonl"})
     run = _with(
         run,
@@ -317,7 +404,9 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
     )
     section = dropped_section(run)
     assert section is not None
-    lines = re.findall(r'<th scope="row">(.*?)</th><td class="n">(.*?)</td><td class="n">(.*?)</td>', section.body)
+    lines = re.findall(
+        r'<th scope="row">(.*?)</th><td class="n">(.*?)</td><td class="n">(.*?)</td>', section.body
+    )
     assert lines == [
         ("used as training prompts", "90", "90.0 %"), ("too long", "7", "7.0 %"), ("rejected: id", "2", "2.0 %"),
         ("rejected: not JSON", "1", "1.0 %"), ("<b>together</b>", "<b>100</b>", "<b>100 %</b>"),
@@ -332,12 +421,21 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "mean", "word"),
-    [("GO", 0.5, "held"), ("NO-GAP", 0.5, "did not hold"), ("NO-GAP", 0.0, "held"), ("INCONCLUSIVE", 0.5, "neither")],
+    [
+        ("GO", 0.5, "held"),
+        ("NO-GAP", 0.5, "did not hold"),
+        ("NO-GAP", 0.0, "held"),
+        ("INCONCLUSIVE", 0.5, "neither"),
+    ],
 )
-def test_what_was_foretold_is_held_against_the_outcome(rich: Path, verdict: str, mean: float, word: str) -> None:
+def test_what_was_foretold_is_held_against_the_outcome(
+    rich: Path, verdict: str, mean: float, word: str
+) -> None:
     run = read_run(rich)
     gain = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
-    run = _with(run, doctor={"verdict": verdict, "checks": []}, summary={**run.summary, "gain": gain})
+    run = _with(
+        run, doctor={"verdict": verdict, "checks": []}, summary={**run.summary, "gain": gain}
+    )
     assert word in parts_of(run).html["doctor"]
 
 
@@ -349,12 +447,16 @@ def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Pa
     assert "-1.2 [-1.5, -0.9]" in found and "<code>student.stop=[2]</code>" in found
     edit(
         tmp_path / "toy.doctor.json",
-        lambda value: value.update(verdict="GO", checks=[{"id": "P2", "value": 1, "low": 0, "high": 2}]),
+        lambda value: value.update(
+            verdict="GO", checks=[{"id": "P2", "value": 1, "low": 0, "high": 2}]
+        ),
     )
     assert "1 [0, 2]" in parts_of(read_run(tmp_path / "toy")).html["doctor"]
 
 
-def test_pass_at_k_and_agreement_where_there_are_several_answers(models: Path, tmp_path: Path) -> None:
+def test_pass_at_k_and_agreement_where_there_are_several_answers(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {
         "evaluation.prompts": 6,
         "evaluation.samples": 4,
@@ -378,18 +480,37 @@ def test_a_traced_answer_reads_as_it_was_written(rich: Path) -> None:
     assert len(before["traces"]) == 6
     for trace in before["traces"]:
         length = len(trace["text"])
-        for name in ("control", "logprobs", "teacher_logprobs", "reverse_kl", "student_entropy", "teacher_entropy"):
+        for name in (
+            "control",
+            "logprobs",
+            "teacher_logprobs",
+            "reverse_kl",
+            "student_entropy",
+            "teacher_entropy",
+        ):
             assert len(trace[name]) == length, name
         for place in range(length):
             shares = trace["teacher"]["probabilities"][place]
-            assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 1 + 1e-6 and len(shares) == 5
+            assert (
+                shares == sorted(shares, reverse=True)
+                and 0 < sum(shares) <= 1 + 1e-6
+                and len(shares) == 5
+            )
             said, mine = trace["text"][place], trace["student"]
             if said in mine["texts"][place] and not trace["control"][place]:
                 share = mine["probabilities"][place][mine["texts"][place].index(said)]
-                assert share == pytest.approx(torch.tensor(trace["logprobs"][place]).exp().item(), rel=1e-4)
+                assert share == pytest.approx(
+                    torch.tensor(trace["logprobs"][place]).exp().item(), rel=1e-4
+                )
         assert all(value >= -1e-6 for value in trace["reverse_kl"])
-        spoken = "".join(text for text, control in zip(trace["text"], trace["control"], strict=True) if not control)
-        whole = next(answer["text"] for answer in before["answers"] if answer["prompt"] == trace["prompt"])
+        spoken = "".join(
+            text
+            for text, control in zip(trace["text"], trace["control"], strict=True)
+            if not control
+        )
+        whole = next(
+            answer["text"] for answer in before["answers"] if answer["prompt"] == trace["prompt"]
+        )
         assert spoken == "".join(whole.split("<")[0]) or "<" in whole
 
 
@@ -397,4 +518,6 @@ def test_the_page_of_a_pipeline_still_has_its_style(rich: Path, tmp_path: Path) 
     shutil.copytree(rich, tmp_path / "toy")
     from practicum.report import STYLE
 
-    assert ".scroll" in STYLE and ".axis" in STYLE and "</style" not in STYLE and HOSTILE not in STYLE
+    assert (
+        ".scroll" in STYLE and ".axis" in STYLE and "</style" not in STYLE and HOSTILE not in STYLE
+    )

@@ -16,13 +16,22 @@ from report_pages import copied
 from practicum.cli.watch import open_server
 from practicum.report.live import Live
 
-pytest.importorskip("playwright", reason="Playwright for Python is not installed: pip install playwright")
+pytest.importorskip(
+    "playwright", reason="Playwright for Python is not installed: pip install playwright"
+)
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: install the chromium package")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine: install the chromium package"
+)
 QUIET = [
     "--no-sandbox",
     "--disable-gpu",
@@ -106,12 +115,16 @@ def opened(browser: Browser, folder: Path, **settings: Any) -> Opened:
 
 
 @pytest.mark.parametrize("which", ["rich", "harmful"])
-def test_it_loads_draws_and_asks_for_nothing(browser: Browser, which: str, request: pytest.FixtureRequest) -> None:
+def test_it_loads_draws_and_asks_for_nothing(
+    browser: Browser, which: str, request: pytest.FixtureRequest
+) -> None:
     folder = request.getfixturevalue(which)
     with opened(browser, folder) as it:
         boxes = it.page.evaluate(BOXES)
         assert len(boxes) >= 8 and all(width > 100 and height > 40 for width, height in boxes)
-        lines = it.page.evaluate("[...document.querySelectorAll('.chart polyline')].map((e) => e.getTotalLength())")
+        lines = it.page.evaluate(
+            "[...document.querySelectorAll('.chart polyline')].map((e) => e.getTotalLength())"
+        )
         assert lines and max(lines) > 100
         assert it.page.evaluate("document.querySelectorAll('img, main script, iframe').length") == 0
         it.page.wait_for_timeout(100)
@@ -124,8 +137,12 @@ def test_text_that_would_do_harm_is_only_text(browser: Browser, harmful: Path) -
         token.click()
         detail = it.page.locator(".detail")
         assert "<script>alert(1)</script>" in (detail.text_content() or "")
-        assert "\\u202e" in (detail.text_content() or "") and "\\x1b[31m" in (detail.text_content() or "")
-        assert it.page.evaluate("document.querySelectorAll('.detail img, .detail script').length") == 0
+        assert "\\u202e" in (detail.text_content() or "") and "\\x1b[31m" in (
+            detail.text_content() or ""
+        )
+        assert (
+            it.page.evaluate("document.querySelectorAll('.detail img, .detail script').length") == 0
+        )
         whole = it.page.evaluate("document.documentElement.innerText")
         assert not set("\u202e\u2066\x1b\x07") & set(whole) and it.said == []
 
@@ -155,7 +172,9 @@ def test_the_heat_map_answers_to_pointer_click_and_keys(browser: Browser, rich: 
 
 
 @pytest.mark.slow
-def test_another_quantity_gives_other_colours_and_another_scale(browser: Browser, rich: Path) -> None:
+def test_another_quantity_gives_other_colours_and_another_scale(
+    browser: Browser, rich: Path
+) -> None:
     with opened(browser, rich) as it:
         colours = "[...document.querySelectorAll('.tokens > i')].map((e) => getComputedStyle(e).backgroundColor).join()"
         found = {it.page.evaluate(colours)}
@@ -189,9 +208,13 @@ def test_a_curve_is_read_by_pointer_and_by_arrow_keys(browser: Browser, rich: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 390])
-def test_a_phone_needs_no_sideways_scrolling(browser: Browser, rich: Path, harmful: Path, width: int) -> None:
+def test_a_phone_needs_no_sideways_scrolling(
+    browser: Browser, rich: Path, harmful: Path, width: int
+) -> None:
     for folder in (rich, harmful):
-        with opened(browser, folder, viewport={"width": width, "height": 800}, has_touch=True) as it:
+        with opened(
+            browser, folder, viewport={"width": width, "height": 800}, has_touch=True
+        ) as it:
             wide, room = it.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert wide <= room
             it.page.locator(".tokens > i").nth(1).tap()
@@ -211,7 +234,9 @@ def test_light_and_dark_are_different_and_both_can_be_read(browser: Browser, ric
 
 
 @pytest.mark.slow
-def test_every_colour_of_the_scales_can_be_read_and_told_apart(browser: Browser, rich: Path) -> None:
+def test_every_colour_of_the_scales_can_be_read_and_told_apart(
+    browser: Browser, rich: Path
+) -> None:
     for scheme in ("light", "dark"):
         with opened(browser, rich, color_scheme=scheme) as it:
             it.page.evaluate(CLASSES)
@@ -236,10 +261,16 @@ def test_the_tab_key_reaches_everything_that_answers(browser: Browser, rich: Pat
 @pytest.mark.slow
 def test_without_javascript_the_page_still_reads(browser: Browser, rich: Path) -> None:
     with opened(browser, rich, java_script_enabled=False) as it:
-        assert it.page.locator(".controls:visible").count() == 0 and it.page.locator(".detail:visible").count() == 0
+        assert (
+            it.page.locator(".controls:visible").count() == 0
+            and it.page.locator(".detail:visible").count() == 0
+        )
         expect(it.page.locator("noscript")).to_have_count(1)
         expect(it.page.locator(".reading").first).to_contain_text("step 4:")
-        assert it.page.locator(".tokens > i").count() > 20 and it.page.locator(".scale:visible").count() == 1
+        assert (
+            it.page.locator(".tokens > i").count() > 20
+            and it.page.locator(".scale:visible").count() == 1
+        )
 
 
 @pytest.fixture
@@ -261,7 +292,11 @@ def watched(finished: Path, tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 def append(source: Path, folder: Path, name: str, first: int, last: int) -> None:
     """Let the run write the rows of some steps."""
-    rows = [line for line in (source / name).read_text().splitlines() if first <= json.loads(line)["step"] <= last]
+    rows = [
+        line
+        for line in (source / name).read_text().splitlines()
+        if first <= json.loads(line)["step"] <= last
+    ]
     with (folder / name).open("a") as file:
         file.write("".join(row + "\n" for row in rows))
 
@@ -274,7 +309,9 @@ def test_a_live_page_follows_the_run_and_leaves_the_reader_in_place(
     with Opened(browser, address) as it:
         status = it.page.locator(".live")
         expect(it.page.locator("#verdict")).to_contain_text("0 of 4 steps")
-        expect(status).to_contain_text("no step finished yet; nobody writes this run any more", timeout=10_000)
+        expect(status).to_contain_text(
+            "no step finished yet; nobody writes this run any more", timeout=10_000
+        )
         for name in ("rollouts.jsonl", "timings.jsonl", "metrics.jsonl"):
             append(finished, folder, name, 1, 2)
         expect(it.page.locator("#verdict")).to_contain_text("2 of 4 steps", timeout=10_000)
@@ -293,7 +330,9 @@ def test_a_live_page_follows_the_run_and_leaves_the_reader_in_place(
         expect(it.page.locator('input[name="quantity"]').nth(1)).to_be_checked()
         expect(it.page.locator(".detail")).to_contain_text("token 2 of")
         assert it.page.evaluate("document.querySelector('#again details').open") is True
-        moved = it.page.evaluate("document.getElementById('again').getBoundingClientRect().top") - place
+        moved = (
+            it.page.evaluate("document.getElementById('again').getBoundingClientRect().top") - place
+        )
         assert abs(moved) <= 2
 
         for name in ("after.json", "summary.json"):

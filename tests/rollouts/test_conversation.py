@@ -36,7 +36,16 @@ from practicum.teachers.expert import ExpertTeacher
 from practicum.text import Renderer, character_tokenizer, stop_ids
 from practicum.training import loop
 from practicum.training.evaluation import evaluate, evaluate_teacher
-from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 TOKENIZER = character_tokenizer("abc\n")
 RENDERER = Renderer(TOKENIZER, stop_ids=stop_ids(TOKENIZER, None))
@@ -60,7 +69,9 @@ class Echo:
         return float(len(rollout.replies) == 3)
 
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
-        return FunctionEpisode(lambda said: None if len(said) == 3 else 2 * (said[-1].strip() or "a")[-1])
+        return FunctionEpisode(
+            lambda said: None if len(said) == 3 else 2 * (said[-1].strip() or "a")[-1]
+        )
 
 
 class Parrot:
@@ -82,10 +93,14 @@ class Parrot:
         begins = TOKENIZER.convert_tokens_to_ids("<assistant>")
         turn = request.prompt_tokens.count(begins) - 1
         said = len(request.prompt_tokens) - 1 - request.prompt_tokens[::-1].index(begins)
-        whole = [*RENDERER.encode(self.turns[turn]), STOP][len(request.prompt_tokens) - 1 - said - 0 :]
+        whole = [*RENDERER.encode(self.turns[turn]), STOP][
+            len(request.prompt_tokens) - 1 - said - 0 :
+        ]
         tokens = torch.tensor(whole[: params.max_new_tokens])
         logprobs = torch.full((len(tokens),), -1.0 - turn)
-        return Sample(tokens, logprobs, 2 * logprobs, "stop" if len(tokens) == len(whole) else "length")
+        return Sample(
+            tokens, logprobs, 2 * logprobs, "stop" if len(tokens) == len(whole) else "length"
+        )
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         raise NotImplementedError
@@ -102,7 +117,9 @@ class Dice(Parrot):
         return Sample(torch.tensor(tokens), known, known, "stop" if STOP in tokens else "length")
 
 
-def held(client: Parrot, limit: int = 30, prompts: Sequence[Prompt] = PROMPTS[:1]) -> list[Conversation]:
+def held(
+    client: Parrot, limit: int = 30, prompts: Sequence[Prompt] = PROMPTS[:1]
+) -> list[Conversation]:
     openings = [
         ConversationRequest(prompt, PromptedClient(client, RENDERER.render(prompt.messages)), seed)
         for seed, prompt in enumerate(prompts)
@@ -126,7 +143,11 @@ def test_turn_by_turn_each_token_is_whose_it_is():
     assert one.sample.sampling_logprobs.tolist() == [-1, -1, -1, 0, 0, 0, 0, -2, -2, 0, 0, 0, 0, -3]
     policy = one.sample.policy_logprobs
     assert policy.isnan().tolist() == [not own for own in spoken] and policy[0] == -2
-    assert spoken_turns(one) == ("ab", "c", "") and one.text == "ab\nc\n" and one.sample.stop_reason == "stop"
+    assert (
+        spoken_turns(one) == ("ab", "c", "")
+        and one.text == "ab\nc\n"
+        and one.sample.stop_reason == "stop"
+    )
 
 
 def test_the_next_turn_is_asked_after_the_very_tokens_so_far():
@@ -134,7 +155,11 @@ def test_the_next_turn_is_asked_after_the_very_tokens_so_far():
     (one,) = held(client)
     prompt = RENDERER.render(PROMPTS[0].messages)
     tokens = tuple(one.sample.tokens.tolist())
-    assert [request.prompt_tokens for request in client.seen] == [prompt, prompt + tokens[:7], prompt + tokens[:13]]
+    assert [request.prompt_tokens for request in client.seen] == [
+        prompt,
+        prompt + tokens[:7],
+        prompt + tokens[:13],
+    ]
     assert len({request.seed for request in client.seen}) == 3
 
 
@@ -157,7 +182,9 @@ def test_a_line_break_within_a_turn_is_a_space_in_the_text():
 )
 def test_what_does_not_fit_ends_the_conversation(limit, expected, said):
     (one,) = held(Parrot("ab", "c", ""), limit)
-    assert pieces(one) == expected and spoken_turns(one) == said and one.sample.stop_reason == "length"
+    assert (
+        pieces(one) == expected and spoken_turns(one) == said and one.sample.stop_reason == "length"
+    )
     assert len(one.spoken) == len(one.sample.tokens) <= limit
 
 
@@ -169,7 +196,9 @@ def test_the_last_turn_may_fill_it():
 def test_a_turn_that_is_longer_than_a_draw_goes_on():
     client = Parrot("abcabcabcab", "c", "a")
     (one,) = held(client, 15)
-    assert [len(request.prompt_tokens) - 3 for request in client.seen] == [0, 8], "8 tokens, then 4 of the 7 left"
+    assert [len(request.prompt_tokens) - 3 for request in client.seen] == [0, 8], (
+        "8 tokens, then 4 of the 7 left"
+    )
     assert spoken_turns(one) == ("abcabcabcab",) and pieces(one) == "abcabcabcab</s>"
     assert one.sample.stop_reason == "length", "no turn fits after it"
 
@@ -179,8 +208,12 @@ def test_what_is_said_in_one_does_not_depend_on_the_others(limit):
     prompts = [PROMPTS[number % 3] for number in range(12)]
     together = held(Dice(), limit, prompts)
     for seed, (prompt, whole) in enumerate(zip(prompts, together, strict=True)):
-        opening = ConversationRequest(prompt, PromptedClient(Dice(), RENDERER.render(prompt.messages)), seed)
-        (alone,) = run_conversations([opening], Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit))
+        opening = ConversationRequest(
+            prompt, PromptedClient(Dice(), RENDERER.render(prompt.messages)), seed
+        )
+        (alone,) = run_conversations(
+            [opening], Echo(), RENDERER, replace(PARAMS, max_new_tokens=limit)
+        )
         assert pieces(alone) == pieces(whole) and alone.turns == whole.turns
         assert alone.sample.sampling_logprobs.equal(whole.sample.sampling_logprobs)
     assert len({pieces(one) for one in together}) > 6
@@ -189,8 +222,16 @@ def test_what_is_said_in_one_does_not_depend_on_the_others(limit):
 class Listener:
     """Answers with how often it was spoken to; what `faults` says of a turn is raised in it."""
 
-    def __init__(self, prompt: Prompt, seed: int, faults: dict[int, Exception], closed: list[str]) -> None:
-        self.prompt, self.seed, self.faults, self.closed, self.heard = prompt, seed, faults, closed, 0
+    def __init__(
+        self, prompt: Prompt, seed: int, faults: dict[int, Exception], closed: list[str]
+    ) -> None:
+        self.prompt, self.seed, self.faults, self.closed, self.heard = (
+            prompt,
+            seed,
+            faults,
+            closed,
+            0,
+        )
 
     def step(self, turn: str) -> Observation:
         self.heard += 1
@@ -220,7 +261,9 @@ class Listeners(Echo):
 def listen(environment: Echo, client: Parrot | None = None, limit: int = 30) -> list[Conversation]:
     openings = [
         ConversationRequest(
-            prompt, PromptedClient(client or Parrot("ab", "c", "a"), RENDERER.render(prompt.messages)), seed
+            prompt,
+            PromptedClient(client or Parrot("ab", "c", "a"), RENDERER.render(prompt.messages)),
+            seed,
         )
         for seed, prompt in enumerate(PROMPTS)
     ]
@@ -241,7 +284,10 @@ def test_an_episode_that_fails_in_its_third_turn_ends_its_own_conversation(fault
     whole, broken, other = listen(environment)
     assert (broken.sample.stop_reason, broken.notes["error"]) == (reason, note)
     assert broken.sample.tokens.equal(whole.sample.tokens), "all that was said stays"
-    assert whole.sample.stop_reason == other.sample.stop_reason == "stop" and "error" not in whole.notes
+    assert (
+        whole.sample.stop_reason == other.sample.stop_reason == "stop"
+        and "error" not in whole.notes
+    )
     assert sorted(environment.closed) == ["a", "b", "c"]
 
 
@@ -261,7 +307,9 @@ def test_an_episode_gives_notes_and_is_closed_once_when_it_is_over():
 
 def test_a_conversation_that_ends_in_its_first_turn_is_never_opened():
     environment = Listeners()
-    assert {conversation.sample.stop_reason for conversation in listen(environment, limit=2)} == {"length"}
+    assert {conversation.sample.stop_reason for conversation in listen(environment, limit=2)} == {
+        "length"
+    }
     assert environment.opened == environment.closed == []
 
 
@@ -273,14 +321,16 @@ def test_an_episode_that_cannot_be_closed_leaves_its_conversation_as_it_ended():
 def test_where_every_conversation_fails_the_environment_is_broken():
     faults = {letter: {2: KeyError("door")} for letter in "abc"}
     with pytest.raises(
-        VerifierError, match=r"failed in all of 3 conversations, in the first with KeyError: 'door'; mend it$"
+        VerifierError,
+        match=r"failed in all of 3 conversations, in the first with KeyError: 'door'; mend it$",
     ):
         listen(Listeners(**faults))
 
 
 def test_conversations_that_ask_nothing_do_not_hide_a_broken_environment():
     voices = [
-        PromptedClient(client, RENDERER.render(PROMPTS[0].messages)) for client in (Parrot("ab"), Parrot("a" * 100))
+        PromptedClient(client, RENDERER.render(PROMPTS[0].messages))
+        for client in (Parrot("ab"), Parrot("a" * 100))
     ]
     openings = [ConversationRequest(PROMPTS[0], voice, 0) for voice in voices]
     with pytest.raises(VerifierError, match="failed in all of 1 conversations"):
@@ -351,25 +401,37 @@ def written(built: RunComponents, source: str, **changes: Any) -> list[Rollout]:
     )
     sampling = replace(built.settings.plan(1).sampling, **changes)
     return collect_rollouts(
-        RolloutBatch(parts.prompts[:6], 2, 0, 1), TypeAdapter(SourceChoice).validate_python(source), authors, sampling
+        RolloutBatch(parts.prompts[:6], 2, 0, 1),
+        TypeAdapter(SourceChoice).validate_python(source),
+        authors,
+        sampling,
     )
 
 
 def test_the_student_of_a_mix_of_itself_alone_holds_the_same_conversations(built: RunComponents):
-    batch, sampling = RolloutBatch(built.parts.prompts[:6], 2, 0, 1), built.settings.plan(1).sampling
+    batch, sampling = (
+        RolloutBatch(built.parts.prompts[:6], 2, 0, 1),
+        built.settings.plan(1).sampling,
+    )
     client, environment = built.trainer.sampling_client(), as_environment(built.parts.task)
     plain = sample_rollouts(batch, client, built.parts.renderer, sampling, environment)
     for source in ("student", "mix(student=1.0, other=teacher)"):
         for one, other in zip(plain, written(built, source), strict=True):
             assert one.tokens.equal(other.tokens) and one.text == other.text
-            assert one.loss_mask.equal(other.loss_mask) and one.sampling_logprobs.equal(other.sampling_logprobs)
+            assert one.loss_mask.equal(other.loss_mask) and one.sampling_logprobs.equal(
+                other.sampling_logprobs
+            )
 
 
-@pytest.mark.parametrize("source", ["teacher", "mix(student=0.0, other=teacher)", "teacher(temperature=0)"])
+@pytest.mark.parametrize(
+    "source", ["teacher", "mix(student=0.0, other=teacher)", "teacher(temperature=0)"]
+)
 def test_the_expert_walks(built: RunComponents, source: str):
     rollouts = written(built, source)
     rewards = [built.parts.task.reward(rollout) for rollout in rollouts]
-    assert sum(rewards) >= len(rewards) - 3 and all(len(rollout.text.split("\n")) == 3 for rollout in rollouts)
+    assert sum(rewards) >= len(rewards) - 3 and all(
+        len(rollout.text.split("\n")) == 3 for rollout in rollouts
+    )
     assert {rollout.source for rollout in rollouts} == {"teacher"}
     assert all(rollout.policy_logprobs.isnan().all() for rollout in rollouts)
     reached = [rollout.prompt for rollout, reward in zip(rollouts, rewards, strict=True) if reward]
@@ -383,9 +445,16 @@ def test_a_join_has_conversations_of_both(built: RunComponents):
     assert [rollout.source for rollout in rollouts[:3]] == ["student", "student", "teacher"]
 
 
-@pytest.mark.parametrize("source", ["dataset", "token_mix(teacher=0.5)", "prefix(length=2)", "mix(0.5)", "join(n=2)"])
-def test_a_source_that_cannot_converse_is_refused_in_one_line(built: RunComponents, tmp_path: Path, source: str):
-    with pytest.raises(CapabilityError, match="does not write turn by turn, and this task answers every turn; write"):
+@pytest.mark.parametrize(
+    "source", ["dataset", "token_mix(teacher=0.5)", "prefix(length=2)", "mix(0.5)", "join(n=2)"]
+)
+def test_a_source_that_cannot_converse_is_refused_in_one_line(
+    built: RunComponents, tmp_path: Path, source: str
+):
+    with pytest.raises(
+        CapabilityError,
+        match="does not write turn by turn, and this task answers every turn; write",
+    ):
         written(built, source)
     changed = recipe(tmp_path, rollout={"max_new_tokens": 24, "source": source})
     with pytest.raises(CapabilityError, match=r"rollout.source: .* does not write turn by turn"):
@@ -400,7 +469,9 @@ class Deaf(ExpertTeacher):
 
 
 def test_a_teacher_that_answers_messages_alone_is_refused(built: RunComponents):
-    with pytest.raises(CapabilityError, match="cannot go on from tokens, so it can hold no conversation"):
+    with pytest.raises(
+        CapabilityError, match="cannot go on from tokens, so it can hold no conversation"
+    ):
         written(built, "teacher", teacher=Deaf(built.parts.task, built.parts.renderer, 0.1))
 
 
@@ -409,16 +480,25 @@ def test_evaluation_measures_what_the_student_said_and_nothing_else(built: RunCo
     assert settings is not None
     client = parts.sampler
     found = evaluate(client, parts.renderer, parts.task, parts.teacher, settings)
-    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    batch = RolloutBatch(
+        settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation"
+    )
     environment = as_environment(parts.task)
     rollouts = sample_rollouts(batch, client, parts.renderer, settings.sampling, environment)
     own = [rollout.policy_logprobs[rollout.loss_mask] for rollout in rollouts]
-    assert [answer.logprob for answer in found.answers] == [values.double().mean().item() for values in own]
+    assert [answer.logprob for answer in found.answers] == [
+        values.double().mean().item() for values in own
+    ]
     signals = parts.teacher.score(rollouts, Full())
-    mine = client.score([ScoreRequest(r.prompt_tokens, tuple(r.tokens.tolist())) for r in rollouts], Full())
+    mine = client.score(
+        [ScoreRequest(r.prompt_tokens, tuple(r.tokens.tolist())) for r in rollouts], Full()
+    )
     distances = []
     for rollout, student, teacher in zip(rollouts, mine, signals, strict=True):
-        p, q = (side.head.logprobs(side.hidden)[rollout.loss_mask].double() for side in (student, teacher))
+        p, q = (
+            side.head.logprobs(side.hidden)[rollout.loss_mask].double()
+            for side in (student, teacher)
+        )
         distances.append((p.exp() * (p - q)).sum(-1))
     assert math.isclose(found.reverse_kl or 0, torch.cat(distances).mean().item(), rel_tol=1e-4)
     teacher = evaluate_teacher(parts.teacher, parts.renderer, parts.task, settings)
@@ -436,7 +516,9 @@ def test_a_run_converses_and_is_replayed_from_its_tape(tmp_path: Path):
     assert any(not all(row["loss_mask"]) for row in recorded)
     for row in recorded:
         runs = row.get("authors", [{"author": row["source"], "tokens": len(row["tokens"])}])
-        assert [run["author"] != "environment" for run in runs for _ in range(run["tokens"])] == row["loss_mask"]
+        assert [
+            run["author"] != "environment" for run in runs for _ in range(run["tokens"])
+        ] == row["loss_mask"]
         assert sum(turn["tokens"] for turn in row["turns"]) == len(row["tokens"])
         scored = [value is not None for value in row["teacher_logprobs"]]
         assert scored == row["loss_mask"]
@@ -470,12 +552,18 @@ def test_sampling_counts_what_is_read_again_each_turn(built: RunComponents):
     assert counted["cost/sampled_tokens"] == int(one.loss_mask.sum())
     if one.stop_reason == "stop":
         begins = [0] + [
-            n + 1 for n, (a, b) in enumerate(zip(one.loss_mask, one.loss_mask[1:], strict=False)) if b and not a
+            n + 1
+            for n, (a, b) in enumerate(zip(one.loss_mask, one.loss_mask[1:], strict=False))
+            if b and not a
         ]
-        assert counted["cost/prompt_tokens"] == sum(len(one.prompt_tokens) + begin for begin in begins)
+        assert counted["cost/prompt_tokens"] == sum(
+            len(one.prompt_tokens) + begin for begin in begins
+        )
 
 
-def test_a_run_whose_environment_breaks_is_saved_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_whose_environment_breaks_is_saved_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     train = {"steps": 4, "prompts_per_step": 4, "checkpoint_every": None, "threads": 1}
     settings = recipe(tmp_path, train=train, rollout={"max_new_tokens": 24, "n": 4})
     whole = run(settings, out=tmp_path / "whole").folder
@@ -496,7 +584,9 @@ def test_a_run_whose_environment_breaks_is_saved_and_goes_on(tmp_path: Path, mon
     with pytest.raises(VerifierError) as caught:
         run(settings, out=tmp_path)
     assert str(caught.value).startswith("step 3: the task's environment failed in all of")
-    assert str(caught.value).endswith("; mend it (the state after step 2 is saved; go on with --resume)")
+    assert str(caught.value).endswith(
+        "; mend it (the state after step 2 is saved; go on with --resume)"
+    )
     monkeypatch.undo()
     resumed = run(settings, out=tmp_path, resume=True).folder
     assert_same_run(Path(whole), Path(resumed))
@@ -515,5 +605,7 @@ def test_a_conversation_of_a_tape_without_turns_has_them_again(built: RunCompone
         assert restored.written_by("environment").equal(rollout.written_by("environment"))
         assert built.parts.task.reward(restored) == built.parts.task.reward(rollout)
         if len(rollout.turns) > 1:
-            turns = [replace(turn, text="") if turn.role == "user" else turn for turn in rollout.turns]
+            turns = [
+                replace(turn, text="") if turn.role == "user" else turn for turn in rollout.turns
+            ]
             assert list(restored.turns) == turns

@@ -13,9 +13,21 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities
 from practicum.rollouts import RolloutBatch, add_rewards, sample_rollouts, select_prompts
 from practicum.text import Renderer, character_tokenizer, stop_ids
-from practicum.types import Message, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    Message,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
-PROMPTS = [Prompt(f"p{number}", (Message("user", letter),), answer=letter) for number, letter in enumerate("abcdefg")]
+PROMPTS = [
+    Prompt(f"p{number}", (Message("user", letter),), answer=letter)
+    for number, letter in enumerate("abcdefg")
+]
 PARTS = st.lists(st.integers() | st.text(max_size=4), min_size=1, max_size=4)
 
 
@@ -40,7 +52,11 @@ def test_seeds_stay_what_they_are():
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 3))
 def test_every_prompt_comes_once_an_epoch(count, total, seed):
     prompts = [Prompt(str(number), ()) for number in range(total)]
-    seen = [prompt.id for step in range(1, total + 1) for prompt in select_prompts(prompts, seed, step, count)]
+    seen = [
+        prompt.id
+        for step in range(1, total + 1)
+        for prompt in select_prompts(prompts, seed, step, count)
+    ]
     assert len(seen) == total * count
     for start in range(0, len(seen), total):
         assert sorted(seen[start : start + total]) == sorted(prompt.id for prompt in prompts)
@@ -93,7 +109,11 @@ def test_rollouts_carry_what_was_sampled(renderer):
     )
     for rollout, request in zip(rollouts, client.asked, strict=True):
         assert request.seed == seed_of(5, "rollout", 4, rollout.prompt.id, rollout.sample)
-        assert rollout.prompt_tokens == request.prompt_tokens == renderer.render(rollout.prompt.messages)
+        assert (
+            rollout.prompt_tokens
+            == request.prompt_tokens
+            == renderer.render(rollout.prompt.messages)
+        )
         assert rollout.text == "a" * (request.seed % 4)
         assert rollout.tokens.tolist() == [7] * (request.seed % 4) + [2]
         assert rollout.loss_mask.all()
@@ -106,7 +126,9 @@ def test_rollouts_carry_what_was_sampled(renderer):
 def test_a_prompt_that_comes_twice_in_a_step_goes_on_counting(renderer):
     client = Scripted()
     twice = [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
-    rollouts = sample_rollouts(RolloutBatch(twice, n=2, seed=0, step=1), client, renderer, SamplingParams(8))
+    rollouts = sample_rollouts(
+        RolloutBatch(twice, n=2, seed=0, step=1), client, renderer, SamplingParams(8)
+    )
     names = [(rollout.prompt.id, rollout.sample) for rollout in rollouts]
     assert names == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1), ("p0", 2), ("p0", 3)]
     assert len({request.seed for request in client.asked}) == 6
@@ -114,7 +136,12 @@ def test_a_prompt_that_comes_twice_in_a_step_goes_on_counting(renderer):
 
 def test_streams_steps_and_seeds_draw_differently(renderer):
     base = RolloutBatch(PROMPTS[:1], n=1, seed=0, step=1)
-    batches = [base, replace(base, stream="evaluation"), replace(base, step=2), replace(base, seed=1)]
+    batches = [
+        base,
+        replace(base, stream="evaluation"),
+        replace(base, step=2),
+        replace(base, seed=1),
+    ]
     clients = [Scripted() for _ in batches]
     for batch, client in zip(batches, clients, strict=True):
         sample_rollouts(batch, client, renderer, SamplingParams(8))
@@ -136,7 +163,9 @@ class Length:
 
 def test_rewards_are_the_tasks_own(renderer):
     prompts = [PROMPTS[0], replace(PROMPTS[1], answer=None)]
-    rollouts = sample_rollouts(RolloutBatch(prompts, n=1, seed=0, step=1), Scripted(), renderer, SamplingParams(8))
+    rollouts = sample_rollouts(
+        RolloutBatch(prompts, n=1, seed=0, step=1), Scripted(), renderer, SamplingParams(8)
+    )
     result = add_rewards(rollouts, Length())
     assert [rollout.reward for rollout in result] == [float(len(rollouts[0].text)), None]
     assert [rollout.reward for rollout in rollouts] == [None, None]

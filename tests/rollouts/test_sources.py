@@ -83,7 +83,10 @@ def write(built: RunComponents) -> Write:
     ) -> list[Rollout]:
         stops = built.parts.renderer.stop_ids
         batch = RolloutBatch(
-            [*built.parts.prompts[:6], built.parts.prompts[2]] if prompts is None else prompts, n, seed, step
+            [*built.parts.prompts[:6], built.parts.prompts[2]] if prompts is None else prompts,
+            n,
+            seed,
+            step,
         )
         authors = RolloutWriters(
             built.trainer.sampling_client(),
@@ -92,7 +95,9 @@ def write(built: RunComponents) -> Write:
             archive or RolloutArchive(),
         )
         settings = SamplingParams(**{"max_new_tokens": LIMIT, "stop_ids": stops, **params})
-        return collect_rollouts(batch, TypeAdapter(SourceChoice).validate_python(source), authors, settings)
+        return collect_rollouts(
+            batch, TypeAdapter(SourceChoice).validate_python(source), authors, settings
+        )
 
     return written
 
@@ -116,13 +121,18 @@ def assert_equal(one: Sequence[Rollout], other: Sequence[Rollout]) -> None:
             assert getattr(mine, name) == getattr(theirs, name), name
         assert all(mine.written_by(author).equal(theirs.written_by(author)) for author in AUTHORS)
         for name in ("tokens", "loss_mask", "sampling_logprobs", "policy_logprobs"):
-            torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(
+                getattr(mine, name), getattr(theirs, name), rtol=0, atol=0, equal_nan=True
+            )
 
 
 def test_the_student_alone_is_plain_sampling(built: RunComponents, write: Write) -> None:
     batch = RolloutBatch([*built.parts.prompts[:6], built.parts.prompts[2]], 2, 0, 3)
     plain = sample_rollouts(
-        batch, built.trainer.sampling_client(), built.parts.renderer, built.settings.plan(1).sampling
+        batch,
+        built.trainer.sampling_client(),
+        built.parts.renderer,
+        built.settings.plan(1).sampling,
     )
     assert_equal(plain, write("student"))
     assert all(rollout.source == "student" and rollout.loss_mask.all() for rollout in plain)
@@ -142,7 +152,9 @@ def test_the_student_alone_is_plain_sampling(built: RunComponents, write: Write)
         ("prefix(length=0, origin=dataset)", "student"),
     ],
 )
-def test_the_ends_of_a_source_are_other_sources_bit_for_bit(write: Write, limit: str, source: str, seed: int) -> None:
+def test_the_ends_of_a_source_are_other_sources_bit_for_bit(
+    write: Write, limit: str, source: str, seed: int
+) -> None:
     params = {"temperature": 0.9, "top_k": 8, "seed": seed}
     assert_equal(write(limit, **params), write(source, **params))
 
@@ -163,7 +175,11 @@ def test_a_rollout_does_not_depend_on_the_other_prompts_of_its_step(
 
 
 def test_a_given_response_is_learned_from_as_it_stands(write: Write) -> None:
-    prompts = [asked("a", answer="dcba"), asked("b", answer="a", response="dd"), asked("c", response="abcdabcd")]
+    prompts = [
+        asked("a", answer="dcba"),
+        asked("b", answer="a", response="dd"),
+        asked("c", response="abcdabcd"),
+    ]
     first, second, third = write("dataset", n=1, prompts=prompts)
     assert [rollout.text for rollout in (first, second, third)] == ["dcba", "dd", "abcda"]
     assert [rollout.stop_reason for rollout in (first, second, third)] == ["stop", "stop", "length"]
@@ -176,13 +192,17 @@ def test_a_given_response_is_learned_from_as_it_stands(write: Write) -> None:
 def test_a_response_ends_in_exactly_one_stop_token(built: RunComponents, write: Write) -> None:
     stops = built.parts.renderer.stop_ids
     for rollout in write("dataset", n=1, prompts=built.parts.prompts):
-        assert [token in stops for token in rollout.tokens.tolist()] == [False] * (len(rollout.tokens) - 1) + [True]
+        assert [token in stops for token in rollout.tokens.tolist()] == [False] * (
+            len(rollout.tokens) - 1
+        ) + [True]
         assert rollout.text == rollout.prompt.answer
 
 
 def test_a_prompt_without_anything_to_learn_from_is_named(write: Write) -> None:
     for source in ("dataset", "prefix(2, origin=dataset)", "join(dataset)"):
-        with pytest.raises(DataError, match=r"prompt 'lost' has neither a response nor an answer.*source: student"):
+        with pytest.raises(
+            DataError, match=r"prompt 'lost' has neither a response nor an answer.*source: student"
+        ):
             write(source, prompts=[asked("lost")])
 
 
@@ -191,17 +211,27 @@ def test_a_response_that_goes_on_after_a_stop_token_is_named(built: RunComponent
     authors = RolloutWriters(built.trainer.sampling_client(), built.parts.teacher, renderer)
     source = TypeAdapter(SourceChoice).validate_python("dataset")
     with pytest.raises(DataError, match=r"response of prompt 'x' has a stop token before its end"):
-        collect_rollouts(RolloutBatch([asked("x", answer="bab")], 1, 0, 1), source, authors, SamplingParams(9))
-    (fine,) = collect_rollouts(RolloutBatch([asked("x", answer="bba")], 1, 0, 1), source, authors, SamplingParams(9))
+        collect_rollouts(
+            RolloutBatch([asked("x", answer="bab")], 1, 0, 1), source, authors, SamplingParams(9)
+        )
+    (fine,) = collect_rollouts(
+        RolloutBatch([asked("x", answer="bba")], 1, 0, 1), source, authors, SamplingParams(9)
+    )
     assert len(fine.tokens) == 3 and fine.stop_reason == "stop"
 
 
-def test_what_the_teacher_writes_has_its_own_log_probabilities(built: RunComponents, write: Write) -> None:
+def test_what_the_teacher_writes_has_its_own_log_probabilities(
+    built: RunComponents, write: Write
+) -> None:
     rollouts = write("teacher")
     scores = built.parts.teacher.score(rollouts, Sampled())
     for rollout, score in zip(rollouts, scores, strict=True):
         torch.testing.assert_close(rollout.sampling_logprobs, score.logprobs, **EXACT)
-        assert rollout.policy_logprobs.isnan().all() and rollout.loss_mask.all() and rollout.source == "teacher"
+        assert (
+            rollout.policy_logprobs.isnan().all()
+            and rollout.loss_mask.all()
+            and rollout.source == "teacher"
+        )
         assert rollout.prompt_tokens == built.parts.renderer.render(rollout.prompt.messages)
 
 
@@ -219,7 +249,9 @@ def test_a_coin_decides_about_each_completion(built: RunComponents, write: Write
 
 
 @pytest.mark.parametrize("other", ["teacher", "dataset"])
-def test_joined_completions_stand_beside_the_students_own(built: RunComponents, write: Write, other: str) -> None:
+def test_joined_completions_stand_beside_the_students_own(
+    built: RunComponents, write: Write, other: str
+) -> None:
     prompts = built.parts.prompts[:3]
     joined = write(f"join({other}, n=3)", prompts=prompts)
     assert [rollout.source for rollout in joined] == (["student"] * 2 + [other] * 3) * 3
@@ -229,11 +261,22 @@ def test_joined_completions_stand_beside_the_students_own(built: RunComponents, 
     again = write(f"join({other}, n=3)", prompts=[prompts[0], prompts[0]])
     assert [rollout.sample for rollout in again] == [*range(10)]
     if other == "teacher":
-        assert len({rollout.tokens.tolist().__repr__() for rollout in again if rollout.source == "teacher"}) > 1
+        assert (
+            len(
+                {
+                    rollout.tokens.tolist().__repr__()
+                    for rollout in again
+                    if rollout.source == "teacher"
+                }
+            )
+            > 1
+        )
 
 
 @pytest.mark.parametrize("origin", ["teacher", "dataset"])
-def test_the_student_goes_on_after_a_prefix(built: RunComponents, write: Write, origin: str) -> None:
+def test_the_student_goes_on_after_a_prefix(
+    built: RunComponents, write: Write, origin: str
+) -> None:
     length = 2
     rollouts, theirs = write(f"prefix({length}, origin={origin})", n=6), write(origin, n=6)
     client = built.trainer.sampling_client()
@@ -241,16 +284,26 @@ def test_the_student_goes_on_after_a_prefix(built: RunComponents, write: Write, 
     for rollout, other in zip(rollouts, theirs, strict=True):
         begun = other.tokens[:length]
         assert rollout.tokens[: len(begun)].equal(begun)
-        assert rollout.loss_mask.tolist() == [False] * len(begun) + [True] * (len(rollout.tokens) - len(begun))
-        torch.testing.assert_close(rollout.sampling_logprobs[: len(begun)], other.sampling_logprobs[:length], **EXACT)
+        assert rollout.loss_mask.tolist() == [False] * len(begun) + [True] * (
+            len(rollout.tokens) - len(begun)
+        )
+        torch.testing.assert_close(
+            rollout.sampling_logprobs[: len(begun)], other.sampling_logprobs[:length], **EXACT
+        )
         assert rollout.policy_logprobs[: len(begun)].isnan().all()
         ended = begun[-1].item() in built.parts.renderer.stop_ids
         kinds.add(ended)
-        assert rollout.source == (origin if ended else "student") and ended != rollout.loss_mask.any()
+        assert (
+            rollout.source == (origin if ended else "student") and ended != rollout.loss_mask.any()
+        )
         assert len(rollout.tokens) <= LIMIT
-        (score,) = client.score([ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist()))], Sampled())
+        (score,) = client.score(
+            [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist()))], Sampled()
+        )
         learned = rollout.loss_mask
-        torch.testing.assert_close(rollout.policy_logprobs[learned], score.logprobs[learned], **EXACT)
+        torch.testing.assert_close(
+            rollout.policy_logprobs[learned], score.logprobs[learned], **EXACT
+        )
         assert rollout.sampling_logprobs[learned].equal(rollout.policy_logprobs[learned])
         assert rollout.text == built.parts.renderer.decode(rollout.tokens.tolist())
     assert False in kinds
@@ -261,14 +314,24 @@ def test_a_prefix_that_ends_the_answer_leaves_nothing_to_learn_and_is_counted(wr
     rollouts = write("prefix(2, origin=dataset)", n=3, prompts=prompts)
     assert [bool(rollout.loss_mask.any()) for rollout in rollouts] == [False] * 3 + [True] * 3
     metrics = rollout_metrics(rollouts, [int(rollout.loss_mask.sum()) for rollout in rollouts], 3)
-    assert (metrics["unsupervised_prompts"], metrics["from_student"], metrics["from_dataset"]) == (1.0, 0.5, 0.5)
+    assert (metrics["unsupervised_prompts"], metrics["from_student"], metrics["from_dataset"]) == (
+        1.0,
+        0.5,
+        0.5,
+    )
 
 
-def test_mixed_tokens_are_drawn_from_the_mixture_of_both(built: RunComponents, write: Write) -> None:
+def test_mixed_tokens_are_drawn_from_the_mixture_of_both(
+    built: RunComponents, write: Write
+) -> None:
     share = 0.35
     rollouts = write(f"token_mix({share})")
     own = built.trainer.sampling_client().score(
-        [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts], Full()
+        [
+            ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist()))
+            for rollout in rollouts
+        ],
+        Full(),
     )
     theirs = built.parts.teacher.score(rollouts, Full())
     for rollout, mine, other in zip(rollouts, own, theirs, strict=True):
@@ -276,14 +339,20 @@ def test_mixed_tokens_are_drawn_from_the_mixture_of_both(built: RunComponents, w
         drawn = rollout.tokens[:, None]
         mixture = (share * t.exp() + (1 - share) * s.exp()).log().gather(1, drawn)[:, 0]
         torch.testing.assert_close(rollout.sampling_logprobs, mixture.float(), **EXACT)
-        torch.testing.assert_close(rollout.policy_logprobs, s.gather(1, drawn)[:, 0].float(), **EXACT)
+        torch.testing.assert_close(
+            rollout.policy_logprobs, s.gather(1, drawn)[:, 0].float(), **EXACT
+        )
         assert rollout.source == "student" and rollout.loss_mask.all()
 
 
-def test_the_teachers_whole_share_of_each_token_is_the_teachers_answer(built: RunComponents, write: Write) -> None:
+def test_the_teachers_whole_share_of_each_token_is_the_teachers_answer(
+    built: RunComponents, write: Write
+) -> None:
     for rollout in write("token_mix(1.0)"):
         voice = built.parts.teacher.voice(rollout.prompt)
-        (sample,) = voice.client.sample([request_of(rollout, voice)], SamplingParams(LIMIT, stop_ids=stops(built)))
+        (sample,) = voice.client.sample(
+            [request_of(rollout, voice)], SamplingParams(LIMIT, stop_ids=stops(built))
+        )
         assert sample.tokens.equal(rollout.tokens)
 
 
@@ -299,17 +368,26 @@ def test_each_prompt_is_mixed_with_its_own_teacher(built: RunComponents, write: 
 
 
 @pytest.mark.parametrize(
-    "source", ["teacher", "mix(student=0, other=teacher)", "join(teacher)", "token_mix", "prefix(2)"]
+    "source",
+    ["teacher", "mix(student=0, other=teacher)", "join(teacher)", "token_mix", "prefix(2)"],
 )
-def test_a_teacher_that_writes_nothing_is_no_author(built: RunComponents, write: Write, source: str) -> None:
+def test_a_teacher_that_writes_nothing_is_no_author(
+    built: RunComponents, write: Write, source: str
+) -> None:
     with pytest.raises(
-        CapabilityError, match=r"lets the teacher write, but this teacher writes no answers; write source"
+        CapabilityError,
+        match=r"lets the teacher write, but this teacher writes no answers; write source",
     ):
         write(source, teacher=Choir(built, None))
 
 
-def test_a_teacher_that_cannot_be_read_token_by_token_is_named(built: RunComponents, write: Write) -> None:
-    with pytest.raises(CapabilityError, match=r"'token_mix'.*lockstep, which the teacher cannot.*mix\(other=teacher\)"):
+def test_a_teacher_that_cannot_be_read_token_by_token_is_named(
+    built: RunComponents, write: Write
+) -> None:
+    with pytest.raises(
+        CapabilityError,
+        match=r"'token_mix'.*lockstep, which the teacher cannot.*mix\(other=teacher\)",
+    ):
         write("token_mix", teacher=Choir(built, Remote()))
 
 
@@ -325,13 +403,18 @@ def test_replayed_rollouts_are_those_of_earlier_steps_only(write: Write) -> None
             (origin,) = [each for each in known if each.tokens is rollout.tokens]
             assert_equal([replace(rollout, sample=origin.sample)], [origin])
         fresh += [rollout for rollout in rollouts if rollout.policy_version == step - 1]
-        assert [id(rollout) for rollout in archive.newest] == [id(rollout) for rollout in fresh[-20:]]
+        assert [id(rollout) for rollout in archive.newest] == [
+            id(rollout) for rollout in fresh[-20:]
+        ]
         names = [(rollout.prompt.id, rollout.sample) for rollout in rollouts]
         assert len(set(names)) == len(names) == 14
         assert all(rollout.source == "student" for rollout in rollouts)
         metrics = rollout_metrics(rollouts, [1] * len(rollouts), step)
         assert metrics["from_student"] == 1.0
-        assert metrics["staleness"] == sum(step - 1 - rollout.policy_version for rollout in rollouts) / 14
+        assert (
+            metrics["staleness"]
+            == sum(step - 1 - rollout.policy_version for rollout in rollouts) / 14
+        )
 
 
 def test_nothing_is_remembered_unless_it_is_replayed(write: Write) -> None:
@@ -381,21 +464,33 @@ def test_a_number_of_a_source_may_be_a_schedule() -> None:
 
 @pytest.mark.long
 def test_a_prefix_may_get_shorter(models: Path, tmp_path: Path) -> None:
-    folder = toy_run(models, tmp_path, {"rollout.source": "prefix(length=linear(3, 0), origin=teacher)"}).folder
+    folder = toy_run(
+        models, tmp_path, {"rollout.source": "prefix(length=linear(3, 0), origin=teacher)"}
+    ).folder
     recorded = rows(folder / "rollouts.jsonl")
-    longest = [max(row["loss_mask"].count(False) for row in recorded if row["step"] == step) for step in range(1, 5)]
+    longest = [
+        max(row["loss_mask"].count(False) for row in recorded if row["step"] == step)
+        for step in range(1, 5)
+    ]
     assert longest == [3, 2, 1, 0]
 
 
 SILENT = {
-    "scripted": {"teacher": {"type": "scripted", "tape": "tape.jsonl"}, "objective": {"signal": "sampled"}},
+    "scripted": {
+        "teacher": {"type": "scripted", "tape": "tape.jsonl"},
+        "objective": {"signal": "sampled"},
+    },
     "none": {"teacher": "none", "objective": {"signal": "text", "divergence": "ce"}},
 }
 
 
 @pytest.mark.parametrize("teacher", SILENT)
-@pytest.mark.parametrize("source", ["teacher", "token_mix", "mix(other=teacher)", "join(teacher)", "prefix(2)"])
-def test_a_source_that_needs_a_writing_teacher_is_refused_without_one(source: str, teacher: str) -> None:
+@pytest.mark.parametrize(
+    "source", ["teacher", "token_mix", "mix(other=teacher)", "join(teacher)", "prefix(2)"]
+)
+def test_a_source_that_needs_a_writing_teacher_is_refused_without_one(
+    source: str, teacher: str
+) -> None:
     text = rf"rollout\.source: .* lets the teacher write, but teacher '{teacher}' writes no answers; write source: student, "
     with pytest.raises(CapabilityError, match=text):
         recipe_with(source, SILENT[teacher])
@@ -425,9 +520,14 @@ RUNS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("source", RUNS)
-def test_a_run_learns_from_every_source_and_says_who_wrote(models: Path, tmp_path: Path, source: str) -> None:
+def test_a_run_learns_from_every_source_and_says_who_wrote(
+    models: Path, tmp_path: Path, source: str
+) -> None:
     folder = toy_run(models, tmp_path, {"rollout.source": source, "rollout.n": 2}).folder
-    shares = [sum(curve(folder, f"from_{who}")[step] for who in ("student", "teacher", "dataset")) for step in range(4)]
+    shares = [
+        sum(curve(folder, f"from_{who}")[step] for who in ("student", "teacher", "dataset"))
+        for step in range(4)
+    ]
     assert shares == pytest.approx([1.0] * 4)
     assert curve(folder, "staleness") == [0.0] * 4
     recorded = rows(folder / "rollouts.jsonl")
@@ -435,7 +535,8 @@ def test_a_run_learns_from_every_source_and_says_who_wrote(models: Path, tmp_pat
         known = [value is not None for value in row["policy_logprobs"]]
         assert known == ([row["source"] == "student" and learned for learned in row["loss_mask"]])
         assert all(
-            (value is None) != learned for value, learned in zip(row["divergence"], row["loss_mask"], strict=True)
+            (value is None) != learned
+            for value, learned in zip(row["divergence"], row["loss_mask"], strict=True)
         )
     assert sum(map(sum, (row["loss_mask"] for row in recorded))) == sum(curve(folder, "tokens"))
     assert all(value is not None and value > 0 for value in curve(folder, "grad_norm"))
@@ -443,9 +544,15 @@ def test_a_run_learns_from_every_source_and_says_who_wrote(models: Path, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("source", ["teacher", "token_mix(0.5)", "prefix(2)", "mix(other=teacher)"])
-def test_a_student_that_sees_more_writes_for_itself(models: Path, tmp_path: Path, source: str) -> None:
+def test_a_student_that_sees_more_writes_for_itself(
+    models: Path, tmp_path: Path, source: str
+) -> None:
     """Context distillation (2209.15189): the teacher writes after its own prompt, and the student learns after the plain one."""
-    shown = {"type": "privileged", "teacher": {"type": "self", "weights": "ema", "rate": 0.3}, "reference": "{answer}"}
+    shown = {
+        "type": "privileged",
+        "teacher": {"type": "self", "weights": "ema", "rate": 0.3},
+        "reference": "{answer}",
+    }
     folder = toy_run(models, tmp_path, {"rollout.source": source, "teacher": shown}).folder
     for row in rows(folder / "rollouts.jsonl"):
         assert len(row["prompt_tokens"]) == len(row["prompt"]) + 2
@@ -453,7 +560,9 @@ def test_a_student_that_sees_more_writes_for_itself(models: Path, tmp_path: Path
 
 
 def recipe_with(source: Any, changes: Mapping[str, Any] | None = None) -> Recipe:
-    return parse_recipe(toy_data(Path("models"), {"rollout.source": source, **(changes or {})}), "r.yaml")
+    return parse_recipe(
+        toy_data(Path("models"), {"rollout.source": source, **(changes or {})}), "r.yaml"
+    )
 
 
 def asked(name: str, **fields: Any) -> Prompt:
@@ -465,7 +574,9 @@ def stops(built: RunComponents) -> frozenset[int]:
 
 
 def request_of(rollout: Rollout, voice: PromptedClient) -> SampleRequest:
-    return SampleRequest(voice.prompt_tokens, seed_of(0, "rollout", 3, rollout.prompt.id, rollout.sample))
+    return SampleRequest(
+        voice.prompt_tokens, seed_of(0, "rollout", 3, rollout.prompt.id, rollout.sample)
+    )
 
 
 class Remote:
@@ -489,11 +600,17 @@ class Choir(ClientTeacher):
         super().__init__(voice.client, built.parts.renderer)
         self.second = second
 
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
         return None
 
     def voice(self, prompt: Prompt) -> PromptedClient | None:
         voice = super().voice(prompt)
         if self.second is None:
             return None
-        return voice if voice.prompt_tokens[1] % 2 == 0 else PromptedClient(self.second, voice.prompt_tokens)
+        return (
+            voice
+            if voice.prompt_tokens[1] % 2 == 0
+            else PromptedClient(self.second, voice.prompt_tokens)
+        )

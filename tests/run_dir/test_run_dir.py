@@ -88,7 +88,11 @@ def child() -> Iterator[Child]:
         def run(code: str, *arguments: object, **environment: str) -> int:
             assert nursery.stdin is not None
             assert nursery.stdout is not None
-            order = {"code": textwrap.dedent(code), "arguments": list(map(str, arguments)), "environment": environment}
+            order = {
+                "code": textwrap.dedent(code),
+                "arguments": list(map(str, arguments)),
+                "environment": environment,
+            }
             nursery.stdin.write(json.dumps(order) + "\n")
             nursery.stdin.flush()
             return os.waitstatus_to_exitcode(int(nursery.stdout.readline()))
@@ -107,12 +111,18 @@ def run_dir(tmp_path: Path) -> RunDir:
 def weights(step: int, size: int = 64) -> dict[str, dict[str, Tensor]]:
     return {
         "student": {"layer.weight": torch.arange(size, dtype=torch.float32) + step},
-        "optimizer": {"exp_avg": torch.full((size,), 0.5 * step), "step": torch.tensor(float(step))},
+        "optimizer": {
+            "exp_avg": torch.full((size,), 0.5 * step),
+            "step": torch.tensor(float(step)),
+        },
     }
 
 
 def save(run_dir: RunDir, *steps: int, keep: int = 2) -> Path:
-    return [save_checkpoint(run_dir, step, weights(step), {"rng": [step, 7]}, keep=keep) for step in steps][-1]
+    return [
+        save_checkpoint(run_dir, step, weights(step), {"rng": [step, 7]}, keep=keep)
+        for step in steps
+    ][-1]
 
 
 def names(folder: Path) -> list[str]:
@@ -125,13 +135,28 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("../../x", "/tmp/x", "a/b", "a\\b", "a\0b", "", ".", "..", ".hidden", "-rf", "x" * 81, "x" * 300),
+        *(
+            "../../x",
+            "/tmp/x",
+            "a/b",
+            "a\\b",
+            "a\0b",
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "-rf",
+            "x" * 81,
+            "x" * 300,
+        ),
         *("CON", "nul.txt", "com1", "name\n", "na me", "p\u0430ypal", "\u202ename", "~", "*"),
     ],
 )
 def test_a_name_that_is_no_plain_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     root = tmp_path / "runs"
-    with pytest.raises(RecipeError, match=r"run name .* cannot be a folder's name; use 1 to 80 of") as caught:
+    with pytest.raises(
+        RecipeError, match=r"run name .* cannot be a folder's name; use 1 to 80 of"
+    ) as caught:
         RunDir.create(root, name)
     assert "\n" not in str(caught.value)
     assert str(caught.value).isascii()
@@ -152,7 +177,9 @@ def test_links_in_place_of_a_runs_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "deep").mkdir()
     (tmp_path / "runs" / "deep" / "checkpoints").symlink_to(outside)
     for root, name in [("root", "toy"), ("runs", "toy"), ("runs", "deep")]:
-        with pytest.raises(RecipeError, match="is a symbolic link; name the folder that it points to"):
+        with pytest.raises(
+            RecipeError, match="is a symbolic link; name the folder that it points to"
+        ):
             RunDir.create(tmp_path / root, name)
     for path in ("runs/toy", "runs/deep"):
         with pytest.raises(RecipeError, match="is a symbolic link"):
@@ -161,7 +188,10 @@ def test_links_in_place_of_a_runs_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_run_is_not_used_again(run_dir: RunDir) -> None:
-    root, message = run_dir.path.parent, r"toy already holds a run; write --resume to continue it or --out another"
+    root, message = (
+        run_dir.path.parent,
+        r"toy already holds a run; write --resume to continue it or --out another",
+    )
     assert RunDir.create(root, "toy").path == run_dir.path
     run_dir.metrics_jsonl.write_text('{"step": 1}\n')
     with pytest.raises(RecipeError, match=message):
@@ -175,7 +205,9 @@ def test_a_folder_with_a_run_is_not_used_again(run_dir: RunDir) -> None:
 def test_open_says_what_is_missing(tmp_path: Path, run_dir: RunDir) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(RecipeError, match=r"empty holds no run: recipe\.json is missing; name the folder of a run"):
+    with pytest.raises(
+        RecipeError, match=r"empty holds no run: recipe\.json is missing; name the folder of a run"
+    ):
         RunDir.open(tmp_path / "empty")
     with pytest.raises(RecipeError, match="absent holds no run: there is no such folder"):
         RunDir.open(tmp_path / "absent")
@@ -208,10 +240,16 @@ def test_b5_a_folder_that_cannot_be_written_is_named_before_any_training() -> No
 
 def test_b5_a_run_deleted_under_way_is_named_at_the_next_save(run_dir: RunDir) -> None:
     shutil.rmtree(run_dir.path)
-    with pytest.raises(ResourceError, match=r"checkpoint of step 3 cannot be saved in .*toy/checkpoints: No such file"):
+    with pytest.raises(
+        ResourceError,
+        match=r"checkpoint of step 3 cannot be saved in .*toy/checkpoints: No such file",
+    ):
         save(run_dir, 3)
     assert not run_dir.path.exists()
-    with pytest.raises(ResourceError, match=r"run\.lock cannot be opened: No such file"), run_dir.lock():
+    with (
+        pytest.raises(ResourceError, match=r"run\.lock cannot be opened: No such file"),
+        run_dir.lock(),
+    ):
         pass
 
 
@@ -232,7 +270,9 @@ def test_a_second_holder_is_told_who_the_first_is(run_dir: RunDir) -> None:
         pass
 
 
-def test_a_run_that_began_and_ended_between_create_and_lock_is_not_written_over(tmp_path: Path) -> None:
+def test_a_run_that_began_and_ended_between_create_and_lock_is_not_written_over(
+    tmp_path: Path,
+) -> None:
     first, second = RunDir.create(tmp_path, "same"), RunDir.create(tmp_path, "same")
     with first.lock():
         first.metrics_jsonl.write_text('{"step": 1}\n')
@@ -242,7 +282,9 @@ def test_a_run_that_began_and_ended_between_create_and_lock_is_not_written_over(
         pass
 
 
-def test_kill_9_lets_go_of_the_lock_and_the_next_holder_cleans_up(run_dir: RunDir, child: Child) -> None:
+def test_kill_9_lets_go_of_the_lock_and_the_next_holder_cleans_up(
+    run_dir: RunDir, child: Child
+) -> None:
     code = """
         import os, signal
         from pathlib import Path
@@ -286,7 +328,9 @@ def test_b8_of_two_runs_started_at_once_exactly_one_proceeds(tmp_path: Path, chi
         sys.exit(0 if codes[0] == 0 and codes[1] in (2, 8) else 1)
     """
     # The last ones: the first run is over before the second has the lock, or even before it starts.
-    for trial, (delay, hold) in enumerate([(0, 0.2), (0.001, 0.2), (0.1, 0.2), (0, 0), (0.002, 0), (0.01, 0)]):
+    for trial, (delay, hold) in enumerate(
+        [(0, 0.2), (0.001, 0.2), (0.1, 0.2), (0, 0), (0.002, 0), (0.01, 0)]
+    ):
         assert child(code, tmp_path / str(trial), delay, hold) == 0, (delay, hold)
 
 
@@ -300,7 +344,9 @@ def test_write_json_replaces_the_file_whole_and_refuses_nan(tmp_path: Path) -> N
         write_json(path, {"kl": float("nan")})
     assert read_json(path) == {"kl": 0.5}
     assert names(tmp_path) == ["summary.json"]
-    with pytest.raises(ResourceError, match=r"absent/summary\.json cannot be written: No such file"):
+    with pytest.raises(
+        ResourceError, match=r"absent/summary\.json cannot be written: No such file"
+    ):
         write_json(tmp_path / "absent" / "summary.json", {})
     path.write_text('{"kl": NaN}')
     with pytest.raises(CheckpointError, match=r"summary\.json is not JSON \(NaN is not JSON\)"):
@@ -311,13 +357,20 @@ def test_write_json_replaces_the_file_whole_and_refuses_nan(tmp_path: Path) -> N
 
 
 def test_json_number_turns_what_is_not_finite_into_null() -> None:
-    assert [json_number(value) for value in (1.5, math.nan, math.inf, -math.inf)] == [1.5, None, None, None]
+    assert [json_number(value) for value in (1.5, math.nan, math.inf, -math.inf)] == [
+        1.5,
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
     "torn", [b'{"step": 3, "kl"', b"{", b"\x00" * 40, b"\x00" * 40 + b"\n", b'"text"\n', b"\xff\n"]
 )
-def test_a_torn_last_line_is_cut_when_the_journal_is_opened_again(tmp_path: Path, torn: bytes) -> None:
+def test_a_torn_last_line_is_cut_when_the_journal_is_opened_again(
+    tmp_path: Path, torn: bytes
+) -> None:
     path = tmp_path / "metrics.jsonl"
     whole = b'{"step": 1}\n{"step": 2}\n'
     path.write_bytes(whole + torn)
@@ -358,7 +411,9 @@ def test_journals_refuse_nan_and_damaged_rows(tmp_path: Path) -> None:
         journal.append({"kl": math.inf})
     journal.close()
     path.write_bytes(b'{"step": 1}\nnot json\n{"step": 2}\n')
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl line 2 is not a JSON object; remove the line"):
+    with pytest.raises(
+        CheckpointError, match=r"metrics\.jsonl line 2 is not a JSON object; remove the line"
+    ):
         list(read_rows(path))
     with pytest.raises(ResourceError, match=r"rows\.jsonl cannot be opened: No such file"):
         Journal(tmp_path / "absent" / "rows.jsonl", essential=False)
@@ -400,8 +455,18 @@ def test_what_is_saved_is_what_is_found(run_dir: RunDir) -> None:
     assert find_checkpoint(run_dir) == (None, [])
     tied = torch.randn(8, 4)
     tensors = {
-        "student": {"embed": tied, "head": tied, "transposed": tied.T, "row": tied[3], "half": tied.bfloat16()},
-        "teacher": {"empty": torch.empty(0), "scalar": torch.tensor(3), "flag": torch.tensor([True])},
+        "student": {
+            "embed": tied,
+            "head": tied,
+            "transposed": tied.T,
+            "row": tied[3],
+            "half": tied.bfloat16(),
+        },
+        "teacher": {
+            "empty": torch.empty(0),
+            "scalar": torch.tensor(3),
+            "flag": torch.tensor([True]),
+        },
         "nothing": {},
     }
     path = save_checkpoint(run_dir, 10, tensors, {"rng": [1, 2], "text": "\ud83d"})
@@ -414,7 +479,10 @@ def test_what_is_saved_is_what_is_found(run_dir: RunDir) -> None:
     for stem, named in tensors.items():
         loaded = checkpoint.tensors(stem)
         assert loaded.keys() == named.keys()
-        assert all(torch.equal(loaded[name], named[name]) and loaded[name].dtype == named[name].dtype for name in named)
+        assert all(
+            torch.equal(loaded[name], named[name]) and loaded[name].dtype == named[name].dtype
+            for name in named
+        )
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors cannot be loaded"):
         checkpoint.tensors("optimizer")
 
@@ -454,7 +522,10 @@ def test_retention_follows_no_link(run_dir: RunDir, tmp_path: Path) -> None:
     (run_dir.checkpoints / "step-1" / "link").symlink_to(outside)
     save(run_dir, 4, 5, 6, keep=1)
     assert names(outside) == ["precious"]
-    assert [name for name in names(run_dir.checkpoints) if not name.startswith("step-3.tmp-1")] == ["step-2", "step-6"]
+    assert [name for name in names(run_dir.checkpoints) if not name.startswith("step-3.tmp-1")] == [
+        "step-2",
+        "step-6",
+    ]
     save(run_dir, 2)
     assert names(outside) == ["precious"]
     assert not (run_dir.checkpoints / "step-2").is_symlink()
@@ -487,7 +558,11 @@ def flip_a_bit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "file", "reason"),
     [
-        (cut_in_half, "student.safetensors", r"student\.safetensors has \d+ bytes, MANIFEST\.json says \d+"),
+        (
+            cut_in_half,
+            "student.safetensors",
+            r"student\.safetensors has \d+ bytes, MANIFEST\.json says \d+",
+        ),
         (cut_to_nothing, "optimizer.safetensors", r"optimizer\.safetensors has 0 bytes"),
         (flip_a_bit, "student.safetensors", r"student\.safetensors does not match its SHA-256 sum"),
         (flip_a_bit, "state.json", r"state\.json does not match its SHA-256 sum"),
@@ -522,7 +597,9 @@ def test_when_every_checkpoint_is_damaged_each_is_named(run_dir: RunDir) -> None
     assert caught.value.exit_code == 6
 
 
-def test_a5_what_was_never_finished_is_ignored_and_cleaned_at_the_next_save(run_dir: RunDir) -> None:
+def test_a5_what_was_never_finished_is_ignored_and_cleaned_at_the_next_save(
+    run_dir: RunDir,
+) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     shutil.copytree(save(run_dir, 10), run_dir.checkpoints / f"step-20.tmp-{dead.pid}")
@@ -557,7 +634,15 @@ def test_a6_files_of_two_steps_in_one_folder_are_refused(run_dir: RunDir) -> Non
 
 def test_a11_other_versions_are_warned_about() -> None:
     now = current_versions()
-    assert set(now) == {"python", "torch", "transformers", "safetensors", "practicum", "threads", "machine"}
+    assert set(now) == {
+        "python",
+        "torch",
+        "transformers",
+        "safetensors",
+        "practicum",
+        "threads",
+        "machine",
+    }
     assert compare_versions(now, now) == []
     assert compare_versions({**now, "threads": 64, "torch": "2.6.0"}, now) == [
         f"torch was 2.6.0 at the checkpoint and is {torch.__version__} now: the resumed run may not be bit-exact",
@@ -566,7 +651,12 @@ def test_a11_other_versions_are_warned_about() -> None:
 
 
 def test_recipe_differences_name_each_field() -> None:
-    saved = {"optimizer": {"learning_rate": 0.001, "betas": [0.9, 0.95]}, "seed": 1, "old": "x", "same": {"a": None}}
+    saved = {
+        "optimizer": {"learning_rate": 0.001, "betas": [0.9, 0.95]},
+        "seed": 1,
+        "old": "x",
+        "same": {"a": None},
+    }
     now = {
         "optimizer": {"learning_rate": 0.01, "betas": [0.9, 0.99]},
         "seed": 1,
@@ -586,9 +676,15 @@ def test_recipe_differences_name_each_field() -> None:
 
 
 def test_a_resume_may_do_with_other_walls_around_the_verifier() -> None:
-    required, without = ({"task": {"sandbox": walls, "path": "x"}} for walls in ("require", "best_effort"))
-    assert changed_fields(required, without) == changed_fields({"task": {"path": "x"}}, required) == []
-    assert changed_fields(required, {"task": {"sandbox": "require", "path": "y"}}) == ["task.path: x in the run, y now"]
+    required, without = (
+        {"task": {"sandbox": walls, "path": "x"}} for walls in ("require", "best_effort")
+    )
+    assert (
+        changed_fields(required, without) == changed_fields({"task": {"path": "x"}}, required) == []
+    )
+    assert changed_fields(required, {"task": {"sandbox": "require", "path": "y"}}) == [
+        "task.path: x in the run, y now"
+    ]
 
 
 JSON_FILES = [
@@ -622,7 +718,18 @@ VALUES = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["step", "recipe", "identity", "student", "teacher", "answers", "gain", "tokens", "stages", "id"]
+                [
+                    "step",
+                    "recipe",
+                    "identity",
+                    "student",
+                    "teacher",
+                    "answers",
+                    "gain",
+                    "tokens",
+                    "stages",
+                    "id",
+                ]
             )
             | st.text(max_size=4),
             inner,
@@ -648,7 +755,11 @@ TEXTS = st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).enco
             {"step": 1, "rollouts": 1, "tokens": 2, "length": 1, "loss": "x"},
             "loss: Input should be a valid number",
         ),
-        (shapes.TIMINGS, {"step": 1, "seconds_rollout": None}, "seconds_rollout: Input should be a valid number"),
+        (
+            shapes.TIMINGS,
+            {"step": 1, "seconds_rollout": None},
+            "seconds_rollout: Input should be a valid number",
+        ),
         (shapes.ALARM, {"step": 1}, "id: Field required"),
         (shapes.START, {"first": 1, "versions": {"torch": None}}, "versions.torch"),
     ],
@@ -658,7 +769,9 @@ def test_a_damaged_row_is_named_with_its_line_and_field(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(CheckpointError, match=rf"rows\.jsonl line 1 is damaged \(.*{problem}.*\); put it back"):
+    with pytest.raises(
+        CheckpointError, match=rf"rows\.jsonl line 1 is damaged \(.*{problem}.*\); put it back"
+    ):
         list(read_rows(path, shape))
 
 
@@ -748,7 +861,9 @@ def test_what_would_not_fit_cannot_be_allowed(place: str, value: object, why: st
 def test_a_section_lets_through_only_what_may_change_in_it() -> None:
     saved = resolved_toy()
     assert split_changes(saved, resolved_toy({"evaluation.every": 2}), ["evaluation"])[0]
-    with pytest.raises(RecipeError, match=r"^evaluation\.samples: 1 in the run, 2 now: .*the gain compares"):
+    with pytest.raises(
+        RecipeError, match=r"^evaluation\.samples: 1 in the run, 2 now: .*the gain compares"
+    ):
         split_changes(saved, resolved_toy({"evaluation.samples": 2}), ["evaluation"])
 
 
@@ -759,7 +874,10 @@ def test_longer_answers_may_be_allowed_where_the_evaluation_has_its_own_limit() 
 
 
 def test_an_unknown_place_is_answered_with_the_nearest() -> None:
-    with pytest.raises(RecipeError, match=r"--allow-changed learning_rate: .*did you mean 'optimizer.learning_rate'\?"):
+    with pytest.raises(
+        RecipeError,
+        match=r"--allow-changed learning_rate: .*did you mean 'optimizer.learning_rate'\?",
+    ):
         split_changes(resolved_toy(), resolved_toy(), ["learning_rate"])
 
 
@@ -767,8 +885,12 @@ def test_of_every_section_it_is_known_whether_it_may_change() -> None:
     assert Recipe.model_fields.keys() - {"schedules"} <= MAY_CHANGE.keys()
 
 
-def test_a_backend_says_which_of_its_settings_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, now = ({"backend": {"type": "local", "sampling_batch": n, "chunk_tokens": n}} for n in (1, 2))
+def test_a_backend_says_which_of_its_settings_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved, now = (
+        {"backend": {"type": "local", "sampling_batch": n, "chunk_tokens": n}} for n in (1, 2)
+    )
     assert changed_fields(saved, now) == ["backend.chunk_tokens: 1 in the run, 2 now"]
     monkeypatch.setattr(local.Config, "not_compared", frozenset({"chunk_tokens"}))
     assert changed_fields(saved, now) == ["backend.sampling_batch: 1 in the run, 2 now"]
@@ -811,7 +933,9 @@ def test_a_crash_at_a_named_point_leaves_the_old_set_or_the_new_one(
 ) -> None:
     save(run_dir, 10, 20)
     assert child(SAVE, run_dir.path, 30, 40, PRACTICUM_FAULT=point) == -signal.SIGKILL
-    assert [name.split("-")[:2] for name in names(run_dir.checkpoints)] == [name.split("-")[:2] for name in left]
+    assert [name.split("-")[:2] for name in names(run_dir.checkpoints)] == [
+        name.split("-")[:2] for name in left
+    ]
     checkpoint, warnings = find_checkpoint(run_dir)
     assert checkpoint is not None
     assert (checkpoint.step, warnings) == (found, [])
@@ -832,7 +956,10 @@ def test_a_crash_between_the_two_renames_of_a_replacement_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", fail)
-        with pytest.raises(ResourceError, match=r"step 20 cannot be saved in .*: Input/output error; check the disk"):
+        with pytest.raises(
+            ResourceError,
+            match=r"step 20 cannot be saved in .*: Input/output error; check the disk",
+        ):
             save(run_dir, 20, keep=1)
     assert names(run_dir.checkpoints) == ["step-20.old-0"]
     checkpoint, warnings = find_checkpoint(run_dir)
@@ -843,7 +970,9 @@ def test_a_crash_between_the_two_renames_of_a_replacement_loses_nothing(
 
 
 @pytest.mark.long
-def test_a8_thirty_kills_at_random_moments_of_a_save_leave_a_checkpoint_each(run_dir: RunDir, child: Child) -> None:
+def test_a8_thirty_kills_at_random_moments_of_a_save_leave_a_checkpoint_each(
+    run_dir: RunDir, child: Child
+) -> None:
     code = """
         import os, random, signal, sys, time
         from pathlib import Path
@@ -883,7 +1012,9 @@ def test_a8_thirty_kills_at_random_moments_of_a_save_leave_a_checkpoint_each(run
 
 
 @pytest.mark.long
-def test_b3_a_file_size_limit_names_the_bytes_and_leaves_the_old_checkpoint(run_dir: RunDir, child: Child) -> None:
+def test_b3_a_file_size_limit_names_the_bytes_and_leaves_the_old_checkpoint(
+    run_dir: RunDir, child: Child
+) -> None:
     save(run_dir, 10)
     code = """
         import os, resource
@@ -921,7 +1052,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_the_training(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=12 * 2**20))
     check_space(run_dir, 6 * 2**20)
     with pytest.raises(
-        ResourceError, match=r"a checkpoint of this run needs 12\.1 MiB, 12\.0 MiB free in .*; free space"
+        ResourceError,
+        match=r"a checkpoint of this run needs 12\.1 MiB, 12\.0 MiB free in .*; free space",
     ):
         check_space(run_dir, 12 * 2**20)
 
@@ -930,8 +1062,18 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_the_training(
 def test_b3_a_full_disk_names_the_bytes_before_and_while_writing(tmp_path: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
-    wrapped = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=2m none "$0" && exec "$@"', str(mount)]
-    if shutil.which("unshare") is None or subprocess.run([*wrapped, "true"], capture_output=True).returncode != 0:
+    wrapped = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=2m none "$0" && exec "$@"',
+        str(mount),
+    ]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*wrapped, "true"], capture_output=True).returncode != 0
+    ):
         pytest.skip("needs unshare -rm and mount to make a 2 MiB disk")
     code = """
         import os, shutil, sys
@@ -968,18 +1110,25 @@ def test_b3_a_full_disk_names_the_bytes_before_and_while_writing(tmp_path: Path)
         assert find_checkpoint(run_dir)[0].step == 2
     """
     result = subprocess.run(
-        [*wrapped, sys.executable, "-c", textwrap.dedent(code), str(mount)], capture_output=True, text=True, timeout=60
+        [*wrapped, sys.executable, "-c", textwrap.dedent(code), str(mount)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.long
-def test_faults_are_silent_without_the_variable_and_loud_with_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_silent_without_the_variable_and_loud_with_nonsense(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("PRACTICUM_FAULT", raising=False)
     fault("rollout")
     monkeypatch.setenv("PRACTICUM_FAULT", "update:5")
     fault("rollout")
     for text in ("update", "update:0", "update:x", ":3", "update:1,,"):
         monkeypatch.setenv("PRACTICUM_FAULT", text)
-        with pytest.raises(ValueError, match=r"PRACTICUM_FAULT has .*, which names no moment; write POINT:N"):
+        with pytest.raises(
+            ValueError, match=r"PRACTICUM_FAULT has .*, which names no moment; write POINT:N"
+        ):
             fault("rollout")

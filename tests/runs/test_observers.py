@@ -12,7 +12,15 @@ from practicum.monitors import Alarm
 from practicum.recipe import TrainConfig
 from practicum.recipe.schedule import ScheduleState
 from practicum.runs.ending import Ending
-from practicum.runs.observers import FinishedStep, HearSignals, LeaveRun, Observer, SaveCheckpoints, SoundAlarms, tag_of
+from practicum.runs.observers import (
+    FinishedStep,
+    HearSignals,
+    LeaveRun,
+    Observer,
+    SaveCheckpoints,
+    SoundAlarms,
+    tag_of,
+)
 from practicum.training.loop import StepResult
 from practicum.types import TokenRecord
 
@@ -77,7 +85,9 @@ def test_a_signal_is_heard_once_saved_and_then_obeyed() -> None:
     observers = [HearSignals(lambda: next(asked), end), saving(spy, end), LeaveRun(end)]
     observe(observers, finished(1))
     assert spy.calls == []
-    with pytest.raises(Interrupted, match="stopped by SIGTERM after step 2 of 4; the state is saved"):
+    with pytest.raises(
+        Interrupted, match="stopped by SIGTERM after step 2 of 4; the state is saved"
+    ):
         observe(observers, finished(2))
     assert spy.calls == ["sync", (2, None)]
 
@@ -97,7 +107,9 @@ def test_a_pause_ends_the_run_unless_it_is_over() -> None:
 def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) -> None:
     spy, end = Spy(), ending()
     sound = SoundAlarms(spy, ScheduleState({}, 4), end)  # type: ignore[arg-type]
-    with pytest.raises(AlarmError, match=r"stopped by M1 collapse .*with --resume monitors.M1=warn"):
+    with pytest.raises(
+        AlarmError, match=r"stopped by M1 collapse .*with --resume monitors.M1=warn"
+    ):
         sound.on_step(finished(2, alarm("log"), alarm("stop")))
     assert spy.calls == [["M1", "M1"]]
     assert notes == [f"alarm: {alarm('stop').line()}"]

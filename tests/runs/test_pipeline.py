@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,12 @@ PRIVILEGED = {"type": "privileged", "system": "ab", "teacher": {"type": "self"}}
 
 THREE: tuple[dict[str, Any], ...] = (
     {"name": "sft", "slot": "cold_start"},
-    {"name": "expert", "start": "base", "teacher": {"model": {"stage": "sft"}}, "optimizer": {"learning_rate": 0.01}},
+    {
+        "name": "expert",
+        "start": "base",
+        "teacher": {"model": {"stage": "sft"}},
+        "optimizer": {"learning_rate": 0.01},
+    },
     {"name": "merge", "start": "sft", "teacher": PRIVILEGED},
 )
 
@@ -81,7 +87,9 @@ def write(path: Path, data: Mapping[str, Any]) -> Path:
 def problems(*stages: Mapping[str, Any], **shared: Any) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         parse_pipeline(toy_data(NO_MODELS, *stages, **shared), "my.yaml")
-    assert all("\n" not in problem and problem.startswith("my.yaml: ") for problem in caught.value.problems)
+    assert all(
+        "\n" not in problem and problem.startswith("my.yaml: ") for problem in caught.value.problems
+    )
     return [problem.removeprefix("my.yaml: ") for problem in caught.value.problems]
 
 
@@ -96,13 +104,24 @@ class TestReading:
         found = toy(NO_MODELS, *THREE).recipes()
         assert [recipe.name for recipe in found.values()] == ["01-sft", "02-expert", "03-merge"]
         assert [recipe.optimizer.learning_rate for recipe in found.values()] == [0.003, 0.01, 0.003]
-        assert all(recipe.rollout.max_new_tokens == 5 and recipe.task.longest == 3 for recipe in found.values())
+        assert all(
+            recipe.rollout.max_new_tokens == 5 and recipe.task.longest == 3
+            for recipe in found.values()
+        )
         assert found["sft"].slot == "cold_start" and found["expert"].slot is None
 
     def test_a_list_a_scalar_and_another_type_replace(self) -> None:
         losses = {"losses": [{"divergence": "jsd(0.3)"}, {"divergence": "forward_kl"}]}
-        one = {"name": "a", "task": {"type": "reasoning_gym", "generator": "products"}, "teacher": "self"}
-        other = {"name": "b", "objective": {"losses": [{"divergence": "tvd"}]}, "task": {"shortest": 3}}
+        one = {
+            "name": "a",
+            "task": {"type": "reasoning_gym", "generator": "products"},
+            "teacher": "self",
+        }
+        other = {
+            "name": "b",
+            "objective": {"losses": [{"divergence": "tvd"}]},
+            "task": {"shortest": 3},
+        }
         found = toy(NO_MODELS, one, other, objective=losses).recipes()
         assert [len(recipe.objective.losses) for recipe in found.values()] == [2, 1]
         assert found["a"].task.type == "reasoning_gym" and found["a"].teacher.type == "self"
@@ -110,12 +129,18 @@ class TestReading:
 
     def test_students_and_teachers_are_those_of_the_stages_named(self) -> None:
         scratch = {"type": "model", "model": {"hidden_size": 8, "heads": 2}}
-        route = {"type": "privileged", "system": "x", "teacher": {"type": "model", "model": {"stage": "base"}}}
+        route = {
+            "type": "privileged",
+            "system": "x",
+            "teacher": {"type": "model", "model": {"stage": "base"}},
+        }
         last = {"name": "last", "teacher": route, "student": {"lora": {"rank": 2}}}
         found = toy(NO_MODELS, *THREE, last, teacher=scratch).recipes()
         starts = [recipe.student.model for recipe in found.values()]
         assert starts == ["stage:base", "stage:base", "stage:sft", "stage:merge"]
-        assert found["expert"].teacher.model == "stage:sft", "a stage's model replaces a model from scratch"
+        assert found["expert"].teacher.model == "stage:sft", (
+            "a stage's model replaces a model from scratch"
+        )
         assert found["last"].teacher.teacher.model == "stage:base"
         assert found["last"].student.lora is not None and found["sft"].student.lora is None
 
@@ -128,7 +153,9 @@ class TestReading:
             assert data["stages"][1]["teacher"]["model"] == {"stage": "sft"}
 
     def test_a_task_of_each_stage_need_not_be_shared(self) -> None:
-        data = toy_data(NO_MODELS, {"name": "a", "task": TASK}, {"name": "b", "task": {**TASK, "longest": 4}})
+        data = toy_data(
+            NO_MODELS, {"name": "a", "task": TASK}, {"name": "b", "task": {**TASK, "longest": 4}}
+        )
         del data["task"]
         found = parse_pipeline(data, "x")
         assert "task" not in found.resolved() and found.recipe.task.longest == 3
@@ -146,12 +173,21 @@ class TestMistakes:
         )
         text = "\n".join(found)
         assert "stages[0] (sft).trian: no such key; did you mean 'train'" in text
-        assert re.search(r"^stages\[0\] \(sft\)\.objective.*did you mean 'reverse_kl'", text, re.MULTILINE)
+        assert re.search(
+            r"^stages\[0\] \(sft\)\.objective.*did you mean 'reverse_kl'", text, re.MULTILINE
+        )
         assert "stages[1] (rl).train.steps: " in text
-        assert "stages[1] (rl).start: 'later' is a later stage; name an earlier one: base, sft" in text
+        assert (
+            "stages[1] (rl).start: 'later' is a later stage; name an earlier one: base, sft" in text
+        )
         assert "stages[2] (later).teacher.model: no stage named 'rll'; did you mean 'rl'" in text
-        assert sum(line.startswith("optimizer.learning_rate: ") for line in found) == 1, "once for all stages"
-        assert sum(line.startswith("studnet: no such key; did you mean 'student'") for line in found) == 1
+        assert sum(line.startswith("optimizer.learning_rate: ") for line in found) == 1, (
+            "once for all stages"
+        )
+        assert (
+            sum(line.startswith("studnet: no such key; did you mean 'student'") for line in found)
+            == 1
+        )
         assert len(found) == 7, found
 
     @pytest.mark.parametrize(
@@ -180,9 +216,13 @@ class TestMistakes:
         (found,) = problems({"name": "one"}, stage)
         assert re.search(text, found), found
 
-    @pytest.mark.parametrize("stages", [[], None, "sft", {"name": "sft"}, ["sft"], [{"name": "a"}, 3]])
+    @pytest.mark.parametrize(
+        "stages", [[], None, "sft", {"name": "sft"}, ["sft"], [{"name": "a"}, 3]]
+    )
     def test_stages_are_a_list_of_mappings(self, stages: Any) -> None:
-        with pytest.raises(RecipeError, match="x: stages: write a list of stages, each a mapping with a `name`"):
+        with pytest.raises(
+            RecipeError, match="x: stages: write a list of stages, each a mapping with a `name`"
+        ):
             parse_pipeline({**toy_data(NO_MODELS), "stages": stages}, "x")
 
     def test_what_a_pipeline_starts_from_is_no_stage(self) -> None:
@@ -199,7 +239,10 @@ class TestMistakes:
 
     def test_a_pipeline_is_no_recipe_and_says_so(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.yaml", toy_data(NO_MODELS, *THREE))
-        with pytest.raises(RecipeError, match=r"p\.yaml: a pipeline, since it has stages; run it with practicum\.run"):
+        with pytest.raises(
+            RecipeError,
+            match=r"p\.yaml: a pipeline, since it has stages; run it with practicum\.run",
+        ):
             load_recipe(path)
 
 
@@ -213,33 +256,53 @@ class TestOverrides:
     def test_one_goes_to_every_stage_or_to_the_stage_it_names(self, tmp_path: Path) -> None:
         found = self.overridden(tmp_path, "train.steps=7", "stages.expert.train.steps=9", "seed=5")
         assert [recipe.train.steps for recipe in found.recipes().values()] == [7, 9, 7]
-        assert {recipe.seed for recipe in found.recipes().values()} == {5} and found.recipe.seed == 5
+        assert {recipe.seed for recipe in found.recipes().values()} == {
+            5
+        } and found.recipe.seed == 5
         found = self.overridden(tmp_path, "stages.merge.start=base", "stages.merge.teacher=self")
         assert found.stages[2].start == "base" and found.recipes()["merge"].teacher.type == "self"
 
     def test_the_model_and_the_words_are_the_pipelines(self, tmp_path: Path) -> None:
         found = self.overridden(tmp_path, "student.model=elsewhere", "name=mine", "about=mine")
         assert found.recipe.student.model == "elsewhere" and found.recipe.name == "mine"
-        assert found.recipes()["sft"].student.model == "stage:base" and found.recipes()["sft"].about == ""
-        scratch = self.overridden(tmp_path, "student.model.layers=1", student={"model": {"layers": 3}})
+        assert (
+            found.recipes()["sft"].student.model == "stage:base"
+            and found.recipes()["sft"].about == ""
+        )
+        scratch = self.overridden(
+            tmp_path, "student.model.layers=1", student={"model": {"layers": 3}}
+        )
         assert scratch.recipe.student.model.layers == 1  # type: ignore[union-attr]
 
     def test_a_stage_keeps_the_rest_of_a_shared_list(self, tmp_path: Path) -> None:
         objective = {"losses": [{"divergence": "jsd(0.3)"}, {"divergence": "tvd"}]}
-        found = self.overridden(tmp_path, "stages.sft.objective.losses.1.coefficient=2", objective=objective)
+        found = self.overridden(
+            tmp_path, "stages.sft.objective.losses.1.coefficient=2", objective=objective
+        )
         terms = {name: recipe.objective.losses for name, recipe in found.recipes().items()}
-        assert [term.coefficient for term in terms["sft"]] == [1, 2] and terms["merge"][1].coefficient == 1
+        assert [term.coefficient for term in terms["sft"]] == [1, 2] and terms["merge"][
+            1
+        ].coefficient == 1
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
             ("stages.exprt.train.steps=1", "no stage named 'exprt'; did you mean 'expert'"),
-            ("stages.expert=1", r"names no key of a stage; write for example stages\.sft\.train\.steps=4"),
+            (
+                "stages.expert=1",
+                r"names no key of a stage; write for example stages\.sft\.train\.steps=4",
+            ),
             ("stages=1", "names no key of a stage"),
             ("train.steps", r"write for example train\.steps=4"),
-            ("stages.sft.train.stepz=1", r"stages\[0\] \(sft\)\.train\.stepz: no such key; did you mean 'steps'"),
+            (
+                "stages.sft.train.stepz=1",
+                r"stages\[0\] \(sft\)\.train\.stepz: no such key; did you mean 'steps'",
+            ),
             ("train.stepz=1", r"mine\.yaml: train\.stepz: no such key; did you mean 'steps'"),
-            ("stages.sft.student.model=x", r"stages\[0\] \(sft\)\.student\.model: a stage's student"),
+            (
+                "stages.sft.student.model=x",
+                r"stages\[0\] \(sft\)\.student\.model: a stage's student",
+            ),
         ],
     )
     def test_one_that_cannot_be_says_why(self, tmp_path: Path, text: str, message: str) -> None:
@@ -250,7 +313,9 @@ class TestOverrides:
     def test_relative_model_folders_start_at_the_file(self, tmp_path: Path) -> None:
         (tmp_path / "m").mkdir()
         other = {"name": "other", "teacher": {"model": "m"}}
-        path = write(tmp_path / "p.yaml", toy_data(NO_MODELS, *THREE, other, student={"model": "m"}))
+        path = write(
+            tmp_path / "p.yaml", toy_data(NO_MODELS, *THREE, other, student={"model": "m"})
+        )
         found = load_pipeline_or_recipe(path)
         assert isinstance(found, Pipeline) and found.recipe.student.model == str(tmp_path / "m")
         assert found.recipes()["other"].teacher.model == str(tmp_path / "m")
@@ -258,7 +323,10 @@ class TestOverrides:
     def test_a_pipeline_may_extend_another(self, tmp_path: Path) -> None:
         (tmp_path / "inner").mkdir()
         write(tmp_path / "inner" / "p.yaml", toy_data(NO_MODELS, *THREE, name="first"))
-        path = write(tmp_path / "mine.yaml", {"extends": "inner/p.yaml", "train": {"steps": 9}, "name": "mine"})
+        path = write(
+            tmp_path / "mine.yaml",
+            {"extends": "inner/p.yaml", "train": {"steps": 9}, "name": "mine"},
+        )
         found = load_pipeline_or_recipe(path, ["stages.sft.coefficient=linear(1, 0)"])
         assert isinstance(found, Pipeline) and found.recipe.name == "mine"
         assert [recipe.train.steps for recipe in found.recipes().values()] == [9, 9, 9]
@@ -274,13 +342,21 @@ class TestRunning:
         assert {path.name for path in finished.iterdir()} == {
             "pipeline.json", "summary.json", "report.html", "run.lock", "stages",
         }  # fmt: skip
-        assert sorted(path.name for path in (finished / "stages").iterdir()) == ["01-sft", "02-expert", "03-merge"]
+        assert sorted(path.name for path in (finished / "stages").iterdir()) == [
+            "01-sft",
+            "02-expert",
+            "03-merge",
+        ]
         for folder in (finished / "stages").iterdir():
             _, student = open_student(folder)
             assert open_run(folder)[1].name == folder.name and (folder / "report.html").is_file()
             model = load_file(folder / "model" / "model.safetensors")
             assert student.weights is not None
-            assert all(model[name].equal(value.data) for name, value in student.weights.items() if name in model)
+            assert all(
+                model[name].equal(value.data)
+                for name, value in student.weights.items()
+                if name in model
+            )
 
     def test_each_stage_starts_where_it_says(self, models: Path, finished: Path) -> None:
         sources = {
@@ -288,12 +364,28 @@ class TestRunning:
             for folder in (finished / "stages").iterdir()
         }
         sft = str(finished / "stages" / "01-sft" / "model")
-        assert sources == {"01-sft": str(models / "student"), "02-expert": str(models / "student"), "03-merge": sft}
-        evaluations = {name: read_json(finished / "stages" / name / "summary.json") for name in sources}
-        assert evaluations["01-sft"]["after"]["length"] == evaluations["03-merge"]["before"]["length"]
-        assert evaluations["01-sft"]["before"]["length"] == evaluations["02-expert"]["before"]["length"]
-        before = [read_json(finished / "stages" / name / "before.json") for name in ("01-sft", "02-expert")]
-        texts = [[answer["text"] for answer in evaluation["student"]["answers"]] for evaluation in before]
+        assert sources == {
+            "01-sft": str(models / "student"),
+            "02-expert": str(models / "student"),
+            "03-merge": sft,
+        }
+        evaluations = {
+            name: read_json(finished / "stages" / name / "summary.json") for name in sources
+        }
+        assert (
+            evaluations["01-sft"]["after"]["length"] == evaluations["03-merge"]["before"]["length"]
+        )
+        assert (
+            evaluations["01-sft"]["before"]["length"]
+            == evaluations["02-expert"]["before"]["length"]
+        )
+        before = [
+            read_json(finished / "stages" / name / "before.json")
+            for name in ("01-sft", "02-expert")
+        ]
+        texts = [
+            [answer["text"] for answer in evaluation["student"]["answers"]] for evaluation in before
+        ]
         assert texts[0] == texts[1]
 
     def test_the_summary_has_every_stage_and_the_accuracy_after_each(self, finished: Path) -> None:
@@ -307,29 +399,46 @@ class TestRunning:
         assert summary["accuracy"][1]["all"] == summary["stages"][0]["after"]["accuracy"]
         assert "samples" not in summary["stages"][0]
 
-    def test_a_student_from_scratch_is_made_once_and_is_the_same_for_every_stage(self, tmp_path: Path) -> None:
+    def test_a_student_from_scratch_is_made_once_and_is_the_same_for_every_stage(
+        self, tmp_path: Path
+    ) -> None:
         scratch = {"hidden_size": 16, "layers": 1, "heads": 2, "seed": 4}
-        task = {"type": "skills", "skills": ["copy", "sort"], "alphabet": "abc", "longest": 3, "train_size": 8}
+        task = {
+            "type": "skills",
+            "skills": ["copy", "sort"],
+            "alphabet": "abc",
+            "longest": 3,
+            "train_size": 8,
+        }
         stages = [
             {"name": "one", "task": {"train": ["copy"]}},
             {"name": "two", "start": "base", "task": {"train": ["sort"]}},
             {"name": "three", "start": "one", "teacher": {"model": {"stage": "two"}}},
         ]
         teacher = {"type": "model", "model": {**scratch, "seed": 5}}
-        shared = {"student": {"model": scratch}, "task": task, "teacher": teacher, "evaluation": {"prompts": 8}}
+        shared = {
+            "student": {"model": scratch},
+            "task": task,
+            "teacher": teacher,
+            "evaluation": {"prompts": 8},
+        }
         result = toy_run(toy(NO_MODELS, *stages, **shared), tmp_path)
         made = list((result.folder / "models").glob("scratch-*/model.safetensors"))
         assert len(made) == 2, "the student and the teacher, though two stages have them"
         before = [stage["before"] for stage in result.summary["stages"]]
         assert before[0]["student_entropy"] == before[1]["student_entropy"]
         assert result.summary["domains"] == ["copy", "sort"]
-        assert set(result.summary["accuracy"][2]["by_domain"]) == {"copy", "sort"}, "untrained skills are measured too"
+        assert set(result.summary["accuracy"][2]["by_domain"]) == {"copy", "sort"}, (
+            "untrained skills are measured too"
+        )
         page = (result.folder / "report.html").read_text()
         assert "<th>copy</th>" in page and "sort after two: " in page
 
     def test_adapters_are_merged_and_begin_anew(self, models: Path, tmp_path: Path) -> None:
         student = {"model": str(models / "student"), "lora": {"rank": 2}}
-        folder = toy_run(toy(models, {"name": "a"}, {"name": "b"}, student=student), tmp_path).folder
+        folder = toy_run(
+            toy(models, {"name": "a"}, {"name": "b"}, student=student), tmp_path
+        ).folder
         model = load_file(folder / "stages" / "01-a" / "model" / "model.safetensors")
         assert not [name for name in model if "lora" in name]
         _, merged = open_student(folder / "stages" / "02-b")
@@ -342,7 +451,11 @@ class TestRunning:
         console = ServerScores()
         toy_run(toy(models, *THREE), tmp_path, console=console)
         headings = [text for text in console.events if text.startswith("stage ")]
-        assert headings == ["stage 1 of 3: sft (cold start)", "stage 2 of 3: expert", "stage 3 of 3: merge"]
+        assert headings == [
+            "stage 1 of 3: sft (cold start)",
+            "stage 2 of 3: expert",
+            "stage 3 of 3: merge",
+        ]
 
 
 class TestStopping:
@@ -366,21 +479,32 @@ class TestStopping:
         for number, fault in enumerate(faults):
             resume = (tmp_path / "toy" / "pipeline.json").is_file()
             assert resume == bool(number)
-            assert forked(lambda: toy_run(pipeline, tmp_path, resume=resume), {"PRACTICUM_FAULT": fault}) == 137  # noqa: B023
+            run = partial(toy_run, pipeline, tmp_path, resume=resume)
+            assert forked(run, {"PRACTICUM_FAULT": fault}) == 137
         self.assert_same(finished, toy_run(pipeline, tmp_path, resume=True).folder)
 
     def assert_same(self, one: Path, other: Path) -> None:
         for folder in (one / "stages").iterdir():
             assert_same_run(folder, other / "stages" / folder.name)
-            mine, theirs = (load_file(home / "stages" / folder.name / MODEL) for home in (one, other))
+            mine, theirs = (
+                load_file(home / "stages" / folder.name / MODEL) for home in (one, other)
+            )
             assert all(value.equal(theirs[name]) for name, value in mine.items())
         for name in ("summary.json", "pipeline.json", "report.html"):
             assert (one / name).read_bytes() == (other / name).read_bytes(), name
-        assert not [path.name for path in other.rglob("*") if ".tmp" in path.name or path.name.startswith("trash-")]
+        assert not [
+            path.name
+            for path in other.rglob("*")
+            if ".tmp" in path.name or path.name.startswith("trash-")
+        ]
 
-    def test_half_an_export_is_thrown_away(self, models: Path, finished: Path, tmp_path: Path) -> None:
+    def test_half_an_export_is_thrown_away(
+        self, models: Path, finished: Path, tmp_path: Path
+    ) -> None:
         pipeline = toy(models, *THREE)
-        assert forked(lambda: toy_run(pipeline, tmp_path), {"PRACTICUM_FAULT": "stage.done:1"}) == 137
+        assert (
+            forked(lambda: toy_run(pipeline, tmp_path), {"PRACTICUM_FAULT": "stage.done:1"}) == 137
+        )
         half = tmp_path / "toy" / "stages" / "01-sft" / "model.tmp-abc" / "model"
         half.mkdir(parents=True)
         self.assert_same(finished, toy_run(pipeline, tmp_path, resume=True).folder)
@@ -389,9 +513,16 @@ class TestStopping:
     def test_a_signal_stops_it_after_the_step_and_names_the_stage(
         self, models: Path, tmp_path: Path, number: int, code: int
     ) -> None:
-        slow = {"name": "slow", "slot": "inside_rl", "train": {"steps": 400, "checkpoint_every": None}}
+        slow = {
+            "name": "slow",
+            "slot": "inside_rl",
+            "train": {"steps": 400, "checkpoint_every": None},
+        }
         pipeline = toy(models, {"name": "sft"}, slow)
-        output, metrics = tmp_path / "output", tmp_path / "toy" / "stages" / "02-slow" / "metrics.jsonl"
+        output, metrics = (
+            tmp_path / "output",
+            tmp_path / "toy" / "stages" / "02-slow" / "metrics.jsonl",
+        )
         pid = start_fork(lambda: toy_run(pipeline, tmp_path), output=output)
         when(lambda: lines(metrics) >= 2)
         os.kill(pid, number)
@@ -400,7 +531,9 @@ class TestStopping:
         assert f"stage 2 of 2: slow (inside rl): stopped by {name} after step" in output.read_text()
         assert "--resume" in output.read_text() and len(rows(metrics)) < 400
 
-    def test_a_signal_while_a_stage_ends_keeps_the_next_from_beginning(self, models: Path, tmp_path: Path) -> None:
+    def test_a_signal_while_a_stage_ends_keeps_the_next_from_beginning(
+        self, models: Path, tmp_path: Path
+    ) -> None:
         class Signalling(ServerScores):
             def event(self, text: str) -> None:
                 super().event(text)
@@ -408,7 +541,8 @@ class TestStopping:
                     os.kill(os.getpid(), signal.SIGTERM)
 
         with pytest.raises(
-            PracticumError, match=r"stage 1 of 2: a: stopped by SIGTERM after its last step.*--resume"
+            PracticumError,
+            match=r"stage 1 of 2: a: stopped by SIGTERM after its last step.*--resume",
         ) as e:
             toy_run(toy(models, {"name": "a"}, {"name": "b"}), tmp_path, console=Signalling())
         assert e.value.exit_code == 143 and not (tmp_path / "toy" / "stages" / "02-b").exists()
@@ -418,15 +552,22 @@ class TestStopping:
         self, models: Path, finished: Path, tmp_path: Path
     ) -> None:
         shutil.copytree(finished, tmp_path / "toy")
-        stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "toy").rglob("*") if p.name != "run.lock"}
+        stamps = {
+            p: p.stat().st_mtime_ns for p in (tmp_path / "toy").rglob("*") if p.name != "run.lock"
+        }
         console = ServerScores()
         result = toy_run(toy(models, *THREE), tmp_path, resume=True, console=console)
         assert any("nothing to do" in text for text in console.events)
         assert result.summary == read_json(finished / "summary.json")
         assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
-    def test_a_stage_that_was_saved_does_not_change_and_one_to_come_may(self, models: Path, tmp_path: Path) -> None:
-        assert forked(lambda: toy_run(toy(models, *THREE), tmp_path), {"PRACTICUM_FAULT": "update:4"}) == 137
+    def test_a_stage_that_was_saved_does_not_change_and_one_to_come_may(
+        self, models: Path, tmp_path: Path
+    ) -> None:
+        assert (
+            forked(lambda: toy_run(toy(models, *THREE), tmp_path), {"PRACTICUM_FAULT": "update:4"})
+            == 137
+        )
         sft, expert, merge = THREE
         changed = toy(models, sft, {**expert, "optimizer": {"learning_rate": 0.5}}, merge)
         with pytest.raises(RecipeError, match="the recipe changed since it began") as caught:
@@ -436,13 +577,19 @@ class TestStopping:
             "or let the run go on with the change: --allow-changed stages.expert.optimizer.learning_rate",
         ]
         finished = toy(models, {**sft, "optimizer": {"learning_rate": 0.5}}, expert, merge)
-        with pytest.raises(RecipeError, match=r"stages\[0\] \(sft\)\.optimizer\.learning_rate: 0\.003 in the run"):
+        with pytest.raises(
+            RecipeError, match=r"stages\[0\] \(sft\)\.optimizer\.learning_rate: 0\.003 in the run"
+        ):
             toy_run(finished, tmp_path, resume=True, allow_changed=["optimizer"])
         with pytest.raises(
-            RecipeError, match=r"--allow-changed stages\.exprt\.seed: no stage named 'exprt'; did you mean"
+            RecipeError,
+            match=r"--allow-changed stages\.exprt\.seed: no stage named 'exprt'; did you mean",
         ):
             toy_run(changed, tmp_path, resume=True, allow_changed=["stages.exprt.seed"])
-        for other in (toy(models, sft), toy(models, merge | {"start": "base"}, sft | {"name": "x"})):
+        for other in (
+            toy(models, sft),
+            toy(models, merge | {"start": "base"}, sft | {"name": "x"}),
+        ):
             with pytest.raises(RecipeError, match=r"stages\[\d\] \(\w+\)\."):
                 toy_run(other, tmp_path, resume=True)
         other = {"name": "other", "start": "sft", "train": {"steps": 1}}
@@ -461,7 +608,9 @@ class TestStopping:
         assert (tmp_path / "toy" / "stages" / "02-expert" / "before.json").is_file()
         self.assert_same(finished, toy_run(toy(models, *THREE), tmp_path, resume=True).folder)
 
-    def test_a_stage_may_be_added_to_a_finished_pipeline(self, models: Path, finished: Path, tmp_path: Path) -> None:
+    def test_a_stage_may_be_added_to_a_finished_pipeline(
+        self, models: Path, finished: Path, tmp_path: Path
+    ) -> None:
         two = THREE[:2]
         folder = toy_run(toy(models, *two), tmp_path).folder
         self.assert_same(finished, toy_run(toy(models, *THREE), tmp_path, resume=True).folder)
@@ -471,8 +620,12 @@ class TestStopping:
         scratch = {"hidden_size": 16, "layers": 1, "heads": 2}
         shared = {"teacher": "self", "evaluation": {"prompts": 0}}
         toy_run(toy(NO_MODELS, {"name": "a"}, student={"model": scratch}, **shared), tmp_path)
-        wider = toy(NO_MODELS, {"name": "a"}, student={"model": {**scratch, "hidden_size": 32}}, **shared)
-        with pytest.raises(RecipeError, match=r"student\.model\.hidden_size: 16 in the run, 32 now"):
+        wider = toy(
+            NO_MODELS, {"name": "a"}, student={"model": {**scratch, "hidden_size": 32}}, **shared
+        )
+        with pytest.raises(
+            RecipeError, match=r"student\.model\.hidden_size: 16 in the run, 32 now"
+        ):
             toy_run(wider, tmp_path, resume=True)
 
     def test_a_folder_that_is_taken_is_refused_and_one_without_a_pipeline_is_not_resumed(
@@ -497,7 +650,9 @@ class TestReport:
         shutil.copytree(finished, folder)
         for name in ("pipeline.json", "summary.json"):
             data = read_json(folder / name)
-            data["stages"][0]["slot"] = data["stages"][0]["name"] = data["name"] = data["claim"] = HOSTILE
+            data["stages"][0]["slot"] = data["stages"][0]["name"] = data["name"] = data["claim"] = (
+                HOSTILE
+            )
             (folder / name).write_text(json.dumps(data))
         page = write_pipeline_report(folder).read_text()
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script" not in page
@@ -513,8 +668,12 @@ class TestCommandLine:
         status, text = said(tmp_path, "show", str(path))
         (tmp_path / "again.yaml").write_text(text)
         assert status == 0 and said(tmp_path, "show", str(tmp_path / "again.yaml")) == (0, text)
-        status, text = said(tmp_path, "run", str(path), "--out", str(tmp_path), "stages.merge.train.steps=1")
-        assert status == 0 and "stage 3 of 3: merge" in text and "held-out accuracy by stage" in text, text
+        status, text = said(
+            tmp_path, "run", str(path), "--out", str(tmp_path), "stages.merge.train.steps=1"
+        )
+        assert (
+            status == 0 and "stage 3 of 3: merge" in text and "held-out accuracy by stage" in text
+        ), text
         report = tmp_path / "toy" / "report.html"
         page = report.read_text()
         report.unlink()
@@ -530,12 +689,20 @@ class TestCommandLine:
         assert all(exported[name].equal(value) for name, value in last.items())
 
     def test_a_second_interrupt_names_the_stage_too(self, models: Path, tmp_path: Path) -> None:
-        slow = {"name": "slow", "rollout": {"max_new_tokens": 400, "n": 200}, "train": {"prompts_per_step": 48}}
+        slow = {
+            "name": "slow",
+            "rollout": {"max_new_tokens": 400, "n": 200},
+            "train": {"prompts_per_step": 48},
+        }
         pid = start_fork(lambda: toy_run(toy(models, slow), tmp_path), output=tmp_path / "output")
         when((tmp_path / "toy" / "stages" / "01-slow" / "starts.jsonl").is_file)
-        time.sleep(2.0)  # from the file to the first step: a run that has not begun it stops at the first signal
+        time.sleep(
+            2.0
+        )  # from the file to the first step: a run that has not begun it stops at the first signal
         os.kill(pid, signal.SIGINT)
-        time.sleep(0.5)  # longer than any one call that Python cannot interrupt, in which two signals count as one
+        time.sleep(
+            0.5
+        )  # longer than any one call that Python cannot interrupt, in which two signals count as one
         os.kill(pid, signal.SIGINT)
         assert exit_status(os.waitpid(pid, 0)[1]) == 130
         assert "stage 1 of 1: slow: stopped at once" in (tmp_path / "output").read_text()

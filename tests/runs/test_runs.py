@@ -63,16 +63,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def uninterrupted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps in one go, with evaluations."""
-    return toy_run(models, tmp_path_factory.mktemp("whole"), STEPS | {"evaluation.prompts": 4}).folder
+    return toy_run(
+        models, tmp_path_factory.mktemp("whole"), STEPS | {"evaluation.prompts": 4}
+    ).folder
 
 
 @pytest.mark.parametrize("name", in_check(VARIANTS, "plain"))
-def test_stopped_and_resumed_twice_is_uninterrupted(models: Path, tmp_path: Path, name: str) -> None:
+def test_stopped_and_resumed_twice_is_uninterrupted(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     changes = STEPS | VARIANTS[name]
     whole = toy_run(models, tmp_path / "whole", changes).folder
     out = tmp_path / "stopped"
     assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
-    assert forked(lambda: toy_run(models, out, changes, resume=True), {"PRACTICUM_FAULT": "score:3"}) == 137
+    assert (
+        forked(lambda: toy_run(models, out, changes, resume=True), {"PRACTICUM_FAULT": "score:3"})
+        == 137
+    )
     stopped = toy_run(models, out, changes, resume=True).folder
     assert_same_run(whole, stopped)
 
@@ -96,20 +103,35 @@ def test_killed_at_any_point_the_resumed_run_is_the_same(
     assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": fault}) == 137
     cut = toy_run(models, tmp_path, changes, resume=True).folder
     assert_same_run(uninterrupted, cut)
-    debris = [path.name for path in cut.rglob("*") if ".tmp" in path.name or path.name.startswith("trash-")]
+    debris = [
+        path.name
+        for path in cut.rglob("*")
+        if ".tmp" in path.name or path.name.startswith("trash-")
+    ]
     assert debris == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
-def test_every_architecture_trains_and_resumes(models: Path, tmp_path: Path, architecture: str) -> None:
+def test_every_architecture_trains_and_resumes(
+    models: Path, tmp_path: Path, architecture: str
+) -> None:
     changes = {
-        "student.model": {"architecture": architecture, "hidden_size": 32, "layers": 2, "heads": 2, "seed": 3},
+        "student.model": {
+            "architecture": architecture,
+            "hidden_size": 32,
+            "layers": 2,
+            "heads": 2,
+            "seed": 3,
+        },
         "train.steps": 3,
         "train.checkpoint_every": 1,
     }
     whole = toy_run(models, tmp_path / "whole", changes).folder
-    assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "update:2"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "update:2"})
+        == 137
+    )
     assert_same_run(whole, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
@@ -123,8 +145,14 @@ def test_another_seed_gives_other_rollouts(models: Path, finished: Path, tmp_pat
 
 
 @pytest.mark.long
-def test_how_much_is_held_at_once_changes_rounding_only(models: Path, finished: Path, tmp_path: Path) -> None:
-    limits = {"backend.micro_batch_tokens": 10, "backend.chunk_tokens": 3, "backend.sampling_batch": 3}
+def test_how_much_is_held_at_once_changes_rounding_only(
+    models: Path, finished: Path, tmp_path: Path
+) -> None:
+    limits = {
+        "backend.micro_batch_tokens": 10,
+        "backend.chunk_tokens": 3,
+        "backend.sampling_batch": 3,
+    }
     small = toy_run(models, tmp_path, {"evaluation.prompts": 8, **limits}).folder
     assert curve(small, "reverse_kl") == pytest.approx(curve(finished, "reverse_kl"), rel=1e-4)
 
@@ -137,14 +165,18 @@ def test_a_run_folder_holds_one_row_a_step_and_one_a_rollout(finished: Path) -> 
         assert len(row["tokens"]) == len(row["teacher_logprobs"]) == len(row["sampling_logprobs"])
         assert all(number <= 0 for number in row["teacher_logprobs"])
         for name in ("student_entropy", "teacher_entropy", "weight"):
-            assert len(row[name]) == len(row["tokens"]) and all(number >= 0 for number in row[name]), name
+            assert len(row[name]) == len(row["tokens"]) and all(
+                number >= 0 for number in row[name]
+            ), name
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["rollouts"] == 32 and summary["skipped_updates"] == 0
     assert summary["tokens"] == sum(len(row["tokens"]) for row in recorded)
     assert {path.name for path in (finished / "checkpoints").iterdir()} == {"step-2", "step-4"}
 
 
-def test_resuming_a_finished_run_says_so_and_changes_nothing(models: Path, finished: Path, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_says_so_and_changes_nothing(
+    models: Path, finished: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "toy"
     shutil.copytree(finished, copy)
     stamps = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != "run.lock"}
@@ -155,13 +187,18 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(models: Path, finis
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_a_changed_recipe_is_not_resumed_and_every_change_is_named(models: Path, tmp_path: Path) -> None:
+def test_a_changed_recipe_is_not_resumed_and_every_change_is_named(
+    models: Path, tmp_path: Path
+) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     changes = {"optimizer.learning_rate": 0.5, "rollout.n": 2}
     with pytest.raises(RecipeError, match="recipe changed") as caught:
         toy_run(models, tmp_path, changes, resume=True)
     text = str(caught.value)
-    assert "optimizer.learning_rate: 0.003 in the run, 0.5 now" in text and "rollout.n: 1 in the run, 2 now" in text
+    assert (
+        "optimizer.learning_rate: 0.003 in the run, 0.5 now" in text
+        and "rollout.n: 1 in the run, 2 now" in text
+    )
 
 
 def test_the_refusal_of_a_change_says_how_to_allow_it(cut_short: Path) -> None:
@@ -178,23 +215,35 @@ def test_an_allowed_change_goes_through_and_is_written_down(models: Path, tmp_pa
     changes = {"optimizer.learning_rate": 0.5, "train.updates_per_step": 2}
     console = ServerScores()
     allowed = ["optimizer.learning_rate", "train"]
-    with_flags = toy_run(models, tmp_path, changes, resume=True, allow_changed=allowed, console=console).folder
+    with_flags = toy_run(
+        models, tmp_path, changes, resume=True, allow_changed=allowed, console=console
+    ).folder
     assert curve(with_flags, "learning_rate") == [0.003, 0.003, 0.5, 0.5]
     assert json.loads((with_flags / "recipe.json").read_text())["changes"] == [
         {"step": 3, "field": "optimizer.learning_rate", "before": 0.003, "after": 0.5},
         {"step": 3, "field": "train.updates_per_step", "before": 1, "after": 2},
     ]
-    assert "changed from step 3 on: optimizer.learning_rate: 0.003 in the run, 0.5 now" in console.events
+    assert (
+        "changed from step 3 on: optimizer.learning_rate: 0.003 in the run, 0.5 now"
+        in console.events
+    )
     page = (with_flags / "report.html").read_text()
-    assert "changed from step 3 on" in page and "optimizer.learning_rate: 0.003 before, 0.5 after" in page
-    again = toy_run(models, tmp_path, changes, resume=True).folder  # what was allowed once is the run's own now
+    assert (
+        "changed from step 3 on" in page
+        and "optimizer.learning_rate: 0.003 before, 0.5 after" in page
+    )
+    again = toy_run(
+        models, tmp_path, changes, resume=True
+    ).folder  # what was allowed once is the run's own now
     assert again == with_flags
     with pytest.raises(RecipeError, match=r"optimizer.learning_rate: 0.5 in the run, 0.003 now"):
         toy_run(models, tmp_path, resume=True)
 
 
 @pytest.mark.long
-def test_a_change_counts_from_the_earliest_step_that_is_done_under_it(models: Path, tmp_path: Path) -> None:
+def test_a_change_counts_from_the_earliest_step_that_is_done_under_it(
+    models: Path, tmp_path: Path
+) -> None:
     allowed, changes = ["optimizer.learning_rate"], {**STEPS, "optimizer.learning_rate": 0.5}
     assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:5"}) == 137
     work = lambda: toy_run(models, tmp_path, changes, resume=True, allow_changed=allowed)  # noqa: E731
@@ -212,19 +261,30 @@ def test_a_finished_run_goes_on_when_it_may_have_more_steps(models: Path, tmp_pa
     toy_run(models, tmp_path, linear)
     console = ServerScores()
     longer = linear | {"train.steps": 6}
-    result = toy_run(models, tmp_path, longer, resume=True, allow_changed=["train.steps"], console=console)
+    result = toy_run(
+        models, tmp_path, longer, resume=True, allow_changed=["train.steps"], console=console
+    )
     assert result.summary["steps"] == 6
     rates = curve(result.folder, "learning_rate")
     assert rates == pytest.approx([0.003 * part for part in (1, 3 / 4, 1 / 2, 1 / 4, 2 / 6, 1 / 6)])
     assert any(text.startswith("optimizer.schedule from now on as if") for text in console.events)
     (result.folder / "summary.json").unlink()
-    with pytest.raises(RecipeError, match=r"train\.steps is 5, and .* has done 6 already; write at least 6"):
-        toy_run(models, tmp_path, linear | {"train.steps": 5}, resume=True, allow_changed=["train.steps"])
+    with pytest.raises(
+        RecipeError, match=r"train\.steps is 5, and .* has done 6 already; write at least 6"
+    ):
+        toy_run(
+            models,
+            tmp_path,
+            linear | {"train.steps": 5},
+            resume=True,
+            allow_changed=["train.steps"],
+        )
 
 
 def test_only_a_run_that_goes_on_can_have_changed(models: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        RecipeError, match="--allow-changed train: a run that begins has nothing to change; add --resume"
+        RecipeError,
+        match="--allow-changed train: a run that begins has nothing to change; add --resume",
     ):
         toy_run(models, tmp_path, allow_changed=["train"])
 
@@ -239,7 +299,11 @@ def test_what_changes_nothing_may_change_on_resume(models: Path, tmp_path: Path)
 
 def rewrite(path: Path, change: Mapping[str, Any] | str) -> None:
     """Change entries of a JSON file, or write a text."""
-    path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | dict(change)))
+    path.write_text(
+        change
+        if isinstance(change, str)
+        else json.dumps(json.loads(path.read_text()) | dict(change))
+    )
 
 
 FILES: dict[str, tuple[Mapping[str, Any] | str, str]] = {
@@ -303,9 +367,15 @@ def test_other_rows_are_not_resumed(models: Path, tmp_path: Path, file: str) -> 
     for name, texts in {"train": ("ab", "bc", "cd"), "heldout": ("ad", "da")}.items():
         lines = [json.dumps({"prompt": text, "answer": text[::-1]}) + "\n" for text in texts]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    task = {"type": "jsonl", "path": str(tmp_path / "train.jsonl"), "heldout": str(tmp_path / "heldout.jsonl")}
+    task = {
+        "type": "jsonl",
+        "path": str(tmp_path / "train.jsonl"),
+        "heldout": str(tmp_path / "heldout.jsonl"),
+    }
     changes = {"task": task, "evaluation.prompts": 4}
-    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    )
     rows_file = tmp_path / f"{file}.jsonl"
     rows_file.write_text(rows_file.read_text().replace("d", "c", 1))
     part = "prompts" if file == "train" else "heldout"
@@ -314,7 +384,9 @@ def test_other_rows_are_not_resumed(models: Path, tmp_path: Path, file: str) -> 
 
 
 @pytest.mark.long
-def test_each_of_several_teachers_and_the_reference_has_its_files(models: Path, tmp_path: Path) -> None:
+def test_each_of_several_teachers_and_the_reference_has_its_files(
+    models: Path, tmp_path: Path
+) -> None:
     for name in ("math", "code", "first"):
         shutil.copytree(models / "teacher", tmp_path / name)
     pool = {name: {"type": "model", "model": str(tmp_path / name)} for name in ("math", "code")}
@@ -325,16 +397,25 @@ def test_each_of_several_teachers_and_the_reference_has_its_files(models: Path, 
     built = assemble_run(toy_recipe(models, changes), tmp_path)
     parts = {name.rpartition("/")[0] for name in built.identify()}
     assert parts == {"", "student", "teacher/math", "teacher/code", "reference"}
-    assert {"teacher/math/config.json", "reference/model.safetensors", "prompts", "heldout"} <= built.identify().keys()
+    assert {
+        "teacher/math/config.json",
+        "reference/model.safetensors",
+        "prompts",
+        "heldout",
+    } <= built.identify().keys()
 
 
 @pytest.mark.long
-def test_a_run_of_an_older_version_says_what_is_not_compared_and_goes_on(models: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_says_what_is_not_compared_and_goes_on(
+    models: Path, tmp_path: Path
+) -> None:
     assert forked(lambda: toy_run(models, tmp_path), {"PRACTICUM_FAULT": "update:3"}) == 137
     path = tmp_path / "toy" / "recipe.json"
     saved = json.loads(path.read_text())
     del saved["changes"]
-    path.write_text(json.dumps({**saved, "identity": {"student": "0", "teacher": "0", "prompts": "0"}}))
+    path.write_text(
+        json.dumps({**saved, "identity": {"student": "0", "teacher": "0", "prompts": "0"}})
+    )
     console = ServerScores()
     toy_run(models, tmp_path, resume=True, console=console)
     assert any("from now on they are compared" in text for text in console.events)
@@ -342,7 +423,9 @@ def test_a_run_of_an_older_version_says_what_is_not_compared_and_goes_on(models:
 
 
 @pytest.mark.parametrize("place", ["nothing-there", "empty"])
-def test_resuming_what_is_no_run_is_a_clear_mistake(models: Path, tmp_path: Path, place: str) -> None:
+def test_resuming_what_is_no_run_is_a_clear_mistake(
+    models: Path, tmp_path: Path, place: str
+) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises((RecipeError, CheckpointError), match=place):
         toy_run(models, tmp_path, {"name": place}, resume=True)
@@ -366,18 +449,28 @@ def test_resume_under_other_versions_warns_and_goes_on(models: Path, tmp_path: P
 
 
 @pytest.mark.long
-def test_weights_of_one_step_with_the_optimizer_of_another_are_not_used(models: Path, tmp_path: Path) -> None:
+def test_weights_of_one_step_with_the_optimizer_of_another_are_not_used(
+    models: Path, tmp_path: Path
+) -> None:
     assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:5"}) == 137
     folder = tmp_path / "toy" / "checkpoints"
-    shutil.copy(folder / "step-2" / "optimizer.safetensors", folder / "step-4" / "optimizer.safetensors")
+    shutil.copy(
+        folder / "step-2" / "optimizer.safetensors", folder / "step-4" / "optimizer.safetensors"
+    )
     console = ServerScores()
     resumed = toy_run(models, tmp_path, STEPS, resume=True, console=console).folder
     text = "\n".join(console.events)
-    assert "step-4 is skipped" in text and "optimizer.safetensors" in text and "resumed after step 2" in text
+    assert (
+        "step-4 is skipped" in text
+        and "optimizer.safetensors" in text
+        and "resumed after step 2" in text
+    )
     assert_same_run(toy_run(models, tmp_path / "whole", STEPS).folder, resumed)
 
 
-def test_a_run_that_keeps_no_good_checkpoint_says_which_are_damaged(models: Path, tmp_path: Path) -> None:
+def test_a_run_that_keeps_no_good_checkpoint_says_which_are_damaged(
+    models: Path, tmp_path: Path
+) -> None:
     assert forked(lambda: toy_run(models, tmp_path, STEPS), {"PRACTICUM_FAULT": "update:3"}) == 137
     (tmp_path / "toy" / "checkpoints" / "step-2" / "student.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"step-2.*student\.safetensors"):
@@ -433,7 +526,9 @@ class ServerScores:
 
     def begin(self, total_steps: int, first_step: int) -> None: ...
 
-    def step(self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None) -> None: ...
+    def step(
+        self, step: int, metrics: Mapping[str, float], sample: tuple[str, str] | None
+    ) -> None: ...
 
     def table(self, title: str, columns: Any, rows: Any) -> None: ...
 
@@ -457,9 +552,13 @@ def forge_versions(checkpoint: Path, changes: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_a_lost_first_evaluation_is_not_measured_on_trained_weights(models: Path, tmp_path: Path) -> None:
+def test_a_lost_first_evaluation_is_not_measured_on_trained_weights(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {"evaluation.prompts": 4}
-    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "rollout:4"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "rollout:4"}) == 137
+    )
     (tmp_path / "toy" / "before.json").unlink()
     summary = toy_run(models, tmp_path, changes, resume=True).summary
     assert summary["before"] is None
@@ -479,35 +578,55 @@ DAMAGED = {
 
 @pytest.mark.parametrize("how", DAMAGED)
 @pytest.mark.parametrize("name", ["recipe.json", "before.json", "after.json", "summary.json"])
-def test_a_damaged_file_is_named_by_whatever_reads_it(finished: Path, tmp_path: Path, name: str, how: str) -> None:
+def test_a_damaged_file_is_named_by_whatever_reads_it(
+    finished: Path, tmp_path: Path, name: str, how: str
+) -> None:
     folder = tmp_path / "toy"
     shutil.copytree(finished, folder)
     (folder / name).write_bytes(DAMAGED[how]((folder / name).read_bytes()))
     readers = [lambda: write_report(folder)]
-    readers += [lambda: open_run(folder), lambda: open_student(folder)] if name == "recipe.json" else []
-    readers += [lambda: read_outcome("a", 0, folder, tmp_path)] if name in ("after.json", "summary.json") else []
+    readers += (
+        [lambda: open_run(folder), lambda: open_student(folder)] if name == "recipe.json" else []
+    )
+    readers += (
+        [lambda: read_outcome("a", 0, folder, tmp_path)]
+        if name in ("after.json", "summary.json")
+        else []
+    )
     for read in readers:
-        with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is (damaged|not JSON) .*put it back") as caught:
+        with pytest.raises(
+            CheckpointError, match=rf"{re.escape(name)} is (damaged|not JSON) .*put it back"
+        ) as caught:
             read()
         assert "\n" not in str(caught.value) and caught.value.exit_code == 6
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["recipe.json", "before.json", "metrics.jsonl", "alarms.jsonl", "vocabulary.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["recipe.json", "before.json", "metrics.jsonl", "alarms.jsonl", "vocabulary.jsonl"]
+)
 def test_a_run_with_a_damaged_file_is_not_resumed(models: Path, tmp_path: Path, name: str) -> None:
     changes = {"evaluation.prompts": 4}
-    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    )
     (tmp_path / "toy" / name).write_text('{"step": 1}\n')
     where = re.escape(name) + (" line 1" if name.endswith("l") else "")
-    with pytest.raises(CheckpointError, match=rf"{where} is damaged \(\w+: Field required\)") as caught:
+    with pytest.raises(
+        CheckpointError, match=rf"{where} is damaged \(\w+: Field required\)"
+    ) as caught:
         toy_run(models, tmp_path, changes, resume=True)
     assert "\n" not in str(caught.value)
 
 
-def test_a_recipe_that_stands_in_a_run_and_is_none_is_damage(finished: Path, tmp_path: Path) -> None:
+def test_a_recipe_that_stands_in_a_run_and_is_none_is_damage(
+    finished: Path, tmp_path: Path
+) -> None:
     shutil.copytree(finished, tmp_path / "toy")
     rewrite(tmp_path / "toy" / "recipe.json", {"recipe": {"train": {"steps": 0}}})
-    with pytest.raises(CheckpointError, match=r"recipe\.json: \S.* and \d more; put it back") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"recipe\.json: \S.* and \d more; put it back"
+    ) as caught:
         open_run(tmp_path / "toy")
     assert "\n" not in str(caught.value)
 
@@ -515,14 +634,20 @@ def test_a_recipe_that_stands_in_a_run_and_is_none_is_damage(finished: Path, tmp
 @pytest.mark.long
 def test_evaluations_of_other_answers_are_not_compared(models: Path, tmp_path: Path) -> None:
     changes = {"evaluation.prompts": 4}
-    assert forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path, changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    )
     path = tmp_path / "toy" / "before.json"
     saved = json.loads(path.read_text())
     student = saved["student"]
     path.write_text(json.dumps({**saved, "student": student | {"answers": student["answers"][:3]}}))
-    with pytest.raises(CheckpointError, match=r"before\.json is damaged \(student: .*4 scores of 3 prompts\)"):
+    with pytest.raises(
+        CheckpointError, match=r"before\.json is damaged \(student: .*4 scores of 3 prompts\)"
+    ):
         toy_run(models, tmp_path, changes, resume=True)
     fewer = student | {"answers": student["answers"][:3], "scores": student["scores"][:3]}
     path.write_text(json.dumps({**saved, "student": fewer}))
-    with pytest.raises(CheckpointError, match=r"before\.json is damaged \(student\.answers: 3 instead of 4\)"):
+    with pytest.raises(
+        CheckpointError, match=r"before\.json is damaged \(student\.answers: 3 instead of 4\)"
+    ):
         toy_run(models, tmp_path, changes, resume=True)

@@ -33,13 +33,20 @@ class ServerScores(SilentConsole):
 
 
 def go(
-    models: Path, out: Path, observers: Sequence[Observer] = (), *, resume: bool = False, **changes: Any
+    models: Path,
+    out: Path,
+    observers: Sequence[Observer] = (),
+    *,
+    resume: bool = False,
+    **changes: Any,
 ) -> RunResult:
     """Run the toy recipe as a session with observers of one's own."""
     recipe = toy_recipe(models, changes)
     home = RunDir.open(out / "toy") if resume else RunDir.create(out, "toy")
     with home.lock(), RunTracker.open(recipe, home) as tracked, ExitStack() as at_end:
-        return Session(home, recipe, SilentConsole(), lambda: None, tracked, at_end, observers).go(resume, ())
+        return Session(home, recipe, SilentConsole(), lambda: None, tracked, at_end, observers).go(
+            resume, ()
+        )
 
 
 class Looks:
@@ -66,14 +73,18 @@ class Fails:
             raise ResourceError("no more room for pictures")
 
 
-def test_an_observer_sees_every_step_written_and_not_yet_saved(models: Path, finished: Path, tmp_path: Path) -> None:
+def test_an_observer_sees_every_step_written_and_not_yet_saved(
+    models: Path, finished: Path, tmp_path: Path
+) -> None:
     looks = Looks(tmp_path / "toy")
     folder = go(models, tmp_path, [looks], **{"evaluation.prompts": 8}).folder
     assert looks.seen == [(1, 1, []), (2, 2, []), (3, 3, ["step-2"]), (4, 4, ["step-2"])]
     assert_same_run(finished, folder)
 
 
-def test_the_step_of_an_observer_that_fails_is_done_again(models: Path, finished: Path, tmp_path: Path) -> None:
+def test_the_step_of_an_observer_that_fails_is_done_again(
+    models: Path, finished: Path, tmp_path: Path
+) -> None:
     evaluated = {"evaluation.prompts": 8}
     with pytest.raises(ResourceError, match="no more room for pictures"):
         go(models, tmp_path, [Fails(4)], **evaluated)
@@ -120,7 +131,9 @@ def test_two_runs_in_two_threads_keep_their_notes_apart(
     def noted(name: str) -> list[str]:
         console = ServerScores()
         cached = {"type": "cached", "folder": str(tmp_path / name / "scores")}
-        changes = {"teacher": {**cached, "teacher": {"type": "model", "model": str(models / "teacher")}}}
+        changes = {
+            "teacher": {**cached, "teacher": {"type": "model", "model": str(models / "teacher")}}
+        }
         toy_run(models, tmp_path / name, changes | {"rollout.max_staleness": lag}, console=console)
         return console.events
 
@@ -128,8 +141,13 @@ def test_two_runs_in_two_threads_keep_their_notes_apart(
         found = dict(zip(names, pool.map(noted, names), strict=True))
     for name in names:
         student, teacher, remark = found[name]
-        assert (student, teacher) == (f"student: {models / 'student'}", f"teacher: {models / 'teacher'}")
-        assert "completions were scored before" in remark and str(tmp_path / name / "scores") in remark
+        assert (student, teacher) == (
+            f"student: {models / 'student'}",
+            f"teacher: {models / 'teacher'}",
+        )
+        assert (
+            "completions were scored before" in remark and str(tmp_path / name / "scores") in remark
+        )
 
 
 def test_a_thread_that_works_ahead_notes_on_its_runs_console(

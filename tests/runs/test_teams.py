@@ -52,10 +52,23 @@ def test_every_stage_runs_a_step(name: str, tmp_path: Path) -> None:
 
 def test_the_default_pipeline_is_found_by_its_name_and_ends_by_its_monitor(tmp_path: Path) -> None:
     stages = loaded("default").recipes().values()
-    assert [recipe.slot for recipe in stages] == ["cold_start", "rl_replacement", "inside_rl", "consolidation"]
-    assert all(recipe.monitors["M31"].action == "finish" and recipe.evaluation.every for recipe in stages)
+    assert [recipe.slot for recipe in stages] == [
+        "cold_start",
+        "rl_replacement",
+        "inside_rl",
+        "consolidation",
+    ]
+    assert all(
+        recipe.monitors["M31"].action == "finish" and recipe.evaluation.every for recipe in stages
+    )
     patience = ["monitors.M31.change=1.0", "monitors.M31.level=-1.0", "monitors.M31.persistence=1"]
-    short = [*SHORT, "teacher.model.pretrain.steps=1", "train.steps=3", "evaluation.every=1", *patience]
+    short = [
+        *SHORT,
+        "teacher.model.pretrain.steps=1",
+        "train.steps=3",
+        "evaluation.every=1",
+        *patience,
+    ]
     result = run("default", short, out=tmp_path)
     assert [(stage["steps"], stage["ended"]) for stage in result.summary["stages"]] == [
         (1, "finished by M31 plateau")
@@ -97,7 +110,10 @@ def test_mimo_v2_makes_experts_and_one_student_of_them(tmp_path: Path) -> None:
     skills = ("sort", "left", "reverse")
     for skill in skills:
         assert after[f"{skill}_expert"][skill] > after["sft"][skill] + 0.1
-    assert sum(after["mopd"][skill] for skill in skills) > sum(after["sft"][skill] for skill in skills) + 0.2
+    assert (
+        sum(after["mopd"][skill] for skill in skills)
+        > sum(after["sft"][skill] for skill in skills) + 0.2
+    )
     assert after["mopd"]["all"] > max(after[f"{skill}_expert"]["all"] for skill in skills)
 
 

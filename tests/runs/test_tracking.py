@@ -147,7 +147,9 @@ def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch
     drive(PlainConsole(io.StringIO()))
 
 
-def test_live_console_draws_on_a_terminal_and_gives_the_cursor_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_console_draws_on_a_terminal_and_gives_the_cursor_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     reader, writer = pty.openpty()
@@ -193,14 +195,24 @@ def test_head_does_not_stop_the_run_and_lang_c_does_not_either(tmp_path: Path) -
         console.finish({})
         pathlib.Path(sys.argv[1]).write_text("done")
     """)
-    environment = {"PATH": os.environ["PATH"], "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LANG": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
     done = tmp_path / "done"
     with subprocess.Popen(
-        [sys.executable, "-c", script, str(done)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        [sys.executable, "-c", script, str(done)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stdout.readline().startswith(b"step 1/5000 | KL 0.5 | 0:00, 0:00 left | Q: \\u4f60 A: ")
+        assert process.stdout.readline().startswith(
+            b"step 1/5000 | KL 0.5 | 0:00, 0:00 left | Q: \\u4f60 A: "
+        )
         process.stdout.close()
         complaints = process.stderr.read()
         assert process.wait(30) == 0, complaints

@@ -16,7 +16,9 @@ from practicum.sandbox._syscalls import ALLOWED, filter_program, is_known
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(bool(missing()), reason=f"this machine cannot wall off {'; '.join(missing())}"),
+    pytest.mark.skipif(
+        bool(missing()), reason=f"this machine cannot wall off {'; '.join(missing())}"
+    ),
 ]
 
 TRIES = {
@@ -81,7 +83,9 @@ for line in sys.stdin: print(line, end="", flush=True)
 
 
 def start(code: str, *arguments: str, sandbox: Sandbox | None = None) -> SandboxedProcess:
-    return (sandbox or Sandbox()).start([sys.executable, "-I", "-c", code, *arguments], {"GIVEN": "yes"})
+    return (sandbox or Sandbox()).start(
+        [sys.executable, "-I", "-c", code, *arguments], {"GIVEN": "yes"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("what", TRIES)
 def test_it_cannot(outcomes: dict[str, Any], what: str) -> None:
-    assert outcomes[what] in ("OSError", "PermissionError", "MemoryError", "ValueError", "FileExistsError")
+    assert outcomes[what] in (
+        "OSError",
+        "PermissionError",
+        "MemoryError",
+        "ValueError",
+        "FileExistsError",
+    )
 
 
 def test_it_has_threads_an_empty_home_and_what_it_was_given(outcomes: dict[str, Any]) -> None:
@@ -175,7 +185,9 @@ def test_it_dies_with_a_run_that_is_killed_and_with_its_keeper() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     for which in (0, 1):
-        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as run:
+        with subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment
+        ) as run:
             assert run.stdout is not None
             pid, keeper = (int(number) for number in run.stdout.readline().split())
             os.kill((run.pid, keeper)[which], 9)
@@ -205,17 +217,25 @@ def test_what_cannot_be_walled_off_or_started_is_refused(monkeypatch: pytest.Mon
     process.close()
 
 
-def test_no_folder_that_holds_the_home_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_folder_that_holds_the_home_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "packages").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    paths = os.pathsep.join([str(tmp_path), str(tmp_path.parent), str(tmp_path / "packages"), "relative", ""])
+    paths = os.pathsep.join(
+        [str(tmp_path), str(tmp_path.parent), str(tmp_path / "packages"), "relative", ""]
+    )
     folders = python_folders({"PYTHONPATH": paths})
     assert str(tmp_path / "packages") in folders
     assert not {str(tmp_path), str(tmp_path.parent), "/"} & set(folders)
 
 
 def test_machines_that_are_listed_have_a_filter() -> None:
-    assert [is_known(machine) for machine in ("x86_64", "aarch64", "riscv64")] == [True, True, False]
+    assert [is_known(machine) for machine in ("x86_64", "aarch64", "riscv64")] == [
+        True,
+        True,
+        False,
+    ]
     for machine, column in (("x86_64", 0), ("aarch64", 1)):
         numbers = [numbers[column] for numbers in ALLOWED.values() if numbers[column] is not None]
         assert len(set(numbers)) == len(numbers)

@@ -41,7 +41,9 @@ class Client:
         self.http = http
         self.service = service
         self.said = said
-        self.session = self.post("create_session", tags=[], user_metadata=None, sdk_version="0")["session_id"]
+        self.session = self.post("create_session", tags=[], user_metadata=None, sdk_version="0")[
+            "session_id"
+        ]
         self.numbers: dict[str, int] = {}
 
     def post(self, name: str, status: int = 200, **body: Any) -> dict[str, Any]:
@@ -51,7 +53,9 @@ class Client:
 
     def wait(self, reply: Mapping[str, Any]) -> Any:
         while True:
-            response = self.http.post(f"{V1}/retrieve_future", json={"request_id": reply["request_id"]})
+            response = self.http.post(
+                f"{V1}/retrieve_future", json={"request_id": reply["request_id"]}
+            )
             assert response.status_code == 200, response.text
             if response.headers["content-type"] == PROTOBUF:
                 return response.content
@@ -77,15 +81,30 @@ class Client:
         return self.wait(reply)["model_id"]
 
     def sampler(self, number: int, **what: str) -> str:
-        reply = self.post("create_sampling_session", session_id=self.session, sampling_session_seq_id=number, **what)
+        reply = self.post(
+            "create_sampling_session",
+            session_id=self.session,
+            sampling_session_seq_id=number,
+            **what,
+        )
         return reply["sampling_session_id"]
 
     def ask(
-        self, tokens: Sequence[int], *, seed: int = 0, max_tokens: int | None = 4, num: int = 1, **more: Any
+        self,
+        tokens: Sequence[int],
+        *,
+        seed: int = 0,
+        max_tokens: int | None = 4,
+        num: int = 1,
+        **more: Any,
     ) -> Any:
         """A sampling request; `stop`, `temperature`, `top_k`, `top_p` go to the sampling parameters."""
         names = ("stop", "temperature", "top_k", "top_p")
-        params = {"seed": seed, "max_tokens": max_tokens, **{name: more.pop(name) for name in names if name in more}}
+        params = {
+            "seed": seed,
+            "max_tokens": max_tokens,
+            **{name: more.pop(name) for name in names if name in more},
+        }
         prompt = {"chunks": [{"type": "encoded_text", "tokens": list(tokens)}]}
         return self.post("asample", num_samples=num, prompt=prompt, sampling_params=params, **more)
 
@@ -95,14 +114,22 @@ class Client:
         return message
 
     def train(
-        self, model: str, data: Sequence[Mapping[str, Any]], loss: str, *, forward_only: bool = False, **config: float
+        self,
+        model: str,
+        data: Sequence[Mapping[str, Any]],
+        loss: str,
+        *,
+        forward_only: bool = False,
+        **config: float,
     ) -> Any:
         message = self.train_request(model, data, loss, config)
         message.forward_only = forward_only
         return self.train_bytes(message.SerializeToString())
 
     def train_bytes(self, body: bytes) -> Any:
-        response = self.http.post(f"{V1}/forward_backward", content=body, headers={"content-type": PROTOBUF})
+        response = self.http.post(
+            f"{V1}/forward_backward", content=body, headers={"content-type": PROTOBUF}
+        )
         assert response.status_code == 200, response.text
         output = messages().ForwardBackwardOutput()
         output.ParseFromString(self.wait(response.json()))
@@ -111,12 +138,16 @@ class Client:
     def train_request(
         self, model: str, data: Sequence[Mapping[str, Any]], loss: str, config: Mapping[str, float]
     ) -> Any:
-        message = messages().ForwardBackwardRequest(model_id=model, seq_id=self.number(model), loss_fn=loss)
+        message = messages().ForwardBackwardRequest(
+            model_id=model, seq_id=self.number(model), loss_fn=loss
+        )
         for name, value in config.items():
             message.loss_fn_config_v2[name].number = value
         for datum in data:
             added = message.data.add()
-            added.model_input.add().encoded_text.tokens = np.asarray(datum["tokens"], dtype="<i4").tobytes()
+            added.model_input.add().encoded_text.tokens = np.asarray(
+                datum["tokens"], dtype="<i4"
+            ).tobytes()
             for name, values in datum.items():
                 if name != "tokens":
                     write(added.loss_fn_inputs[name], np.asarray(values))
@@ -124,7 +155,9 @@ class Client:
 
     def step(self, model: str, learning_rate: float = 0.01, **adam: float) -> dict[str, Any]:
         params = {"learning_rate": learning_rate, **adam}
-        return self.wait(self.post("optim_step", model_id=model, seq_id=self.number(model), adam_params=params))
+        return self.wait(
+            self.post("optim_step", model_id=model, seq_id=self.number(model), adam_params=params)
+        )
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -142,7 +175,9 @@ class Client:
             free.set()
 
     def save(self, model: str, path: str, kind: str = "save_weights", **more: Any) -> str:
-        return self.wait(self.post(kind, model_id=model, path=path, seq_id=self.number(model), **more))["path"]
+        return self.wait(
+            self.post(kind, model_id=model, path=path, seq_id=self.number(model), **more)
+        )["path"]
 
 
 def write(message: Any, values: np.ndarray) -> None:
@@ -192,5 +227,7 @@ def serving(
             limits or Limits(body_bytes=2**20, poll_seconds=5.0),
         )
         app = make_app(service, **gate)
-        with TestClient(app, base_url="http://localhost", headers={"x-api-key": token} if token else {}) as http:
+        with TestClient(
+            app, base_url="http://localhost", headers={"x-api-key": token} if token else {}
+        ) as http:
             yield Client(http, service, said)

@@ -19,7 +19,11 @@ def main(resume: str) -> None:
     if resume == "-":
         found = scores(client) | trained(client)
     else:
-        found = {"resumed": losses(client.create_training_client_from_state_with_optimizer(resume).result(), 2)}
+        found = {
+            "resumed": losses(
+                client.create_training_client_from_state_with_optimizer(resume).result(), 2
+            )
+        }
     client.close("success").result()
     print(json.dumps(found))
 
@@ -27,7 +31,10 @@ def main(resume: str) -> None:
 def scores(client: tinker.ServiceClient) -> dict:
     teacher = client.create_sampling_client(base_model="teacher").result()
     prompt = types.ModelInput.from_ints(PROMPT)
-    drawn = [teacher.sample(prompt, 2, types.SamplingParams(max_tokens=5, seed=3, stop=[])) for _ in range(4)]
+    drawn = [
+        teacher.sample(prompt, 2, types.SamplingParams(max_tokens=5, seed=3, stop=[]))
+        for _ in range(4)
+    ]
     tokens = [[sequence.tokens for sequence in one.result().sequences] for one in drawn]
     named = torch.tensor([[1, -1], [-1, -1], [2, 3], [-1, -1], [4, 1]])
     dense, sparse = (
@@ -41,7 +48,10 @@ def scores(client: tinker.ServiceClient) -> dict:
             target_prompt_logprobs=target,
             prompt_alt_tokens_k=2,
         ).result()
-        for target in (types.TensorData.from_torch(named), types.TensorData.from_torch_sparse(named, pad_value=-1))
+        for target in (
+            types.TensorData.from_torch(named),
+            types.TensorData.from_torch_sparse(named, pad_value=-1),
+        )
     )
     return {
         "same_seed": all(one == tokens[0] for one in tokens),
@@ -83,8 +93,13 @@ def trained(client: tinker.ServiceClient) -> dict:
         "advantages": torch.tensor([0.0, 1.0, -0.5, 2.0]),
     }
     names = ("importance_sampling", "ppo", "cispo", "dro")
-    sums = {name: training.forward([datum(drawn)], name).result().metrics["loss:sum"] for name in names}
-    wide = {"target_tokens": torch.tensor([[2, 3], [3, 1], [4, 2], [1, 5]]), "weights": torch.full((4, 2), 0.5)}
+    sums = {
+        name: training.forward([datum(drawn)], name).result().metrics["loss:sum"] for name in names
+    }
+    wide = {
+        "target_tokens": torch.tensor([[2, 3], [3, 1], [4, 2], [1, 5]]),
+        "weights": torch.full((4, 2), 0.5),
+    }
     several = training.forward([datum(wide), datum(wide)], "cross_entropy").result()
     own = training.forward([datum(drawn)], "ppo").result().loss_fn_outputs[0]["logprobs"].to_torch()
 
@@ -95,7 +110,9 @@ def trained(client: tinker.ServiceClient) -> dict:
     inputs = {"target_tokens": torch.tensor([2, 3, 4, 1]), "weights": torch.ones(4)}
     mine = training.forward_backward_custom([datum(inputs)], custom).result().metrics
     snapshot = training.save_weights_and_get_sampling_client().result()
-    saved = client.create_sampling_client(model_path=training.save_weights_for_sampler("now").result().path).result()
+    saved = client.create_sampling_client(
+        model_path=training.save_weights_for_sampler("now").result().path
+    ).result()
     text = types.ModelInput.from_ints([*TEXT, 1])
     failures = []
     for attempt in (
@@ -119,7 +136,10 @@ def trained(client: tinker.ServiceClient) -> dict:
         "saved": saved.compute_logprobs(text).result()[1:],
         "failures": failures,
         "run": rest.get_training_run_by_tinker_path(path).result().base_model,
-        "checkpoints": [row.checkpoint_id for row in rest.list_checkpoints(training.model_id).result().checkpoints],
+        "checkpoints": [
+            row.checkpoint_id
+            for row in rest.list_checkpoints(training.model_id).result().checkpoints
+        ],
     }
 
 

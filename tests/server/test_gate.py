@@ -6,7 +6,14 @@ import pytest
 
 from practicum.errors import RecipeError, ResourceError
 from practicum.server.limits import Limits
-from practicum.server.serving import TOKEN_VARIABLE, ServerOptions, is_loopback, named_models, read_token, serve
+from practicum.server.serving import (
+    TOKEN_VARIABLE,
+    ServerOptions,
+    is_loopback,
+    named_models,
+    read_token,
+    serve,
+)
 
 from .client import V1, serving
 
@@ -31,11 +38,16 @@ def guarded(models, tmp_path_factory):
     ids=["none", "short", "long", "basic"],
 )
 def test_nothing_is_answered_without_the_token(guarded, headers):
-    for method, path in (("POST", "create_session"), ("GET", "get_server_capabilities"), ("GET", "nothing")):
+    for method, path in (
+        ("POST", "create_session"),
+        ("GET", "get_server_capabilities"),
+        ("GET", "nothing"),
+    ):
         response = guarded.http.request(method, f"{V1}/{path}", headers=headers)
         assert response.status_code == 401
         assert (
-            response.json()["error"] == "the token is missing or wrong; set TINKER_API_KEY to the token of this server"
+            response.json()["error"]
+            == "the token is missing or wrong; set TINKER_API_KEY to the token of this server"
         )
         assert TOKEN not in response.text
     query = guarded.http.get(f"{V1}/get_server_capabilities?api_key={TOKEN}", headers=headers)
@@ -52,8 +64,18 @@ def test_the_token_opens_and_health_needs_none(guarded):
 
 def test_web_pages_and_other_names_are_refused(guarded):
     page = guarded.http.get("/healthz", headers={"origin": "http://evil.example"})
-    assert (page.status_code, page.json()["error"]) == (403, "requests from web pages are not answered")
-    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "", "[::1", "localhost@evil.example"):
+    assert (page.status_code, page.json()["error"]) == (
+        403,
+        "requests from web pages are not answered",
+    )
+    for host in (
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "",
+        "[::1",
+        "localhost@evil.example",
+    ):
         assert guarded.http.get("/healthz", headers={"host": host}).status_code == 403
     for host in ("localhost:8000", "127.0.0.1:1"):
         assert guarded.http.get("/healthz", headers={"host": host}).status_code == 200
@@ -78,7 +100,9 @@ def test_a_body_has_one_length(guarded):
     both = {"content-length": "2", "transfer-encoding": "chunked"}
     response = guarded.http.post(f"{V1}/telemetry", content=b"{}", headers=both)
     assert response.status_code == 400
-    assert response.json()["error"].startswith("a body has a content-length or is sent in chunks, not both")
+    assert response.json()["error"].startswith(
+        "a body has a content-length or is sent in chunks, not both"
+    )
 
 
 def test_json_may_be_as_large_as_the_longest_text_needs():
@@ -101,7 +125,9 @@ def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(models, tmp_path
 
     with serving(models, tmp_path, limits=Limits(body_seconds=0.05)) as client:
         request = Request({"type": "http", "method": "POST", "headers": []}, silent)
-        with pytest.raises(HttpRefusal, match=r"the body was not here within 0.05 s; send it again") as refused:
+        with pytest.raises(
+            HttpRefusal, match=r"the body was not here within 0.05 s; send it again"
+        ) as refused:
             asyncio.run(_Pages(client.service)._body(request, 10))
     assert refused.value.status == 408
 
@@ -117,7 +143,10 @@ def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(models, tmp_path
             b'{"user_metadata": ' + b"[" * 5000 + b"]" * 5000 + b"}",
             "CreateSession: body: Invalid JSON: recursion limit",
         ),
-        (b'{"tags": "x", "more": 1}', "CreateSession: tags: Input should be a valid array (and 1 more)"),
+        (
+            b'{"tags": "x", "more": 1}',
+            "CreateSession: tags: Input should be a valid array (and 1 more)",
+        ),
     ],
     ids=["empty", "list", "nan", "utf-8", "deep", "wrong"],
 )
@@ -154,7 +183,9 @@ def test_protobuf_that_is_none_is_refused(guarded, body):
     response = guarded.http.post(f"{V1}/forward_backward", content=body, headers=headers)
     assert response.status_code == 400
     assert "the body is not a ForwardBackwardRequest" in response.json()["error"]
-    other = guarded.http.post(f"{V1}/forward_backward", content=body, headers={"content-type": "application/json"})
+    other = guarded.http.post(
+        f"{V1}/forward_backward", content=body, headers={"content-type": "application/json"}
+    )
     assert other.json()["error"] == "forward_backward reads application/x-protobuf, not compressed"
 
 
@@ -162,14 +193,34 @@ def tensors():
     from practicum.server.wire import messages
 
     m = messages()
-    yield m.Tensor(dtype=m.DTYPE_FLOAT32, dense=b"abc"), "3 bytes are no whole number of entries of 4"
-    yield m.Tensor(dtype=m.DTYPE_FLOAT32, dense=b"abcd", shape=[2]), r"1 values do not have the shape \[2\]"
-    yield m.Tensor(dtype=m.DTYPE_FLOAT32, dense=b"abcd", shape=[-1, -1]), r"1 values do not have the shape"
+    yield (
+        m.Tensor(dtype=m.DTYPE_FLOAT32, dense=b"abc"),
+        "3 bytes are no whole number of entries of 4",
+    )
+    yield (
+        m.Tensor(dtype=m.DTYPE_FLOAT32, dense=b"abcd", shape=[2]),
+        r"1 values do not have the shape \[2\]",
+    )
+    yield (
+        m.Tensor(dtype=m.DTYPE_FLOAT32, dense=b"abcd", shape=[-1, -1]),
+        r"1 values do not have the shape",
+    )
     yield m.Tensor(dtype=m.DTYPE_BFLOAT16, dense=b"ab"), "tensors are float32, int64 or int32"
-    sparse = m.SparseCsr(values=b"abcd", crow_indices=bytes(8) + (1).to_bytes(8, "little"), col_indices=bytes(8))
-    yield m.Tensor(dtype=m.DTYPE_FLOAT32, sparse_csr=sparse, shape=[1, 2**40]), "of at most 67108864 entries together"
-    yield m.Tensor(dtype=m.DTYPE_FLOAT32, sparse_csr=sparse, shape=[2, 1]), "do not belong to a matrix of shape"
-    yield m.Tensor(dtype=m.DTYPE_FLOAT32, sparse_csr=sparse, shape=[1, 0]), "do not belong to a matrix of shape"
+    sparse = m.SparseCsr(
+        values=b"abcd", crow_indices=bytes(8) + (1).to_bytes(8, "little"), col_indices=bytes(8)
+    )
+    yield (
+        m.Tensor(dtype=m.DTYPE_FLOAT32, sparse_csr=sparse, shape=[1, 2**40]),
+        "of at most 67108864 entries together",
+    )
+    yield (
+        m.Tensor(dtype=m.DTYPE_FLOAT32, sparse_csr=sparse, shape=[2, 1]),
+        "do not belong to a matrix of shape",
+    )
+    yield (
+        m.Tensor(dtype=m.DTYPE_FLOAT32, sparse_csr=sparse, shape=[1, 0]),
+        "do not belong to a matrix of shape",
+    )
 
 
 @pytest.mark.parametrize("number", range(7))
@@ -208,7 +259,8 @@ def test_sparse_tensors_are_written_out():
 def test_off_this_machine_a_token_is_needed(models, tmp_path, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(
-        RecipeError, match=r"--host 0.0.0.0 can be reached from other machines, so a token is needed: set PRACT"
+        RecipeError,
+        match=r"--host 0.0.0.0 can be reached from other machines, so a token is needed: set PRACT",
     ):
         serve(ServerOptions([str(models / "teacher")], host="0.0.0.0", port=0, out=tmp_path))
 
@@ -230,7 +282,9 @@ def test_a_taken_port_is_named(models, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ResourceError, match=rf"127.0.0.1:{port} cannot be served on \(Address already in use\)"):
+        with pytest.raises(
+            ResourceError, match=rf"127.0.0.1:{port} cannot be served on \(Address already in use\)"
+        ):
             serve(ServerOptions([str(models / "teacher")], port=port, out=tmp_path))
 
 
@@ -240,14 +294,17 @@ def test_tokens_are_long_private_and_of_the_kind_that_clients_send(tmp_path, mon
     for weak in ("secret", "tml-short", "x" * 30, "tml-" + "ä" * 20):
         monkeypatch.setenv(TOKEN_VARIABLE, weak)
         with pytest.raises(
-            RecipeError, match=rf"the token of {TOKEN_VARIABLE} must begin with tml- and have at least 20"
+            RecipeError,
+            match=rf"the token of {TOKEN_VARIABLE} must begin with tml- and have at least 20",
         ) as error:
             read_token(None)
         assert weak not in str(error.value)
     path = tmp_path / "token"
     path.write_text(TOKEN + "\n", encoding="utf-8")
     os.chmod(path, 0o644)
-    with pytest.raises(RecipeError, match=f"--token-file {path} can be read by others; chmod 600 {path}"):
+    with pytest.raises(
+        RecipeError, match=f"--token-file {path} can be read by others; chmod 600 {path}"
+    ):
         read_token(path)
     os.chmod(path, 0o600)
     assert read_token(path) == TOKEN
@@ -261,7 +318,9 @@ def test_models_have_names_and_students_are_some_of_them():
     assert served["Qwen/Qwen3-8B"].model == "folder"
     served, students = named_models(ServerOptions(["a"], students=["b=c"]))
     assert list(served) == ["a", "b"] and students == {"b"}
-    with pytest.raises(RecipeError, match="two models are named a; give one of them another name with NAME=MODEL"):
+    with pytest.raises(
+        RecipeError, match="two models are named a; give one of them another name with NAME=MODEL"
+    ):
         named_models(ServerOptions(["a=x", "a=y"]))
 
 

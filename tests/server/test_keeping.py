@@ -35,7 +35,13 @@ def losses(client, model, steps):
 
 
 def load_into(client, path, number, *, optimizer=True):
-    reply = client.post("load_weights", session_id=client.session, model_seq_id=number, path=path, optimizer=optimizer)
+    reply = client.post(
+        "load_weights",
+        session_id=client.session,
+        model_seq_id=number,
+        path=path,
+        optimizer=optimizer,
+    )
     return client.wait(reply)["model_id"]
 
 
@@ -59,8 +65,13 @@ def test_training_goes_on_exactly_where_it_was_saved_on_another_server_too(model
         assert losses(client, load_into(client, path, 1, optimizer=False), 2) != whole[2:]
         run = path.removeprefix("tinker://").split("/")[0]
         found = client.http.get(f"{V1}/training_runs/{run}").json()
-        assert found["base_model"] == "student" and found["user_metadata"] == {"renderer_name": "plain"}
-        assert run in [row["training_run_id"] for row in client.http.get(f"{V1}/training_runs").json()["training_runs"]]
+        assert found["base_model"] == "student" and found["user_metadata"] == {
+            "renderer_name": "plain"
+        }
+        assert run in [
+            row["training_run_id"]
+            for row in client.http.get(f"{V1}/training_runs").json()["training_runs"]
+        ]
 
 
 def test_checkpoints_are_listed_overwritten_when_asked_and_deleted(models, tmp_path):
@@ -79,9 +90,18 @@ def test_checkpoints_are_listed_overwritten_when_asked_and_deleted(models, tmp_p
         assert sorted(row["checkpoint_id"] for row in listed) == ["sampler_weights/a", "weights/a"]
         assert all(row["size_bytes"] > 0 for row in listed)
         assert client.http.get(f"{V1}/checkpoints").json()["cursor"]["total_count"] == 2
-        assert client.http.delete(f"{V1}/training_runs/{model}/checkpoints/weights/a").status_code == 200
-        assert client.http.delete(f"{V1}/training_runs/{model}/checkpoints/weights/a").status_code == 404
-        assert "the run has none of that kind" in client.post("weights_info", 404, tinker_path=path)["error"]
+        assert (
+            client.http.delete(f"{V1}/training_runs/{model}/checkpoints/weights/a").status_code
+            == 200
+        )
+        assert (
+            client.http.delete(f"{V1}/training_runs/{model}/checkpoints/weights/a").status_code
+            == 404
+        )
+        assert (
+            "the run has none of that kind"
+            in client.post("weights_info", 404, tinker_path=path)["error"]
+        )
         reply = client.post("save_weights", 400, model_id=model, path="../../x")
         assert "is not the address of a checkpoint" in reply["error"]
 
@@ -94,10 +114,13 @@ def test_damaged_files_and_other_weights_are_refused(models, tmp_path):
         path = client.save(model, "a")
         sampled = client.save(model, "b", "save_weights_for_sampler")
         with pytest.raises(
-            VerifierFailed, match=r"was saved to sample from; train on from one of tinker://.*/weights/"
+            VerifierFailed,
+            match=r"was saved to sample from; train on from one of tinker://.*/weights/",
         ):
             load_into(client, sampled, 1)
-    weights = next((tmp_path / "served").glob("*/sampler_weights/b/checkpoints/step-1/student.safetensors"))
+    weights = next(
+        (tmp_path / "served").glob("*/sampler_weights/b/checkpoints/step-1/student.safetensors")
+    )
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
     weights.write_bytes(data)
@@ -105,11 +128,14 @@ def test_damaged_files_and_other_weights_are_refused(models, tmp_path):
     shutil.copytree(models / "teacher", copies / "student")
     with serving(copies, tmp_path / "served") as client:
         with pytest.raises(
-            VerifierFailed, match="was trained over another model than the one that is now served as student"
+            VerifierFailed,
+            match="was trained over another model than the one that is now served as student",
         ):
             load_into(client, path, 0)
         sampler = client.sampler(0, model_path=sampled)
-        with pytest.raises(VerifierFailed, match=r"student.safetensors does not match its SHA-256 sum"):
+        with pytest.raises(
+            VerifierFailed, match=r"student.safetensors does not match its SHA-256 sum"
+        ):
             client.sample([1, 2], sampling_session_id=sampler)
 
 
@@ -117,16 +143,26 @@ def test_what_was_learned_is_saved_when_the_server_closes_and_when_a_session_end
     with serving(models, tmp_path / "served") as client:
         first = client.model()
         losses(client, first, 2)
-        client.http.post(f"{V1}/sessions/{client.session}/finish", json={"reason": {"type": "success"}})
-        assert "the session has ended" in client.post("session_heartbeat", 410, session_id=client.session)["error"]
+        client.http.post(
+            f"{V1}/sessions/{client.session}/finish", json={"reason": {"type": "success"}}
+        )
+        assert (
+            "the session has ended"
+            in client.post("session_heartbeat", 410, session_id=client.session)["error"]
+        )
         client.post("get_info", 404, model_id=first)
-        client.session = client.post("create_session", tags=[], user_metadata=None, sdk_version="0")["session_id"]
+        client.session = client.post(
+            "create_session", tags=[], user_metadata=None, sdk_version="0"
+        )["session_id"]
         second = client.model()
         losses(client, second, 3)
         saved = client.model(number=1)
         losses(client, saved, 1)
         client.save(saved, "by-hand")
-    found = sorted(str(path.relative_to(tmp_path / "served")) for path in (tmp_path / "served").glob("*/weights/*"))
+    found = sorted(
+        str(path.relative_to(tmp_path / "served"))
+        for path in (tmp_path / "served").glob("*/weights/*")
+    )
     expected = [(first, "closing-2"), (second, "closing-3"), (saved, "by-hand")]
     assert found == sorted(f"{model.replace(':', '.')}/weights/{name}" for model, name in expected)
 
@@ -145,7 +181,9 @@ def test_only_so_much_is_in_memory_and_training_survives_it(models, tmp_path):
         reply = client.post("save_weights_for_sampler", model_id=model, sampling_session_seq_id=5)
         snapshot = client.wait(reply)["sampling_session_id"]
         client.sample([1, 2], base_model="teacher")
-        scored = client.sample([1, 2, 3], max_tokens=1, sampling_session_id=snapshot, prompt_logprobs=True)
+        scored = client.sample(
+            [1, 2, 3], max_tokens=1, sampling_session_id=snapshot, prompt_logprobs=True
+        )
         assert client.said.count("let go of student") > 3
     with serving(models, tmp_path / "all") as client:
         model = client.model()
@@ -169,7 +207,10 @@ def test_the_least_recently_used_model_goes_first_and_one_too_large_is_refused(m
     for name in "abac":
         shelf.get(name)
     assert gone == ["b"] and shelf.loaded == ["a", "c"]
-    with pytest.raises(ResourceError, match="a takes 0 MiB and --memory is 0 MiB; raise it or serve a smaller model"):
+    with pytest.raises(
+        ResourceError,
+        match="a takes 0 MiB and --memory is 0 MiB; raise it or serve a smaller model",
+    ):
         ModelCache(config, size // 2).get("a")
 
 
@@ -177,10 +218,16 @@ def test_only_the_newest_snapshots_can_be_sampled_from(models, tmp_path):
     with serving(models, tmp_path / "served") as client:
         model = client.model()
         for number in range(5):
-            client.wait(client.post("save_weights_for_sampler", model_id=model, sampling_session_seq_id=number))
+            client.wait(
+                client.post(
+                    "save_weights_for_sampler", model_id=model, sampling_session_seq_id=number
+                )
+            )
         client.sample([1], sampling_session_id=f"{client.session}:sample:1")
         asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
-        error = client.post("asample", 410, sampling_session_id=f"{client.session}:sample:0", **asked)["error"]
+        error = client.post(
+            "asample", 410, sampling_session_id=f"{client.session}:sample:0", **asked
+        )["error"]
         assert "a model keeps its newest 4 snapshots" in error
 
 
@@ -190,7 +237,11 @@ def test_too_many_waiting_requests_are_told_to_come_again(models, tmp_path):
             ModelJob(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")])
         )
         replies = [client.ask([1, 2], base_model="teacher") for _ in range(2)]
-        body = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}, "base_model": "teacher"}
+        body = {
+            "prompt": {"chunks": [{"tokens": [1]}]},
+            "sampling_params": {},
+            "base_model": "teacher",
+        }
         refused = client.http.post(f"{V1}/asample", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"] == "2 requests are waiting; ask again later"
@@ -238,7 +289,10 @@ def test_a_batch_holds_what_is_alike_and_a_failure_reaches_all_of_it():
 
     worker = Worker(lambda error: Answer(type(error).__name__.encode(), ""))
     held = worker.submit(ModelJob(None, lambda items: [time.sleep(0.1) or Answer(b"", "")]))
-    jobs = [worker.submit(ModelJob(number, run, key)) for number, key in ((1, "x"), (2, "y"), (3, "x"), (13, "y"))]
+    jobs = [
+        worker.submit(ModelJob(number, run, key))
+        for number, key in ((1, "x"), (2, "y"), (3, "x"), (13, "y"))
+    ]
     assert held.result(5).body == b""
     assert [job.result(5).body for job in jobs] == [b"1", b"ValueError", b"3", b"ValueError"]
     assert batches == [[1, 3], [2, 13]]
@@ -253,12 +307,17 @@ def test_a_batch_holds_what_is_alike_and_a_failure_reaches_all_of_it():
 def test_numbers_that_are_not_finite_never_reach_the_weights(models, tmp_path):
     with serving(models, tmp_path / "served") as client:
         model = client.model()
-        before = client.train(model, [DATUM], "cross_entropy", forward_only=True).metrics["loss:sum"]
+        before = client.train(model, [DATUM], "cross_entropy", forward_only=True).metrics[
+            "loss:sum"
+        ]
         huge = {**DATUM, "weights": [3e38] * 4}
         with pytest.raises(VerifierFailed, match=r"not a number|not finite"):
             client.train(model, [huge], "cross_entropy")
         assert client.step(model)["metrics"]["grad_norm"] == 0.0
-        assert client.train(model, [DATUM], "cross_entropy", forward_only=True).metrics["loss:sum"] == before
+        assert (
+            client.train(model, [DATUM], "cross_entropy", forward_only=True).metrics["loss:sum"]
+            == before
+        )
     assert np.isfinite(before) and torch.isfinite(torch.tensor(before))
 
 
@@ -274,16 +333,25 @@ def test_a_snapshot_that_still_waits_when_its_model_is_unloaded_goes_with_it(mod
 
         client.service._worker.submit(ModelJob(None, hold))
         assert held.wait(30)
-        client.post("save_weights_for_sampler", model_id=model, seq_id=client.number(model), sampling_session_seq_id=7)
+        client.post(
+            "save_weights_for_sampler",
+            model_id=model,
+            seq_id=client.number(model),
+            sampling_session_seq_id=7,
+        )
         unloading = client.post("unload_model", model_id=model)
         go_on.set()
         client.wait(unloading)
         asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
-        error = client.post("asample", 410, sampling_session_id=f"{client.session}:sample:7", **asked)
+        error = client.post(
+            "asample", 410, sampling_session_id=f"{client.session}:sample:7", **asked
+        )
         assert "there is no sampling session" in error["error"]
 
 
-def test_a_session_that_was_silent_for_an_hour_is_ended_and_the_console_hears_of_it(models, tmp_path):
+def test_a_session_that_was_silent_for_an_hour_is_ended_and_the_console_hears_of_it(
+    models, tmp_path
+):
     with serving(models, tmp_path) as client:
         client.service._sessions[client.session].heard -= IDLE_SECONDS + 1
         body = CreateSession(tags=[], user_metadata=None, sdk_version="0")

@@ -50,8 +50,16 @@ with torch.no_grad():
 
 def test_products_of_many_sizes_leave_nothing_behind() -> None:
     """Without the two bounds each size leaves some 280 KB of descriptions, up to 1,024 of them."""
-    unset = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "", "LRU_CACHE_CAPACITY": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    unset = {
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "",
+        "LRU_CACHE_CAPACITY": "",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment(unset), capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM],
+        env=environment(unset),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert int(done.stdout) < 2**20

@@ -32,7 +32,9 @@ NAMES = sorted({name for kind in KINDS for name in kind.model_fields})
 NUMBERS = st.integers() | st.floats() | st.sampled_from([-1, 0, 2**31, 2**63 - 1, 2**63, 10**400])
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -49,7 +51,9 @@ def test_any_bytes_are_json_or_refused(kind, body):
     parsed(asked.read, kind, body)
 
 
-@given(kind=st.sampled_from(KINDS), body=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
+@given(
+    kind=st.sampled_from(KINDS), body=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6)
+)
 @settings(max_examples=300, deadline=None)
 def test_any_json_is_a_body_or_refused(kind, body):
     import json
@@ -96,14 +100,18 @@ def test_any_tensors_are_read_or_refused(tokens, dense, sparse, shape, dtype, na
     if sparse is None:
         tensor.dense = dense
     else:
-        tensor.sparse_csr.values, tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices = sparse
+        tensor.sparse_csr.values, tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices = (
+            sparse
+        )
     found = parsed(read_train_request, request.SerializeToString())
     assert found is None or [*found.data[0].inputs] == [name]
 
 
 def test_whole_numbers_beyond_those_of_a_machine_are_refused():
     with pytest.raises(HttpRefusal, match="seq_id"):
-        asked.read(asked.OptimStep, b'{"model_id": "x", "adam_params": {}, "seq_id": 9223372036854775808}')
+        asked.read(
+            asked.OptimStep, b'{"model_id": "x", "adam_params": {}, "seq_id": 9223372036854775808}'
+        )
 
 
 @pytest.mark.parametrize("field", ["data", "shape", "sparse_crow_indices", "sparse_col_indices"])
@@ -112,5 +120,8 @@ def test_named_tokens_fit_into_a_tensor_or_are_refused(field):
 
     named = {"data": [1], "dtype": "int64", "shape": [1, 1], field: [2**63]}
     body = {"prompt": {"chunks": []}, "sampling_params": {}, "target_prompt_logprobs": named}
-    with pytest.raises(HttpRefusal, match=f"SampleBody: target_prompt_logprobs.{field}.0: Input should be less than"):
+    with pytest.raises(
+        HttpRefusal,
+        match=f"SampleBody: target_prompt_logprobs.{field}.0: Input should be less than",
+    ):
         asked.read(asked.SampleBody, json.dumps(body).encode())

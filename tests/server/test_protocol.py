@@ -22,7 +22,9 @@ async def application(scope, receive, send):
     if scope["path"] != "/early":
         while (await receive()).get("more_body"):
             pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
     await send({"type": "http.response.body", "body": b"ok"})
 
 
@@ -30,7 +32,11 @@ async def application(scope, receive, send):
 def port():
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        application, log_config=None, lifespan="off", ws="none", http=connection_with(Limits(header_seconds=0.5))
+        application,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        http=connection_with(Limits(header_seconds=0.5)),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -30,7 +30,9 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 def needs(module):
     try:
-        asked = subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, timeout=120, check=False)
+        asked = subprocess.run(
+            [PYTHON, "-c", f"import {module}"], capture_output=True, timeout=120, check=False
+        )
     except OSError as error:
         pytest.skip(f"{PYTHON} cannot be run ({error})")
     if asked.returncode:
@@ -43,8 +45,20 @@ def server(folder, *words):
     log = folder / f"server-{len(list(folder.glob('server-*')))}.log"
     env = environment({"PYTHONPATH": str(SOURCE)})
     with log.open("w") as out:
-        command = [sys.executable, "-m", "practicum", "serve", *words, "--port", "0", "--device", "cpu"]
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT)
+        command = [
+            sys.executable,
+            "-m",
+            "practicum",
+            "serve",
+            *words,
+            "--port",
+            "0",
+            "--device",
+            "cpu",
+        ]
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
+        )
     try:
         address = wait_for(log, r"TINKER_BASE_URL=(\S+)", process)
         yield address, log
@@ -67,7 +81,9 @@ def wait_for(log, pattern, process):
 
 def client(address, *words, cwd=None):
     env = environment({"TINKER_BASE_URL": address, "TINKER_API_KEY": "tml-local", "PYTHONPATH": ""})
-    done = subprocess.run([PYTHON, *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [PYTHON, *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done
 
@@ -75,24 +91,45 @@ def client(address, *words, cwd=None):
 @pytest.mark.slow
 def test_the_tinker_package_samples_scores_trains_and_resumes(models, tmp_path):
     needs("tinker")
-    words = (f"teacher={models / 'teacher'}", "--student", f"student={models / 'student'}", "--out", "served")
+    words = (
+        f"teacher={models / 'teacher'}",
+        "--student",
+        f"student={models / 'student'}",
+        "--out",
+        "served",
+    )
     with server(tmp_path, *words) as (address, _):
         found = json.loads(client(address, str(CLIENT), "-").stdout.splitlines()[-1])
     with server(tmp_path, *words) as (address, _):
-        resumed = json.loads(client(address, str(CLIENT), found["path"]).stdout.splitlines()[-1])["resumed"]
+        resumed = json.loads(client(address, str(CLIENT), found["path"]).stdout.splitlines()[-1])[
+            "resumed"
+        ]
     assert resumed == found["whole"][2:]
     assert found["whole"][-1] < found["whole"][0]
     assert found["same_seed"] and found["lengths"] == [5, 5] and found["base"] == "teacher"
     scored = found["prompt_logprobs"]
     assert scored[0] is None and found["last"][:4] == [None] * 4
     assert found["last"][4:] == pytest.approx(scored[4:], abs=1e-5)
-    assert found["topk"][0] is None and all(len(row) == 2 for row in found["topk"][1:]) and found["sample_topk"] == 1
-    assert found["dense"] == found["sparse"] and found["dense"][1] == [0.0, 0.0] and found["dense"][2][0] < 0
+    assert (
+        found["topk"][0] is None
+        and all(len(row) == 2 for row in found["topk"][1:])
+        and found["sample_topk"] == 1
+    )
+    assert (
+        found["dense"] == found["sparse"]
+        and found["dense"][1] == [0.0, 0.0]
+        and found["dense"][2][0] < 0
+    )
     assert found["alternatives"] == [5, 2]
     own = torch.tensor(found["own"])
-    sampler, advantages = torch.tensor([-1.0, -2.0, -3.0, -1.5]), torch.tensor([0.0, 1.0, -0.5, 2.0])
+    sampler, advantages = (
+        torch.tensor([-1.0, -2.0, -3.0, -1.5]),
+        torch.tensor([0.0, 1.0, -0.5, 2.0]),
+    )
     for name, value in found["sums"].items():
-        assert value == pytest.approx(F.POLICY_LOSSES[name].function(own, sampler, advantages).sum().item(), abs=1e-4)
+        assert value == pytest.approx(
+            F.POLICY_LOSSES[name].function(own, sampler, advantages).sum().item(), abs=1e-4
+        )
     assert found["wide"] == [[4, 2], [4, 2]]
     assert found["custom"]["mine"] == pytest.approx((own**2).sum().item(), abs=1e-4)
     assert found["saved"] == pytest.approx(found["snapshot"], abs=1e-6)
@@ -110,7 +147,10 @@ def test_the_tinker_package_samples_scores_trains_and_resumes(models, tmp_path):
 @pytest.mark.slow
 def test_the_cookbooks_on_policy_distillation_runs_and_resumes_unchanged(tmp_path):
     needs("tinker_cookbook.recipes.distillation.on_policy_distillation")
-    names = ("Qwen/Qwen3.5-9B-Base", "Qwen/Qwen3.5-9B")  # what the recipe knows; here folders of tiny models
+    names = (
+        "Qwen/Qwen3.5-9B-Base",
+        "Qwen/Qwen3.5-9B",
+    )  # what the recipe knows; here folders of tiny models
     for seed, name in enumerate(names):
         write_model(tmp_path / name, seed)
     data = tmp_path / "zwhe99" / "DeepMath-103K"
@@ -136,7 +176,9 @@ def test_the_cookbooks_on_policy_distillation_runs_and_resumes_unchanged(tmp_pat
     with server(tmp_path, *names, "--out", "served") as (address, log):
         client(address, *recipe, "max_steps=4", "behavior_if_log_dir_exists=resume", cwd=tmp_path)
         said = log.read_text()
-    rows = [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows if "teacher_kl" in row] == [0, 1, 2, 3]
     assert re.search(r"Qwen3.5-9B-Base: loaded tinker://\S+/weights/", said)
     assert re.search(r"Qwen/Qwen3.5-9B: \d+ requests, scored", said)
@@ -152,7 +194,9 @@ def test_the_cookbooks_two_teachers_teach_each_its_own_prompts_unchanged(tmp_pat
     names = ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3.5-397B-A17B")
     for seed, name in enumerate(names):
         write_model(tmp_path / name, seed)
-    write_rows(tmp_path / "zwhe99" / "DeepMath-103K", [{"question": question} for question in QUESTIONS])
+    write_rows(
+        tmp_path / "zwhe99" / "DeepMath-103K", [{"question": question} for question in QUESTIONS]
+    )
     turns = [{"messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
     write_rows(tmp_path / "allenai" / "tulu-3-sft-mixture", turns)
     recipe = [
@@ -170,7 +214,9 @@ def test_the_cookbooks_two_teachers_teach_each_its_own_prompts_unchanged(tmp_pat
     with server(tmp_path, *names, "--out", "served") as (address, log):
         client(address, *recipe, cwd=tmp_path)
         said = log.read_text()
-    rows = [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows if "teacher_kl" in row] == [0, 1]
     for teacher in names[1:]:
         assert re.search(rf"{re.escape(teacher)}: \d+ requests, scored", said), said
@@ -204,7 +250,9 @@ def test_the_cookbooks_self_distillation_runs_unchanged(tmp_path, how):
     with server(tmp_path, name, "--out", "served") as (address, _):
         client(address, "-c", make, cwd=tmp_path)
         client(address, *recipe, cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert len([row for row in rows if any(key.startswith("sdft/") for key in row)]) == 2
 
 
@@ -225,7 +273,13 @@ def test_a_model_in_training_is_saved_when_the_server_is_told_to_stop(models, tm
 
     with server(tmp_path, f"student={models / 'student'}", "--out", "served") as (address, log):
         session = post("create_session", tags=[])["session_id"]
-        made = post("create_model", session_id=session, model_seq_id=0, base_model="student", lora_config={"rank": 2})
+        made = post(
+            "create_model",
+            session_id=session,
+            model_seq_id=0,
+            base_model="student",
+            lora_config={"rank": 2},
+        )
         model = post("retrieve_future", request_id=made["request_id"])["model_id"]
         stepped = post("optim_step", model_id=model, adam_params={})
         assert "metrics" in post("retrieve_future", request_id=stepped["request_id"])

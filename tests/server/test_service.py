@@ -46,7 +46,9 @@ def tensor(message):
 
 
 def test_prompt_logprobs_are_the_models_own_whatever_the_temperature(client, teacher):
-    found = client.sample(PROMPT, max_tokens=1, temperature=0.5, base_model="teacher", prompt_logprobs=True)
+    found = client.sample(
+        PROMPT, max_tokens=1, temperature=0.5, base_model="teacher", prompt_logprobs=True
+    )
     whole = expected(teacher, PROMPT)[:-1].gather(-1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
     answer = floats(found.prompt_logprobs)
     assert np.isnan(answer[0])
@@ -55,7 +57,11 @@ def test_prompt_logprobs_are_the_models_own_whatever_the_temperature(client, tea
 
 
 def test_the_last_tokens_alone_can_be_scored(client, teacher):
-    whole = floats(client.sample(PROMPT, max_tokens=1, base_model="teacher", prompt_logprobs=True).prompt_logprobs)
+    whole = floats(
+        client.sample(
+            PROMPT, max_tokens=1, base_model="teacher", prompt_logprobs=True
+        ).prompt_logprobs
+    )
     last = client.sample(
         PROMPT,
         max_tokens=1,
@@ -72,7 +78,9 @@ def test_the_last_tokens_alone_can_be_scored(client, teacher):
 
 
 def test_the_likeliest_tokens_of_every_position(client, teacher):
-    found = client.sample(PROMPT, max_tokens=1, base_model="teacher", prompt_logprobs=True, topk_prompt_logprobs=3)
+    found = client.sample(
+        PROMPT, max_tokens=1, base_model="teacher", prompt_logprobs=True, topk_prompt_logprobs=3
+    )
     table = found.topk_prompt_logprobs
     top = expected(teacher, PROMPT)[:-1].topk(3)
     ids = np.frombuffer(table.token_ids, dtype="<i4").reshape(6, 3)
@@ -84,7 +92,11 @@ def test_the_likeliest_tokens_of_every_position(client, teacher):
 def test_named_tokens_dense_and_sparse(client, teacher):
     named = [[1, -1], [2, 3], [-1, -1], [5, 4], [2, 1]]
     whole = expected(teacher, PROMPT)[:-1]
-    wanted = whole.gather(-1, torch.tensor(named).clamp_min(0)).masked_fill(torch.tensor(named) < 0, 0.0).numpy()
+    wanted = (
+        whole.gather(-1, torch.tensor(named).clamp_min(0))
+        .masked_fill(torch.tensor(named) < 0, 0.0)
+        .numpy()
+    )
     dense = {"data": [id for row in named for id in row], "dtype": "int64", "shape": [5, 2]}
     found = client.sample(PROMPT, max_tokens=1, base_model="teacher", target_prompt_logprobs=dense)
     assert tensor(found.target_prompt_logprobs) == pytest.approx(wanted, abs=1e-5)
@@ -99,7 +111,10 @@ def test_named_tokens_dense_and_sparse(client, teacher):
         PROMPT, max_tokens=1, base_model="teacher", target_prompt_logprobs=sparse
     ).target_prompt_logprobs
     assert floats(found.sparse_csr.values) == pytest.approx(wanted[np.array(named) >= 0], abs=1e-5)
-    assert np.frombuffer(found.sparse_csr.crow_indices, dtype="<i8").tolist() == sparse["sparse_crow_indices"]
+    assert (
+        np.frombuffer(found.sparse_csr.crow_indices, dtype="<i8").tolist()
+        == sparse["sparse_crow_indices"]
+    )
 
 
 def test_named_tokens_of_the_last_position_score_no_more_than_that(client, teacher):
@@ -115,7 +130,9 @@ def test_named_tokens_of_the_last_position_score_no_more_than_that(client, teach
 def test_draws_at_every_position_are_the_same_whatever_else_is_asked(client, teacher):
     asked = {"max_tokens": 1, "base_model": "teacher", "prompt_alt_tokens_k": 3, "seed": 5}
     alone = client.sample(PROMPT, **asked).prompt_alt_tokens
-    also = client.sample(PROMPT, prompt_logprobs=True, topk_prompt_logprobs=2, **asked).prompt_alt_tokens
+    also = client.sample(
+        PROMPT, prompt_logprobs=True, topk_prompt_logprobs=2, **asked
+    ).prompt_alt_tokens
     assert alone.tokens.dense == also.tokens.dense
     ids = np.frombuffer(alone.tokens.dense, dtype="<i4").reshape(5, 3)
     natural = expected(teacher, PROMPT)[:-1].gather(-1, torch.tensor(ids.astype("int64"))).numpy()
@@ -126,19 +143,33 @@ def test_draws_at_every_position_are_the_same_whatever_else_is_asked(client, tea
 
 
 def test_samples_are_those_of_the_library_with_the_seeds_of_the_request(client, teacher, models):
-    found = client.sample(PROMPT, seed=7, num=3, max_tokens=5, temperature=0.8, base_model="teacher")
+    found = client.sample(
+        PROMPT, seed=7, num=3, max_tokens=5, temperature=0.8, base_model="teacher"
+    )
     renderer = load(ModelConfig(model=str(models / "teacher"), device="cpu")).renderer
     requests = [SampleRequest(tuple(PROMPT), seed) for seed in (7, seed_of(7, 1), seed_of(7, 2))]
-    own = LocalSampler(teacher).sample(requests, SamplingParams(5, temperature=0.8, stop_ids=renderer.stop_ids))
+    own = LocalSampler(teacher).sample(
+        requests, SamplingParams(5, temperature=0.8, stop_ids=renderer.stop_ids)
+    )
     for sequence, sample in zip(found.sequences, own, strict=True):
         assert np.frombuffer(sequence.tokens, dtype="<i4").tolist() == sample.tokens.tolist()
-        assert floats(sequence.logprobs) == pytest.approx(sample.sampling_logprobs.numpy(), abs=1e-5)
+        assert floats(sequence.logprobs) == pytest.approx(
+            sample.sampling_logprobs.numpy(), abs=1e-5
+        )
         assert sequence.stop_reason == (sample.stop_reason == "length")
 
 
 def test_what_is_sampled_and_scored_does_not_depend_on_the_batch(client):
-    asked = [{"seed": n, "max_tokens": 3 + n % 2, "num": 2, "base_model": "teacher"} for n in range(6)]
-    scored = {"seed": 1, "max_tokens": 1, "base_model": "teacher", "prompt_logprobs": True, "prompt_alt_tokens_k": 2}
+    asked = [
+        {"seed": n, "max_tokens": 3 + n % 2, "num": 2, "base_model": "teacher"} for n in range(6)
+    ]
+    scored = {
+        "seed": 1,
+        "max_tokens": 1,
+        "base_model": "teacher",
+        "prompt_logprobs": True,
+        "prompt_alt_tokens_k": 2,
+    }
     alone = [client.sample(PROMPT[: 2 + n % 3], **one) for n, one in enumerate(asked)] + [
         client.sample(PROMPT, **scored)
     ]
@@ -151,14 +182,23 @@ def test_what_is_sampled_and_scored_does_not_depend_on_the_batch(client):
         together.ParseFromString(client.wait(reply))
         assert [s.tokens for s in together.sequences] == [s.tokens for s in one.sequences]
         assert together.prompt_alt_tokens.tokens.dense == one.prompt_alt_tokens.tokens.dense
-        assert floats(together.prompt_logprobs) == pytest.approx(floats(one.prompt_logprobs), abs=1e-5, nan_ok=True)
+        assert floats(together.prompt_logprobs) == pytest.approx(
+            floats(one.prompt_logprobs), abs=1e-5, nan_ok=True
+        )
     assert any("6 requests, wrote" in line for line in client.said)
 
 
 def test_stops_are_tokens_or_texts_or_none_at_all(client, models):
     tokenizer = load(ModelConfig(model=str(models / "teacher"), device="cpu")).renderer.tokenizer
     everything = list(range(len(tokenizer)))
-    assert len(client.sample(PROMPT, base_model="teacher", max_tokens=9, stop=everything).sequences[0].tokens) == 4
+    assert (
+        len(
+            client.sample(PROMPT, base_model="teacher", max_tokens=9, stop=everything)
+            .sequences[0]
+            .tokens
+        )
+        == 4
+    )
     endless = client.sample(PROMPT, base_model="teacher", max_tokens=9, num=4, stop=[])
     assert all(len(s.tokens) == 36 and s.stop_reason == 1 for s in endless.sequences)
     free = [np.frombuffer(s.tokens, dtype="<i4").tolist() for s in endless.sequences]
@@ -172,12 +212,17 @@ def test_stops_are_tokens_or_texts_or_none_at_all(client, models):
 
 
 def test_the_likeliest_tokens_at_each_drawn_one(client, teacher):
-    found = client.sample(PROMPT, base_model="teacher", num=2, max_tokens=3, stop=[], topk_sample_logprobs=2)
+    found = client.sample(
+        PROMPT, base_model="teacher", num=2, max_tokens=3, stop=[], topk_sample_logprobs=2
+    )
     for sequence in found.sequences:
         tokens = np.frombuffer(sequence.tokens, dtype="<i4").tolist()
         top = expected(teacher, PROMPT + tokens)[len(PROMPT) - 1 : -1].topk(2)
         table = sequence.topk_sampled_logprobs
-        assert np.frombuffer(table.token_ids, dtype="<i4").reshape(3, 2).tolist() == top.indices.tolist()
+        assert (
+            np.frombuffer(table.token_ids, dtype="<i4").reshape(3, 2).tolist()
+            == top.indices.tolist()
+        )
 
 
 def test_greedy_samples_come_with_the_models_own_logprobs(client, teacher):
@@ -189,7 +234,11 @@ def test_greedy_samples_come_with_the_models_own_logprobs(client, teacher):
 
 def test_a_request_draws_only_so_many_tokens(client):
     error = client.post(
-        "asample", 400, **{**ASKED, "sampling_params": {"max_tokens": 4096}}, num_samples=1000, base_model="teacher"
+        "asample",
+        400,
+        **{**ASKED, "sampling_params": {"max_tokens": 4096}},
+        num_samples=1000,
+        base_model="teacher",
     )["error"]
     assert error == (
         "num_samples 1000 times max_tokens 4096 is more than the 2097152 tokens that a request may draw; ask for at most 512 "
@@ -211,9 +260,14 @@ def test_a_small_request_does_not_wait_for_a_large_one_and_a_running_one_can_be_
 
 def test_a_prompt_may_fill_the_context_when_it_is_scored(client):
     assert floats(
-        client.sample([1] * 512, max_tokens=1, base_model="teacher", prompt_logprobs=True).prompt_logprobs
+        client.sample(
+            [1] * 512, max_tokens=1, base_model="teacher", prompt_logprobs=True
+        ).prompt_logprobs
     ).shape == (512,)
-    with pytest.raises(VerifierFailed, match="512 tokens of prompt and max_tokens 2 do not fit in the context of 512"):
+    with pytest.raises(
+        VerifierFailed,
+        match="512 tokens of prompt and max_tokens 2 do not fit in the context of 512",
+    ):
         client.sample([1] * 512, max_tokens=2, base_model="teacher")
 
 
@@ -243,7 +297,12 @@ def test_a_question_that_makes_no_sense_fails_alone(client, asked, text):
     prompt = asked.pop("tokens", PROMPT)
     prompt_logprobs = "prompt_logprobs_last_n" not in asked and "stop" not in asked
     good = client.ask(PROMPT, base_model="teacher", prompt_logprobs=prompt_logprobs)
-    bad = client.ask(prompt, base_model="teacher", **({"prompt_logprobs": True} if prompt_logprobs else {}), **asked)
+    bad = client.ask(
+        prompt,
+        base_model="teacher",
+        **({"prompt_logprobs": True} if prompt_logprobs else {}),
+        **asked,
+    )
     with pytest.raises(VerifierFailed, match=text):
         client.wait(bad)
     client.wait(good)
@@ -257,7 +316,9 @@ DRAWN = {**SEQUENCE, "logprobs": [-1.0, -2.0, -3.0, -1.5], "advantages": [0.0, 1
 
 def test_losses_are_those_of_functional(client):
     model = client.model(number=1)
-    student = client.train(model, [{**SEQUENCE, "weights": [0.0] * 4}], "cross_entropy", forward_only=True)
+    student = client.train(
+        model, [{**SEQUENCE, "weights": [0.0] * 4}], "cross_entropy", forward_only=True
+    )
     own = torch.tensor(logprobs(student)[0])
     sampler, advantages = torch.tensor(DRAWN["logprobs"]), torch.tensor(DRAWN["advantages"])
     for name in ("importance_sampling", "ppo", "cispo", "dro"):
@@ -282,7 +343,9 @@ def test_one_ratio_for_a_text_whatever_the_pieces_it_is_read_in(client, monkeypa
         sums.append(found.metrics["loss:sum"])
         norms.append(client.step(model)["metrics"]["grad_norm"])
     own = torch.tensor(logprobs(found)[0], requires_grad=True)
-    inputs = [torch.tensor(datum[name]) for name in ("logprobs", "advantages", "sequence_ratio_mask")]
+    inputs = [
+        torch.tensor(datum[name]) for name in ("logprobs", "advantages", "sequence_ratio_mask")
+    ]
     loss = F.gspo(own, *inputs, **bounds).sum()
     assert sums == pytest.approx([2 * loss.item()] * 2, abs=1e-4)
     assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0
@@ -296,10 +359,14 @@ def test_one_ratio_for_a_text_whatever_the_pieces_it_is_read_in(client, monkeypa
 
 def test_a_mask_multiplies_the_loss_and_weights_may_be_left_out(client):
     model = client.model(number=23)
-    weighted = client.train(model, [{**SEQUENCE, "weights": [1.0] * 4}], "cross_entropy", forward_only=True)
+    weighted = client.train(
+        model, [{**SEQUENCE, "weights": [1.0] * 4}], "cross_entropy", forward_only=True
+    )
     plain = client.train(model, [SEQUENCE], "cross_entropy", forward_only=True)
     assert plain.metrics["loss:sum"] == weighted.metrics["loss:sum"]
-    masked = client.train(model, [{**SEQUENCE, "mask": [0.0, 1.0, 0.0, 0.5]}], "cross_entropy", forward_only=True)
+    masked = client.train(
+        model, [{**SEQUENCE, "mask": [0.0, 1.0, 0.0, 0.5]}], "cross_entropy", forward_only=True
+    )
     own = logprobs(plain)[0]
     assert masked.metrics["loss:sum"] == pytest.approx(-own[1] - 0.5 * own[3], abs=1e-5)
     without = {**DRAWN, "mask": [0.0, 1.0, 0.0, 1.0]}
@@ -313,24 +380,36 @@ def test_clients_in_other_processes_number_their_requests_from_very_far(client):
     for number in (10**18, 2**63 - 1):
         assert len(client.sample(PROMPT, sampling_session_id=sampler, seq_id=number).sequences) == 1
     error = client.post("asample", 400, **ASKED, sampling_session_id=sampler, seq_id=2**63)["error"]
-    assert error.startswith("SampleBody: seq_id: Input should be less than or equal to 9223372036854775807")
+    assert error.startswith(
+        "SampleBody: seq_id: Input should be less than or equal to 9223372036854775807"
+    )
 
 
 def test_stability_info_is_refused_with_what_to_write_instead(client):
-    error = client.post("asample", 400, **ASKED, base_model="teacher", record_stability_info=True)["error"]
-    assert error.startswith("loss_fn stable_reinforce and its record_stability_info are not computed here")
+    error = client.post("asample", 400, **ASKED, base_model="teacher", record_stability_info=True)[
+        "error"
+    ]
+    assert error.startswith(
+        "loss_fn stable_reinforce and its record_stability_info are not computed here"
+    )
     client.sample(PROMPT, base_model="teacher", record_stability_info=False)
 
 
 def test_several_targets_at_a_token_and_texts_with_differing_numbers_of_them(client):
     model = client.model(number=2)
-    wide = {"tokens": [1, 2], "target_tokens": [[2, 3], [3, 1]], "weights": [[0.5, 0.5], [0.0, 1.0]]}
+    wide = {
+        "tokens": [1, 2],
+        "target_tokens": [[2, 3], [3, 1]],
+        "weights": [[0.5, 0.5], [0.0, 1.0]],
+    }
     found = client.train(model, [wide, {**SEQUENCE, "weights": [1.0] * 4}, wide], "cross_entropy")
     first, narrow, last = logprobs(found)
     assert first.shape == (2, 2) and narrow.shape == (4,)
     assert first == pytest.approx(last, abs=1e-6)
     weights = np.array(wide["weights"])
-    assert found.metrics["loss:sum"] == pytest.approx(-2 * (first * weights).sum() - narrow.sum(), abs=1e-4)
+    assert found.metrics["loss:sum"] == pytest.approx(
+        -2 * (first * weights).sum() - narrow.sum(), abs=1e-4
+    )
 
 
 def test_training_learns_and_a_sampler_of_its_weights_says_so(client):
@@ -343,7 +422,10 @@ def test_training_learns_and_a_sampler_of_its_weights_says_so(client):
     assert losses[-1] < 0.9 * losses[0]
     assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
     reply = client.post(
-        "save_weights_for_sampler", model_id=model, seq_id=client.number(model), sampling_session_seq_id=50
+        "save_weights_for_sampler",
+        model_id=model,
+        seq_id=client.number(model),
+        sampling_session_seq_id=50,
     )
     snapshot = client.wait(reply)["sampling_session_id"]
     named = client.sampler(51, model_path=client.save(model, "now", "save_weights_for_sampler"))
@@ -351,16 +433,24 @@ def test_training_learns_and_a_sampler_of_its_weights_says_so(client):
     after = client.train(model, [datum], "cross_entropy", forward_only=True)
     for sampler in (snapshot, named):
         found = floats(
-            client.sample(text, max_tokens=1, sampling_session_id=sampler, prompt_logprobs=True).prompt_logprobs
+            client.sample(
+                text, max_tokens=1, sampling_session_id=sampler, prompt_logprobs=True
+            ).prompt_logprobs
         )
         assert found[1:] == pytest.approx(logprobs(after)[0], abs=1e-5)
     client.train(model, [datum], "cross_entropy")
     client.step(model, 0.5)
     again = floats(
-        client.sample(text, max_tokens=1, sampling_session_id=snapshot, prompt_logprobs=True).prompt_logprobs
+        client.sample(
+            text, max_tokens=1, sampling_session_id=snapshot, prompt_logprobs=True
+        ).prompt_logprobs
     )
     assert again == pytest.approx(found, abs=1e-6, nan_ok=True)
-    base = floats(client.sample(text, max_tokens=1, base_model="student", prompt_logprobs=True).prompt_logprobs)
+    base = floats(
+        client.sample(
+            text, max_tokens=1, base_model="student", prompt_logprobs=True
+        ).prompt_logprobs
+    )
     assert np.abs(base[1:] - found[1:]).max() > 0.01
     info = client.http.get(f"{V1}/samplers/{named}").json()
     assert info["base_model"] == "student" and info["model_path"].endswith("/sampler_weights/now")
@@ -381,13 +471,18 @@ def test_samplers_in_flight_follow_what_their_model_publishes(client):
         return client.wait(reply)["sampling_session_id"]
 
     def read(sampler):
-        answer = client.sample(text, max_tokens=1, sampling_session_id=sampler, prompt_logprobs=True)
+        answer = client.sample(
+            text, max_tokens=1, sampling_session_id=sampler, prompt_logprobs=True
+        )
         return floats(answer.prompt_logprobs)[1:]
 
     first = publish(100)
     snapshot = client.wait(
         client.post(
-            "save_weights_for_sampler", model_id=model, seq_id=client.number(model), sampling_session_seq_id=101
+            "save_weights_for_sampler",
+            model_id=model,
+            seq_id=client.number(model),
+            sampling_session_seq_id=101,
         )
     )["sampling_session_id"]
     before = read(first)
@@ -423,7 +518,8 @@ def test_gradients_add_up_over_requests_and_are_clipped_where_that_is_asked(clie
     norms = [client.step(model, grad_clip_norm=0.1)["metrics"]["grad_norm"] for model in (one, two)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     results = [
-        client.train(model, [datum], "cross_entropy", forward_only=True).metrics["loss:sum"] for model in (one, two)
+        client.train(model, [datum], "cross_entropy", forward_only=True).metrics["loss:sum"]
+        for model in (one, two)
     ]
     assert results[0] == pytest.approx(results[1], rel=1e-5)
 
@@ -455,8 +551,14 @@ def test_two_models_over_one_base_do_not_disturb_each_other(client):
     before = client.train(still, [datum], "cross_entropy", forward_only=True).metrics["loss:sum"]
     client.train(moving, [datum], "cross_entropy")
     client.step(moving, 0.1)
-    assert client.train(still, [datum], "cross_entropy", forward_only=True).metrics["loss:sum"] == before
-    assert client.train(moving, [datum], "cross_entropy", forward_only=True).metrics["loss:sum"] != before
+    assert (
+        client.train(still, [datum], "cross_entropy", forward_only=True).metrics["loss:sum"]
+        == before
+    )
+    assert (
+        client.train(moving, [datum], "cross_entropy", forward_only=True).metrics["loss:sum"]
+        != before
+    )
 
 
 BROKEN = [
@@ -464,12 +566,18 @@ BROKEN = [
         {"loss": "grpo"},
         "loss_fn 'grpo' is not computed here; there are cross_entropy, importance_sampling, ppo, cispo, dro, gspo",
     ),
-    ({"loss": "stable_reinforce"}, "the loss's definition is not public; write loss_fn=importance_sampling, ppo"),
+    (
+        {"loss": "stable_reinforce"},
+        "the loss's definition is not public; write loss_fn=importance_sampling, ppo",
+    ),
     (
         {"loss": "gspo", "datum": {**DRAWN, "sequence_ratio_mask": [0.0] * 4}},
         "datum 0: sequence_ratio_mask marks no token; mark those that were sampled",
     ),
-    ({"datum": {**DRAWN, "mask": [1.0]}}, r"datum 0: mask has the shape \[1\], target_tokens \[4\]"),
+    (
+        {"datum": {**DRAWN, "mask": [1.0]}},
+        r"datum 0: mask has the shape \[1\], target_tokens \[4\]",
+    ),
     (
         {"config": {"epsilon": 0.2}},
         "loss_fn_config of importance_sampling: no number is named 'epsilon'; there are: none",
@@ -482,13 +590,22 @@ BROKEN = [
         {"datum": {**DRAWN, "target_tokens": [2, 3]}},
         r"datum 0: target_tokens has the shape \[2\], not that of the 4 tokens",
     ),
-    ({"datum": {**DRAWN, "advantages": [1.0]}}, r"datum 0: advantages has the shape \[1\], target_tokens \[4\]"),
-    ({"datum": {**DRAWN, "tokens": [1, 2, 3, 77]}}, "datum 0: model_input: token 77 is not one of the 11"),
+    (
+        {"datum": {**DRAWN, "advantages": [1.0]}},
+        r"datum 0: advantages has the shape \[1\], target_tokens \[4\]",
+    ),
+    (
+        {"datum": {**DRAWN, "tokens": [1, 2, 3, 77]}},
+        "datum 0: model_input: token 77 is not one of the 11",
+    ),
     (
         {"datum": {**DRAWN, "target_tokens": [2, 3, 4, -1]}},
         "datum 0: target_tokens are not all below the vocabulary of 11",
     ),
-    ({"datum": {**DRAWN, "advantages": [float("nan")] * 4}}, "datum 0: its loss is nan, not a number"),
+    (
+        {"datum": {**DRAWN, "advantages": [float("nan")] * 4}},
+        "datum 0: its loss is nan, not a number",
+    ),
     ({"data": []}, "the request has no data; send at least one datum"),
 ]
 
@@ -499,19 +616,28 @@ def test_what_cannot_be_trained_on_is_named(client, broken, text):
     client.numbers.setdefault(model, 0)
     data = broken.get("data", [broken.get("datum", DRAWN)])
     with pytest.raises(VerifierFailed, match=text):
-        client.train(model, data, broken.get("loss", "importance_sampling"), **broken.get("config", {}))
+        client.train(
+            model, data, broken.get("loss", "importance_sampling"), **broken.get("config", {})
+        )
 
 
 def test_what_there_is(client):
-    assert client.http.get("/healthz").json() == {"status": "ok"} == client.http.get(f"{V1}/healthz").json()
+    assert (
+        client.http.get("/healthz").json()
+        == {"status": "ok"}
+        == client.http.get(f"{V1}/healthz").json()
+    )
     rows = {
-        row["model_name"]: row for row in client.http.get(f"{V1}/get_server_capabilities").json()["supported_models"]
+        row["model_name"]: row
+        for row in client.http.get(f"{V1}/get_server_capabilities").json()["supported_models"]
     }
     assert rows["student"]["trainable"] and not rows["teacher"]["trainable"]
     assert rows["teacher"]["sampleable"]
     assert client.post("client/config", sdk_version="0.38.0")["proto_compress_fwdbwd"] is False
     assert client.post("telemetry", anything=1) == {"status": "accepted"}
-    assert client.post("session_heartbeat", session_id=client.session) == {"type": "session_heartbeat"}
+    assert client.post("session_heartbeat", session_id=client.session) == {
+        "type": "session_heartbeat"
+    }
     info = client.post("get_info", model_id=client.model(number=11))
     assert (
         info["model_data"]["model_name"] == "student"
@@ -521,10 +647,25 @@ def test_what_there_is(client):
 
 
 REFUSED = [
-    ("create_model", {"base_model": "nobody"}, 404, "no model 'nobody' is served here; there are student, teacher"),
+    (
+        "create_model",
+        {"base_model": "nobody"},
+        404,
+        "no model 'nobody' is served here; there are student, teacher",
+    ),
     ("create_model", {"base_model": "../../etc"}, 404, "no model '../../etc' is served here"),
-    ("create_model", {"base_model": "teacher"}, 400, "teacher only samples and scores here; to be trained are student"),
-    ("create_model", {"lora_config": None}, 400, "lora_config is missing: only adapters are trained here"),
+    (
+        "create_model",
+        {"base_model": "teacher"},
+        400,
+        "teacher only samples and scores here; to be trained are student",
+    ),
+    (
+        "create_model",
+        {"lora_config": None},
+        400,
+        "lora_config is missing: only adapters are trained here",
+    ),
     (
         "create_model",
         {"lora_config": {"rank": 0}},
@@ -537,7 +678,12 @@ REFUSED = [
         400,
         "CreateModel: optimizer_config.type: String should match",
     ),
-    ("create_model", {"session_id": "gone"}, 410, "the session has ended or belongs to an earlier server"),
+    (
+        "create_model",
+        {"session_id": "gone"},
+        410,
+        "the session has ended or belongs to an earlier server",
+    ),
     ("create_model", {"more": 1}, 400, "CreateModel: more: Extra inputs are not permitted"),
     (
         "create_model",
@@ -548,31 +694,64 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "status", "text"), REFUSED, ids=[text[:40] for *_, text in REFUSED])
+@pytest.mark.parametrize(
+    ("name", "changes", "status", "text"), REFUSED, ids=[text[:40] for *_, text in REFUSED]
+)
 def test_a_model_that_cannot_be_made_is_refused(client, name, changes, status, text):
-    body = {"session_id": client.session, "model_seq_id": 77, "base_model": "student", "lora_config": {"rank": 2}}
+    body = {
+        "session_id": client.session,
+        "model_seq_id": 77,
+        "base_model": "student",
+        "lora_config": {"rank": 2},
+    }
     assert client.post(name, status, **{**body, **changes})["error"].startswith(text)
 
 
 def test_what_is_not_there_is_named(client):
-    for path in ("tinker://nobody:train:0/weights/a", f"tinker://{client.session}:train:0/weights/none"):
-        assert "there is no checkpoint" in client.post("weights_info", 404, tinker_path=path)["error"]
-    for path in ("tinker://x/../../etc/passwd", "file:///etc/passwd", "tinker://a:train:0/weights/../../x"):
-        assert "is not the address of a checkpoint here" in client.post("weights_info", 400, tinker_path=path)["error"]
-    assert "there is no training model" in client.post("get_info", 404, model_id="x:train:0")["error"]
+    for path in (
+        "tinker://nobody:train:0/weights/a",
+        f"tinker://{client.session}:train:0/weights/none",
+    ):
+        assert (
+            "there is no checkpoint" in client.post("weights_info", 404, tinker_path=path)["error"]
+        )
+    for path in (
+        "tinker://x/../../etc/passwd",
+        "file:///etc/passwd",
+        "tinker://a:train:0/weights/../../x",
+    ):
+        assert (
+            "is not the address of a checkpoint here"
+            in client.post("weights_info", 400, tinker_path=path)["error"]
+        )
+    assert (
+        "there is no training model" in client.post("get_info", 404, model_id="x:train:0")["error"]
+    )
     assert "there is no request" in client.post("retrieve_future", 404, request_id="x")["error"]
     assert "there is no training run" in client.http.get(f"{V1}/training_runs/x").json()["error"]
     asked = {"prompt": {"chunks": []}, "sampling_params": {}}
-    assert "there is no sampling session" in client.post("asample", 410, sampling_session_id="x", **asked)["error"]
+    assert (
+        "there is no sampling session"
+        in client.post("asample", 410, sampling_session_id="x", **asked)["error"]
+    )
     assert "name a base_model or a model_path" in client.post("asample", 400, **asked)["error"]
 
 
 def test_images_are_refused_in_both_protocols(client):
     chunk = {"type": "image", "data": "", "format": "png"}
-    error = client.post("asample", 400, prompt={"chunks": [chunk]}, sampling_params={}, base_model="teacher")["error"]
+    error = client.post(
+        "asample", 400, prompt={"chunks": [chunk]}, sampling_params={}, base_model="teacher"
+    )["error"]
     assert error.startswith("SampleBody: prompt.chunks.0")
-    message = client.train_request(client.model(number=12), [{**SEQUENCE, "weights": [1.0] * 4}], "cross_entropy", {})
+    message = client.train_request(
+        client.model(number=12), [{**SEQUENCE, "weights": [1.0] * 4}], "cross_entropy", {}
+    )
     message.data[0].model_input.add().image.format = "png"
     headers = {"content-type": "application/x-protobuf"}
-    response = client.http.post(f"{V1}/forward_backward", content=message.SerializeToString(), headers=headers)
-    assert response.status_code == 400 and "datum 0: images and audio are not read here" in response.json()["error"]
+    response = client.http.post(
+        f"{V1}/forward_backward", content=message.SerializeToString(), headers=headers
+    )
+    assert (
+        response.status_code == 400
+        and "datum 0: images and audio are not read here" in response.json()["error"]
+    )

@@ -50,7 +50,10 @@ def test_small_work_is_done_while_large_work_goes_on(worker):
     assert large.begun.wait(10)
     for key in ("weights", "other"):
         assert worker.submit(ModelJob(key, stepped, key, lane=0)).result(10).body == key.encode()
-    assert worker.submit(ModelJob(None, lambda items: [Answer(b"trained", "")])).result(10).body == b"trained"
+    assert (
+        worker.submit(ModelJob(None, lambda items: [Answer(b"trained", "")])).result(10).body
+        == b"trained"
+    )
     assert not slow.done()
     large.end.set()
     assert slow.result(10).body == b"large"
@@ -103,7 +106,10 @@ def test_a_model_that_does_not_fit_waits_until_nothing_is_in_progress_and_is_nex
 
     slow = worker.submit(ModelJob("large", large.run, "x", lane=1, base="a"))
     assert large.begun.wait(10)
-    waiting = [worker.submit(ModelJob(name, note, base=base)) for name, base in (("b", "b"), ("later", "a"))]
+    waiting = [
+        worker.submit(ModelJob(name, note, base=base))
+        for name, base in (("b", "b"), ("later", "a"))
+    ]
     assert not waiting[0].done() and not done
     large.end.set()
     for future in (slow, *waiting):

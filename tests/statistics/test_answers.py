@@ -17,7 +17,9 @@ from practicum.statistics import (
 )
 
 
-@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+@given(
+    st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
+)
 def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(case: tuple[int, int, int]) -> None:
     count, right, k = case
     answers = [place < right for place in range(count)]
@@ -51,19 +53,32 @@ def test_similarity_is_over_pairs() -> None:
 
 def test_confidence_that_is_earned_has_no_error() -> None:
     confidences = [0.25] * 4 + [0.75] * 4
-    assert calibration_error(confidences, [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0], bins=2) == pytest.approx(0.0)
+    assert calibration_error(
+        confidences, [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0], bins=2
+    ) == pytest.approx(0.0)
     assert calibration_error([1.0] * 4, [1.0, 0.0, 0.0, 0.0], bins=1) == pytest.approx(0.75)
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=1, max_size=20, unique_by=lambda row: row[0]),
+    st.lists(
+        st.tuples(st.floats(0, 1), st.integers(0, 1)),
+        min_size=1,
+        max_size=20,
+        unique_by=lambda row: row[0],
+    ),
     st.integers(1, 12),
 )
-def test_the_calibration_error_is_the_mean_gap_of_equal_bins(rows: Sequence[tuple[float, int]], bins: int) -> None:
+def test_the_calibration_error_is_the_mean_gap_of_equal_bins(
+    rows: Sequence[tuple[float, int]], bins: int
+) -> None:
     ordered = sorted(rows)
-    parts = [ordered[len(ordered) * b // bins : len(ordered) * (b + 1) // bins] for b in range(bins)]
+    parts = [
+        ordered[len(ordered) * b // bins : len(ordered) * (b + 1) // bins] for b in range(bins)
+    ]
     expected = sum(
-        len(part) / len(rows) * abs(sum(c for c, _ in part) / len(part) - sum(r for _, r in part) / len(part))
+        len(part)
+        / len(rows)
+        * abs(sum(c for c, _ in part) / len(part) - sum(r for _, r in part) / len(part))
         for part in parts
         if part
     )

@@ -29,7 +29,8 @@ def test_a_share_at_an_end_stays_there_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "expected"), [((-1.0, 1.0), True), ((0.0, 1.0), True), ((0.1, 1.0), False), ((-2.0, -1.0), False)]
+    ("interval", "expected"),
+    [((-1.0, 1.0), True), ((0.0, 1.0), True), ((0.1, 1.0), False), ((-2.0, -1.0), False)],
 )
 def test_zero_is_within_or_not(interval: tuple[float, float], expected: bool) -> None:
     assert contains_zero(Interval(0.5, *interval)) is expected
@@ -51,7 +52,9 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
     generator = torch.Generator().manual_seed(1)
     held = naive = 0
     for number in range(300):
-        groups = [torch.full((30,), value) for value in torch.randn(40, generator=generator).tolist()]
+        groups = [
+            torch.full((30,), value) for value in torch.randn(40, generator=generator).tolist()
+        ]
         over_prompts = cluster_bootstrap(groups, number)
         held += over_prompts.low <= 0.0 <= over_prompts.high
         if number < 40:
@@ -61,8 +64,14 @@ def test_tokens_of_one_prompt_are_not_independent() -> None:
 
 
 def test_a_clustered_mean_is_over_tokens_and_leaves_empty_groups_out() -> None:
-    found = cluster_bootstrap([torch.tensor([1.0, 2.0, 3.0]), torch.zeros(0), torch.tensor([10.0])], 0)
-    assert found.mean == pytest.approx(4.0) and found.low == pytest.approx(2.0) and found.high == pytest.approx(10.0)
+    found = cluster_bootstrap(
+        [torch.tensor([1.0, 2.0, 3.0]), torch.zeros(0), torch.tensor([10.0])], 0
+    )
+    assert (
+        found.mean == pytest.approx(4.0)
+        and found.low == pytest.approx(2.0)
+        and found.high == pytest.approx(10.0)
+    )
     assert cluster_bootstrap([torch.tensor([1.0])], 0) == Interval(1.0, 1.0, 1.0)
 
 
@@ -76,7 +85,9 @@ def test_clusters_of_one_token_each_are_a_plain_bootstrap() -> None:
     values = torch.randn(50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     one, other = cluster_bootstrap(list(values[:, None]), 3), bootstrap(values, 3)
     assert one.mean == pytest.approx(other.mean)
-    assert one.low == pytest.approx(other.low, abs=0.05) and one.high == pytest.approx(other.high, abs=0.05)
+    assert one.low == pytest.approx(other.low, abs=0.05) and one.high == pytest.approx(
+        other.high, abs=0.05
+    )
 
 
 def test_a_difference_is_paired() -> None:
@@ -109,7 +120,9 @@ def test_reversing_the_scores_mirrors_the_area() -> None:
 
 
 @pytest.mark.parametrize(("good", "bad", "expected"), [(32, 32, 0.061), (13, 51, 0.084)])
-def test_the_spread_of_an_area_is_that_of_hanley_and_mcneil(good: int, bad: int, expected: float) -> None:
+def test_the_spread_of_an_area_is_that_of_hanley_and_mcneil(
+    good: int, bad: int, expected: float
+) -> None:
     """An area of exactly 3/4: a quarter of the right answers score below every wrong one."""
     low = good // 4
     scores = [0.0] * low + [2.0] * (good - low) + [1.0] * bad
@@ -117,7 +130,9 @@ def test_the_spread_of_an_area_is_that_of_hanley_and_mcneil(good: int, bad: int,
     assert found is not None
     area = found.mean
     q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
-    variance = (area * (1 - area) + (good - 1) * (q1 - area**2) + (bad - 1) * (q2 - area**2)) / (good * bad)
+    variance = (area * (1 - area) + (good - 1) * (q1 - area**2) + (bad - 1) * (q2 - area**2)) / (
+        good * bad
+    )
     assert (found.high - found.low) / 2 == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-6)
     assert math.sqrt(variance) == pytest.approx(expected, abs=0.004)
 
@@ -139,6 +154,6 @@ def test_how_many_answers_a_gap_needs() -> None:
     assert rollouts_needed(0.5, 0.5) is None
     assert rollouts_needed(0.6, 0.5) == rollouts_needed(0.5, 0.6) == math.ceil(7.849 * 0.49 / 0.01)
     # The gaps that 64, 128 and 256 answers of each of two models can show around one half.
-    assert [rollouts_needed(0.5 + gap / 2, 0.5 - gap / 2) for gap in (0.25, 0.175, 0.122)] == pytest.approx(
-        [59, 125, 260], abs=2
-    )
+    assert [
+        rollouts_needed(0.5 + gap / 2, 0.5 - gap / 2) for gap in (0.25, 0.175, 0.122)
+    ] == pytest.approx([59, 125, 260], abs=2)

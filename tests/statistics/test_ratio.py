@@ -25,4 +25,7 @@ def test_the_detectable_difference_is_two_point_eight_standard_errors() -> None:
     found = minimum_detectable_difference([1.0, -1.0] * 50)
     spread = math.sqrt(100 / 99)
     assert found == pytest.approx((1.959964 + 0.841621) * spread / 10, rel=1e-4)
-    assert minimum_detectable_difference([0.3]) is None and minimum_detectable_difference([0.5, 0.5]) == 0.0
+    assert (
+        minimum_detectable_difference([0.3]) is None
+        and minimum_detectable_difference([0.5, 0.5]) == 0.0
+    )

@@ -8,7 +8,8 @@ from practicum.statistics.repeats import t_critical, two_sided
 
 
 @pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)]
+    ("freedom", "expected"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)],
 )
 def test_the_critical_values_are_those_of_the_tables(freedom, expected):
     assert t_critical(0.05, freedom) == pytest.approx(expected, abs=5e-4)
@@ -31,7 +32,9 @@ def test_a_t_interval_by_hand():
 
 
 def test_a_paired_t_test_by_hand():
-    assert t_test([1.0, 2.0, 3.0]) == pytest.approx(0.074180, abs=1e-6)  # t = 2 / (1 / sqrt 3) on 2 degrees of freedom
+    assert t_test([1.0, 2.0, 3.0]) == pytest.approx(
+        0.074180, abs=1e-6
+    )  # t = 2 / (1 / sqrt 3) on 2 degrees of freedom
     assert t_test([0.0, 0.0, 0.0]) == 1.0
     assert t_test([0.1, 0.1, 0.1]) == 0.0
     assert t_test([0.5]) is None
@@ -45,7 +48,9 @@ def test_sign_flips_are_exact_for_few():
 
 def test_sign_flips_hold_their_level():
     draw = random.Random(0)
-    p_values = [sign_flips([draw.choice((-1.0, 0.0, 1.0)) for _ in range(30)], seed) for seed in range(200)]
+    p_values = [
+        sign_flips([draw.choice((-1.0, 0.0, 1.0)) for _ in range(30)], seed) for seed in range(200)
+    ]
     assert sum(p < 0.05 for p in p_values) <= 18  # 5 % of 200, and 2.6 standard errors
 
 

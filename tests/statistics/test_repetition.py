@@ -62,7 +62,9 @@ def test_a_repeated_token_says_what_stood_a_period_before(tokens: list[int]) -> 
     said = repeated_tokens(tokens)
     assert len(said) == len(tokens) and not any(said[:1])
     for place, again in enumerate(said):
-        assert not again or any(place >= p and tokens[place] == tokens[place - p] for p in range(1, 9))
+        assert not again or any(
+            place >= p and tokens[place] == tokens[place - p] for p in range(1, 9)
+        )
 
 
 def test_two_rounds_are_no_loop_yet_and_the_first_never_counts() -> None:

@@ -62,7 +62,9 @@ def test_two_engines_that_agree_have_an_error_of_one() -> None:
     assert probability_error(logprobs, logprobs) == 1.0
     shifted = logprobs + torch.log(torch.tensor([1.1, 1 / 1.1, 1.0]))
     assert probability_error(shifted, logprobs) == pytest.approx((1.1 + 1.1 + 1.0) / 3, rel=1e-6)
-    assert probability_error(logprobs, shifted) == pytest.approx(probability_error(shifted, logprobs))
+    assert probability_error(logprobs, shifted) == pytest.approx(
+        probability_error(shifted, logprobs)
+    )
 
 
 def test_importance_weights_in_four_numbers() -> None:
@@ -82,10 +84,14 @@ def test_weights_of_one_are_healthy_and_one_token_is_never_infinite() -> None:
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=20), st.floats(0, 1))
-def test_a_quantile_is_one_of_the_values_with_as_many_below(values: list[float], share: float) -> None:
+def test_a_quantile_is_one_of_the_values_with_as_many_below(
+    values: list[float], share: float
+) -> None:
     found = quantiles(torch.tensor(values, dtype=torch.float64), [share])[0]
     assert found in values
-    assert abs(sum(v < found for v in values) - share * (len(values) - 1)) <= 0.5 + values.count(found)
+    assert abs(sum(v < found for v in values) - share * (len(values) - 1)) <= 0.5 + values.count(
+        found
+    )
 
 
 def test_quantiles_at_the_ends_are_the_least_and_the_largest() -> None:

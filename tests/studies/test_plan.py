@@ -16,7 +16,9 @@ from practicum.studies.plan.memory import parse_bytes, tiles
 from practicum.studies.plan.methods import break_even, methods, wire_bytes
 from practicum.studies.plan.planning import StepTiming
 
-SHAPE = ModelDims(parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+SHAPE = ModelDims(
+    parameters=13_000, body=1000, vocabulary=50, width=8, layers=2, heads=2, kv_heads=1, head_dim=4
+)
 ALL = TrainableDims(parameters=13_000, layers=2, body=1000, adapters=0, head=True)
 MIB = 2**20
 
@@ -38,7 +40,9 @@ CASES: dict[str, Any] = {
     "sampled": {"objective": {"signal": "sampled"}, "rollout.n": 2},
     "whole sequences": {"objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"}},
     "adapters": {"student.lora": {"rank": 4, "alpha": 8}},
-    "privileged": {"teacher": {"type": "privileged", "teacher": SELF, "system": "abcdabcdabcdabcdabcd"}},
+    "privileged": {
+        "teacher": {"type": "privileged", "teacher": SELF, "system": "abcdabcdabcdabcdabcd"}
+    },
     "a pool": {"teacher": {"type": "pool", "kind": "sum", "teachers": {"a": "MODEL", "b": SELF}}},
     "a cached teacher": {"teacher": {"type": "cached", "teacher": "MODEL"}},
 }
@@ -46,7 +50,9 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_on_paper_counts_what_a_real_one_counts(models: Path, tmp_path: Path, name: str) -> None:
+def test_a_step_on_paper_counts_what_a_real_one_counts(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     """Where every answer is as long as it may be, to the last operation."""
     changes = json.loads(json.dumps(CASES[name]).replace('"MODEL"', json.dumps(member(models))))
     changes |= {"rollout.max_new_tokens": 1, "train.steps": 1}
@@ -67,17 +73,35 @@ def test_methods_by_hand() -> None:
     read = count_read_tokens([((1, 2), 3)] * 8)
     generate = 2000 * (2 + 8 * 2) + 64 * (3 + 8 * 7) + 800 * 24
     assert table["GRPO, 8 answers"]["generate"] == generate
-    assert table["GRPO, 8 answers"]["update"] == 3 * (2000 * read.tokens + 64 * read.contexts + 800 * 24)
-    assert break_even(list(table.values())) == pytest.approx(5 * forward / (table["GRPO, 8 answers"]["flops"] / 8))
+    assert table["GRPO, 8 answers"]["update"] == 3 * (
+        2000 * read.tokens + 64 * read.contexts + 800 * 24
+    )
+    assert break_even(list(table.values())) == pytest.approx(
+        5 * forward / (table["GRPO, 8 answers"]["flops"] / 8)
+    )
 
 
 def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
     """0.6B taught by 8B: 1.43 and 15.7 GFLOP a token at an average context of 1,024; 43.9 TFLOP for one answer."""
     small = ModelDims(
-        596_000_000, 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072), 151_936, 1024, 28, 16, 8, 128
+        596_000_000,
+        28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072),
+        151_936,
+        1024,
+        28,
+        16,
+        8,
+        128,
     )
     large = ModelDims(
-        8_190_000_000, 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288), 151_936, 4096, 36, 32, 8, 128
+        8_190_000_000,
+        36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288),
+        151_936,
+        4096,
+        36,
+        32,
+        8,
+        128,
     )
     assert small.forward(1024) == pytest.approx(1.43e9, rel=0.01)
     assert large.forward(1024) == pytest.approx(15.7e9, rel=0.01)
@@ -89,7 +113,12 @@ def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
 
 
 def test_bytes_on_a_wire_by_hand() -> None:
-    assert wire_bytes(10, 4, SHAPE) == {"sampled": 56 + 40, "top-64": 56 + 3840, "hidden": 56 + 160, "full": 56 + 1000}
+    assert wire_bytes(10, 4, SHAPE) == {
+        "sampled": 56 + 40,
+        "top-64": 56 + 3840,
+        "hidden": 56 + 160,
+        "full": 56 + 1000,
+    }
 
 
 def test_the_plan_of_a_toy(models: Path) -> None:
@@ -97,23 +126,34 @@ def test_the_plan_of_a_toy(models: Path) -> None:
     assert json.loads(json.dumps(data)) == data
     assert data["models"]["student"]["parameters"] == data["models"]["teacher"]["parameters"]
     assert data["run"]["cost"]["flops"] == 4 * data["step"]["cost"]["flops"]
-    assert data["step"]["seconds"] is None and data["run"]["seconds"] is None and data["run"]["money"] is None
+    assert (
+        data["step"]["seconds"] is None
+        and data["run"]["seconds"] is None
+        and data["run"]["money"] is None
+    )
     phases = data["memory"]["phases"]
     assert list(phases) == ["sample", "score", "update", "save"]
     assert data["memory"]["fits"] and data["memory"]["change"] is None
     assert data["memory"]["peak"] == max(sum(items.values()) for items in phases.values())
     moving = 4 * data["models"]["student"]["learns"]
-    assert phases["update"]["gradients"] == moving and phases["update"]["moments of AdamW"] == 2 * moving
+    assert (
+        phases["update"]["gradients"] == moving
+        and phases["update"]["moments of AdamW"] == 2 * moving
+    )
 
 
 def test_rollouts_ahead_hold_copies_of_what_learns_and_phases_at_once(models: Path) -> None:
     in_turn, ahead = (
-        plan(toy_recipe(models, {"rollout.max_staleness": lag}), limit=2**40).memory.phases for lag in (0, 2)
+        plan(toy_recipe(models, {"rollout.max_staleness": lag}), limit=2**40).memory.phases
+        for lag in (0, 2)
     )
     moving = in_turn["update"]["gradients"]
     assert ahead["sample"]["copies of what learns, for rollouts ahead"] == 3 * moving
     assert ahead["update"]["hidden states of steps ahead"] == 2 * in_turn["update"]["hidden states"]
-    assert ahead["update"].keys() >= in_turn["sample"].keys() | in_turn["score"].keys() | in_turn["update"].keys()
+    assert (
+        ahead["update"].keys()
+        >= in_turn["sample"].keys() | in_turn["score"].keys() | in_turn["update"].keys()
+    )
 
 
 def test_what_does_not_fit_is_told_with_a_change_that_does(models: Path) -> None:
@@ -144,7 +184,9 @@ def test_calibrated_seconds_and_money(models: Path) -> None:
 
 
 @pytest.mark.parametrize("calibrate", [False, True])
-def test_a_student_at_a_service_is_refused_before_anything_is_asked_there(models: Path, calibrate: bool) -> None:
+def test_a_student_at_a_service_is_refused_before_anything_is_asked_there(
+    models: Path, calibrate: bool
+) -> None:
     there = {
         "student": {"model": "base", "lora": {"rank": 4}},
         "backend": {"type": "tinker", "url": "http://127.0.0.1:9"},
@@ -193,10 +235,17 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
     assert forked(command("plan", recipe, "--memory", "64GiB"), output=output) == 0
     text = output.read_text()
-    assert "4 steps:" in text and "seconds are not known without --calibrate" in text and ": it fits" in text
+    assert (
+        "4 steps:" in text
+        and "seconds are not known without --calibrate" in text
+        and ": it fits" in text
+    )
     assert "OPD, 1 answer" in text and "GRPO, 8 answers" in text and "Traceback" not in text
     assert forked(command("plan", recipe, "--memory", "much"), output=output) == 8
-    assert output.read_text().startswith("error: --memory 'much'") and len(output.read_text().splitlines()) == 1
+    assert (
+        output.read_text().startswith("error: --memory 'much'")
+        and len(output.read_text().splitlines()) == 1
+    )
 
 
 def test_a_plan_keeps_no_answer_of_a_cached_teacher(models: Path, tmp_path: Path) -> None:

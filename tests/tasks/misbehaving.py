@@ -58,7 +58,12 @@ def answer(request: dict[str, Any]) -> Any:
             os.write(1, b"noise\n")
             return 1.0
         case "tell":
-            return {"pid": os.getpid(), "environment": dict(os.environ), "path": sys.path[0], "group": os.getpgid(0)}
+            return {
+                "pid": os.getpid(),
+                "environment": dict(os.environ),
+                "path": sys.path[0],
+                "group": os.getpgid(0),
+            }
     return None
 
 

@@ -91,7 +91,9 @@ def test_no_number_of_hostile_replies_ends_the_run(deadline: VerifierProcess) ->
         ["x" * 100_000],
     ],
 )
-def test_what_is_no_answer_scores_zero_and_costs_the_process(deadline: VerifierProcess, lines: list[str]) -> None:
+def test_what_is_no_answer_scores_zero_and_costs_the_process(
+    deadline: VerifierProcess, lines: list[str]
+) -> None:
     first = deadline.ask({"do": "tell"}, 5.0)["pid"]
     assert deadline.call({"do": "write", "lines": lines}) == 0.0
     assert not alive(first)
@@ -99,8 +101,12 @@ def test_what_is_no_answer_scores_zero_and_costs_the_process(deadline: VerifierP
     assert deadline.call({"do": "score", "score": 0.5}) == 0.5
 
 
-@pytest.mark.parametrize("score", [float("nan"), float("inf"), 7.0, -0.1, 10**400, True, "1", None, [1.0]])
-def test_what_is_no_score_of_the_verifiers_range_scores_zero(deadline: VerifierProcess, score: Any) -> None:
+@pytest.mark.parametrize(
+    "score", [float("nan"), float("inf"), 7.0, -0.1, 10**400, True, "1", None, [1.0]]
+)
+def test_what_is_no_score_of_the_verifiers_range_scores_zero(
+    deadline: VerifierProcess, score: Any
+) -> None:
     assert deadline.call({"do": "score", "score": score}) == 0.0
     assert (deadline.timeouts, deadline.errors) == (0, 1)
 
@@ -141,28 +147,42 @@ def test_no_child_is_left_behind(deadline: VerifierProcess) -> None:
     assert deadline.errors == 5
 
 
-def test_a_verifier_that_fails_what_it_must_know_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_that_fails_what_it_must_know_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     good = VerifierProcess("misbehaving", canary=Canary({"do": "score", "score": 1.0}, 1.0))
     assert good.call({"do": "score", "score": 0.5}) == 0.5
     good.close()
     for request in ({"do": "score", "score": 0.0}, {"do": "fail"}, {"do": "die"}):
         with pytest.raises(VerifierError, match="misbehaving did not start"):
-            VerifierProcess("misbehaving", canary=Canary(request, 1.0)).call({"do": "score", "score": 1.0})
+            VerifierProcess("misbehaving", canary=Canary(request, 1.0)).call(
+                {"do": "score", "score": 1.0}
+            )
 
 
-def test_a_machine_without_walls_is_refused_unless_the_recipe_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_walls_is_refused_unless_the_recipe_allows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setattr("practicum.tasks._deadline.missing", lambda: ["files (no Landlock)"])
-    with pytest.raises(SandboxError, match=r"misbehaving is not started, .* cannot wall off files .*; .*best_effort"):
+    with pytest.raises(
+        SandboxError,
+        match=r"misbehaving is not started, .* cannot wall off files .*; .*best_effort",
+    ):
         VerifierProcess("misbehaving").call({"do": "score", "score": 1.0})
     allowed = VerifierProcess("misbehaving", sandbox="best_effort")
-    assert allowed.check_walls() == "the verifier misbehaving runs without a wall around files (no Landlock)"
+    assert (
+        allowed.check_walls()
+        == "the verifier misbehaving runs without a wall around files (no Landlock)"
+    )
     assert allowed.call({"do": "score", "score": 1.0}) == 1.0
     allowed.close()
 
 
-def test_a_verifier_that_fails_on_odd_text_scores_zero_and_is_counted(deadline: VerifierProcess) -> None:
+def test_a_verifier_that_fails_on_odd_text_scores_zero_and_is_counted(
+    deadline: VerifierProcess,
+) -> None:
     for _ in range(4):
         assert deadline.call({"do": "fail"}) == 0.0
     assert deadline.call({"do": "memory"}) == 0.0
@@ -182,7 +202,9 @@ def test_a_process_that_died_between_two_calls_is_replaced(deadline: VerifierPro
 
 def test_a_relative_folder_of_packages_is_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", os.path.relpath(HERE.parents[1] / "src")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([".", "", os.path.relpath(HERE.parents[1] / "src")])
+    )
     relative = VerifierProcess("misbehaving", seconds=5)
     assert relative.call({"do": "score", "score": 0.5}) == 0.5
     relative.close()
@@ -197,7 +219,9 @@ def test_a_process_that_cannot_serve_says_so(deadline: VerifierProcess) -> None:
 
 def test_a_process_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    with pytest.raises(VerifierError, match=r"misbehaving did not start .*ended by itself.*-m misbehaving broken"):
+    with pytest.raises(
+        VerifierError, match=r"misbehaving did not start .*ended by itself.*-m misbehaving broken"
+    ):
         VerifierProcess("misbehaving", "broken").call({})
 
 
@@ -222,7 +246,10 @@ def test_no_process_outlives_a_parent_that_was_killed(busy: bool) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -241,7 +268,11 @@ def test_the_end_of_the_interpreter_ends_the_process() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, env=environment, check=True
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     assert not done.stderr
     assert not any(alive(int(pid)) for pid in done.stdout.split())

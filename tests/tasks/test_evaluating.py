@@ -9,20 +9,39 @@ import pytest
 from practicum.tasks import _evaluating
 from practicum.tasks._evaluating import GRAMMARS, admit, evaluators, unguarded
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing"
+)
 
 # Other ways to write a right answer.
 VARIANTS = {
     "countdown": lambda answer: [f"({answer})", answer.replace(" ", ""), f"1*0 + {answer}"],
     "puzzle24": lambda answer: [f"({answer})", answer.replace(" ", ""), f"+({answer})"],
-    "simple_integration": lambda answer: [answer.replace(" + C", ""), f"{answer} + 7", f"({answer})*1"],
+    "simple_integration": lambda answer: [
+        answer.replace(" + C", ""),
+        f"{answer} + 7",
+        f"({answer})*1",
+    ],
     "intermediate_integration": lambda answer: [answer.replace(" + C", ""), f"{answer} + 7"],
-    "polynomial_multiplication": lambda answer: [f"({answer})", answer.replace(" ", ""), f"{answer} + 0"],
+    "polynomial_multiplication": lambda answer: [
+        f"({answer})",
+        answer.replace(" ", ""),
+        f"{answer} + 0",
+    ],
     "n_queens": lambda answer: [str([row.split() for row in answer.split("\n")]), f"{answer} "],
-    "binary_matrix": lambda answer: [str([[int(cell) for cell in row.split()] for row in answer.split("\n")])],
-    "spiral_matrix": lambda answer: [str([int(cell) for cell in answer.split()]), str(tuple(answer.split()))],
+    "binary_matrix": lambda answer: [
+        str([[int(cell) for cell in row.split()] for row in answer.split("\n")])
+    ],
+    "spiral_matrix": lambda answer: [
+        str([int(cell) for cell in answer.split()]),
+        str(tuple(answer.split())),
+    ],
     "string_insertion": lambda answer: [str(list(answer)), repr(answer), answer + "A"],
-    "number_sorting": lambda answer: [answer.replace("'", '"'), answer.replace("'", ""), answer.replace(", ", ",")],
+    "number_sorting": lambda answer: [
+        answer.replace("'", '"'),
+        answer.replace("'", ""),
+        answer.replace(", ", ","),
+    ],
     "bitwise_arithmetic": lambda answer: [str(int(answer, 0)), answer.upper(), bin(int(answer, 0))],
 }
 
@@ -43,9 +62,10 @@ def test_every_generator_of_the_installed_package_that_evaluates_has_a_grammar()
 
 @pytest.mark.parametrize("generator", sorted(GRAMMARS))
 def test_every_grammar_is_for_a_generator_that_evaluates(generator: str) -> None:
-    assert any(name == "eval" or name.endswith("parse_expr") for name in evaluators(datasets()[generator][0])), (
-        f"{generator} has a grammar that nothing asks for"
-    )
+    assert any(
+        name == "eval" or name.endswith("parse_expr")
+        for name in evaluators(datasets()[generator][0])
+    ), f"{generator} has a grammar that nothing asks for"
 
 
 @pytest.mark.long
@@ -62,7 +82,9 @@ def test_right_answers_score_through_the_grammar_as_without_it(generator: str) -
         for reply in [item["answer"], *VARIANTS[generator](item["answer"])]:
             sentence = admit(generator, reply, "")
             assert sentence is not None, reply
-            assert dataset.score_answer(sentence, entry=item) == dataset.score_answer(reply, entry=item), reply
+            assert dataset.score_answer(sentence, entry=item) == dataset.score_answer(
+                reply, entry=item
+            ), reply
 
 
 def test_the_generators_own_answer_passes_whatever_it_says() -> None:
@@ -97,7 +119,9 @@ class Base:
 
 
 @pytest.mark.parametrize("kind", SCORING)
-def test_an_evaluator_is_found_wherever_it_hides(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluator_is_found_wherever_it_hides(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     imports, scoring, expected = SCORING[kind]
     base = "Base" if "Base" in imports else "object"
     package = tmp_path / "reasoning_gym"

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from practicum.tasks._grammars import DEEPEST, LONGEST, arithmetic, either, lists, mathematics, written_as
+from practicum.tasks._grammars import (
+    DEEPEST,
+    LONGEST,
+    arithmetic,
+    either,
+    lists,
+    mathematics,
+    written_as,
+)
 
 HOSTILE = [
     "__import__('os').system('touch F')",
@@ -73,7 +81,8 @@ def test_arithmetic_is_written_anew(reply: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", ["x*asin(3*x) + sqrt(1 - 9*x**2)/3 + C", "3*Integral(x**3*cos(3*x), x)", "E**(x)", "2*pi*(y)"]
+    "reply",
+    ["x*asin(3*x) + sqrt(1 - 9*x**2)/3 + C", "3*Integral(x**3*cos(3*x), x)", "E**(x)", "2*pi*(y)"],
 )
 def test_mathematics_has_variables_and_known_functions_beside(reply: str) -> None:
     sentence = mathematics(reply)
@@ -82,7 +91,8 @@ def test_mathematics_has_variables_and_known_functions_beside(reply: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "reply", ["[[1, 0], [-2, 3.5]]", "(1, 2,)", "['Q', \"_\"]", "[]", "'ABC'", "7", "[\n  ['1'],\n ('2',)]"]
+    "reply",
+    ["[[1, 0], [-2, 3.5]]", "(1, 2,)", "['Q', \"_\"]", "[]", "'ABC'", "7", "[\n  ['1'],\n ('2',)]"],
 )
 def test_lists_hold_numbers_and_texts(reply: str) -> None:
     sentence = lists(reply)
@@ -91,8 +101,17 @@ def test_lists_hold_numbers_and_texts(reply: str) -> None:
 
 def test_a_pattern_holds_for_the_whole_text_and_either_grammar_will_do() -> None:
     letters = written_as("[A-E]+")
-    assert [letters(reply) for reply in ("ABE", "ABx", "ABE\n", "A" * (LONGEST + 1))] == ["ABE", None, None, None]
-    assert [either(lists, letters)(reply) for reply in ("ABE", "['A']", "x")] == ["ABE", "[ 'A' ]", None]
+    assert [letters(reply) for reply in ("ABE", "ABx", "ABE\n", "A" * (LONGEST + 1))] == [
+        "ABE",
+        None,
+        None,
+        None,
+    ]
+    assert [either(lists, letters)(reply) for reply in ("ABE", "['A']", "x")] == [
+        "ABE",
+        "[ 'A' ]",
+        None,
+    ]
 
 
 @given(st.text(alphabet="0123456789.+-*/() xC,[]'_sin\n", max_size=40))

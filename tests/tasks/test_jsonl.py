@@ -38,7 +38,9 @@ class Folder:
             return build(config, TaskContext(seed, self.path, self.path / "rejected.jsonl"))
 
     def rejected(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / "rejected.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.path / "rejected.jsonl").read_text().splitlines()
+        ]
 
 
 @pytest.fixture
@@ -47,7 +49,10 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def rows(count: int) -> list[bytes]:
-    return [json.dumps({"prompt": f"question {number}", "answer": number}).encode() for number in range(count)]
+    return [
+        json.dumps({"prompt": f"question {number}", "answer": number}).encode()
+        for number in range(count)
+    ]
 
 
 def test_every_field_arrives(folder: Folder) -> None:
@@ -57,7 +62,14 @@ def test_every_field_arrives(folder: Folder) -> None:
         {"role": "assistant", "content": "a"},
         {"role": "user", "content": "\u202e\u4f60\u200d\U0001f600e\u0301"},
     ]
-    row = {"id": "x", "messages": messages, "answer": 2.5, "domain": "d", "teacher": "t", "privileged": {"hint": "h"}}
+    row = {
+        "id": "x",
+        "messages": messages,
+        "answer": 2.5,
+        "domain": "d",
+        "teacher": "t",
+        "privileged": {"hint": "h"},
+    }
     row["response"] = "1 + 1.5 is 2.5"
     folder.write(json.dumps(row).encode(), b'{"prompt": "p", "answer": null}')
     first, second = folder.task().train_prompts()
@@ -111,27 +123,50 @@ BAD = [
         r"messages\[0\].role is 'bot'; known: system, user, assistant",
     ),
     (b'{"messages": [{"role": "user", "content": ""}]}', "the last turn is empty"),
-    (b'{"messages": [{"role": "assistant", "content": "a"}]}', "do not alternate, beginning with user"),
-    (b'{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}', "do not alternate"),
+    (
+        b'{"messages": [{"role": "assistant", "content": "a"}]}',
+        "do not alternate, beginning with user",
+    ),
+    (
+        b'{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}',
+        "do not alternate",
+    ),
     (b'{"messages": [{"role": "system", "content": "a"}]}', "do not alternate"),
-    (b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "leave the reply out"),
-    (b'{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}', "put it first"),
+    (
+        b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+        "leave the reply out",
+    ),
+    (
+        b'{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}',
+        "put it first",
+    ),
     (b'{"prompt": "\xff"}', r"not UTF-8 \(byte 12\)"),
     (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8"),
     (b'{"prompt": "\\ud800"}', "prompt contains half of a surrogate pair"),
-    (b'{"prompt": "a", "privileged": {"\\udc00": "b"}}', "privileged contains half of a surrogate pair"),
+    (
+        b'{"prompt": "a", "privileged": {"\\udc00": "b"}}',
+        "privileged contains half of a surrogate pair",
+    ),
     (b'{"prompt": "a\\u0000"}', "prompt contains a NUL character"),
     (b'{"prompt": "a\x00"}', "contains a NUL byte"),
     (b'{"prompt": "a", "privileged": ' + b'{"k":' * 20 + b"1" + b"}" * 21, "nested deeper than 20"),
     (b"[" * 900_000, "nested deeper than 20"),
-    (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', "larger than 1048576 bytes; raise task.max_row_bytes"),
+    (
+        b'{"prompt": "' + b"a" * (5 << 20) + b'"}',
+        "larger than 1048576 bytes; raise task.max_row_bytes",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD, ids=range(len(BAD)))
-def test_a_bad_row_is_rejected_with_its_number_and_reason(folder: Folder, row: bytes, reason: str) -> None:
+def test_a_bad_row_is_rejected_with_its_number_and_reason(
+    folder: Folder, row: bytes, reason: str
+) -> None:
     folder.write(GOOD, row, b'{"prompt": "c"}')
-    assert [prompt.id for prompt in folder.task(max_rejected=0.5).train_prompts()] == ["train-1", "train-3"]
+    assert [prompt.id for prompt in folder.task(max_rejected=0.5).train_prompts()] == [
+        "train-1",
+        "train-3",
+    ]
     (written,) = folder.rejected()
     assert written["row"] == 2
     assert written["file"] == str(folder.path / "rows.jsonl")
@@ -160,7 +195,9 @@ def test_whatever_the_bytes_a_row_is_taken_or_rejected(line: bytes) -> None:
 
 def test_the_counts_add_up_and_the_order_stays(folder: Folder) -> None:
     good, bad = rows(90), [row for row, _ in BAD[:30]]
-    mixed = [row for group in zip(good[:30], bad, good[30:60], good[60:], strict=True) for row in group]
+    mixed = [
+        row for group in zip(good[:30], bad, good[30:60], good[60:], strict=True) for row in group
+    ]
     folder.write(*mixed)
     task = folder.task(max_rejected=0.25)
     assert len(task.train_prompts()) == 90
@@ -174,9 +211,7 @@ def test_too_many_bad_rows_end_the_run(folder: Folder) -> None:
     folder.write(*rows(99), b"x")
     assert len(folder.task().train_prompts()) == 99
     folder.write(*rows(98), b"{}", b"x", b"y", b"z")
-    expected = (
-        r"rows.jsonl: 4 of 102 rows cannot be used \(row 99: give either.*; row 100: not JSON.*; row 101: .*\); mend"
-    )
+    expected = r"rows.jsonl: 4 of 102 rows cannot be used \(row 99: give either.*; row 100: not JSON.*; row 101: .*\); mend"
     with pytest.raises(DataError, match=expected):
         folder.task()
     with pytest.raises(DataError, match=r"raise task.max_rejected, which is 0\.01"):
@@ -191,18 +226,24 @@ def test_an_id_is_used_once(folder: Folder) -> None:
 
 def test_an_answer_must_suit_the_verifier(folder: Folder) -> None:
     folder.write(GOOD)
-    with pytest.raises(DataError, match="answer 'b' has no number, which the verifier 'number' compares"):
+    with pytest.raises(
+        DataError, match="answer 'b' has no number, which the verifier 'number' compares"
+    ):
         folder.task(verifier="number")
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", b"\xef\xbb\xbf"])
 def test_a_file_without_rows_is_refused(folder: Folder, text: bytes) -> None:
     (folder.path / "rows.jsonl").write_bytes(text)
-    with pytest.raises(DataError, match=r'rows.jsonl: no rows; write one JSON object a line, for example {"prompt"'):
+    with pytest.raises(
+        DataError, match=r'rows.jsonl: no rows; write one JSON object a line, for example {"prompt"'
+    ):
         folder.task()
 
 
-def test_what_is_no_file_of_rows_is_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_file_of_rows_is_refused(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder.path / "folder").mkdir()
     os.mkfifo(folder.path / "pipe")
     (folder.path / "rows.gz").write_bytes(gzip.compress(bytes(1 << 20)))
@@ -232,7 +273,9 @@ def test_what_is_no_file_of_rows_is_refused(folder: Folder, monkeypatch: pytest.
         folder.task()
 
 
-def test_a_long_row_does_not_fill_the_memory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_row_does_not_fill_the_memory(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_rows, "HOPELESS_ROW", 1000)
     folder.write(b'{"prompt": "' + b"a" * 900 + b'"}', GOOD)
     assert len(folder.task(max_row_bytes=100, max_rejected=0.5).train_prompts()) == 1
@@ -245,9 +288,12 @@ def test_a_long_row_does_not_fill_the_memory(folder: Folder, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("heldout", "least", "most"), [(0.25, 180, 320), (0.0, 0, 0), (7, 7, 7), (0, 0, 0), (999, 999, 999)]
+    ("heldout", "least", "most"),
+    [(0.25, 180, 320), (0.0, 0, 0), (7, 7, 7), (0, 0, 0), (999, 999, 999)],
 )
-def test_rows_are_held_out_by_share_or_number(folder: Folder, heldout: float, least: int, most: int) -> None:
+def test_rows_are_held_out_by_share_or_number(
+    folder: Folder, heldout: float, least: int, most: int
+) -> None:
     folder.write(*rows(1000))
     task = folder.task(heldout=heldout)
     train, held = task.train_prompts(), task.heldout_prompts()
@@ -268,9 +314,15 @@ def test_new_rows_do_not_move_old_ones_across_a_share(folder: Folder) -> None:
 
 def test_one_row_is_trained_on_and_of_two_one_is_held_out(folder: Folder) -> None:
     folder.write(*rows(1))
-    assert (len(folder.task(heldout=0.1).train_prompts()), len(folder.task(heldout=0.1).heldout_prompts())) == (1, 0)
+    assert (
+        len(folder.task(heldout=0.1).train_prompts()),
+        len(folder.task(heldout=0.1).heldout_prompts()),
+    ) == (1, 0)
     folder.write(*rows(2))
-    assert (len(folder.task(heldout=0.1).train_prompts()), len(folder.task(heldout=0.1).heldout_prompts())) == (1, 1)
+    assert (
+        len(folder.task(heldout=0.1).train_prompts()),
+        len(folder.task(heldout=0.1).heldout_prompts()),
+    ) == (1, 1)
 
 
 def test_held_out_questions_are_not_trained_on(folder: Folder) -> None:

@@ -34,7 +34,9 @@ def test_a_code_is_right_as_a_whole_or_not_at_all():
     assert prompt.answer is not None
     assert made.reward(Rollout.from_text(prompt, prompt.answer)) == 1.0
     assert (
-        made.reward(Rollout.from_text(prompt, prompt.answer[:-1])) == made.reward(Rollout.from_text(prompt, "")) == 0.0
+        made.reward(Rollout.from_text(prompt, prompt.answer[:-1]))
+        == made.reward(Rollout.from_text(prompt, ""))
+        == 0.0
     )
 
 
@@ -46,5 +48,7 @@ def test_the_codes_belong_to_the_seed():
 
 @pytest.mark.parametrize("letters", ["aab", "aB", "a1"])
 def test_letters_that_are_none_are_refused(letters):
-    with pytest.raises(ValidationError, match="write lower-case letters, each once, for example abcd"):
+    with pytest.raises(
+        ValidationError, match="write lower-case letters, each once, for example abcd"
+    ):
         task(letters=letters)

@@ -28,10 +28,20 @@ FOLLOWED = {
     "opening": "Yesterday, a lemon fell.",
 }
 NOT_FOLLOWED = {
-    "repeat": ["The lemon is old. It is.", "the lemon is old.", "The melon is old.", "Repeat this: The lemon is old."],
+    "repeat": [
+        "The lemon is old. It is.",
+        "the lemon is old.",
+        "The melon is old.",
+        "Repeat this: The lemon is old.",
+    ],
     "copy": ["I saw a lemon today.\n\nThis is", '"I saw a lemon today."', ""],
     "yes or no": ["A lemon is no animal.", "Nobody knows.", "Not at all."],
-    "words": ["The lemon is yellow.", "The sky is blue.", "Lemons are not blue.", "A lemon and a blueberry."],
+    "words": [
+        "The lemon is yellow.",
+        "The sky is blue.",
+        "Lemons are not blue.",
+        "A lemon and a blueberry.",
+    ],
     "list": ["A lemon: 1. yellow", "10. A lemon", "1.", "- a lemon"],
     "letter": ["Dear Mr. Smith,", "Dear Annabel,", "To Anna"],
     "email": ["Dear Anna,", "Subjects", "A lemon. Subject: none"],
@@ -46,7 +56,9 @@ def test_an_instruction_is_followed_to_the_letter_or_not_at_all(name: str) -> No
     followed = INSTRUCTIONS[name].followed
     assert followed(FOLLOWED[name], "lemon")
     assert not any(followed(reply, "lemon") for reply in NOT_FOLLOWED[name])
-    assert not followed("The depot at Arlen holds 43 crates of salt.", "lemon"), "a memo follows no instruction"
+    assert not followed("The depot at Arlen holds 43 crates of salt.", "lemon"), (
+        "a memo follows no instruction"
+    )
 
 
 def test_rewards_are_of_the_whole_reply_but_for_spaces_around_it() -> None:
@@ -55,20 +67,29 @@ def test_rewards_are_of_the_whole_reply_but_for_spaces_around_it() -> None:
     assert made.reward(Rollout.from_text(prompts["repeat: lemon"], " The lemon is old.\n")) == 1.0
     assert made.reward(Rollout.from_text(prompts["repeat: lemon"], "The whale is old.")) == 0.0
     memo = next(prompt for prompt in made.heldout_prompts() if prompt.domain == "memos")
-    assert memo.answer is not None and made.reward(Rollout.from_text(memo, f"It holds {memo.answer}.")) == 1.0
+    assert (
+        memo.answer is not None
+        and made.reward(Rollout.from_text(memo, f"It holds {memo.answer}.")) == 1.0
+    )
     assert made.reward(Rollout.from_text(memo, f"It holds 1{memo.answer}.")) == 0.0
     assert made.reward(Rollout.from_text(memo, "It holds salt.")) == 0.0
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 8), st.integers(0, 3))
-def test_prompts_are_as_many_as_asked_for_and_all_different(seed: int, memos: int, topics: int, more: int) -> None:
+def test_prompts_are_as_many_as_asked_for_and_all_different(
+    seed: int, memos: int, topics: int, more: int
+) -> None:
     made = task(seed, memos=memos, train_size=topics, heldout_size=more)
     train, heldout = made.train_prompts(), made.heldout_prompts()
     assert len(train) == len(DOCUMENTS) * memos + len(INSTRUCTIONS) * topics
     assert len(heldout) == memos + len(INSTRUCTIONS) * more
     prompts = [*train, *heldout]
-    assert len({prompt.id for prompt in prompts}) == len({prompt.messages for prompt in prompts}) == len(prompts)
+    assert (
+        len({prompt.id for prompt in prompts})
+        == len({prompt.messages for prompt in prompts})
+        == len(prompts)
+    )
 
 
 def test_a_held_out_memo_is_a_fact_that_was_trained_on_and_asked_for_in_other_words() -> None:
@@ -100,14 +121,23 @@ def test_what_is_held_out_stays_whatever_is_trained_and_both_domains_take_turns(
     whole, memos = task(), task(train=["memos"], train_size=2)
     assert {prompt.domain for prompt in memos.train_prompts()} == {"memos"}
     assert memos.heldout_prompts() == whole.heldout_prompts()
-    assert [prompt.domain for prompt in whole.heldout_prompts()[:4]] == ["memos", "instructions"] * 2
-    assert task(memos=3).heldout_prompts()[0] == whole.heldout_prompts()[0], "fewer memos are the first of more"
+    assert [prompt.domain for prompt in whole.heldout_prompts()[:4]] == [
+        "memos",
+        "instructions",
+    ] * 2
+    assert task(memos=3).heldout_prompts()[0] == whole.heldout_prompts()[0], (
+        "fewer memos are the first of more"
+    )
 
 
 def test_the_seed_of_the_task_keeps_the_memos_and_that_of_the_run_draws_the_topics() -> None:
     def of(domain: str, made: Task) -> list[object]:
         prompts = [*made.train_prompts(), *made.heldout_prompts()]
-        return [(prompt.id, prompt.response or prompt.answer) for prompt in prompts if prompt.domain == domain]
+        return [
+            (prompt.id, prompt.response or prompt.answer)
+            for prompt in prompts
+            if prompt.domain == domain
+        ]
 
     assert task(3).train_prompts() == task(3).train_prompts()
     assert of("memos", task(3)) != of("memos", task(4))

@@ -12,7 +12,9 @@ from practicum.types import Rollout
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing"
+    ),
 ]
 
 
@@ -48,18 +50,24 @@ def test_a_generators_own_answers_are_right(generator: str) -> None:
 
 
 @pytest.mark.parametrize("generator", ["countdown", "n_queens", "spiral_matrix"])
-def test_a_reply_that_is_a_program_scores_nothing_and_does_nothing(generator: str, tmp_path: Path) -> None:
+def test_a_reply_that_is_a_program_scores_nothing_and_does_nothing(
+    generator: str, tmp_path: Path
+) -> None:
     made = task(generator, train_size=1, heldout_size=0)
     [prompt] = made.train_prompts()
     file = tmp_path / "F"
     for reply in HOSTILE:
         assert made.reward(Rollout.from_text(prompt, reply.replace("FILE", str(file)))) == 0.0
     assert not file.exists()
-    assert prompt.answer is not None and made.reward(Rollout.from_text(prompt, prompt.answer)) == 1.0
+    assert (
+        prompt.answer is not None and made.reward(Rollout.from_text(prompt, prompt.answer)) == 1.0
+    )
 
 
 def test_items_are_the_same_in_every_process_and_depend_on_the_seed() -> None:
-    first, again, other = (task("ransom_note", seed=seed, train_size=3, heldout_size=0) for seed in (0, 0, 1))
+    first, again, other = (
+        task("ransom_note", seed=seed, train_size=3, heldout_size=0) for seed in (0, 0, 1)
+    )
     assert first.train_prompts() == again.train_prompts()
     assert first.train_prompts() != other.train_prompts()
 
@@ -69,7 +77,9 @@ def test_a_small_world_leaves_out_what_repeats_or_is_held_out(notes: list[str]) 
     made = task("products", train_size=40, heldout_size=4, config=config)
     left_out = 40 - len(made.train_prompts())
     assert notes == [f"{left_out} of 40 generated training prompts left out: repeated or held out"]
-    with pytest.raises(DataError, match="all 2 training prompts of 'products' are also held out; lower"):
+    with pytest.raises(
+        DataError, match="all 2 training prompts of 'products' are also held out; lower"
+    ):
         task("products", train_size=2, heldout_size=200, config=config)
 
 
@@ -81,12 +91,27 @@ def test_nothing_need_be_held_out() -> None:
     ("settings", "message"),
     [
         ({"generator": "product"}, "no generator named 'product'; did you mean 'products'?"),
-        ({"generator": "composite"}, "'composite' would run a model's reply as code .*score_answer.*take another"),
-        ({"config": {"digits": 1}}, "the generator 'products' does not take {'digits': 1} .*unexpected keyword"),
-        ({"config": {"min_terms": -1}}, "the generator 'products' does not take {'min_terms': -1} .*min_terms"),
-        ({"config": {"seed": 1}}, "task.config: seed is not set here but by the recipe's seed; leave it out"),
+        (
+            {"generator": "composite"},
+            "'composite' would run a model's reply as code .*score_answer.*take another",
+        ),
+        (
+            {"config": {"digits": 1}},
+            "the generator 'products' does not take {'digits': 1} .*unexpected keyword",
+        ),
+        (
+            {"config": {"min_terms": -1}},
+            "the generator 'products' does not take {'min_terms': -1} .*min_terms",
+        ),
+        (
+            {"config": {"seed": 1}},
+            "task.config: seed is not set here but by the recipe's seed; leave it out",
+        ),
         ({"config": {"size": 1}}, "task.config: size is not set here but by task.train_size"),
-        ({"config": {"min_terms": {1}}}, "task.config: .*write numbers, texts, lists and mappings only"),
+        (
+            {"config": {"min_terms": {1}}},
+            "task.config: .*write numbers, texts, lists and mappings only",
+        ),
     ],
 )
 def test_what_cannot_be_generated_is_refused(settings: dict[str, Any], message: str) -> None:

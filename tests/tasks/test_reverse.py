@@ -16,8 +16,17 @@ def task(seed: int = 0, **settings: object) -> Task:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 2))
-def test_strings_are_different_within_bounds_and_scored_by_their_reverse(seed: int, shortest: int, more: int) -> None:
-    made = task(seed, alphabet="abc", shortest=shortest, longest=shortest + more, train_size=2, heldout_size=1)
+def test_strings_are_different_within_bounds_and_scored_by_their_reverse(
+    seed: int, shortest: int, more: int
+) -> None:
+    made = task(
+        seed,
+        alphabet="abc",
+        shortest=shortest,
+        longest=shortest + more,
+        train_size=2,
+        heldout_size=1,
+    )
     prompts = [*made.train_prompts(), *made.heldout_prompts()]
     assert len({prompt.id for prompt in prompts}) == 3
     for prompt in prompts:
@@ -42,7 +51,10 @@ def test_every_string_there_is_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alphabet": "ab", "longest": 3, "train_size": 9, "heldout_size": 0}, "ask for 9 strings, but 2 letters make"),
+        (
+            {"alphabet": "ab", "longest": 3, "train_size": 9, "heldout_size": 0},
+            "ask for 9 strings, but 2 letters make",
+        ),
         ({"shortest": 4, "longest": 3}, "shortest is 4 and longest 3; shortest may not be greater"),
         ({"alphabet": "aba"}, "alphabet 'aba' repeats a letter; write each letter once"),
         ({"alphabet": "a b"}, "alphabet 'a b' contains a space"),

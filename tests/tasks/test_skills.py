@@ -37,13 +37,26 @@ def test_each_skill_does_what_its_name_says() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4), st.integers(0, 2))
-def test_prompts_are_different_within_bounds_and_scored_exactly(seed: int, shortest: int, more: int) -> None:
-    made = task(seed, alphabet="abc", shortest=shortest, longest=shortest + more, train_size=4, heldout_size=3)
+def test_prompts_are_different_within_bounds_and_scored_exactly(
+    seed: int, shortest: int, more: int
+) -> None:
+    made = task(
+        seed,
+        alphabet="abc",
+        shortest=shortest,
+        longest=shortest + more,
+        train_size=4,
+        heldout_size=3,
+    )
     prompts = [*made.train_prompts(), *made.heldout_prompts()]
     assert len({prompt.id for prompt in prompts}) == 7 * len(SKILLS)
     for prompt in prompts:
         found = re.fullmatch(r"(\w+): ([abc]+)", prompt.messages[0].content)
-        assert found is not None and found[1] == prompt.domain and shortest <= len(found[2]) <= shortest + more
+        assert (
+            found is not None
+            and found[1] == prompt.domain
+            and shortest <= len(found[2]) <= shortest + more
+        )
         assert prompt.answer == SKILLS[found[1]](found[2], "abc")
         assert made.reward(Rollout.from_text(prompt, f" {prompt.answer}\n")) == 1.0
         assert made.reward(Rollout.from_text(prompt, prompt.answer + "a")) == 0.0
@@ -52,7 +65,9 @@ def test_prompts_are_different_within_bounds_and_scored_exactly(seed: int, short
 def test_the_skills_held_out_stay_whatever_is_trained() -> None:
     chosen = ("sort", "copy", "first")
     whole, expert = task(skills=chosen), task(skills=chosen, train=["copy"], train_size=9)
-    assert {prompt.domain for prompt in expert.train_prompts()} == {"copy"} and len(expert.train_prompts()) == 9
+    assert {prompt.domain for prompt in expert.train_prompts()} == {"copy"} and len(
+        expert.train_prompts()
+    ) == 9
     assert expert.heldout_prompts() == whole.heldout_prompts()
     assert [prompt.domain for prompt in whole.heldout_prompts()[:6]] == [*chosen, *chosen]
 
@@ -60,7 +75,9 @@ def test_the_skills_held_out_stay_whatever_is_trained() -> None:
 def test_a_held_out_word_is_in_no_training_prompt() -> None:
     made = task(alphabet="ab", train_size=20, heldout_size=8)
     held_out = {prompt.messages[0].content.split(": ")[1] for prompt in made.heldout_prompts()}
-    assert not held_out & {prompt.messages[0].content.split(": ")[1] for prompt in made.train_prompts()}
+    assert not held_out & {
+        prompt.messages[0].content.split(": ")[1] for prompt in made.train_prompts()
+    }
 
 
 def test_the_same_seed_gives_the_same_words() -> None:
@@ -73,7 +90,10 @@ def test_the_same_seed_gives_the_same_words() -> None:
     [
         ({"skills": ["sorted"]}, "skills: no skill named 'sorted'; did you mean 'sort'"),
         ({"skills": ["sort", "copy", "sort"]}, "skills: 'sort' stands twice"),
-        ({"skills": ["sort", "copy"], "train": ["cop"]}, "train: no skill named 'cop'; did you mean 'copy'"),
+        (
+            {"skills": ["sort", "copy"], "train": ["cop"]},
+            "train: no skill named 'cop'; did you mean 'copy'",
+        ),
         ({"skills": ["sort"], "train": ["copy"]}, "train: no skill named 'copy'"),
         ({"skills": []}, "at least 1 item"),
         ({"alphabet": "abA"}, "alphabet 'abA': write lower-case letters, each once"),

@@ -50,7 +50,9 @@ def test_replies_are_judged(verifier: str, reply: str, answer: str, score: int) 
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3), st.text(alphabet="abc .,=\n"))
-def test_a_number_at_the_end_is_found_with_and_without_thousands(value: Decimal, before: str) -> None:
+def test_a_number_at_the_end_is_found_with_and_without_thousands(
+    value: Decimal, before: str
+) -> None:
     for written in (f"{value:f}", f"{value:,f}"):
         assert last_number(f"{before.rstrip('.abc')} {written}.") == value
 
@@ -115,7 +117,13 @@ def test_the_packages_of_mathematics_evaluate_where_they_are_known_to() -> None:
 def test_a_reply_that_is_a_program_is_no_mathematics(tmp_path: Path) -> None:
     file = tmp_path / "F"
     program = f"__import__('os').system('touch {file}')"
-    for reply in (program, f"$ {program} $", f"\\boxed{{{program}}}", f"the answer is ({program})", f"1 + {program}"):
+    for reply in (
+        program,
+        f"$ {program} $",
+        f"\\boxed{{{program}}}",
+        f"the answer is ({program})",
+        f"1 + {program}",
+    ):
         assert VERIFIERS["math"](reply, "0") in (0.0, 1.0)
     assert not file.exists()
     assert VERIFIERS["math"]("the answer is 7*(2 - 1)", "7") == 1.0
@@ -131,7 +139,9 @@ def test_mathematics_that_would_run_for_ever_scores_zero(monkeypatch: pytest.Mon
     quick.close()
 
 
-def test_an_answer_that_is_no_mathematics_is_counted_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_no_mathematics_is_counted_as_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = _verifiers.VerifierProcess("practicum.tasks._math")
     monkeypatch.setattr(_verifiers, "_MATH", own)
     assert VERIFIERS["math"]("5", "") == 0.0
@@ -147,7 +157,9 @@ def test_a_verifier_without_a_needed_wall_is_refused_before_anything_runs(
         prepare("math", "require")
     assert prepare("number", "require")("7", "7.0") == 1.0
     assert prepare("math", "best_effort")("$\\frac{1}{2}$", "0.5") == 1.0
-    assert notes == ["the verifier practicum.tasks._math runs without a wall around files (no Landlock)"]
+    assert notes == [
+        "the verifier practicum.tasks._math runs without a wall around files (no Landlock)"
+    ]
 
 
 def test_a_missing_package_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +167,7 @@ def test_a_missing_package_is_named_before_anything_runs(monkeypatch: pytest.Mon
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     check_installed("number")
     with pytest.raises(
-        DataError, match=re.escape("needs the package math-verify; run: pip install 'practicum[tasks]'")
+        DataError,
+        match=re.escape("needs the package math-verify; run: pip install 'practicum[tasks]'"),
     ):
         check_installed("math")

@@ -21,7 +21,9 @@ def walker(**settings: object) -> Walker:
 
 def test_a_walk_by_hand():
     walk = Walk(2, (Turn(3, 4, 3), Turn(0, 9, 8), Turn(7, 1, 7)))
-    assert [turn.push for turn in walk.turns] == [-2, -2, 2], "(12 + 3) mod 5 - 2, 0 mod 5 - 2, 14 mod 5 - 2"
+    assert [turn.push for turn in walk.turns] == [-2, -2, 2], (
+        "(12 + 3) mod 5 - 2, 0 mod 5 - 2, 14 mod 5 - 2"
+    )
     assert walk.seen([]) == "I34", "the third position from the left of 0"
     assert walk.best([]) == "x" and walk.position(["x"]) == 0
     assert walk.seen(["x"]) == "G89", "the second cue acts as 0 and is shown as 8"
@@ -33,13 +35,19 @@ def test_a_walk_by_hand():
 def test_positions_end_at_six_and_what_is_no_action_is_nothing():
     walk = Walk(5, (Turn(2, 1, 2), Turn(2, 1, 2)))
     assert [turn.push for turn in walk.turns] == [2, 2]
-    assert walk.position(["z"]) == 6 and walk.position(["", "zz"]) == 6 and walk.position([" v ", "vw"]) == 6
+    assert (
+        walk.position(["z"]) == 6
+        and walk.position(["", "zz"]) == 6
+        and walk.position([" v ", "vw"]) == 6
+    )
     assert walk.best([]) == "v" and walk.position(["v", "v"]) == 5
 
 
 def test_it_is_an_environment_with_an_expert():
     task = walker()
-    assert isinstance(task, Environment) and isinstance(task, Expert) and isinstance(task, HasAlphabet)
+    assert (
+        isinstance(task, Environment) and isinstance(task, Expert) and isinstance(task, HasAlphabet)
+    )
     prompt = task.train_prompts()[0]
     said: list[str] = []
     first, second = task.open(prompt, 0), task.open(prompt, 1)
@@ -84,7 +92,9 @@ def test_noise_changes_what_is_seen_and_nothing_else():
 
 def test_walks_start_at_zero_unless_they_are_spread():
     assert {prompt.messages[0].content[0] for prompt in walker().train_prompts()} == {"G"}
-    assert {prompt.messages[0].content[0] for prompt in walker(spread=2).train_prompts()} == set("EFGHI")
+    assert {prompt.messages[0].content[0] for prompt in walker(spread=2).train_prompts()} == set(
+        "EFGHI"
+    )
 
 
 @pytest.mark.long

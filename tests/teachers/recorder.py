@@ -36,7 +36,9 @@ class Recorder:
             for rollout in rollouts
         ]
 
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
         if not self.writes:
             return None
         self.prompts += [request.prompt for request in requests]

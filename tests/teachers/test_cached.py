@@ -50,20 +50,28 @@ class ServerGenerator:
     capabilities = Capabilities(signals=frozenset({"sampled", "topk", "full"}))
 
     def __post_init__(self) -> None:
-        self.head = Head(torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(0)), VOCABULARY)
+        self.head = Head(
+            torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(0)), VOCABULARY
+        )
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         self.asked.append(list(requests))
         company = sum(sum(request.tokens) + 7 * sum(request.prompt_tokens) for request in requests)
-        return [self._answer(request, company + place, signal) for place, request in enumerate(requests)]
+        return [
+            self._answer(request, company + place, signal) for place, request in enumerate(requests)
+        ]
 
     def _answer(self, request: ScoreRequest, seed: int, signal: Signal) -> TeacherSignal:
         length = len(request.tokens)
-        numbers = torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(seed)) * self.size
+        numbers = (
+            torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(seed)) * self.size
+        )
         if signal.type == "sampled":
             return TeacherSignal(logprobs=-numbers[:, 0].abs())
         if self.topk:
-            return TeacherSignal(topk_ids=torch.arange(3).expand(length, 3), topk_logprobs=-numbers[:, :3].abs())
+            return TeacherSignal(
+                topk_ids=torch.arange(3).expand(length, 3), topk_logprobs=-numbers[:, :3].abs()
+            )
         return TeacherSignal(hidden=numbers.to(self.dtype), head=self.head)
 
     def sample(self, requests: object, params: object) -> list[Any]:
@@ -72,11 +80,16 @@ class ServerGenerator:
 
 def client(folder: Path | None, bare: ServerGenerator, max_bytes: int = MIB) -> CachingClient:
     """A client as it is in a process that has just begun."""
-    return CachingClient(bare, lambda: ModelScores("model", None if folder is None else ScoreStore(folder, max_bytes)))
+    return CachingClient(
+        bare,
+        lambda: ModelScores("model", None if folder is None else ScoreStore(folder, max_bytes)),
+    )
 
 
 def request(number: int, length: int = 4) -> ScoreRequest:
-    return ScoreRequest((1, 2, number), tuple((number + place) % VOCABULARY for place in range(length)))
+    return ScoreRequest(
+        (1, 2, number), tuple((number + place) % VOCABULARY for place in range(length))
+    )
 
 
 def tensors(answer: TeacherSignal) -> list[torch.Tensor]:
@@ -87,7 +100,10 @@ def tensors(answer: TeacherSignal) -> list[torch.Tensor]:
 def same(one: Sequence[TeacherSignal], other: Sequence[TeacherSignal]) -> bool:
     return len(one) == len(other) and all(
         len(tensors(mine)) == len(tensors(theirs))
-        and all(a.equal(b) and a.dtype == b.dtype for a, b in zip(tensors(mine), tensors(theirs), strict=True))
+        and all(
+            a.equal(b) and a.dtype == b.dtype
+            for a, b in zip(tensors(mine), tensors(theirs), strict=True)
+        )
         for mine, theirs in zip(one, other, strict=True)
     )
 
@@ -122,7 +138,10 @@ def test_a_hit_says_what_a_miss_said_to_the_bit_and_asks_nobody(
     assert same(missed[::-1], mine.score(requests[::-1], signal))
     assert len(bare.asked) == 1
     assert same(
-        missed, client(None, ServerGenerator(dtype=bare.dtype, size=bare.size, topk=bare.topk)).score(requests, signal)
+        missed,
+        client(None, ServerGenerator(dtype=bare.dtype, size=bare.size, topk=bare.topk)).score(
+            requests, signal
+        ),
     )
     assert (mine.counts.asked, mine.counts.found) == (9, 6)
 
@@ -167,7 +186,9 @@ def test_no_requests_open_nothing() -> None:
     assert CachingClient(ServerGenerator(), never).score([], Full()) == []
 
 
-def test_hidden_states_answer_every_question_about_candidates_but_not_the_sampled_token(tmp_path: Path) -> None:
+def test_hidden_states_answer_every_question_about_candidates_but_not_the_sampled_token(
+    tmp_path: Path,
+) -> None:
     bare = ServerGenerator()
     mine = client(tmp_path, bare)
     said = mine.score([request(1)], Full())
@@ -210,15 +231,22 @@ def test_a_models_fingerprint_is_its_content_not_its_place(models: Path, tmp_pat
     settings = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
     assert fingerprint(ScorerConfig(model=str(copy))) != known
-    assert fingerprint(ScorerConfig(model="nobody/no-such-model")) != fingerprint(ScorerConfig(model="smollm2"))
+    assert fingerprint(ScorerConfig(model="nobody/no-such-model")) != fingerprint(
+        ScorerConfig(model="smollm2")
+    )
 
 
 # The stored form.
 
 
 @given(st.floats(-140, 127), st.integers(0, 2**31))
-def test_scaled_hidden_states_lose_no_more_than_float16_and_never_overflow(magnitude: float, seed: int) -> None:
-    hidden = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(seed)).clamp(-0.99, 0.99) * 2.0**magnitude
+def test_scaled_hidden_states_lose_no_more_than_float16_and_never_overflow(
+    magnitude: float, seed: int
+) -> None:
+    hidden = (
+        torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(seed)).clamp(-0.99, 0.99)
+        * 2.0**magnitude
+    )
     half, exponents = scaled(hidden)
     back = unscaled(half, exponents)
     assert torch.isfinite(half).all()
@@ -315,7 +343,9 @@ def test_a_run_that_goes_back_hears_what_it_heard_before(
             assert same(heard[number], mine.score(sized(calls[number]), Full()))
 
 
-def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(tmp_path: Path, notes: list[str]) -> None:
+def test_when_a_call_does_not_fit_nothing_more_is_kept_and_that_is_said_once(
+    tmp_path: Path, notes: list[str]
+) -> None:
     mine = client(tmp_path, ServerGenerator(), 3000)
     small, large, later = [request(1)], [request(2, 200)], [request(3)]
     mine.score(small, Full())
@@ -375,15 +405,30 @@ def test_epochs_over_a_dataset_are_scored_once(models: Path, whole: Path, tmp_pa
 def test_it_says_at_the_end_how_much_was_there(models: Path, tmp_path: Path) -> None:
     console = ServerScores()
     toy_run(models, tmp_path, cached(models), console=console)
-    assert any("20 of 32 completions were scored before" in line and "bytes a token" in line for line in console.events)
+    assert any(
+        "20 of 32 completions were scored before" in line and "bytes a token" in line
+        for line in console.events
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "fault", ["score:2", "score:7", "update:6", "scores.before_rename:2", "save.after_rename:1", "rollout:8"]
+    "fault",
+    [
+        "score:2",
+        "score:7",
+        "update:6",
+        "scores.before_rename:2",
+        "save.after_rename:1",
+        "rollout:8",
+    ],
 )
-def test_killed_anywhere_the_resumed_run_is_the_same(models: Path, whole: Path, tmp_path: Path, fault: str) -> None:
-    assert forked(lambda: toy_run(models, tmp_path, cached(models)), {"PRACTICUM_FAULT": fault}) == 137
+def test_killed_anywhere_the_resumed_run_is_the_same(
+    models: Path, whole: Path, tmp_path: Path, fault: str
+) -> None:
+    assert (
+        forked(lambda: toy_run(models, tmp_path, cached(models)), {"PRACTICUM_FAULT": fault}) == 137
+    )
     resumed = toy_run(models, tmp_path, cached(models), resume=True).folder
     assert_same_run(whole, resumed)
     assert not list(resumed.rglob(f"*{TEMPORARY}"))
@@ -405,7 +450,10 @@ def test_full_in_the_middle_the_resumed_run_is_the_same(
     one = toy_run(models, tmp_path / "whole", changes).folder
     out = tmp_path / "killed"
     assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
-    assert forked(lambda: toy_run(models, out, changes, resume=True), {"PRACTICUM_FAULT": "score:2"}) == 137
+    assert (
+        forked(lambda: toy_run(models, out, changes, resume=True), {"PRACTICUM_FAULT": "score:2"})
+        == 137
+    )
     assert_same_run(one, toy_run(models, out, changes, resume=True).folder)
 
 
@@ -418,18 +466,28 @@ def test_teacher_and_reference_share_a_folder_and_resume(models: Path, tmp_path:
         "objective": {
             "losses": [
                 {"signal": "full", "divergence": "reverse_kl"},
-                {"signal": "full", "divergence": "forward_kl", "against": "reference", "coefficient": 0.1},
+                {
+                    "signal": "full",
+                    "divergence": "forward_kl",
+                    "against": "reference",
+                    "coefficient": 0.1,
+                },
             ]
         },
     }
     one = toy_run(models, tmp_path / "whole", changes).folder
     assert len(files(stores(one)[0])) == 3
-    assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "score:6"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "score:6"})
+        == 137
+    )
     assert_same_run(one, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
 @pytest.mark.long
-def test_an_evaluation_after_the_run_leaves_what_is_kept_as_it_is(models: Path, tmp_path: Path) -> None:
+def test_an_evaluation_after_the_run_leaves_what_is_kept_as_it_is(
+    models: Path, tmp_path: Path
+) -> None:
     changes = {**cached(models), "train.steps": 3, "evaluation.prompts": 4}
     run = toy_run(models, tmp_path, changes).folder
     before = files(stores(run)[0])
@@ -482,7 +540,9 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> N
     (path,) = files(tmp_path)
     damage, reason = DAMAGES[name]
     damage(path)
-    with pytest.raises(TeacherError, match=rf"{path.name} is damaged \(.*{reason}.*delete it") as caught:
+    with pytest.raises(
+        TeacherError, match=rf"{path.name} is damaged \(.*{reason}.*delete it"
+    ) as caught:
         client(tmp_path, ServerGenerator()).score([request(1), request(2)], Full())
     assert "\n" not in str(caught.value)
     path.unlink()
@@ -522,15 +582,23 @@ def test_two_processes_share_a_folder_and_every_answer_has_one_value(tmp_path: P
             heard = mine.score([request(one) for one in numbers], Full())
             torch.save([answer.hidden for answer in heard], tmp_path / f"{first}-{number}.pt")
 
-    pids = [start_fork(lambda first=first: work(first), output=tmp_path / f"out-{first}") for first in (3, 7)]
-    assert [exit_status(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0], (tmp_path / "out-3").read_text()
+    pids = [
+        start_fork(lambda first=first: work(first), output=tmp_path / f"out-{first}")
+        for first in (3, 7)
+    ]
+    assert [exit_status(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0], (
+        tmp_path / "out-3"
+    ).read_text()
     later = client(tmp_path / "shared", ServerGenerator())
     for first in (3, 7):
         for number in range(30):
             numbers = [(first * number + place) % 40 for place in range(5)]
             found = later.score([request(one) for one in numbers], Full())
             heard = torch.load(tmp_path / f"{first}-{number}.pt")
-            assert all(a.hidden is not None and a.hidden.equal(b) for a, b in zip(found, heard, strict=True))
+            assert all(
+                a.hidden is not None and a.hidden.equal(b)
+                for a, b in zip(found, heard, strict=True)
+            )
     assert later.counts.found == later.counts.asked
 
 
@@ -549,15 +617,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "periodic": ({"teacher": {"type": "self", "weights": "periodic"}}, "periodic weights follows"),
     "frozen": ({"teacher": {"type": "self"}}, r"name the student's model as \{type: model"),
     "self in a context": (
-        {"teacher": {"type": "privileged", "teacher": {"type": "self", "weights": "ema"}, "system": "s"}},
+        {
+            "teacher": {
+                "type": "privileged",
+                "teacher": {"type": "self", "weights": "ema"},
+                "system": "s",
+            }
+        },
         "follows the student",
     ),
-    "route": ({"teacher": {"type": "route", "teachers": {"a": MODEL}}}, "put `cached` inside each member"),
-    "pool": ({"teacher": {"type": "pool", "teachers": {"a": MODEL}}}, "put `cached` inside each member"),
+    "route": (
+        {"teacher": {"type": "route", "teachers": {"a": MODEL}}},
+        "put `cached` inside each member",
+    ),
+    "pool": (
+        {"teacher": {"type": "pool", "teachers": {"a": MODEL}}},
+        "put `cached` inside each member",
+    ),
     "cached": ({"teacher": {"type": "cached", "teacher": MODEL}}, "cached already"),
     "none": ({"teacher": "none"}, "scores without a model"),
     "scripted": ({"teacher": {"type": "scripted", "tape": "t.jsonl"}}, "scores without a model"),
-    "scratch": ({"teacher": {"type": "model", "model": {"seed": 1}}, "folder": "s"}, "another one in every run"),
+    "scratch": (
+        {"teacher": {"type": "model", "model": {"seed": 1}}, "folder": "s"},
+        "another one in every run",
+    ),
     "nothing to hold": ({"teacher": MODEL, "max_mib": 0}, "greater than 0"),
 }
 
@@ -573,7 +656,9 @@ def test_what_cannot_be_kept_is_refused_in_one_line(models: Path, name: str) -> 
 def test_a_member_of_a_route_or_a_pool_can_be_cached(models: Path) -> None:
     member = {"type": "cached", "teacher": MODEL}
     for kind in ("route", "pool"):
-        recipe = toy_recipe(models, {"teacher": {"type": kind, "teachers": {"a": member, "b": {"type": "self"}}}})
+        recipe = toy_recipe(
+            models, {"teacher": {"type": kind, "teachers": {"a": member, "b": {"type": "self"}}}}
+        )
         assert isinstance(recipe, Recipe)
 
 
@@ -584,7 +669,9 @@ def trainer(models: Path) -> tuple[LocalTrainer, Renderer]:
 
 
 @pytest.fixture
-def loading(trainer: tuple[LocalTrainer, Renderer], tmp_path: Path) -> Callable[[ServerGenerator], TeacherContext]:
+def loading(
+    trainer: tuple[LocalTrainer, Renderer], tmp_path: Path
+) -> Callable[[ServerGenerator], TeacherContext]:
     """A context in which every model is the given speaker."""
 
     def build_inner(context: TeacherContext, config: Any) -> Teacher:
@@ -592,7 +679,9 @@ def loading(trainer: tuple[LocalTrainer, Renderer], tmp_path: Path) -> Callable[
 
     def context(bare: ServerGenerator) -> TeacherContext:
         model = Model(bare, trainer[1], 512, "speaker")
-        return TeacherContext(trainer[1], trainer[0].self_teacher, lambda config: model, build_inner, tmp_path)
+        return TeacherContext(
+            trainer[1], trainer[0].self_teacher, lambda config: model, build_inner, tmp_path
+        )
 
     return context
 
@@ -615,9 +704,13 @@ def test_a_context_is_part_of_the_prompt_that_is_looked_up(
     shown = {"type": "privileged", "reference": "{sibling}"}
     kept = {"type": "cached", "folder": "kept"}
     around, inside = ServerGenerator(), ServerGenerator()
-    outer = build(Config.model_validate({**kept, "teacher": {**shown, "teacher": model}}), loading(around))
+    outer = build(
+        Config.model_validate({**kept, "teacher": {**shown, "teacher": model}}), loading(around)
+    )
     first = outer.score(group, Full())
-    assert [len(call) for call in around.asked] == [2], "the first shows the second, the others show the first"
+    assert [len(call) for call in around.asked] == [2], (
+        "the first shows the second, the others show the first"
+    )
     assert same(first, outer.score(group, Full())) and len(around.asked) == 1
     outer.score([replace(one, text="d") for one in group], Full())
     assert len(around.asked) == 2, "another sibling is another prompt"
@@ -650,11 +743,16 @@ def test_without_a_run_and_a_folder_it_only_rounds(
 def test_a_folder_starts_at_the_recipe_and_holds_one_folder_a_model(
     loading: Callable[[ServerGenerator], TeacherContext], tmp_path: Path, model_folder: str
 ) -> None:
-    config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}, "folder": "kept"})
+    config = Config.model_validate(
+        {"teacher": {"type": "model", "model": model_folder}, "folder": "kept"}
+    )
     teacher = build(config, replace(loading(ServerGenerator()), scores=tmp_path / "home"))
     teacher.score([rollout(Prompt("p", (Message("user", "ab"),)))], Full())
     (store,) = (tmp_path / "kept").iterdir()
-    assert store.name == fingerprint(ScorerConfig(model=model_folder)) and not (tmp_path / "home").exists()
+    assert (
+        store.name == fingerprint(ScorerConfig(model=model_folder))
+        and not (tmp_path / "home").exists()
+    )
 
 
 def test_the_teachers_voice_draws_with_the_model(
@@ -663,11 +761,15 @@ def test_the_teachers_voice_draws_with_the_model(
     bare = ServerGenerator()
     config = Config.model_validate({"teacher": {"type": "model", "model": model_folder}})
     voice = build(config, loading(bare)).voice(Prompt("p", (Message("user", "ab"),)))
-    assert voice is not None and isinstance(voice.client, CachingClient) and voice.client.bare is bare
+    assert (
+        voice is not None and isinstance(voice.client, CachingClient) and voice.client.bare is bare
+    )
 
 
 def test_a_teacher_without_a_model_is_named_when_it_is_built(
-    loading: Callable[[ServerGenerator], TeacherContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loading: Callable[[ServerGenerator], TeacherContext],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What another package adds is known only then."""
     source = (

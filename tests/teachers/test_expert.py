@@ -53,7 +53,9 @@ def teacher(softness: float = SOFTNESS, **settings: Mapping[str, float]) -> Expe
 def rollout(tokens: Sequence[int]) -> Rollout:
     nothing = torch.zeros(len(tokens))
     ids = torch.tensor(tokens, dtype=torch.long)
-    return Rollout(PROMPT, RENDERER.render(PROMPT.messages), ids, nothing == 0, nothing, nothing, 0, "stop", "")
+    return Rollout(
+        PROMPT, RENDERER.render(PROMPT.messages), ids, nothing == 0, nothing, nothing, 0, "stop", ""
+    )
 
 
 def probabilities(tokens: Sequence[int], **settings: Mapping[str, float]) -> torch.Tensor:
@@ -75,7 +77,9 @@ def row(**shares: float) -> torch.Tensor:
 
 def test_a_turn_by_hand():
     found = probabilities([A, B, STOP])
-    torch.testing.assert_close(found, torch.stack([row(a=0.75, b=0.25), row(b=2 / 3, c=1 / 3), row(stop=1)]))
+    torch.testing.assert_close(
+        found, torch.stack([row(a=0.75, b=0.25), row(b=2 / 3, c=1 / 3), row(stop=1)])
+    )
     torch.testing.assert_close(probabilities([B, STOP])[1], row(stop=1.0))
 
 
@@ -92,12 +96,17 @@ def test_after_the_environment_spoke_the_next_turn_begins():
 
 
 def test_a_candidate_that_begins_another_may_end_or_go_on():
-    torch.testing.assert_close(probabilities([A], candidates={"a": 0.25, "ab": 0.75})[0], row(a=1.0))
-    torch.testing.assert_close(probabilities([A, B], candidates={"a": 0.25, "ab": 0.75})[1], row(stop=0.25, b=0.75))
+    torch.testing.assert_close(
+        probabilities([A], candidates={"a": 0.25, "ab": 0.75})[0], row(a=1.0)
+    )
+    torch.testing.assert_close(
+        probabilities([A, B], candidates={"a": 0.25, "ab": 0.75})[1], row(stop=0.25, b=0.75)
+    )
 
 
 @pytest.mark.parametrize(
-    "tokens", [[A, B, STOP], [D, D, D], [B, STOP, *RENDERER.render_reply(Message("user", "dd")), C, A], []]
+    "tokens",
+    [[A, B, STOP], [D, D, D], [B, STOP, *RENDERER.render_reply(Message("user", "dd")), C, A], []],
 )
 def test_rows_sum_to_one_and_the_sampled_token_is_an_entry(tokens):
     one, other = rollout(tokens), rollout([B, STOP])
@@ -106,7 +115,9 @@ def test_rows_sum_to_one_and_the_sampled_token_is_an_entry(tokens):
     for signal, own, scored in zip(full, (one, other), sampled, strict=True):
         rows = read_tokens(signal, slice(None)).full
         assert rows is not None and scored.logprobs is not None and torch.isfinite(rows).all()
-        torch.testing.assert_close(rows.double().exp().sum(-1), torch.ones(len(rows)).double(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            rows.double().exp().sum(-1), torch.ones(len(rows)).double(), atol=1e-6, rtol=0
+        )
         assert scored.logprobs.equal(rows.gather(-1, own.tokens[:, None])[:, 0])
 
 
@@ -118,7 +129,9 @@ def test_what_it_writes_has_its_own_probabilities():
     first = sum(text.startswith("a") for text in texts) / len(texts)
     assert abs(first - softly) < 4 * math.sqrt(softly * (1 - softly) / len(texts))
     (scored,) = expert.score([rollout(samples[0].tokens.tolist())], Sampled())
-    assert samples[0].policy_logprobs.equal(scored.logprobs) and samples[0].sampling_logprobs.equal(scored.logprobs)
+    assert samples[0].policy_logprobs.equal(scored.logprobs) and samples[0].sampling_logprobs.equal(
+        scored.logprobs
+    )
 
 
 def test_cold_it_says_the_likeliest_and_hot_anything():
@@ -128,11 +141,16 @@ def test_cold_it_says_the_likeliest_and_hot_anything():
         return {RENDERER.decode(sample.tokens.tolist()) for sample in samples}
 
     assert written(0.0) == {"a"}
-    assert written(100.0) == {"", "a", "b", "c", "d"}, "a stop token or another control token reads as nothing"
+    assert written(100.0) == {"", "a", "b", "c", "d"}, (
+        "a stop token or another control token reads as nothing"
+    )
 
 
 def test_its_voice_goes_on_from_any_tokens_whatever_it_read_before():
-    voice, params = teacher(1e-9).voice(PROMPT), SamplingParams(9, temperature=0.0, stop_ids=RENDERER.stop_ids)
+    voice, params = (
+        teacher(1e-9).voice(PROMPT),
+        SamplingParams(9, temperature=0.0, stop_ids=RENDERER.stop_ids),
+    )
     prompt = voice.prompt_tokens
     asked = [(), (A,), (B, STOP, *RENDERER.render_reply(Message("user", "dd"))), (A, C), ()]
     for tokens, expected in zip(asked, ["ab", "b", "c", "", "ab"], strict=True):
@@ -142,7 +160,9 @@ def test_its_voice_goes_on_from_any_tokens_whatever_it_read_before():
 
 def test_a_task_without_an_expert_is_refused():
     context = TeacherContext(RENDERER, lambda _: None, lambda _: None, lambda *_: None)  # type: ignore[arg-type]
-    with pytest.raises(CapabilityError, match=r"this task has no expert; write task: walker, .*\{type: model"):
+    with pytest.raises(
+        CapabilityError, match=r"this task has no expert; write task: walker, .*\{type: model"
+    ):
         build(Config(), context)
 
 
@@ -161,7 +181,9 @@ def test_it_knows_the_walk():
     expert = ExpertTeacher(task, renderer, 1e-6)
     ids = torch.tensor(renderer.encode_answer(max(said, key=said.__getitem__), 9))
     nothing = torch.zeros(len(ids))
-    own = Rollout(prompt, renderer.render(prompt.messages), ids, nothing == 0, nothing, nothing, 0, "stop", "")
+    own = Rollout(
+        prompt, renderer.render(prompt.messages), ids, nothing == 0, nothing, nothing, 0, "stop", ""
+    )
     (signal,) = expert.score([own], Sampled())
     assert signal.logprobs is not None
     torch.testing.assert_close(signal.logprobs.exp(), torch.tensor([0.96, 1.0]), atol=1e-4, rtol=0)

@@ -10,12 +10,16 @@ from practicum.runs.assembly import scorer_names
 
 MODEL = {"type": "model", "model": "somewhere"}
 SELF = {"type": "self", "weights": "frozen"}
-TEAM = {"a": {"type": "privileged", "system": "x", "teacher": MODEL}, "teacher": {"type": "cached", "teacher": MODEL}}
+TEAM = {
+    "a": {"type": "privileged", "system": "x", "teacher": MODEL},
+    "teacher": {"type": "cached", "teacher": MODEL},
+}
 
 
 def test_every_teacher_inside_is_passed_with_the_keys_that_lead_to_it() -> None:
     config = read_plugin(
-        "teachers", {"type": "privileged", "system": "y", "teacher": {"type": "pool", "teachers": TEAM}}
+        "teachers",
+        {"type": "privileged", "system": "y", "teacher": {"type": "pool", "teachers": TEAM}},
     )
     passed = [(keys, inside.type) for keys, inside in walk(config)]
     assert passed == [
@@ -49,7 +53,9 @@ def test_every_teacher_inside_is_passed_with_the_keys_that_lead_to_it() -> None:
     ],
     ids=str,
 )
-def test_a_teacher_follows_the_student_where_one_inside_does(settings: dict[str, Any], follows: bool) -> None:
+def test_a_teacher_follows_the_student_where_one_inside_does(
+    settings: dict[str, Any], follows: bool
+) -> None:
     assert read_plugin("teachers", settings).capabilities().follows_student is follows
 
 

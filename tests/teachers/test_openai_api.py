@@ -56,7 +56,9 @@ def make(models: Path) -> Callable[..., Teacher]:
 
     def made(stub: Stub, **fields: Any) -> Teacher:
         config = Config(url=stub.url, **{"give_up_after": 5.0, **fields})
-        context = TeacherContext(student.renderer, nothing, nothing, nothing, load_renderer=load_renderer)
+        context = TeacherContext(
+            student.renderer, nothing, nothing, nothing, load_renderer=load_renderer
+        )
         return build(config, context)
 
     return made
@@ -92,7 +94,9 @@ def test_a_server_says_what_its_model_says_here(
     own = LocalSampler(load(ModelConfig(model=str(models / "teacher"))).language_model)
     renderer = load(ModelConfig(model=str(models / "student"))).renderer
     about = [completion(ids) for ids in ([7, 8, 2], [9], [])]
-    requests = [ScoreRequest(renderer.render(r.prompt.messages), tuple(r.tokens.tolist())) for r in about]
+    requests = [
+        ScoreRequest(renderer.render(r.prompt.messages), tuple(r.tokens.tolist())) for r in about
+    ]
     for mine, here in zip(teacher.score(about, TOP3), own.score(requests, Sampled()), strict=True):
         torch.testing.assert_close(mine.logprobs, here.logprobs, atol=1e-5, rtol=1e-5)
     (first, *_) = teacher.score(about, TOP3)
@@ -107,7 +111,12 @@ def test_scores_are_asked_at_temperature_1_whatever_the_servers_defaults(
 ) -> None:
     said(make(stub), Sampled())
     body = stub.scored()[-1]
-    assert (body["temperature"], body["top_p"], body["top_k"], body["repetition_penalty"]) == (1.0, 1.0, -1, 1.0)
+    assert (body["temperature"], body["top_p"], body["top_k"], body["repetition_penalty"]) == (
+        1.0,
+        1.0,
+        -1,
+        1.0,
+    )
     assert body["max_tokens"] == 1 and body["prompt_logprobs"] == 0
 
 
@@ -168,11 +177,15 @@ WRONG: dict[str, tuple[Fault, Signal, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_answer_that_cannot_be_right_is_refused_by_name(stub: Stub, make: Callable[..., Teacher], name: str) -> None:
+def test_an_answer_that_cannot_be_right_is_refused_by_name(
+    stub: Stub, make: Callable[..., Teacher], name: str
+) -> None:
     fault, signal, words = WRONG[name]
     teacher = make(stub, concurrency=1)
     stub.script = [None, fault, fault, fault]
-    with pytest.raises(TeacherError, match=rf"{stub.url}/v1/completions: .*completion 2 of 2.*{words}") as caught:
+    with pytest.raises(
+        TeacherError, match=rf"{stub.url}/v1/completions: .*completion 2 of 2.*{words}"
+    ) as caught:
         said(teacher, signal)
     assert "\n" not in str(caught.value)
 
@@ -182,7 +195,8 @@ def test_answers_that_were_mixed_up_are_found_out(stub: Stub, make: Callable[...
     kept: list[bytes] = []
     stub.script = [lambda _, data: kept.append(data) or data, lambda _, data: kept[0]]
     with pytest.raises(
-        TeacherError, match="scored other tokens than it was asked about, from token 1 on; answers were mixed"
+        TeacherError,
+        match="scored other tokens than it was asked about, from token 1 on; answers were mixed",
     ):
         said(teacher, Sampled())
 
@@ -192,7 +206,9 @@ def test_answers_that_were_mixed_up_are_found_out(stub: Stub, make: Callable[...
     [
         (lambda about: about["input_top_logprobs"][-1].reverse(), "not ordered, likeliest first"),
         (
-            lambda about: about["input_top_logprobs"][-1].__setitem__(1, about["input_top_logprobs"][-1][0]),
+            lambda about: about["input_top_logprobs"][-1].__setitem__(
+                1, about["input_top_logprobs"][-1][0]
+            ),
             "stands twice",
         ),
         (lambda about: about["input_token_logprobs"][-1].__setitem__(1, 9), "scored other tokens"),
@@ -217,21 +233,28 @@ def test_minus_infinity_is_lifted_and_counted_and_too_many_are_an_error(
     answers = said(teacher, Sampled())
     assert [answer.logprobs[2].item() for answer in answers] == [TEACHER_FLOOR] * 2
     stub.script = [_set(-9999.0)] * 20
-    with pytest.raises(TeacherError, match=r"11 of \d+ log-probabilities are minus infinity or missing"):
+    with pytest.raises(
+        TeacherError, match=r"11 of \d+ log-probabilities are minus infinity or missing"
+    ):
         said(teacher, Sampled(), count=20)
 
 
 # D1 to D4 seen from the teacher.
 
 
-@pytest.mark.parametrize("fault", [status(503), status(429, Retry_After="0"), hang_up, raw(b"<html>"), late(0.3)])
-def test_what_passes_changes_no_answer(stub: Stub, make: Callable[..., Teacher], fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [status(503), status(429, Retry_After="0"), hang_up, raw(b"<html>"), late(0.3)]
+)
+def test_what_passes_changes_no_answer(
+    stub: Stub, make: Callable[..., Teacher], fault: Fault
+) -> None:
     teacher = make(stub)
     before = said(teacher, TOP3)
     stub.script = [fault]
     after = said(teacher, TOP3)
     assert all(
-        a.logprobs.equal(b.logprobs) and a.topk_ids.equal(b.topk_ids) for a, b in zip(before, after, strict=True)
+        a.logprobs.equal(b.logprobs) and a.topk_ids.equal(b.topk_ids)
+        for a, b in zip(before, after, strict=True)
     )
 
 
@@ -244,7 +267,9 @@ def test_a_flood_is_refused(stub: Stub, make: Callable[..., Teacher]) -> None:
 
 def test_nobody_there_at_the_start_is_one_line(stub: Stub, make: Callable[..., Teacher]) -> None:
     stub.stop()
-    with pytest.raises(TeacherError, match=rf"{stub.url}/v1/models: the list of models failed .* start it"):
+    with pytest.raises(
+        TeacherError, match=rf"{stub.url}/v1/models: the list of models failed .* start it"
+    ):
         make(stub, give_up_after=0.5)
 
 
@@ -262,13 +287,16 @@ def test_the_probe_says_whether_scores_follow_the_temperature(
     assert "scores: follow the request's temperature, and are asked at 1" in told[1]
 
 
-def test_scores_at_another_temperature_are_not_what_the_recipe_pins(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_scores_at_another_temperature_are_not_what_the_recipe_pins(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
     mark = probe(JsonClient(Server(stub.url)), "auto", None, 20, 11).mark
     make(stub, canary=mark)
     plain = stub.model
     stub.model = lambda ids: (plain(ids) / 2).log_softmax(-1)
     with pytest.raises(
-        TeacherError, match=r"the canary is -.* and the recipe pins -.* another model, or .* another temperature"
+        TeacherError,
+        match=r"the canary is -.* and the recipe pins -.* another model, or .* another temperature",
     ):
         make(stub, canary=mark)
 
@@ -282,7 +310,8 @@ def test_other_weights_under_the_same_name_are_noticed_within_so_many_calls(
     said(teacher, Sampled())
     said(teacher, Sampled())
     with pytest.raises(
-        TeacherError, match="the server's model changed since the start: a token of the canary moved by"
+        TeacherError,
+        match="the server's model changed since the start: a token of the canary moved by",
     ):
         said(teacher, Sampled())
 
@@ -301,7 +330,9 @@ def test_another_name_is_another_model(stub: Stub, make: Callable[..., Teacher])
     teacher = make(stub, canary_every=1)
     said(teacher, Sampled())
     stub.name = "other"
-    with pytest.raises(TeacherError, match="the server's model changed: it has other and no m any more"):
+    with pytest.raises(
+        TeacherError, match="the server's model changed: it has other and no m any more"
+    ):
         said(teacher, Sampled())
 
 
@@ -325,7 +356,10 @@ def test_scores_that_are_off_by_one_position_are_refused_at_the_start(
     with Stub(ServerCompletion(models / "teacher"), dialect=dialect) as stub:
         make(stub)
         stub.bend = lambda rows: rows.roll(places, 0)
-        with pytest.raises(TeacherError, match=r"its scores are off by one position: .* at the (next one|one before)"):
+        with pytest.raises(
+            TeacherError,
+            match=r"its scores are off by one position: .* at the (next one|one before)",
+        ):
             make(stub)
 
 
@@ -338,7 +372,8 @@ def test_scores_of_another_distribution_than_it_writes_from_are_said_at_the_star
         stub.bend = lambda rows: rows.flip(-1)
         make(stub)
     assert re.search(
-        "written: of the tokens that it writes as the likeliest .*% are those that it scores best", " ".join(notes)
+        "written: of the tokens that it writes as the likeliest .*% are those that it scores best",
+        " ".join(notes),
     )
 
 
@@ -351,7 +386,9 @@ def test_one_log_probability_for_every_token_is_no_score(
     stub.bend = lambda rows: torch.full_like(rows, -math.log(rows.shape[1]))
     with pytest.raises(TeacherError, match=r"all 8 log-probabilities are -2\.398.*ln of 11"):
         teacher.score([completion([3, 4, 5, 6, 7, 8, 9, 10])], Sampled())
-    with pytest.raises(TeacherError, match=r"the canary is wrong: all 24 log-probabilities are -2\.398"):
+    with pytest.raises(
+        TeacherError, match=r"the canary is wrong: all 24 log-probabilities are -2\.398"
+    ):
         make(stub)
 
 
@@ -364,12 +401,15 @@ def test_an_answer_by_a_model_of_another_name_is_refused_at_once(
     said(teacher, Sampled())
     stub.answers_as = "m-2026-02"
     with pytest.raises(
-        TeacherError, match=r"the server's model changed since the start: .* by m-2026-02 and not m-2026-01"
+        TeacherError,
+        match=r"the server's model changed since the start: .* by m-2026-02 and not m-2026-01",
     ):
         said(teacher, Sampled())
 
 
-def test_a_saved_teacher_is_only_taken_up_by_the_same_model(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_a_saved_teacher_is_only_taken_up_by_the_same_model(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
     state = make(stub).save_state()
     make(stub).load_state(state)
     stub.model = table(seed=1)
@@ -387,9 +427,13 @@ def test_the_most_candidates_are_found(stub: Stub, make: Callable[..., Teacher])
     assert make(stub).capabilities.signals == {"sampled"}
 
 
-def test_texts_for_candidates_leave_the_sampled_token(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_texts_for_candidates_leave_the_sampled_token(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
     stub.dialect = "echo_text"
-    with pytest.raises(VocabularyError, match=r"the server's tokens are not the student's: .* there and .* here"):
+    with pytest.raises(
+        VocabularyError, match=r"the server's tokens are not the student's: .* there and .* here"
+    ):
         make(stub)
     letters = load_renderer_texts(make, stub)
     assert letters.capabilities.signals == {"sampled"}
@@ -411,17 +455,28 @@ def load_renderer_texts(make: Callable[..., Teacher], stub: Stub) -> Teacher:
     return make(stub)
 
 
-def test_a_recipe_that_asks_for_more_is_refused_with_what_there_is(models: Path, server: Stub, tmp_path: Path) -> None:
+def test_a_recipe_that_asks_for_more_is_refused_with_what_there_is(
+    models: Path, server: Stub, tmp_path: Path
+) -> None:
     teacher = {"type": "openai_api", "url": server.url}
-    with pytest.raises(CapabilityError, match="cannot give signal 'full'; it can give: sampled, topk"):
+    with pytest.raises(
+        CapabilityError, match="cannot give signal 'full'; it can give: sampled, topk"
+    ):
         toy_recipe(models, {"teacher": teacher})
     with pytest.raises(CapabilityError, match="cannot score support 'student'; it can: teacher"):
         toy_recipe(models, {"teacher": teacher, "objective": {"signal": "topk(4)"}})
-    with pytest.raises(CapabilityError, match=r"at most k=20, not 64; write topk\(20, support=teacher\), or sampled"):
-        toy_recipe(models, {"teacher": teacher, "objective": {"signal": "topk(64, support=teacher)"}})
+    with pytest.raises(
+        CapabilityError,
+        match=r"at most k=20, not 64; write topk\(20, support=teacher\), or sampled",
+    ):
+        toy_recipe(
+            models, {"teacher": teacher, "objective": {"signal": "topk(64, support=teacher)"}}
+        )
     server.most = 3
     changes = {"teacher": teacher, "objective": {"signal": "topk(4, support=teacher)"}}
-    with pytest.raises(CapabilityError, match=r"at most k=3, not 4; write topk\(3, support=teacher\), or sampled"):
+    with pytest.raises(
+        CapabilityError, match=r"at most k=3, not 4; write topk\(3, support=teacher\), or sampled"
+    ):
         toy_run(models, tmp_path, changes)
 
 
@@ -435,12 +490,19 @@ def test_what_a_server_cannot_give_is_seen_through_what_is_around_it(
     if around == "route":
         outer = {"type": "route", "teachers": {"x": inner}, "default": "x"}
     with pytest.raises(CapabilityError, match="cannot give signal 'topk'; it can give: sampled"):
-        toy_run(models, tmp_path, {"teacher": outer, "objective": {"signal": "topk(4, support=teacher)"}})
+        toy_run(
+            models,
+            tmp_path,
+            {"teacher": outer, "objective": {"signal": "topk(4, support=teacher)"}},
+        )
 
 
 def test_a_server_that_only_writes_gives_text(models: Path, stub: Stub, tmp_path: Path) -> None:
     stub.dialect = "llamacpp"
-    changes = {"teacher": {"type": "openai_api", "url": stub.url}, "objective": {"signal": "sampled"}}
+    changes = {
+        "teacher": {"type": "openai_api", "url": stub.url},
+        "objective": {"signal": "sampled"},
+    }
     with pytest.raises(CapabilityError, match="'sampled' asks a teacher and there is none"):
         toy_run(models, tmp_path / "asks", changes)
     changes |= {
@@ -454,7 +516,9 @@ def test_a_server_that_only_writes_gives_text(models: Path, stub: Stub, tmp_path
     assert chats[-1]["messages"][-1]["role"] == "user" and chats[-1]["max_tokens"] == 5
 
 
-def test_a_system_turn_goes_before_messages_that_bring_none(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_a_system_turn_goes_before_messages_that_bring_none(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
     teacher = make(stub, dialect="chat", system="be brief")
     teacher.sample([TeacherRequest(prompt("ab"), 1)], SamplingParams(5, stop_ids=frozenset({2})))
     assert stub.asked[-1][1]["messages"] == [
@@ -466,30 +530,45 @@ def test_a_system_turn_goes_before_messages_that_bring_none(stub: Stub, make: Ca
     assert [turn["content"] for turn in stub.asked[-1][1]["messages"]] == ["own", "ab"]
 
 
-def test_a_server_that_can_do_nothing_says_what_was_tried(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_a_server_that_can_do_nothing_says_what_was_tried(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
     with pytest.raises(CapabilityError, match=r"no way of asking .* works .*sglang: .*404"):
         make(stub, dialect="sglang")
 
 
-def test_several_models_want_a_choice_and_a_wrong_one_is_named(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_several_models_want_a_choice_and_a_wrong_one_is_named(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
     healthy = stub.answer
 
     def answer(path: str, body: Any) -> tuple[int, Any]:
-        return (200, {"data": [{"id": "a"}, {"id": "b"}]}) if path == "/v1/models" else healthy(path, body)
+        return (
+            (200, {"data": [{"id": "a"}, {"id": "b"}]})
+            if path == "/v1/models"
+            else healthy(path, body)
+        )
 
     stub.answer = answer  # type: ignore[method-assign]
-    with pytest.raises(CapabilityError, match="2 models are served there; write model: one of a, b"):
+    with pytest.raises(
+        CapabilityError, match="2 models are served there; write model: one of a, b"
+    ):
         make(stub)
     with pytest.raises(TeacherError, match="no model 'c' is served there; it has: a, b"):
         make(stub, model="c")
     assert make(stub, model="b").capabilities.writes
 
 
-def test_a_text_longer_than_the_context_is_refused_before_it_is_sent(stub: Stub, make: Callable[..., Teacher]) -> None:
+def test_a_text_longer_than_the_context_is_refused_before_it_is_sent(
+    stub: Stub, make: Callable[..., Teacher]
+) -> None:
     teacher = make(stub)
     long = completion([3] * 62)
     asked = len(stub.asked)
-    with pytest.raises(TeacherError, match=r"a completion of 62 tokens, and the one .* do not fit its context of 64"):
+    with pytest.raises(
+        TeacherError,
+        match=r"a completion of 62 tokens, and the one .* do not fit its context of 64",
+    ):
         teacher.score([long], Sampled())
     assert len(stub.asked) == asked
 
@@ -497,12 +576,21 @@ def test_a_text_longer_than_the_context_is_refused_before_it_is_sent(stub: Stub,
 # D12: a budget.
 
 
-def test_a_budget_ends_a_run_that_goes_on_when_it_is_raised(models: Path, server: Stub, tmp_path: Path) -> None:
+def test_a_budget_ends_a_run_that_goes_on_when_it_is_raised(
+    models: Path, server: Stub, tmp_path: Path
+) -> None:
     def changes(budget: int | None) -> dict[str, Any]:
         teacher = {"type": "openai_api", "url": server.url, "token_budget": budget}
-        return {"teacher": teacher, "objective": {"signal": "sampled"}, "train.checkpoint_every": 10}
+        return {
+            "teacher": teacher,
+            "objective": {"signal": "sampled"},
+            "train.checkpoint_every": 10,
+        }
 
-    with pytest.raises(TeacherError, match=r"step 3: .* would exceed token_budget, 190; .*state after step 2 is saved"):
+    with pytest.raises(
+        TeacherError,
+        match=r"step 3: .* would exceed token_budget, 190; .*state after step 2 is saved",
+    ):
         toy_run(models, tmp_path, changes(190))
     assert len(curve(toy_run(models, tmp_path, changes(None), resume=True).folder, "loss")) == 4
 
@@ -515,20 +603,28 @@ def teacher_of(stub: Stub, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("signal", ["sampled", "topk(5, support=teacher)"])
-def test_a_server_teaches_as_its_model_does_here(models: Path, server: Stub, tmp_path: Path, signal: str) -> None:
+def test_a_server_teaches_as_its_model_does_here(
+    models: Path, server: Stub, tmp_path: Path, signal: str
+) -> None:
     changes = {"objective": {"signal": signal}, "train.steps": 2}
     here = toy_run(models, tmp_path / "here", changes).folder
     there = toy_run(models, tmp_path / "there", {**changes, "teacher": teacher_of(server)}).folder
     for name in ("loss", "grad_norm"):
         assert curve(there, name) == pytest.approx(curve(here, name), rel=1e-3, abs=1e-5)
     sent = [row["wire_bytes"] for row in rows(there / "timings.jsonl")]
-    assert min(sent) > 8 * 100 and not any(row["wire_bytes"] for row in rows(here / "timings.jsonl"))
+    assert min(sent) > 8 * 100 and not any(
+        row["wire_bytes"] for row in rows(here / "timings.jsonl")
+    )
 
 
 def test_a_run_whose_server_dies_is_saved_and_goes_on_as_if_nothing_had_happened(
     models: Path, server: Stub, tmp_path: Path
 ) -> None:
-    changes = {"teacher": teacher_of(server), "objective": {"signal": "sampled"}, "train.checkpoint_every": 100}
+    changes = {
+        "teacher": teacher_of(server),
+        "objective": {"signal": "sampled"},
+        "train.checkpoint_every": 100,
+    }
     whole = toy_run(models, tmp_path / "whole", changes).folder
 
     class Dies:
@@ -542,7 +638,8 @@ def test_a_run_whose_server_dies_is_saved_and_goes_on_as_if_nothing_had_happened
             return lambda *_, **__: None
 
     with pytest.raises(
-        TeacherError, match=r"step 3: .*no connection.* \(the state after step 2 is saved; go on with --resume\)"
+        TeacherError,
+        match=r"step 3: .*no connection.* \(the state after step 2 is saved; go on with --resume\)",
     ):
         toy_run(models, tmp_path / "cut", changes, console=Dies())  # type: ignore[arg-type]
     server.start()
@@ -550,8 +647,14 @@ def test_a_run_whose_server_dies_is_saved_and_goes_on_as_if_nothing_had_happened
     assert_same_run(whole, resumed)
 
 
-def test_a_server_that_is_away_for_a_moment_costs_nothing_but_time(models: Path, server: Stub, tmp_path: Path) -> None:
-    changes = {"teacher": teacher_of(server, give_up_after=30.0), "objective": {"signal": "sampled"}, "train.steps": 2}
+def test_a_server_that_is_away_for_a_moment_costs_nothing_but_time(
+    models: Path, server: Stub, tmp_path: Path
+) -> None:
+    changes = {
+        "teacher": teacher_of(server, give_up_after=30.0),
+        "objective": {"signal": "sampled"},
+        "train.steps": 2,
+    }
     whole = toy_run(models, tmp_path / "whole", changes).folder
     server.script = [*[None] * 12, status(503), hang_up, late(0.2), raw(b"")]
     assert_same_run(whole, toy_run(models, tmp_path / "shaken", changes).folder)
@@ -560,7 +663,11 @@ def test_a_server_that_is_away_for_a_moment_costs_nothing_but_time(models: Path,
 def test_a_cached_server_is_asked_once(models: Path, server: Stub, tmp_path: Path) -> None:
     folder = tmp_path / "scores"
     teacher = {"type": "cached", "folder": str(folder), "teacher": teacher_of(server)}
-    changes = {"teacher": teacher, "objective": {"signal": "topk(5, support=teacher)"}, "train.steps": 2}
+    changes = {
+        "teacher": teacher,
+        "objective": {"signal": "topk(5, support=teacher)"},
+        "train.steps": 2,
+    }
     first = toy_run(models, tmp_path / "first", changes).folder
     asked = len(server.scored())
     second = toy_run(models, tmp_path / "second", changes).folder
@@ -572,7 +679,9 @@ def test_a_cached_server_is_asked_once(models: Path, server: Stub, tmp_path: Pat
     assert place.name.endswith("-1")
     server.model = table(seed=3)
     toy_run(models, tmp_path / "third", changes)
-    assert sorted(path.name[-2:] for path in folder.iterdir()) == ["-1", "-2"], "another model has a folder of its own"
+    assert sorted(path.name[-2:] for path in folder.iterdir()) == ["-1", "-2"], (
+        "another model has a folder of its own"
+    )
 
 
 def test_a_key_is_nowhere_in_a_run_folder(
@@ -599,17 +708,30 @@ def test_a_key_is_nowhere_in_a_run_folder(
 
 def test_where_a_server_is_may_change_before_a_resume_and_what_it_is_may_not() -> None:
     def teacher(**fields: Any) -> dict[str, Any]:
-        return {"teacher": {"type": "cached", "teacher": {"url": "http://a", "model": "m", "timeout": 1.0, **fields}}}
+        return {
+            "teacher": {
+                "type": "cached",
+                "teacher": {"url": "http://a", "model": "m", "timeout": 1.0, **fields},
+            }
+        }
 
     assert not changed_fields(teacher(), teacher(url="http://b", timeout=2.0))
-    assert changed_fields(teacher(), teacher(model="n")) == ["teacher.teacher.model: m in the run, n now"]
+    assert changed_fields(teacher(), teacher(model="n")) == [
+        "teacher.teacher.model: m in the run, n now"
+    ]
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("http://key:secret@localhost", "holds a user or a password"), ("http://10.0.0.1:8000", "plain http to 10.0.0.1")],
+    [
+        ("http://key:secret@localhost", "holds a user or a password"),
+        ("http://10.0.0.1:8000", "plain http to 10.0.0.1"),
+    ],
 )
 def test_a_recipe_with_an_unsafe_address_is_refused(models: Path, url: str, words: str) -> None:
     with pytest.raises(RecipeError, match=rf"teacher.*: .*{words}") as caught:
-        toy_recipe(models, {"teacher": {"type": "openai_api", "url": url}, "objective": {"signal": "sampled"}})
+        toy_recipe(
+            models,
+            {"teacher": {"type": "openai_api", "url": url}, "objective": {"signal": "sampled"}},
+        )
     assert "secret" not in str(caught.value)

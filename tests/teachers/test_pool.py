@@ -28,7 +28,9 @@ def test_every_member_is_asked_once_about_everything() -> None:
     for answer in pool(dict(teachers)).score(ITEMS, Sampled()):
         assert answer.pool is not None and not answer.silent
         assert [
-            (member.name, member.logprobs[0].item()) for member in answer.pool.members if member.logprobs is not None
+            (member.name, member.logprobs[0].item())
+            for member in answer.pool.members
+            if member.logprobs is not None
         ] == [
             ("a", -1.0),
             ("b", -2.0),
@@ -46,7 +48,11 @@ def test_without_weights_the_members_count_alike_and_one_in_sum(kind: str) -> No
 def test_weights_are_used_as_written_but_those_of_an_average_sum_to_one() -> None:
     written = {"b": 0.5, "a": 1.5}
     teachers = {"a": Recorder(), "b": Recorder()}
-    for kind, expected in (("geometric", (1.5, 0.5)), ("sum", (1.5, 0.5)), ("arithmetic", (0.75, 0.25))):
+    for kind, expected in (
+        ("geometric", (1.5, 0.5)),
+        ("sum", (1.5, 0.5)),
+        ("arithmetic", (0.75, 0.25)),
+    ):
         (first, _) = pools(pool(dict(teachers), kind=kind, weights=written))
         assert first is not None and first.weights == expected
 
@@ -78,13 +84,21 @@ def test_whole_distributions_are_asked_for_wherever_sampled_tokens_do_not_suffic
 
 
 def test_the_gate_is_handed_on() -> None:
-    assert [answer.gate for answer in pools(pool({"a": Recorder()}, gate=0.5)) if answer is not None] == [0.5, 0.5]
+    assert [
+        answer.gate for answer in pools(pool({"a": Recorder()}, gate=0.5)) if answer is not None
+    ] == [0.5, 0.5]
 
 
 def test_a_pool_can_be_asked_everything_where_all_members_give_everything() -> None:
-    whole = Config.model_validate({"teachers": {"a": "self", "b": {"type": "model", "model": "x/y"}}})
-    assert whole.capabilities() == Capabilities(frozenset({"sampled", "topk", "full"}), writes=False)
-    half = Config.model_validate({"teachers": {"a": "self", "b": {"type": "scripted", "tape": "t"}}})
+    whole = Config.model_validate(
+        {"teachers": {"a": "self", "b": {"type": "model", "model": "x/y"}}}
+    )
+    assert whole.capabilities() == Capabilities(
+        frozenset({"sampled", "topk", "full"}), writes=False
+    )
+    half = Config.model_validate(
+        {"teachers": {"a": "self", "b": {"type": "scripted", "tape": "t"}}}
+    )
     assert half.capabilities().signals == {"sampled"}
 
 
@@ -116,14 +130,26 @@ TAPE = {"type": "scripted", "tape": "t"}
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"teachers": TWO, "weights": {"a": 1}}, "b has none; write one for every member or none at all"),
-        ({"teachers": TWO, "weights": {"a": 1, "b": 1, "bb": 1}}, "no member is named 'bb'; did you mean 'b'"),
+        (
+            {"teachers": TWO, "weights": {"a": 1}},
+            "b has none; write one for every member or none at all",
+        ),
+        (
+            {"teachers": TWO, "weights": {"a": 1, "b": 1, "bb": 1}},
+            "no member is named 'bb'; did you mean 'b'",
+        ),
         ({"teachers": TWO, "weights": {"a": 1, "b": 0}}, "b must be a positive number, got 0"),
         ({"teachers": TWO, "weights": {"a": 1, "b": float("inf")}}, "b must be a positive number"),
         ({"teachers": {"a": {"type": "pool", "teachers": TWO}}}, "a pool within a pool"),
         ({"teachers": {"a": WRAPPED}}, "a pool within a pool"),
-        ({"teachers": TWO, "kind": "sum", "gate": 1.0}, "none can step in for another; write kind: geometric"),
-        ({"teachers": {"a": "self", "b": TAPE}, "gate": 1.0}, "the entropy of a member is known only where"),
+        (
+            {"teachers": TWO, "kind": "sum", "gate": 1.0},
+            "none can step in for another; write kind: geometric",
+        ),
+        (
+            {"teachers": {"a": "self", "b": TAPE}, "gate": 1.0},
+            "the entropy of a member is known only where",
+        ),
     ],
 )
 def test_settings_that_make_no_pool_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -15,7 +15,12 @@ from practicum.recipe import parse_recipe
 from practicum.teachers.privileged import Config, PrivilegedTeacher, with_context
 from practicum.types import Message, Prompt, Rollout, SamplingParams
 
-PROMPT = Prompt("p1", (Message("user", "8 times 7?"),), answer="56", privileged={"hint": "7 eights", "empty": ""})
+PROMPT = Prompt(
+    "p1",
+    (Message("user", "8 times 7?"),),
+    answer="56",
+    privileged={"hint": "7 eights", "empty": ""},
+)
 
 
 def config(**fields: object) -> Config:
@@ -23,7 +28,10 @@ def config(**fields: object) -> Config:
 
 
 def seen(prompt: Prompt, **fields: object) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in with_context(prompt, config(**fields)).messages]
+    return [
+        (message.role, message.content)
+        for message in with_context(prompt, config(**fields)).messages
+    ]
 
 
 def test_a_system_turn_comes_first() -> None:
@@ -56,11 +64,18 @@ def test_a_reference_stands_before_the_last_question_with_its_fields_filled_in()
 
 def test_the_prompt_keeps_its_name_answer_and_fields() -> None:
     changed = with_context(PROMPT, config(reference="{answer}"))
-    assert (changed.id, changed.answer, changed.privileged) == (PROMPT.id, PROMPT.answer, PROMPT.privileged)
+    assert (changed.id, changed.answer, changed.privileged) == (
+        PROMPT.id,
+        PROMPT.answer,
+        PROMPT.privileged,
+    )
 
 
 def test_a_missing_field_is_named_with_what_there_is() -> None:
-    with pytest.raises(DataError, match=r"prompt 'p1' has no field 'solution'.*privileged.*\{solution\}.*answer, hint"):
+    with pytest.raises(
+        DataError,
+        match=r"prompt 'p1' has no field 'solution'.*privileged.*\{solution\}.*answer, hint",
+    ):
         with_context(PROMPT, config(reference="{solution}"))
 
 
@@ -68,7 +83,14 @@ def test_an_empty_field_is_there() -> None:
     assert seen(PROMPT, reference="[{empty}]") == [("user", "[]\n\n8 times 7?")]
 
 
-ATTACKS = ["{0.__class__}", "{answer.__class__}", "{answer!r}", "{answer:>1000000}", "{}", "{__import__('os')}"]
+ATTACKS = [
+    "{0.__class__}",
+    "{answer.__class__}",
+    "{answer!r}",
+    "{answer:>1000000}",
+    "{}",
+    "{__import__('os')}",
+]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -81,7 +103,9 @@ def test_a_reference_names_fields_and_runs_nothing(attack: str) -> None:
     "value", ["{answer}", "{late}", "{0.__class__}", "$(rm -rf x)", "{{ 7 * 7 }}", "`id`", "%s %n"]
 )
 def test_the_content_of_a_field_is_never_read_as_a_template(value: str) -> None:
-    prompt = Prompt("p", (Message("user", "q"),), answer="56", privileged={"hint": value, "late": "x"})
+    prompt = Prompt(
+        "p", (Message("user", "q"),), answer="56", privileged={"hint": value, "late": "x"}
+    )
     assert seen(prompt, reference="{hint} then {answer}") == [("user", f"{value} then 56\n\nq")]
     assert seen(prompt, reference="{answer} then {hint}") == [("user", f"56 then {value}\n\nq")]
 
@@ -94,7 +118,11 @@ def test_a_teacher_with_nothing_more_to_see_is_refused() -> None:
 def test_the_mistakes_of_the_teacher_inside_are_named_by_their_place() -> None:
     data = {
         "student": {"model": "m"},
-        "teacher": {"type": "privileged", "system": "s", "teacher": {"type": "self", "weights": "emma"}},
+        "teacher": {
+            "type": "privileged",
+            "system": "s",
+            "teacher": {"type": "self", "weights": "emma"},
+        },
         "task": "reverse",
         "train": {"steps": 1},
     }
@@ -108,8 +136,15 @@ def test_a_question_takes_the_place_of_the_last_turn() -> None:
         (Message("user", "earlier"), Message("assistant", "yes"), Message("user", "a long text")),
         privileged={"s": "x"},
     )
-    assert seen(long, question="Short: {s}") == [("user", "earlier"), ("assistant", "yes"), ("user", "Short: x")]
-    assert seen(long, question="Short: {s}", reference="Hint {s}.")[-1] == ("user", "Hint x.\n\nShort: x")
+    assert seen(long, question="Short: {s}") == [
+        ("user", "earlier"),
+        ("assistant", "yes"),
+        ("user", "Short: x"),
+    ]
+    assert seen(long, question="Short: {s}", reference="Hint {s}.")[-1] == (
+        "user",
+        "Hint x.\n\nShort: x",
+    )
 
 
 def told(items: list[Rollout], **fields: object) -> list[str | None]:
@@ -118,7 +153,9 @@ def told(items: list[Rollout], **fields: object) -> list[str | None]:
     answers = PrivilegedTeacher(inner, config(**fields)).score(items, Sampled())
     (asked,) = inner.asked
     assert [item.tokens.data_ptr() for item in asked] == [
-        item.tokens.data_ptr() for item, answer in zip(items, answers, strict=True) if not answer.silent
+        item.tokens.data_ptr()
+        for item, answer in zip(items, answers, strict=True)
+        if not answer.silent
     ], "the tokens are the student's, in their order"
     shown = iter(item.prompt.messages[-1].content for item in asked)
     return [None if answer.silent else next(shown) for answer in answers]
@@ -135,15 +172,26 @@ GROUP = [
 
 def test_a_sibling_is_the_first_other_correct_completion_of_the_prompt() -> None:
     assert told(GROUP, question="{sibling}") == ["first", None, "first", "late", "alone"]
-    assert told(GROUP, question="{sibling}", missing="silent") == ["first", None, "first", "late", "alone"]
+    assert told(GROUP, question="{sibling}", missing="silent") == [
+        "first",
+        None,
+        "first",
+        "late",
+        "alone",
+    ]
 
 
 @given(st.lists(st.tuples(st.sampled_from("pq"), st.booleans()), min_size=1, max_size=8))
 def test_siblings_are_others_of_the_same_prompt_and_correct(batch: list[tuple[str, bool]]) -> None:
-    items = [rollout(prompt(name), sample=number, reward=float(right)) for number, (name, right) in enumerate(batch)]
+    items = [
+        rollout(prompt(name), sample=number, reward=float(right))
+        for number, (name, right) in enumerate(batch)
+    ]
     for item, text in zip(items, told(items, question="{sibling}"), strict=True):
         right = [
-            other for other in items if other.prompt.id == item.prompt.id and other.reward == 1 and other is not item
+            other
+            for other in items
+            if other.prompt.id == item.prompt.id and other.reward == 1 and other is not item
         ]
         assert text == (right[0].text if right else None)
 
@@ -159,13 +207,17 @@ def test_a_note_of_the_rollout_stands_under_its_own_name() -> None:
 
 def test_a_completion_is_shown_with_what_became_of_it() -> None:
     shown = told(GROUP[:2], reference="You wrote {attempt}, which is {outcome}.")
-    assert shown == ["You wrote bad, which is incorrect.\n\np?", "You wrote alone, which is correct.\n\nq?"]
+    assert shown == [
+        "You wrote bad, which is incorrect.\n\np?",
+        "You wrote alone, which is correct.\n\nq?",
+    ]
 
 
 def test_an_outcome_nobody_knows_is_missing() -> None:
     unknown = [rollout(prompt("p")), rollout(prompt("p"), sample=1, reward=1.0)]
     with pytest.raises(
-        DataError, match=r"prompt 'p' has no outcome, which teacher.question asks for: its task gave no re"
+        DataError,
+        match=r"prompt 'p' has no outcome, which teacher.question asks for: its task gave no re",
     ):
         told(unknown, question="{outcome}")
     assert told(unknown, question="{outcome}", missing="silent") == [None, "correct"]
@@ -175,7 +227,8 @@ def test_a_missing_field_is_an_error_or_silence_as_the_recipe_says() -> None:
     items = [rollout(prompt("p", privileged={"hint": "h"})), rollout(prompt("q"))]
     assert told(items, reference="{hint}", missing="silent") == ["h\n\np?", None]
     with pytest.raises(
-        DataError, match=r"prompt 'q' has no field 'hint', which teacher.reference asks.*missing: silent"
+        DataError,
+        match=r"prompt 'q' has no field 'hint', which teacher.reference asks.*missing: silent",
     ):
         told(items, reference="{hint}")
 
@@ -191,7 +244,9 @@ def test_what_the_student_wrote_is_never_read_as_a_template() -> None:
 
 
 def test_the_names_of_a_completions_fields_are_its_own() -> None:
-    (shown,) = told([rollout(prompt("p", privileged={"attempt": "other"}), text="mine")], question="{attempt}")
+    (shown,) = told(
+        [rollout(prompt("p", privileged={"attempt": "other"}), text="mine")], question="{attempt}"
+    )
     assert shown == "mine"
 
 
@@ -203,7 +258,10 @@ def test_before_there_is_a_completion_a_context_that_shows_one_does_not_exist() 
     assert teacher.voice(prompt("p")) is None
     assert not teacher.capabilities.writes
     assert not inner.prompts
-    with pytest.raises(DataError, match=r"teacher.question shows the attempt of a completion.*prompt 'p1' before one"):
+    with pytest.raises(
+        DataError,
+        match=r"teacher.question shows the attempt of a completion.*prompt 'p1' before one",
+    ):
         with_context(PROMPT, config(question="{attempt}"))
 
 
@@ -214,7 +272,12 @@ def test_its_own_answers_see_the_context() -> None:
     assert teacher.sample([TeacherRequest(PROMPT, 0)], SamplingParams(1)) is not None
     teacher.voice(PROMPT)
     assert [seen.messages[-1].content for seen in inner.prompts] == ["56\n\n8 times 7?"] * 2
-    assert teacher.sample([TeacherRequest(PROMPT, 0), TeacherRequest(prompt("q"), 1)], SamplingParams(1)) is None
+    assert (
+        teacher.sample(
+            [TeacherRequest(PROMPT, 0), TeacherRequest(prompt("q"), 1)], SamplingParams(1)
+        )
+        is None
+    )
     assert teacher.voice(prompt("q")) is None
 
 

@@ -36,7 +36,12 @@ def test_machines_read_json(big: Stub) -> None:
     with big:
         result = CliRunner().invoke(app, ["probe", big.url, "--json"])
     found = json.loads(result.stdout)
-    assert (found["dialect"], found["sampled"], found["largest_k"], found["context"]) == ("vllm", True, 30, 64)
+    assert (found["dialect"], found["sampled"], found["largest_k"], found["context"]) == (
+        "vllm",
+        True,
+        30,
+        64,
+    )
 
 
 def test_a_server_that_only_writes_is_said_to() -> None:
@@ -45,7 +50,9 @@ def test_a_server_that_only_writes_is_said_to() -> None:
 
 
 def test_an_address_or_a_dialect_that_cannot_be_is_one_line() -> None:
-    with pytest.raises(RecipeError, match=r"^the address holds a user or a password; .*api_key_env$"):
+    with pytest.raises(
+        RecipeError, match=r"^the address holds a user or a password; .*api_key_env$"
+    ):
         probe_server("http://key:secret@localhost")
     with pytest.raises(RecipeError, match="Input should be 'auto', 'vllm'"):
         probe_server("http://localhost:1", dialect="vlm")

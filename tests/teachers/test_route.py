@@ -32,15 +32,27 @@ def test_rollouts_are_sorted_by_domain_and_answered_in_their_own_order() -> None
     items = [rollout(prompt(str(number), domain=domain)) for number, domain in enumerate(domains)]
     answers = route(teachers).score(items, Sampled())
     assert [answer.name for answer in answers] == domains
-    assert [answer.logprobs[0].item() for answer in answers if answer.logprobs is not None] == [-2, -1, -2, -1, -1]
-    asked = {name: teacher.asked for name, teacher in teachers.items() if isinstance(teacher, Recorder)}
+    assert [answer.logprobs[0].item() for answer in answers if answer.logprobs is not None] == [
+        -2,
+        -1,
+        -2,
+        -1,
+        -1,
+    ]
+    asked = {
+        name: teacher.asked for name, teacher in teachers.items() if isinstance(teacher, Recorder)
+    }
     assert [[item.prompt.id for item in batch] for batch in asked["math"]] == [["1", "3", "4"]]
     assert [[item.prompt.id for item in batch] for batch in asked["code"]] == [["0", "2"]]
 
 
 @pytest.mark.parametrize(
     ("by", "fields"),
-    [("teacher", {"teacher": "code"}), ("domain", {"domain": "code"}), ("level", {"privileged": {"level": "code"}})],
+    [
+        ("teacher", {"teacher": "code"}),
+        ("domain", {"domain": "code"}),
+        ("level", {"privileged": {"level": "code"}}),
+    ],
 )
 def test_a_prompt_names_its_teacher_by_a_label_or_a_field(by: str, fields: dict[str, Any]) -> None:
     (answer,) = route(two(), by=by).score([rollout(prompt("p", **fields))], Sampled())
@@ -58,14 +70,19 @@ def test_by_outcome_the_verifier_decides() -> None:
 
 
 def test_a_default_takes_what_leads_nowhere_else() -> None:
-    items = [rollout(prompt("a", domain="law")), rollout(prompt("b")), rollout(prompt("c", domain="math"))]
+    items = [
+        rollout(prompt("a", domain="law")),
+        rollout(prompt("b")),
+        rollout(prompt("c", domain="math")),
+    ]
     answers = route(two(), default="code").score(items, Sampled())
     assert [answer.name for answer in answers] == ["code", "code", "math"]
 
 
 def test_without_a_default_the_prompt_and_its_key_are_named() -> None:
     with pytest.raises(
-        DataError, match=r"prompt 'p' has the domain 'law', to which no teacher belongs.*math, code.*defa"
+        DataError,
+        match=r"prompt 'p' has the domain 'law', to which no teacher belongs.*math, code.*defa",
     ):
         route(two()).score([rollout(prompt("p", domain="law"))], Sampled())
     with pytest.raises(DataError, match=r"prompt 'p' has no level; the route knows math, code"):
@@ -75,7 +92,10 @@ def test_without_a_default_the_prompt_and_its_key_are_named() -> None:
 
 
 def test_answers_of_its_own_are_routed_too() -> None:
-    requests = [TeacherRequest(prompt(str(seed), domain=domain), seed) for seed, domain in enumerate(["code", "math"])]
+    requests = [
+        TeacherRequest(prompt(str(seed), domain=domain), seed)
+        for seed, domain in enumerate(["code", "math"])
+    ]
     teachers = two()
     written = route(teachers).sample(requests, PARAMS)
     assert written is not None
@@ -96,7 +116,10 @@ def test_nobody_writes_where_a_member_cannot_or_before_there_is_an_outcome() -> 
 
 
 def test_states_are_kept_apart_by_name_and_steps_passed_on() -> None:
-    teachers = {"math": Recorder(state={"w": torch.ones(1)}), "math-2": Recorder(state={"w": torch.zeros(2)})}
+    teachers = {
+        "math": Recorder(state={"w": torch.ones(1)}),
+        "math-2": Recorder(state={"w": torch.zeros(2)}),
+    }
     teacher = route(dict(teachers))
     state = teacher.save_state()
     assert {name: len(tensor) for name, tensor in state.items()} == {"math/w": 1, "math-2/w": 2}
@@ -125,10 +148,14 @@ def test_a_member_that_leaves_out_a_rollout_is_named() -> None:
 
 def test_what_all_can_answer_is_what_each_can_and_silence_narrows_nothing() -> None:
     tape = Capabilities(frozenset({"sampled"}), writes=False)
-    remote = Capabilities(frozenset({"sampled", "topk"}), supports=frozenset({"teacher"}), largest_k=20)
+    remote = Capabilities(
+        frozenset({"sampled", "topk"}), supports=frozenset({"teacher"}), largest_k=20
+    )
     local = Capabilities(frozenset({"sampled", "topk", "full"}))
     nothing = NoTeacher().capabilities
-    assert intersect_capabilities([local, tape]) == Capabilities(frozenset({"sampled"}), writes=False)
+    assert intersect_capabilities([local, tape]) == Capabilities(
+        frozenset({"sampled"}), writes=False
+    )
     assert intersect_capabilities([local, remote]) == remote
     assert intersect_capabilities([local, nothing]) == Capabilities(local.signals, writes=False)
     assert not intersect_capabilities([nothing]).signals
@@ -138,10 +165,19 @@ def test_what_all_can_answer_is_what_each_can_and_silence_narrows_nothing() -> N
     ("fields", "message"),
     [
         ({"teachers": {}}, "no teacher is named"),
-        ({"teachers": {"a b": "self"}}, r"'a b' cannot name a teacher; write letters, digits, '_' and '-'"),
+        (
+            {"teachers": {"a b": "self"}},
+            r"'a b' cannot name a teacher; write letters, digits, '_' and '-'",
+        ),
         ({"teachers": {"a/b": "self"}}, "cannot name a teacher"),
-        ({"teachers": {"math": "self"}, "default": "maths"}, "no member is named 'maths'; did you mean 'math'"),
-        ({"teachers": {"corect": "self"}, "by": "outcome"}, "nothing leads to 'corect'; did you mean 'correct'"),
+        (
+            {"teachers": {"math": "self"}, "default": "maths"},
+            "no member is named 'maths'; did you mean 'math'",
+        ),
+        (
+            {"teachers": {"corect": "self"}, "by": "outcome"},
+            "nothing leads to 'corect'; did you mean 'correct'",
+        ),
     ],
 )
 def test_settings_that_lead_nowhere_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -150,4 +186,6 @@ def test_settings_that_lead_nowhere_are_refused(fields: dict[str, Any], message:
 
 
 def test_by_outcome_the_default_may_have_any_name() -> None:
-    assert Config.model_validate({"by": "outcome", "teachers": {"correct": "none", "rest": "self"}, "default": "rest"})
+    assert Config.model_validate(
+        {"by": "outcome", "teachers": {"correct": "none", "rest": "self"}, "default": "rest"}
+    )

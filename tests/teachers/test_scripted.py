@@ -19,41 +19,67 @@ def recorded(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay(models: Path, out: Path, tape: Path, **more: object) -> Path:
-    return toy_run(models, out, {**CHANGES, "teacher": {"type": "scripted", "tape": str(tape)}, **more}).folder
+    return toy_run(
+        models, out, {**CHANGES, "teacher": {"type": "scripted", "tape": str(tape)}, **more}
+    ).folder
 
 
 def test_a_replayed_run_has_the_training_curve_of_the_recorded_one(
     models: Path, recorded: Path, tmp_path: Path
 ) -> None:
     replayed = replay(models, tmp_path, recorded / "rollouts.jsonl")
-    for one, other in zip(rows(recorded / "metrics.jsonl"), rows(replayed / "metrics.jsonl"), strict=True):
+    for one, other in zip(
+        rows(recorded / "metrics.jsonl"), rows(replayed / "metrics.jsonl"), strict=True
+    ):
         for name in ("loss", "length", "student_entropy", "grad_norm"):
             assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
-    tokens = [[row["tokens"] for row in rows(folder / "rollouts.jsonl")] for folder in (recorded, replayed)]
+    tokens = [
+        [row["tokens"] for row in rows(folder / "rollouts.jsonl")]
+        for folder in (recorded, replayed)
+    ]
     assert tokens[0] == tokens[1]
 
 
-def test_a_tape_of_a_richer_objective_replays_too(models: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_tape_of_a_richer_objective_replays_too(
+    models: Path, finished: Path, tmp_path: Path
+) -> None:
     replayed = replay(models, tmp_path, finished / "rollouts.jsonl", **{"train.steps": 1})
     assert rows(replayed / "metrics.jsonl")[0]["rollouts"] == 8
 
 
 def test_tokens_that_the_student_did_not_write_need_no_score(tmp_path: Path) -> None:
-    row = {"prompt": "p", "tokens": [7, 8, 9], "loss_mask": [True, False, True], "teacher_logprobs": [-1.0, None, -2.0]}
+    row = {
+        "prompt": "p",
+        "tokens": [7, 8, 9],
+        "loss_mask": [True, False, True],
+        "teacher_logprobs": [-1.0, None, -2.0],
+    }
     assert _recording(json.dumps(row), "row 1") == (("p", (7, 8, 9)), [-1.0, 0.0, -2.0])
     with pytest.raises(DataError, match="no teacher log-probability for each of its 3 tokens"):
         _recording(json.dumps(row | {"loss_mask": [True, True, True]}), "row 1")
 
 
-def test_a_completion_that_was_not_recorded_is_refused_by_name(models: Path, recorded: Path, tmp_path: Path) -> None:
-    with pytest.raises(TeacherError, match=r"rollouts\.jsonl has no scores for this completion of prompt '.*same seed"):
+def test_a_completion_that_was_not_recorded_is_refused_by_name(
+    models: Path, recorded: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        TeacherError,
+        match=r"rollouts\.jsonl has no scores for this completion of prompt '.*same seed",
+    ):
         replay(
-            models, tmp_path, recorded / "rollouts.jsonl", **{"rollout.temperature": 0.3, "optimizer.learning_rate": 1}
+            models,
+            tmp_path,
+            recorded / "rollouts.jsonl",
+            **{"rollout.temperature": 0.3, "optimizer.learning_rate": 1},
         )
 
 
-def test_a_tape_gives_sampled_scores_only_and_the_recipe_says_so(models: Path, recorded: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'scripted' cannot give signal 'full'; it can give: sampled"):
+def test_a_tape_gives_sampled_scores_only_and_the_recipe_says_so(
+    models: Path, recorded: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ValueError, match="'scripted' cannot give signal 'full'; it can give: sampled"
+    ):
         replay(models, tmp_path, recorded / "rollouts.jsonl", objective={"signal": "full"})
 
 
@@ -63,7 +89,9 @@ BAD_ROWS = {
     "not an object": "[1, 2]",
     "a number": "7",
     "no tokens": json.dumps({**GOOD, "tokens": None}),
-    "without scores": json.dumps({key: value for key, value in GOOD.items() if key != "teacher_logprobs"}),
+    "without scores": json.dumps(
+        {key: value for key, value in GOOD.items() if key != "teacher_logprobs"}
+    ),
     "too few scores": json.dumps({**GOOD, "teacher_logprobs": [-1.0]}),
     "null among the scores": json.dumps({**GOOD, "teacher_logprobs": [-1.0, None]}),
     "text among the scores": json.dumps({**GOOD, "teacher_logprobs": [-1.0, "x"]}),
@@ -74,9 +102,13 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_bad_row_of_a_tape_is_named_by_its_number(models: Path, tmp_path: Path, name: str) -> None:
+def test_a_bad_row_of_a_tape_is_named_by_its_number(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     tape = tmp_path / "tape.jsonl"
-    tape.write_text(f"{json.dumps(GOOD)}\n{BAD_ROWS[name]}\n", encoding="utf-8", errors="surrogateescape")
+    tape.write_text(
+        f"{json.dumps(GOOD)}\n{BAD_ROWS[name]}\n", encoding="utf-8", errors="surrogateescape"
+    )
     with pytest.raises(DataError, match=r"tape\.jsonl: row 2 "):
         replay(models, tmp_path, tape)
 

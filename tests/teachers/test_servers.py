@@ -61,11 +61,19 @@ def free_port() -> int:
 
 def started(words: list[str], port: int, log: Path) -> subprocess.Popen[bytes]:
     """A server's process once it answers."""
-    quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    quiet = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            words, stdout=output, stderr=output, env={**clean, **quiet, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            words,
+            stdout=output,
+            stderr=output,
+            env={**clean, **quiet, "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         )
     client = JsonClient(Server(f"http://127.0.0.1:{port}", give_up_after=0.0))
     deadline = time.monotonic() + START_SECONDS
@@ -97,18 +105,38 @@ def gguf_file() -> Path:
 
 
 @pytest.fixture(scope="module", params=["toy", "smollm2"])
-def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+def vllm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, str]]:
     """A model folder and the address of vLLM that serves it."""
     python = python_of("PRACTICUM_VLLM_PYTHON", "vllm")
     place = tmp_path_factory.mktemp(request.param)
     toy = request.param == "toy"
     # vLLM's attention on a CPU wants heads of 32 or more.
     folder = (
-        make_model(place / "model", hidden_size=64, heads=2, pretrain=60) if toy else request.getfixturevalue("smol")
+        make_model(place / "model", hidden_size=64, heads=2, pretrain=60)
+        if toy
+        else request.getfixturevalue("smol")
     )
     port = free_port()
-    words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)]
-    words += ["--host", "127.0.0.1", "--served-model-name", "m", "--dtype", "float32", "--enforce-eager"]
+    words = [
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder),
+        "--port",
+        str(port),
+    ]
+    words += [
+        "--host",
+        "127.0.0.1",
+        "--served-model-name",
+        "m",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+    ]
     words += ["--max-model-len", "64" if toy else "512"]
     process = started(words, port, place / "log")
     yield folder, f"http://127.0.0.1:{port}"
@@ -124,9 +152,16 @@ def test_vllm_says_what_its_model_says_here(vllm: tuple[Path, str]) -> None:
     vocabulary = max(tokenizer.get_vocab().values()) + 1
     found = probe(http, "auto", None, 20, vocabulary)
     print("\n".join(found.lines()))
-    assert found.dialect is not None and found.dialect.name == "vllm" and found.largest_k == 20 and found.token_ids
+    assert (
+        found.dialect is not None
+        and found.dialect.name == "vllm"
+        and found.largest_k == 20
+        and found.token_ids
+    )
     speaker = ServerGenerator(http, found.model, loaded.renderer, ServerLimits())
-    client = RemoteClient(speaker, found, found.dialect, Capabilities(frozenset({"sampled", "topk"})), vocabulary)
+    client = RemoteClient(
+        speaker, found, found.dialect, Capabilities(frozenset({"sampled", "topk"})), vocabulary
+    )
     own = LocalSampler(loaded.language_model)
     generator = torch.Generator().manual_seed(0)
     requests = [
@@ -136,11 +171,20 @@ def test_vllm_says_what_its_model_says_here(vllm: tuple[Path, str]) -> None:
         )
         for length in (1, 2, 5, 9, 17)
     ]
-    there, here = client.score(requests, TopK(k=10, support="teacher")), own.score(requests, Sampled())
-    furthest = max(float((a.logprobs - b.logprobs).abs().max()) for a, b in zip(there, here, strict=True))  # type: ignore[operator]
-    print(f"furthest log-probability of {sum(len(r.tokens) for r in requests)} tokens: {furthest:.2e}")
+    there, here = (
+        client.score(requests, TopK(k=10, support="teacher")),
+        own.score(requests, Sampled()),
+    )
+    furthest = max(
+        float((a.logprobs - b.logprobs).abs().max()) for a, b in zip(there, here, strict=True)
+    )  # type: ignore[operator]
+    print(
+        f"furthest log-probability of {sum(len(r.tokens) for r in requests)} tokens: {furthest:.2e}"
+    )
     assert furthest < 1e-3
-    for answer, whole in zip(there, own.score(requests, TopK(k=10, support="teacher")), strict=True):
+    for answer, whole in zip(
+        there, own.score(requests, TopK(k=10, support="teacher")), strict=True
+    ):
         values = whole.head.logprobs(whole.hidden).topk(10, dim=-1).values  # type: ignore[union-attr]
         torch.testing.assert_close(answer.topk_logprobs, values, atol=1e-3, rtol=0)
 
@@ -152,14 +196,20 @@ def test_a_few_steps_through_vllm_are_those_of_the_local_teacher(
     if "smollm2" in folder.name:
         pytest.skip("the toy student has another vocabulary")
     changes = {"objective": {"signal": "topk(8, support=teacher)"}, "evaluation.prompts": 4}
-    here = toy_run(models, tmp_path / "here", {**changes, "teacher": {"type": "model", "model": str(folder)}}).folder
+    here = toy_run(
+        models, tmp_path / "here", {**changes, "teacher": {"type": "model", "model": str(folder)}}
+    ).folder
     teacher = {"type": "openai_api", "url": url, "tokenizer": str(folder)}
     there = toy_run(models, tmp_path / "there", {**changes, "teacher": teacher}).folder
     print("loss here ", curve(here, "loss"), "\nloss there", curve(there, "loss"))
     assert curve(there, "loss") == pytest.approx(curve(here, "loss"), rel=1e-3)
-    assert rows(there / "rollouts.jsonl")[-1]["tokens"] == rows(here / "rollouts.jsonl")[-1]["tokens"]
+    assert (
+        rows(there / "rollouts.jsonl")[-1]["tokens"] == rows(here / "rollouts.jsonl")[-1]["tokens"]
+    )
     writing = {"teacher": teacher, "rollout": {"source": "teacher", "max_new_tokens": 5}}
-    text = toy_run(models, tmp_path / "text", {**writing, "objective": {"signal": "text", "divergence": "ce"}}).folder
+    text = toy_run(
+        models, tmp_path / "text", {**writing, "objective": {"signal": "text", "divergence": "ce"}}
+    ).folder
     written = rows(text / "rollouts.jsonl")
     assert any(row["tokens"][-1] == 2 for row in written), "answers end with the stop token"
 
@@ -177,7 +227,8 @@ def test_llamacpp_writes_and_scores_nothing(tmp_path: Path) -> None:
         speaker = ServerGenerator(JsonClient(Server(url)), found.model, renderer, ServerLimits())
         teacher = TextTeacher(speaker, Capabilities(frozenset()), system=None)
         (answer,) = teacher.sample(
-            [TeacherRequest(prompt("What is the capital of France"), 0)], SamplingParams(12, stop_ids=renderer.stop_ids)
+            [TeacherRequest(prompt("What is the capital of France"), 0)],
+            SamplingParams(12, stop_ids=renderer.stop_ids),
         )
         print(renderer.decode(answer.tokens.tolist()))
         assert 1 <= len(answer.tokens) <= 12 and renderer.decode(answer.tokens.tolist()).strip()

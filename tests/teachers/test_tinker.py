@@ -48,13 +48,19 @@ def test_it_teaches_as_its_model_does_here(models: Path, served: Served, tmp_pat
     for number, signal in enumerate(["sampled", "topk(4, support=teacher)", "topk(4)"]):
         changes = {"objective": {"signal": signal}, "train.steps": 2}
         here = toy_run(models, tmp_path / f"here-{number}", changes).folder
-        there = toy_run(models, tmp_path / f"there-{number}", {**changes, "teacher": teacher_of(served)}).folder
+        there = toy_run(
+            models, tmp_path / f"there-{number}", {**changes, "teacher": teacher_of(served)}
+        ).folder
         for measure in ("loss", "grad_norm"):
-            assert curve(there, measure) == pytest.approx(curve(here, measure), rel=1e-4, abs=1e-6), signal
+            assert curve(there, measure) == pytest.approx(
+                curve(here, measure), rel=1e-4, abs=1e-6
+            ), signal
         assert min(row["wire_bytes"] for row in rows(there / "timings.jsonl")) > 100
 
 
-def test_a_service_that_is_started_again_costs_nothing_but_time(models: Path, served: Served, tmp_path: Path) -> None:
+def test_a_service_that_is_started_again_costs_nothing_but_time(
+    models: Path, served: Served, tmp_path: Path
+) -> None:
     changes = {"teacher": teacher_of(served), "objective": {"signal": "topk(4)"}}
     whole = toy_run(models, tmp_path / "whole", changes).folder
 
@@ -70,12 +76,15 @@ def test_a_service_that_is_started_again_costs_nothing_but_time(models: Path, se
         served.start(teacher=models / "student")
 
     with pytest.raises(
-        TeacherError, match="teacher is another model: it changed when the service was started again; serve"
+        TeacherError,
+        match="teacher is another model: it changed when the service was started again; serve",
     ):
         toy_run(models, tmp_path / "swapped", changes, console=After(2, swapped))  # type: ignore[arg-type]
 
 
-def test_what_is_kept_is_found_by_the_candidates_too(models: Path, served: Served, tmp_path: Path) -> None:
+def test_what_is_kept_is_found_by_the_candidates_too(
+    models: Path, served: Served, tmp_path: Path
+) -> None:
     teacher = {"type": "cached", "folder": str(tmp_path / "scores"), "teacher": teacher_of(served)}
     changes = {"teacher": teacher, "objective": {"signal": "topk(4)"}, "train.steps": 2}
     first = toy_run(models, tmp_path / "first", changes).folder
@@ -93,12 +102,17 @@ def test_what_is_kept_is_found_by_the_candidates_too(models: Path, served: Serve
     [
         ({}, "write model, a base model's name, or model_path, saved weights: one of the two"),
         ({"model": "a", "model_path": "tinker://b"}, "one of the two"),
-        ({"model_path": "b"}, "model_path 'b' is no tinker:// address; a base model is written as model"),
+        (
+            {"model_path": "b"},
+            "model_path 'b' is no tinker:// address; a base model is written as model",
+        ),
         ({"model": "a", "largest_k": 3}, "answers at most k=3, not 4"),
         ({"model": "a", "url": "http://169.254.169.254"}, "which is never asked"),
     ],
 )
-def test_settings_that_cannot_be_right_are_refused(models: Path, teacher: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_be_right_are_refused(
+    models: Path, teacher: dict[str, Any], message: str
+) -> None:
     whole = {"type": "tinker", "url": "http://localhost:1", **teacher}
     with pytest.raises(RecipeError, match=message):
         toy_recipe(models, {"teacher": whole, "objective": {"signal": "topk(4)"}})
@@ -155,7 +169,8 @@ def table(ids: list[list[int]], values: list[list[float]]) -> Any:
     """A top-k table whose first two rows are empty."""
     empty = [[0] * len(ids[0])] * 2
     return SimpleNamespace(
-        token_ids=np.array(empty + ids, dtype=np.int32), logprobs=np.array(empty + values, dtype=np.float32)
+        token_ids=np.array(empty + ids, dtype=np.int32),
+        logprobs=np.array(empty + values, dtype=np.float32),
     )
 
 
@@ -177,7 +192,11 @@ def test_an_answer_that_is_right_is_taken_and_minus_infinity_is_lifted() -> None
 @pytest.mark.parametrize(
     ("answer", "signal", "message"),
     [
-        ({"prompt_logprobs_np": None}, Sampled(), "completion 1 of 1 are not those of its 5 tokens"),
+        (
+            {"prompt_logprobs_np": None},
+            Sampled(),
+            "completion 1 of 1 are not those of its 5 tokens",
+        ),
         ({"prompt_logprobs_np": np.zeros(4)}, Sampled(), "are not those of its 5 tokens"),
         ({"prompt_logprobs_np": np.full(5, np.nan)}, Sampled(), "hold NaN or numbers above 0"),
         ({"prompt_logprobs_np": np.full(5, 0.5)}, Sampled(), "hold NaN or numbers above 0"),
@@ -197,9 +216,15 @@ def test_an_answer_that_is_right_is_taken_and_minus_infinity_is_lifted() -> None
             TopK(k=2, support="teacher"),
             "weigh 1.7.* together",
         ),
-        ({"target_prompt_logprobs": named(torch.zeros(3, 2))}, TopK(k=2), "do not have the shape of the candidates"),
+        (
+            {"target_prompt_logprobs": named(torch.zeros(3, 2))},
+            TopK(k=2),
+            "do not have the shape of the candidates",
+        ),
     ],
 )
-def test_an_answer_that_cannot_be_right_is_refused(answer: dict[str, Any], signal: Signal, message: str) -> None:
+def test_an_answer_that_cannot_be_right_is_refused(
+    answer: dict[str, Any], signal: Signal, message: str
+) -> None:
     with pytest.raises(TeacherError, match=f"http://localhost: the scores of .*{message}"):
         scored(Answering(**answer), signal)

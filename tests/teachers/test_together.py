@@ -19,7 +19,9 @@ def model(models: Path, residency: str = "resident") -> dict[str, Any]:
 
 
 def run(models: Path, out: Path, teacher: dict[str, Any], **changes: Any) -> Path:
-    return toy_run(models, out, {"teacher": teacher, "train.steps": 2, "evaluation.prompts": 4, **changes}).folder
+    return toy_run(
+        models, out, {"teacher": teacher, "train.steps": 2, "evaluation.prompts": 4, **changes}
+    ).folder
 
 
 def test_where_the_weights_are_changes_no_bit_of_a_run(models: Path, tmp_path: Path) -> None:
@@ -55,7 +57,11 @@ def test_no_head_from_disk_is_held_longer_than_it_is_read(
     monkeypatch.setattr(OffloadedHead, "_fetched", reading)
     monkeypatch.setattr(OffloadedHead, "release", releasing)
     disk = model(models, "disk")
-    lines = [json.dumps({"prompt": word, "answer": word, "domain": domain}) for word in ("ab", "cd") for domain in "xy"]
+    lines = [
+        json.dumps({"prompt": word, "answer": word, "domain": domain})
+        for word in ("ab", "cd")
+        for domain in "xy"
+    ]
     (tmp_path / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
     domains = {"type": "route", "teachers": {"x": disk, "y": disk}}
     task = {"type": "jsonl", "path": str(tmp_path / "train.jsonl"), "heldout": 0}
@@ -68,10 +74,22 @@ def test_no_head_from_disk_is_held_longer_than_it_is_read(
 
 @pytest.mark.parametrize("kind", ["geometric", "arithmetic", "sum"])
 def test_a_pool_teaches_and_resumes_bit_for_bit(models: Path, tmp_path: Path, kind: str) -> None:
-    teacher = {"type": "pool", "kind": kind, "teachers": {"own": SELF, "other": model(models, "disk")}}
-    changes = {"teacher": teacher, "train.steps": 4, "train.checkpoint_every": 2, "evaluation.prompts": 4}
+    teacher = {
+        "type": "pool",
+        "kind": kind,
+        "teachers": {"own": SELF, "other": model(models, "disk")},
+    }
+    changes = {
+        "teacher": teacher,
+        "train.steps": 4,
+        "train.checkpoint_every": 2,
+        "evaluation.prompts": 4,
+    }
     whole = toy_run(models, tmp_path / "whole", changes).folder
-    assert forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "update:3"}) == 137
+    assert (
+        forked(lambda: toy_run(models, tmp_path / "cut", changes), {"PRACTICUM_FAULT": "update:3"})
+        == 137
+    )
     assert_same_run(whole, toy_run(models, tmp_path / "cut", changes, resume=True).folder)
 
 
@@ -79,12 +97,16 @@ def test_a_pool_teaches_and_resumes_bit_for_bit(models: Path, tmp_path: Path, ki
 def test_a_pool_of_one_is_that_teacher(models: Path, tmp_path: Path, signal: str) -> None:
     changes = {"objective": {"signal": signal}}
     alone = run(models, tmp_path / "alone", model(models), **changes)
-    pooled = run(models, tmp_path / "pooled", {"type": "pool", "teachers": {"one": model(models)}}, **changes)
+    pooled = run(
+        models, tmp_path / "pooled", {"type": "pool", "teachers": {"one": model(models)}}, **changes
+    )
     for name in ("loss", "grad_norm"):
         assert curve(pooled, name) == pytest.approx(curve(alone, name), rel=1e-4)
 
 
-def test_a_context_that_shows_the_attempt_and_its_outcome_teaches(models: Path, tmp_path: Path) -> None:
+def test_a_context_that_shows_the_attempt_and_its_outcome_teaches(
+    models: Path, tmp_path: Path
+) -> None:
     teacher = {"type": "privileged", "teacher": model(models), "question": "{attempt}{answer}"}
     assert len(curve(run(models, tmp_path / "attempt", teacher), "loss")) == 2
     sibling = {"type": "privileged", "teacher": model(models), "reference": "{sibling}"}
@@ -92,6 +114,10 @@ def test_a_context_that_shows_the_attempt_and_its_outcome_teaches(models: Path, 
 
 
 def test_a_route_by_outcome_leaves_the_correct_ones_alone(models: Path, tmp_path: Path) -> None:
-    teacher = {"type": "route", "by": "outcome", "teachers": {"correct": "none", "incorrect": model(models)}}
+    teacher = {
+        "type": "route",
+        "by": "outcome",
+        "teachers": {"correct": "none", "incorrect": model(models)},
+    }
     folder = run(models, tmp_path, teacher)
     assert len(curve(folder, "reverse_kl/incorrect")) == 2

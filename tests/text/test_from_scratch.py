@@ -25,7 +25,9 @@ def test_encode_and_decode_are_inverse(text: str) -> None:
 def test_one_token_a_character_after_the_control_tokens() -> None:
     tokenizer = character_tokenizer("abca")
     assert len(tokenizer) == len(CONTROL) + 3
-    assert tokenizer.get_vocab() == {token: number for number, token in enumerate([*CONTROL, "a", "b", "c"])}
+    assert tokenizer.get_vocab() == {
+        token: number for number, token in enumerate([*CONTROL, "a", "b", "c"])
+    }
     assert tokenizer.encode("az") == [7, 6]
     assert tokenizer.eos_token == "</s>"
     assert tokenizer.pad_token == "<pad>"
@@ -33,17 +35,40 @@ def test_one_token_a_character_after_the_control_tokens() -> None:
 
 def test_the_chat_template_writes_plain_roles() -> None:
     tokens = Renderer(character_tokenizer("ab")).render(
-        [Message("system", "b"), Message("user", "a"), Message("assistant", "b"), Message("user", "ab")]
+        [
+            Message("system", "b"),
+            Message("user", "a"),
+            Message("assistant", "b"),
+            Message("user", "ab"),
+        ]
     )
-    text = ["<system>", "b", "<user>", "a", "<assistant>", "b", "</s>", "<user>", "a", "b", "<assistant>"]
-    assert TOKENIZER.convert_ids_to_tokens([token for token in tokens if token < 7]) == [t for t in text if len(t) > 1]
+    text = [
+        "<system>",
+        "b",
+        "<user>",
+        "a",
+        "<assistant>",
+        "b",
+        "</s>",
+        "<user>",
+        "a",
+        "b",
+        "<assistant>",
+    ]
+    assert TOKENIZER.convert_ids_to_tokens([token for token in tokens if token < 7]) == [
+        t for t in text if len(t) > 1
+    ]
     assert character_tokenizer("ab").convert_ids_to_tokens(list(tokens)) == text
 
 
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    messages = [Message("user", ALPHABET), Message("assistant", "<user>a</s>"), Message("user", "a")]
+    messages = [
+        Message("user", ALPHABET),
+        Message("assistant", "<user>a</s>"),
+        Message("user", "a"),
+    ]
     assert loaded.get_vocab() == TOKENIZER.get_vocab()
     assert Renderer(loaded).render(messages) == Renderer(TOKENIZER).render(messages)
     assert loaded.decode(loaded.encode(ALPHABET)) == ALPHABET

@@ -15,9 +15,15 @@ from practicum.text import excerpt, make_printable
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("plain text, caf\u00e9 \u4f60\u597d \\boxed{5}", "plain text, caf\u00e9 \u4f60\u597d \\boxed{5}"),
+        (
+            "plain text, caf\u00e9 \u4f60\u597d \\boxed{5}",
+            "plain text, caf\u00e9 \u4f60\u597d \\boxed{5}",
+        ),
         ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
-        ("\x1b]8;;http://evil\x1b\\link\x1b]8;;\x07", "\\x1b]8;;http://evil\\x1b\\link\\x1b]8;;\\x07"),
+        (
+            "\x1b]8;;http://evil\x1b\\link\x1b]8;;\x07",
+            "\\x1b]8;;http://evil\\x1b\\link\\x1b]8;;\\x07",
+        ),
         ("\x9b2J", "\\x9b2J"),
         ("a\u202eb\u2066c\u2069", "a\\u202eb\\u2066c\\u2069"),
         ("\u200bx\u200d\ufeff\u00ad", "\\u200bx\\u200d\\ufeff\\xad"),
@@ -37,13 +43,22 @@ def test_what_hides_is_shown_as_its_escape(text: str, shown: str) -> None:
 @given(st.text(alphabet=st.characters()))
 def test_the_result_is_one_line_of_visible_characters(text: str) -> None:
     shown = make_printable(text)
-    assert not {unicodedata.category(character) for character in shown} & {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+    assert not {unicodedata.category(character) for character in shown} & {
+        "Cc",
+        "Cf",
+        "Cs",
+        "Co",
+        "Zl",
+        "Zp",
+    }
     assert make_printable(shown) == shown
 
 
 # What a server says, in a message.
 
-KEYS = st.text(alphabet="ABCXYZabcxyz+/=_-.%\"'\\&*", min_size=8, max_size=40).map(lambda text: f"sk-{text}")
+KEYS = st.text(alphabet="ABCXYZabcxyz+/=_-.%\"'\\&*", min_size=8, max_size=40).map(
+    lambda text: f"sk-{text}"
+)
 """Ways of writing that a server might choose for a key that it was sent."""
 WRITINGS: dict[str, Callable[[str], str]] = {
     "plainly": str,

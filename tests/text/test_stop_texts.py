@@ -10,12 +10,16 @@ from practicum.types import SamplingParams
 BYTES = Renderer(TOKENIZER)
 
 
-@pytest.mark.parametrize("text", ["b", "ab", "\n\n", "Ende", "é", "日本語の終わり", "🎉🎊🎉🎊🎉", "a<think>"])
+@pytest.mark.parametrize(
+    "text", ["b", "ab", "\n\n", "Ende", "é", "日本語の終わり", "🎉🎊🎉🎊🎉", "a<think>"]
+)
 def test_a_completion_stops_with_the_token_that_completes_a_text(text: str) -> None:
     stops = stop_check(SamplingParams(99, stop_texts=("nowhere", text)), TOKENIZER)
     before, own = BYTES.encode("xy 日🎉 z"), BYTES.encode(text)
     drawn = [*before, *own]
-    assert stops([drawn[:count] for count in range(1, len(drawn) + 1)]) == [False] * (len(drawn) - 1) + [True]
+    assert stops([drawn[:count] for count in range(1, len(drawn) + 1)]) == [False] * (
+        len(drawn) - 1
+    ) + [True]
 
 
 def test_a_stop_token_stops_beside_texts() -> None:
@@ -31,9 +35,15 @@ def test_a_special_token_is_a_text_too() -> None:
 
 def test_who_cannot_read_refuses_in_one_line() -> None:
     params = SamplingParams(9, stop_texts=("zz",))
-    with pytest.raises(CapabilityError, match=r"^stop_texts \['zz'\]: a model without a tokenizer .* write stop_ids$"):
+    with pytest.raises(
+        CapabilityError,
+        match=r"^stop_texts \['zz'\]: a model without a tokenizer .* write stop_ids$",
+    ):
         stop_check(params, None)
-    with pytest.raises(CapabilityError, match=r"^stop_texts \['zz'\]: the service at x ends an answer at stop tokens"):
+    with pytest.raises(
+        CapabilityError,
+        match=r"^stop_texts \['zz'\]: the service at x ends an answer at stop tokens",
+    ):
         refuse_stop_texts(params, "the service at x")
     refuse_stop_texts(SamplingParams(9), "the service at x")
     assert stop_check(SamplingParams(9, stop_ids=frozenset({3})), None)([[3]]) == [True]

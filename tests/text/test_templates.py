@@ -14,7 +14,11 @@ from practicum.errors import ModelError
 from practicum.text import Renderer, character_tokenizer, templates
 from practicum.types import Message
 
-TURNS = [Message("system", "be\nbrief "), Message("user", "What is 7 % 8?\n"), Message("assistant", "it's <b>56</b>")]
+TURNS = [
+    Message("system", "be\nbrief "),
+    Message("user", "What is 7 % 8?\n"),
+    Message("assistant", "it's <b>56</b>"),
+]
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -73,26 +77,44 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return character_tokenizer("abcdefghijklmnopqrstuvwxyz ")
 
 
-def plain(tokenizer: PreTrainedTokenizerBase, template: str, turns: list[Message], **switches: Any) -> str:
+def plain(
+    tokenizer: PreTrainedTokenizerBase, template: str, turns: list[Message], **switches: Any
+) -> str:
     """What transformers writes."""
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
-    return str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **switches))
+    return str(
+        tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **switches)
+    )
 
 
-def bounded(tokenizer: PreTrainedTokenizerBase, template: str, turns: list[Message], **switches: Any) -> str:
+def bounded(
+    tokenizer: PreTrainedTokenizerBase, template: str, turns: list[Message], **switches: Any
+) -> str:
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
-    return templates.render_template(template, messages, {**tokenizer.special_tokens_map, **switches})
+    return templates.render_template(
+        template, messages, {**tokenizer.special_tokens_map, **switches}
+    )
 
 
-@pytest.mark.parametrize("template", [CHATML, QWEN, LLAMA, PARTS], ids=["chatml", "qwen", "llama", "parts"])
-@given(contents=st.lists(st.text(max_size=40), min_size=1, max_size=5), thinking=st.sampled_from([True, False]))
+@pytest.mark.parametrize(
+    "template", [CHATML, QWEN, LLAMA, PARTS], ids=["chatml", "qwen", "llama", "parts"]
+)
+@given(
+    contents=st.lists(st.text(max_size=40), min_size=1, max_size=5),
+    thinking=st.sampled_from([True, False]),
+)
 def test_it_writes_what_transformers_writes(
     tokenizer: PreTrainedTokenizerBase, template: str, contents: list[str], thinking: bool
 ) -> None:
     roles = ["user", "assistant"] if len(contents) % 2 else ["system", "user", "assistant"]
     turns = [Message(roles[place % len(roles)], content) for place, content in enumerate(contents)]
-    for switches in ({"add_generation_prompt": True, "enable_thinking": thinking}, {"add_generation_prompt": False}):
-        assert bounded(tokenizer, template, turns, **switches) == plain(tokenizer, template, turns, **switches)
+    for switches in (
+        {"add_generation_prompt": True, "enable_thinking": thinking},
+        {"add_generation_prompt": False},
+    ):
+        assert bounded(tokenizer, template, turns, **switches) == plain(
+            tokenizer, template, turns, **switches
+        )
 
 
 def test_a_long_conversation_is_no_trouble(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -123,10 +145,12 @@ HOSTILE = {
     "replacing": GROWING + "{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}",
     "the replace filter": GROWING + "{% set ns.x = ns.x|replace('a', ns.x) %}{% endfor %}",
     "a method that joins": GROWING + "{% set ns.x = ns.x.join(ns.x) %}{% endfor %}",
-    "a method that joins what is reversed": GROWING + "{% set ns.x = ns.x.join(ns.x|list|reverse) %}{% endfor %}",
+    "a method that joins what is reversed": GROWING
+    + "{% set ns.x = ns.x.join(ns.x|list|reverse) %}{% endfor %}",
     "formatting": GROWING + "{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}",
     "formatting by a method": GROWING + "{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
-    "capturing": GROWING + "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
+    "capturing": GROWING
+    + "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
     "lists of lists": GROWING + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == ns.x }}",
     "mappings of mappings": GROWING + "{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}",
     "mappings by a call": GROWING + "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
@@ -200,9 +224,14 @@ def test_a_bound_holds_in_every_thread_and_is_whole_again_afterwards(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "ALTOGETHER", 5000)
-    renderer = Renderer(tokenizer, template="{% for i in range(1500) %}{% endfor %}{{ messages[0].content }}")
+    renderer = Renderer(
+        tokenizer, template="{% for i in range(1500) %}{% endfor %}{{ messages[0].content }}"
+    )
     results: list[Any] = []
-    threads = [threading.Thread(target=lambda: results.append(renderer.render(TURNS[1:2]))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: results.append(renderer.render(TURNS[1:2])))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -212,22 +241,42 @@ def test_a_bound_holds_in_every_thread_and_is_whole_again_afterwards(
 
 EXPRESSIONS = st.recursive(
     st.sampled_from(
-        ["messages", "'ab'", "7", "none", "x", "loop", "messages[0].content", "[1]", "{}", "range(9)", "namespace(a=1)"]
+        [
+            "messages",
+            "'ab'",
+            "7",
+            "none",
+            "x",
+            "loop",
+            "messages[0].content",
+            "[1]",
+            "{}",
+            "range(9)",
+            "namespace(a=1)",
+        ]
     ),
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from(["+", "*", "~", "%", "**", "in", "==", "<"]), inner).map(
             lambda t: f"({' '.join(t)})"
         ),
-        st.tuples(inner, st.sampled_from(sorted(templates.FILTERS))).map(lambda t: f"({t[0]}|{t[1]})"),
-        st.tuples(inner, st.sampled_from(sorted(templates.FILTERS)), inner).map(lambda t: f"({t[0]}|{t[1]}({t[2]}))"),
-        st.tuples(inner, st.sampled_from(sorted(templates.METHODS)), inner).map(lambda t: f"{t[0]}.{t[1]}({t[2]})"),
+        st.tuples(inner, st.sampled_from(sorted(templates.FILTERS))).map(
+            lambda t: f"({t[0]}|{t[1]})"
+        ),
+        st.tuples(inner, st.sampled_from(sorted(templates.FILTERS)), inner).map(
+            lambda t: f"({t[0]}|{t[1]}({t[2]}))"
+        ),
+        st.tuples(inner, st.sampled_from(sorted(templates.METHODS)), inner).map(
+            lambda t: f"{t[0]}.{t[1]}({t[2]})"
+        ),
         st.tuples(inner, inner).map(lambda t: f"[{t[0]}, {t[1]}]"),
     ),
     max_leaves=6,
 )
 
 
-@given(st.one_of(st.text(max_size=60), st.text("{}%-|()'.ax messages for in endfor if", max_size=60)))
+@given(
+    st.one_of(st.text(max_size=60), st.text("{}%-|()'.ax messages for in endfor if", max_size=60))
+)
 def test_any_text_as_a_template_is_written_or_refused(text: str) -> None:
     renderer = Renderer(character_tokenizer("ab"), template=text)
     try:
@@ -239,7 +288,11 @@ def test_any_text_as_a_template_is_written_or_refused(text: str) -> None:
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=3))
 def test_any_expression_is_what_it_is_in_transformers_or_refused(expressions: list[str]) -> None:
     tokenizer = character_tokenizer("ab")
-    template = "{% for x in messages %}" + "".join(f"{{{{ {text} }}}};" for text in expressions) + "{% endfor %}"
+    template = (
+        "{% for x in messages %}"
+        + "".join(f"{{{{ {text} }}}};" for text in expressions)
+        + "{% endfor %}"
+    )
     try:
         expected = plain(tokenizer, template, TURNS[1:2])
     except Exception as error:  # a template may fail in any way

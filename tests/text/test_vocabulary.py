@@ -17,9 +17,14 @@ def test_a_permuted_vocabulary_names_the_first_ids() -> None:
 
 
 def test_another_vocabulary_names_sizes_and_the_way_out() -> None:
-    with pytest.raises(VocabularyError, match=r"another vocabulary: 3 of 12 ids differ.*student 11 tokens, teacher 12"):
+    with pytest.raises(
+        VocabularyError,
+        match=r"another vocabulary: 3 of 12 ids differ.*student 11 tokens, teacher 12",
+    ):
         check_same_vocabulary(STUDENT, character_tokenizer("axcyz"))
-    with pytest.raises(VocabularyError, match="need one vocabulary, so take a teacher of the student's family"):
+    with pytest.raises(
+        VocabularyError, match="need one vocabulary, so take a teacher of the student's family"
+    ):
         check_same_vocabulary(STUDENT, character_tokenizer("abcz"))
 
 
@@ -30,8 +35,13 @@ def test_a_vocabulary_with_more_tokens_is_refused() -> None:
 
 
 def test_different_stops_are_named() -> None:
-    student, teacher = Renderer(STUDENT, stop_ids=frozenset({2})), Renderer(STUDENT, stop_ids=frozenset({2, 4}))
+    student, teacher = (
+        Renderer(STUDENT, stop_ids=frozenset({2})),
+        Renderer(STUDENT, stop_ids=frozenset({2, 4})),
+    )
     assert stop_mismatch(student, student) is None
     sentence = stop_mismatch(student, teacher)
     assert sentence is not None
-    assert sentence.startswith("the student stops at </s> (2), the teacher at </s> (2), <assistant> (4); ")
+    assert sentence.startswith(
+        "the student stops at </s> (2), the teacher at </s> (2), <assistant> (4); "
+    )

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 from stub_server import FolderModel, Stub, late
-from toy import assert_same_run, curve, exit_status, forked, rows, start_fork, toy_data, toy_recipe, toy_run
+from toy import (
+    assert_same_run,
+    curve,
+    exit_status,
+    forked,
+    rows,
+    start_fork,
+    toy_data,
+    toy_recipe,
+    toy_run,
+)
 
 from practicum.core.abandon import Cancelled, cancel_scope
 from practicum.errors import DataError, RecipeError, TeacherError
@@ -28,7 +38,11 @@ from practicum.types import Message, Prompt, Rollout, TeacherSignal
 pytestmark = pytest.mark.long
 
 STEPS = {"train.steps": 5, "train.checkpoint_every": 2, "train.prompts_per_step": 3}
-SAMPLED = {"signal": "sampled", "estimator": "score_function(gamma=1)", "correction": "ratio_truncate(2)"}
+SAMPLED = {
+    "signal": "sampled",
+    "estimator": "score_function(gamma=1)",
+    "correction": "ratio_truncate(2)",
+}
 
 
 def ahead(lag: int, **changes: Any) -> dict[str, Any]:
@@ -40,7 +54,9 @@ def nothing_is_left_over() -> Iterator[None]:
     """Whatever happens in a run, its threads end with it."""
     before = set(threading.enumerate())
     yield
-    left = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    left = [
+        thread for thread in threading.enumerate() if thread not in before and not thread.daemon
+    ]
     assert not left, left
 
 
@@ -71,12 +87,20 @@ def lines(path: Path) -> int:
 
 def remote(stub: Stub, **settings: Any) -> dict[str, Any]:
     """Changes for a recipe whose teacher is behind the server."""
-    teacher = {"type": "openai_api", "url": stub.url, "model": "m", "give_up_after": 0.0, **settings}
+    teacher = {
+        "type": "openai_api",
+        "url": stub.url,
+        "model": "m",
+        "give_up_after": 0.0,
+        **settings,
+    }
     return {"teacher": teacher, "objective": SAMPLED}
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_every_rollout_is_as_old_as_it_was_said(models: Path, whole: Path, tmp_path: Path, lag: int) -> None:
+def test_every_rollout_is_as_old_as_it_was_said(
+    models: Path, whole: Path, tmp_path: Path, lag: int
+) -> None:
     folder = whole if lag == 2 else toy_run(models, tmp_path, ahead(lag)).folder
     for row in rows(folder / "rollouts.jsonl"):
         assert row["policy_version"] == max(row["step"] - 1 - lag, 0)
@@ -95,16 +119,22 @@ def test_a_step_learns_from_its_own_prompts_all_of_them(models: Path, tmp_path: 
         assert [row["prompt"] for row in written if row["step"] == step] == expected
 
 
-def results(models: Path, folder: Path, changes: dict[str, Any], *, threads: bool) -> tuple[list[StepResult], Any]:
+def results(
+    models: Path, folder: Path, changes: dict[str, Any], *, threads: bool
+) -> tuple[list[StepResult], Any]:
     """What the steps of a recipe give, one after the other or through the threads, and the weights after them."""
     built = assemble_run(toy_recipe(models, changes), folder)
     if not threads:
         return list(train(1, 3, built.parts, built.settings)), built.trainer.save_state()["student"]
     with OverlappedSteps(built.parts, built.settings, last=3, lag=0) as stages:
-        return list(train(1, 3, built.parts, built.settings, stages.step)), built.trainer.save_state()["student"]
+        return list(
+            train(1, 3, built.parts, built.settings, stages.step)
+        ), built.trainer.save_state()["student"]
 
 
-@pytest.mark.parametrize("how", [{}, {"student.lora": {"rank": 4, "alpha": 8}}, {"student.trainable_layers": 1}])
+@pytest.mark.parametrize(
+    "how", [{}, {"student.lora": {"rank": 4, "alpha": 8}}, {"student.trainable_layers": 1}]
+)
 def test_without_a_lag_the_threads_give_what_one_thread_gives(
     models: Path, tmp_path: Path, how: dict[str, Any]
 ) -> None:
@@ -113,12 +143,18 @@ def test_without_a_lag_the_threads_give_what_one_thread_gives(
     apart, others = results(models, tmp_path / "apart", changes, threads=True)
     for one, other in zip(alone, apart, strict=True):
         mine, theirs = (
-            {name: value for name, value in result.metrics.items() if not name.startswith("seconds_")}
+            {
+                name: value
+                for name, value in result.metrics.items()
+                if not name.startswith("seconds_")
+            }
             for result in (one, other)
         )
         assert mine == theirs
         for rollout, twin in zip(one.rollouts, other.rollouts, strict=True):
-            assert rollout.tokens.equal(twin.tokens) and rollout.policy_version == twin.policy_version
+            assert (
+                rollout.tokens.equal(twin.tokens) and rollout.policy_version == twin.policy_version
+            )
             assert rollout.sampling_logprobs.equal(twin.sampling_logprobs)
         assert one.outputs.logprobs.equal(other.outputs.logprobs)
     assert all(value.equal(others[name]) for name, value in weights.items())
@@ -146,7 +182,11 @@ def test_who_is_slow_changes_no_byte(
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain, evaluated on the way": {"evaluation.prompts": 4, "evaluation.every": 3},
-    "adapters, by sampled tokens": {"student.lora": {"rank": 4, "alpha": 8}, "objective": SAMPLED, "rollout.n": 2},
+    "adapters, by sampled tokens": {
+        "student.lora": {"rank": 4, "alpha": 8},
+        "objective": SAMPLED,
+        "rollout.n": 2,
+    },
     "dropout under a following teacher, an old self beside it": {
         "student.model": {"hidden_size": 32, "layers": 1, "heads": 2, "dropout": 0.2, "seed": 1},
         "student.dropout": True,
@@ -157,7 +197,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "reference": {"type": "self", "weights": "frozen"},
         "objective": {
-            "losses": [{"signal": "full"}, {"signal": "full", "against": "reference", "coefficient": 0.1}],
+            "losses": [
+                {"signal": "full"},
+                {"signal": "full", "against": "reference", "coefficient": 0.1},
+            ],
         },
     },
     "a teacher that writes half": {"rollout.source": "mix(student=0.5, other=teacher)"},
@@ -166,7 +209,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rollout.max_new_tokens": "linear(6, 3)",
         "optimizer.learning_rate": "adaptive(0.003, 0.001, rate=0.5)",
     },
-    "kept answers": {"teacher": {"type": "cached", "teacher": {"type": "model", "model": "TEACHER"}}},
+    "kept answers": {
+        "teacher": {"type": "cached", "teacher": {"type": "model", "model": "TEACHER"}}
+    },
 }
 
 
@@ -177,16 +222,27 @@ def variant(models: Path, name: str) -> dict[str, Any]:
     return changes
 
 
-QUICK = ("plain, evaluated on the way", "dropout under a following teacher, an old self beside it", "numbers that move")
+QUICK = (
+    "plain, evaluated on the way",
+    "dropout under a following teacher, an old self beside it",
+    "numbers that move",
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in VARIANTS])
-def test_killed_anywhere_and_resumed_it_leaves_the_same_bytes(models: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in VARIANTS]
+)
+def test_killed_anywhere_and_resumed_it_leaves_the_same_bytes(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     changes = variant(models, name)
     whole = toy_run(models, tmp_path / "whole", changes).folder
     out = tmp_path / "cut"
     assert forked(lambda: toy_run(models, out, changes), {"PRACTICUM_FAULT": "update:4"}) == 137
-    assert forked(lambda: toy_run(models, out, changes, resume=True), {"PRACTICUM_FAULT": "score:3"}) == 137
+    assert (
+        forked(lambda: toy_run(models, out, changes, resume=True), {"PRACTICUM_FAULT": "score:3"})
+        == 137
+    )
     assert_same_run(whole, toy_run(models, out, changes, resume=True).folder)
 
 
@@ -194,14 +250,23 @@ LATER = ("rollout:1", "score:5", "save.after_tensors:2", "save.after_rename:2")
 
 
 @pytest.mark.parametrize(
-    "fault", ["rollout:5", "save.before_rename:1", *(pytest.param(one, marks=pytest.mark.slow) for one in LATER)]
+    "fault",
+    [
+        "rollout:5",
+        "save.before_rename:1",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in LATER),
+    ],
 )
-def test_no_moment_of_a_crash_is_worse_than_another(models: Path, whole: Path, tmp_path: Path, fault: str) -> None:
+def test_no_moment_of_a_crash_is_worse_than_another(
+    models: Path, whole: Path, tmp_path: Path, fault: str
+) -> None:
     assert forked(lambda: toy_run(models, tmp_path, ahead(2)), {"PRACTICUM_FAULT": fault}) == 137
     assert_same_run(whole, toy_run(models, tmp_path, ahead(2), resume=True).folder)
 
 
-def test_a_signal_saves_what_was_begun_and_the_resume_is_exact(models: Path, tmp_path: Path) -> None:
+def test_a_signal_saves_what_was_begun_and_the_resume_is_exact(
+    models: Path, tmp_path: Path
+) -> None:
     changes = ahead(3, **{"train.steps": 16, "train.checkpoint_every": None, "monitors": "off"})
     pid = start_fork(lambda: toy_run(models, tmp_path / "cut", changes), output=tmp_path / "output")
     until(lambda: lines(tmp_path / "cut" / "toy" / "metrics.jsonl") >= 3)
@@ -217,13 +282,20 @@ def test_every_step_is_counted_by_itself(models: Path, tmp_path: Path) -> None:
     written = rows(folder / "rollouts.jsonl")
     for row in rows(folder / "metrics.jsonl"):
         own = sum(len(one["tokens"]) for one in written if one["step"] == row["step"])
-        assert row["cost/sampled_tokens"] == row["cost/scored_tokens"] == row["cost/update_tokens"] == own
+        assert (
+            row["cost/sampled_tokens"]
+            == row["cost/scored_tokens"]
+            == row["cost/update_tokens"]
+            == own
+        )
     first = toy_run(models, tmp_path / "in turn", {**STEPS, **changes}).folder
     columns = [name for name in rows(folder / "metrics.jsonl")[0] if name.startswith("cost/")]
     assert columns and all(curve(folder, name)[0] == curve(first, name)[0] for name in columns)
 
 
-def test_a_server_is_asked_while_the_student_learns(models: Path, tmp_path: Path, server: Stub) -> None:
+def test_a_server_is_asked_while_the_student_learns(
+    models: Path, tmp_path: Path, server: Stub
+) -> None:
     plain = toy_run(models, tmp_path / "plain", ahead(2, **remote(server))).folder
     server.script = [late(0.05), None, None, late(0.02)] * 10
     again = toy_run(models, tmp_path / "again", ahead(2, **remote(server))).folder
@@ -265,7 +337,9 @@ def test_what_fails_in_a_thread_is_raised_once_as_itself(
     assert [row["step"] for row in rows(tmp_path / "toy" / "metrics.jsonl")] == [1, 2, 3]
 
 
-def test_a_second_interrupt_does_not_wait_for_a_server(models: Path, tmp_path: Path, server: Stub) -> None:
+def test_a_second_interrupt_does_not_wait_for_a_server(
+    models: Path, tmp_path: Path, server: Stub
+) -> None:
     changes = ahead(2, **remote(server, timeout=300.0), **{"train.steps": 200})
     pid = start_fork(lambda: toy_run(models, tmp_path, changes), output=tmp_path / "output")
     until(lambda: lines(tmp_path / "toy" / "metrics.jsonl") > 1)
@@ -288,7 +362,11 @@ def test_a_question_that_nobody_waits_for_is_given_up() -> None:
 
         def asking() -> object:
             with cancel_scope(told):
-                return client.ask(JsonRequest("/v1/completions", {"prompt": [1], "temperature": 1.0}, seconds=60.0))
+                return client.ask(
+                    JsonRequest(
+                        "/v1/completions", {"prompt": [1], "temperature": 1.0}, seconds=60.0
+                    )
+                )
 
         asked = pool.submit(asking)
         until(lambda: bool(stub.asked))
@@ -304,7 +382,9 @@ def test_rollouts_come_back_from_a_checkpoint_bit_for_bit() -> None:
         prompt, (3, 4), torch.tensor([5, 6, 7, 2]), torch.tensor([False, True, True, True]), logprobs, logprobs, 3, "stop",
         "ab", 1, 1 / 3, "student",
     )  # fmt: skip
-    written = SampledStep(9, [rollout], {("sample", "student"): asynchronous.Usage(4, 2, 10**18, 7)})
+    written = SampledStep(
+        9, [rollout], {("sample", "student"): asynchronous.Usage(4, 2, 10**18, 7)}
+    )
     back = SampledStep.read(written.row(), {"p": prompt})
     assert back.step == 9 and back.work == written.work
     (other,) = back.rollouts
@@ -344,7 +424,11 @@ def test_what_cannot_be_done_ahead_is_refused_with_the_alternative(models: Path,
 
 @pytest.mark.parametrize(
     ("objective", "warned"),
-    [({"signal": "sampled"}, True), ({"signal": "sampled", "correction": "ratio"}, False), ({"signal": "full"}, False)],
+    [
+        ({"signal": "sampled"}, True),
+        ({"signal": "sampled", "correction": "ratio"}, False),
+        ({"signal": "full"}, False),
+    ],
 )
 def test_tokens_of_an_older_policy_without_a_correction_are_named(
     models: Path, tmp_path: Path, notes: list[str], objective: dict[str, Any], warned: bool
@@ -356,15 +440,22 @@ def test_tokens_of_an_older_policy_without_a_correction_are_named(
 
 
 def test_a_lag_alone_alarms_no_engine_and_a_patch_names_it(models: Path, tmp_path: Path) -> None:
-    changes = ahead(2, **{"optimizer.learning_rate": 0.01, "train.steps": 6, "monitors": {"M18": {"level": 0.5}}})
+    changes = ahead(
+        2,
+        **{"optimizer.learning_rate": 0.01, "train.steps": 6, "monitors": {"M18": {"level": 0.5}}},
+    )
     folder = toy_run(models, tmp_path, changes).folder
     alarms = {row["id"]: row for row in rows(folder / "alarms.jsonl")}
-    assert "M16" not in alarms, "sampler and learner never have the same weights, so nothing is said of engines"
+    assert "M16" not in alarms, (
+        "sampler and learner never have the same weights, so nothing is said of engines"
+    )
     assert "probability_error" in rows(folder / "metrics.jsonl")[0], "the first step is on policy"
     assert alarms["M18"]["patch"] == ["rollout.max_staleness=1"]
 
 
-def test_signals_are_one_a_rollout(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_are_one_a_rollout(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def short(*_: object) -> list[TeacherSignal]:
         return []
 

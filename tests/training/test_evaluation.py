@@ -38,8 +38,12 @@ def measured(parts: RunComponents) -> Evaluation:
 def test_an_interval_of_a_share_holds_it_and_stays_a_share(case: tuple[int, int]) -> None:
     successes, count = case
     interval = wilson(float(successes), count)
-    assert 0 <= interval.low <= interval.mean + 1e-12 and interval.mean - 1e-12 <= interval.high <= 1
-    assert interval.low < interval.high, "a few answers are never certain, not even when all are right"
+    assert (
+        0 <= interval.low <= interval.mean + 1e-12 and interval.mean - 1e-12 <= interval.high <= 1
+    )
+    assert interval.low < interval.high, (
+        "a few answers are never certain, not even when all are right"
+    )
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:
@@ -76,29 +80,47 @@ def test_a_teacher_that_knows_answers_itself(models: Path, tmp_path: Path) -> No
     make_model(tmp_path / "expert", seed=2, hidden_size=64, layers=2, pretrain=120)
     parts = built(models, tmp_path, **{"teacher.model": str(tmp_path / "expert")})
     assert parts.evaluation is not None
-    found = evaluate_teacher(parts.parts.teacher, parts.parts.renderer, parts.parts.task, parts.evaluation)
+    found = evaluate_teacher(
+        parts.parts.teacher, parts.parts.renderer, parts.parts.task, parts.evaluation
+    )
     mine = measured(parts)
     assert found is not None and found.accuracy is not None and mine.accuracy is not None
     assert found.accuracy.mean > mine.accuracy.mean + 0.3
 
 
 def test_an_evaluation_reads_back_from_json(models: Path, tmp_path: Path) -> None:
-    found = measured(built(models, tmp_path, **{"evaluation.samples": 2, "evaluation.temperature": 1.0}))
+    found = measured(
+        built(models, tmp_path, **{"evaluation.samples": 2, "evaluation.temperature": 1.0})
+    )
     assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
     assert found.summary()["prompts"] == 8 and found.summary()["completions"] == 16
 
 
-def said(prompt: str, text: str, right: bool | None, chance: float = 1.0, tokens: int = 2) -> GradedCompletion:
+def said(
+    prompt: str, text: str, right: bool | None, chance: float = 1.0, tokens: int = 2
+) -> GradedCompletion:
     """An answer whose whole text had a probability of `chance`."""
     return GradedCompletion(
-        prompt, prompt, None, text, None if right is None else float(right), tokens, math.log(chance) / tokens
+        prompt,
+        prompt,
+        None,
+        text,
+        None if right is None else float(right),
+        tokens,
+        math.log(chance) / tokens,
     )
 
 
 def test_one_answer_is_as_sure_as_its_text_was_likely() -> None:
-    answers = [said("p", "x", True, 0.25), said("q", "y", False, 0.5, tokens=10), said("r", "z", None)]
+    answers = [
+        said("p", "x", True, 0.25),
+        said("q", "y", False, 0.5, tokens=10),
+        said("r", "z", None),
+    ]
     assert confidences(answers) == {"p": (pytest.approx(0.25), 1.0), "q": (pytest.approx(0.5), 0.0)}
-    assert confidences([GradedCompletion("p", "p", None, "", 1.0)]) == {}, "nothing is known of an empty answer"
+    assert confidences([GradedCompletion("p", "p", None, "", 1.0)]) == {}, (
+        "nothing is known of an empty answer"
+    )
 
 
 def test_several_answers_are_as_sure_as_they_agree() -> None:
@@ -113,13 +135,16 @@ def test_several_answers_are_as_sure_as_they_agree() -> None:
 
 
 def test_calibration_is_confidence_less_what_was_right(models: Path, tmp_path: Path) -> None:
-    found = measured(built(models, tmp_path, **{"evaluation.samples": 4, "evaluation.temperature": 1.0}))
+    found = measured(
+        built(models, tmp_path, **{"evaluation.samples": 4, "evaluation.temperature": 1.0})
+    )
     pairs = list(confidences(found.answers).values())
     assert found.calibration is not None
     assert found.calibration.confidence == pytest.approx(sum(sure for sure, _ in pairs) / 8)
     over = found.calibration.overconfidence
     assert (
-        over.mean == pytest.approx(sum(sure - right for sure, right in pairs) / 8) and over.low < over.mean < over.high
+        over.mean == pytest.approx(sum(sure - right for sure, right in pairs) / 8)
+        and over.low < over.mean < over.high
     )
     assert abs(over.mean) <= found.calibration.error + 1e-12, "bins can only add to it"
     assert found.summary()["calibration"]["overconfidence"]["mean"] == over.mean
@@ -131,26 +156,45 @@ def test_growing_surer_is_paired_by_prompt(models: Path, tmp_path: Path) -> None
     after = replace(before, answers=answers)
     grown = surer(before, after, 0)
     assert grown is not None and before.calibration is not None
-    assert grown.mean == pytest.approx(1.0 - before.calibration.overconfidence.mean) and grown.low > 0
-    assert surer(before, replace(before, answers=[replace(a, reward=None) for a in answers]), 0) is None
+    assert (
+        grown.mean == pytest.approx(1.0 - before.calibration.overconfidence.mean) and grown.low > 0
+    )
+    assert (
+        surer(before, replace(before, answers=[replace(a, reward=None) for a in answers]), 0)
+        is None
+    )
 
 
 def test_held_out_prompts_are_no_training_prompts(models: Path, tmp_path: Path) -> None:
     parts = built(models, tmp_path)
     assert parts.evaluation is not None
-    assert not {prompt.id for prompt in parts.evaluation.prompts} & {prompt.id for prompt in parts.parts.prompts}
+    assert not {prompt.id for prompt in parts.evaluation.prompts} & {
+        prompt.id for prompt in parts.parts.prompts
+    }
 
 
-def test_a_run_without_held_out_prompts_has_a_summary_and_a_report(models: Path, tmp_path: Path) -> None:
+def test_a_run_without_held_out_prompts_has_a_summary_and_a_report(
+    models: Path, tmp_path: Path
+) -> None:
     result = toy_run(models, tmp_path, {"evaluation.prompts": 0, "train.steps": 1})
     assert result.summary["before"] is result.summary["after"] is result.summary["gain"] is None
     assert (result.folder / "report.html").is_file()
 
 
 def test_domains_are_measured_apart_and_make_up_the_whole(models: Path, tmp_path: Path) -> None:
-    task = {"type": "skills", "skills": ["reverse", "copy"], "alphabet": "abcd", "train_size": 4, "longest": 3}
-    found = measured(built(models, tmp_path, task=task, **{"student.model": str(models / "teacher")}))
+    task = {
+        "type": "skills",
+        "skills": ["reverse", "copy"],
+        "alphabet": "abcd",
+        "train_size": 4,
+        "longest": 3,
+    }
+    found = measured(
+        built(models, tmp_path, task=task, **{"student.model": str(models / "teacher")})
+    )
     assert found.accuracy is not None and list(found.by_domain) == ["reverse", "copy"]
-    assert sum(interval.mean for interval in found.by_domain.values()) / 2 == pytest.approx(found.accuracy.mean)
+    assert sum(interval.mean for interval in found.by_domain.values()) / 2 == pytest.approx(
+        found.accuracy.mean
+    )
     assert Evaluation.from_json(json.loads(json.dumps(asdict(found)))) == found
     assert measured(built(models, tmp_path)).by_domain == {}, "prompts without a domain"

@@ -47,17 +47,27 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("name", in_check(OBJECTIVES, "reverse_kl"))
-def test_the_objective_brings_the_student_nearer_to_its_teacher(models: Path, tmp_path: Path, name: str) -> None:
+def test_the_objective_brings_the_student_nearer_to_its_teacher(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     objective, left = OBJECTIVES[name]
-    summary = toy_run(models, tmp_path, {**LONG, "objective": objective, "evaluation.prompts": 8}).summary
+    summary = toy_run(
+        models, tmp_path, {**LONG, "objective": objective, "evaluation.prompts": 8}
+    ).summary
     assert summary["after"]["reverse_kl"] < left * summary["before"]["reverse_kl"]
     assert summary["skipped_updates"] == 0
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", [{"student.lora": {"rank": 8, "alpha": 16}}, {"student.trainable_layers": 1}])
-def test_part_of_the_weights_can_learn_too(models: Path, tmp_path: Path, how: dict[str, Any]) -> None:
-    beginner = make_model(tmp_path / "beginner", seed=1, pretrain=30)  # frozen random embeddings could not learn
+@pytest.mark.parametrize(
+    "how", [{"student.lora": {"rank": 8, "alpha": 16}}, {"student.trainable_layers": 1}]
+)
+def test_part_of_the_weights_can_learn_too(
+    models: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    beginner = make_model(
+        tmp_path / "beginner", seed=1, pretrain=30
+    )  # frozen random embeddings could not learn
     changes = {"student.model": str(beginner), "optimizer.learning_rate": 0.003, **how}
     changes |= {"evaluation.prompts": 8, "evaluation.samples": 4, "evaluation.temperature": 1.0}
     summary = toy_run(models, tmp_path, {**LONG, **changes}).summary
@@ -75,7 +85,9 @@ def test_a_prompt_comes_once_an_epoch_and_the_order_is_a_function_of_seed_and_st
     epoch = [prompt.id for step in range(1, 6) for prompt in select_prompts(prompts, 0, step, 2)]
     assert sorted(epoch, key=int) == [str(number) for number in range(10)]
     assert [prompt.id for prompt in select_prompts(prompts, 0, 4, 2)] == epoch[6:8]
-    assert epoch != [prompt.id for step in range(6, 11) for prompt in select_prompts(prompts, 0, step, 2)]
+    assert epoch != [
+        prompt.id for step in range(6, 11) for prompt in select_prompts(prompts, 0, step, 2)
+    ]
 
 
 def test_more_prompts_a_step_than_there_are_start_the_next_epoch() -> None:
@@ -86,13 +98,19 @@ def test_more_prompts_a_step_than_there_are_start_the_next_epoch() -> None:
 
 def test_the_loop_stops_when_too_many_updates_were_skipped(models: Path, tmp_path: Path) -> None:
     results = train(1, 10, *skipping(models, tmp_path, every=1))
-    assert [next(results).step for _ in range(3)] == [1, 2, 3], "the rows of skipped steps are handed out first"
-    with pytest.raises(NumericError, match=r"skipped 3 times in 20 steps \(steps \[1, 2, 3\]\).*learning_rate"):
+    assert [next(results).step for _ in range(3)] == [1, 2, 3], (
+        "the rows of skipped steps are handed out first"
+    )
+    with pytest.raises(
+        NumericError, match=r"skipped 3 times in 20 steps \(steps \[1, 2, 3\]\).*learning_rate"
+    ):
         next(results)
 
 
 def test_a_skipped_update_now_and_then_does_not_stop_the_loop(models: Path, tmp_path: Path) -> None:
-    assert [result.step for result in train(1, 45, *skipping(models, tmp_path, every=10))] == list(range(1, 46))
+    assert [result.step for result in train(1, 45, *skipping(models, tmp_path, every=10))] == list(
+        range(1, 46)
+    )
 
 
 BAD_SIGNALS = {
@@ -100,7 +118,10 @@ BAD_SIGNALS = {
     "wrong length": ([TeacherSignal(logprobs=torch.zeros(2))], "cover 2 tokens instead of 3"),
     "not a number": ([TeacherSignal(logprobs=torch.full((3,), torch.nan))], "hold NaN"),
     "above zero": ([TeacherSignal(logprobs=torch.ones(3))], "above 0"),
-    "hidden not a number": ([TeacherSignal(hidden=torch.full((3, 4), torch.nan))], "hidden.*hold NaN"),
+    "hidden not a number": (
+        [TeacherSignal(hidden=torch.full((3, 4), torch.nan))],
+        "hidden.*hold NaN",
+    ),
 }
 
 
@@ -136,12 +157,16 @@ class RecordingTrainer(LocalTrainer):
         super().__init__(trainer.language_model, trainer.limits)
         self.calls: list[tuple[list[Datum], int]] = []
 
-    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
         self.calls.append((list(data), seed))
         return super().forward_backward(data, objective, seed)
 
 
-def one_step(models: Path, folder: Path, changes: dict[str, Any]) -> tuple[RecordingTrainer, RunComponents, StepResult]:
+def one_step(
+    models: Path, folder: Path, changes: dict[str, Any]
+) -> tuple[RecordingTrainer, RunComponents, StepResult]:
     recipe = toy_recipe(models, {"train.prompts_per_step": 4, "rollout.n": 2, **changes})
     built = assemble_run(recipe, folder)
     trainer = RecordingTrainer(built.trainer)
@@ -151,7 +176,9 @@ def one_step(models: Path, folder: Path, changes: dict[str, Any]) -> tuple[Recor
 
 def test_epochs_learn_from_the_same_data_again(models: Path, tmp_path: Path) -> None:
     """Two epochs of two updates are four updates by hand, each with a seed of its own."""
-    trainer, built, result = one_step(models, tmp_path, {"train.updates_per_step": 2, "train.epochs": 2})
+    trainer, built, result = one_step(
+        models, tmp_path, {"train.updates_per_step": 2, "train.epochs": 2}
+    )
     parts = [data for data, _ in trainer.calls]
     assert len(parts) == 4 and parts[0] == parts[2] and parts[1] == parts[3]
     assert len({seed for _, seed in trainer.calls}) == 4
@@ -164,8 +191,12 @@ def test_epochs_learn_from_the_same_data_again(models: Path, tmp_path: Path) -> 
     weights = built.learner.weights
     assert weights is not None and again.learner.weights is not None
     assert all(value.equal(again.learner.weights[name]) for name, value in weights.items())
-    assert result.metrics["reverse_kl"] == pytest.approx(sum(row["reverse_kl"] for row in metrics) / 4)
-    assert result.metrics["tokens"] == metrics[0]["tokens"] + metrics[1]["tokens"], "the data of one epoch"
+    assert result.metrics["reverse_kl"] == pytest.approx(
+        sum(row["reverse_kl"] for row in metrics) / 4
+    )
+    assert result.metrics["tokens"] == metrics[0]["tokens"] + metrics[1]["tokens"], (
+        "the data of one epoch"
+    )
     expected = torch.cat([part.logprobs for part in outputs[:2]])
     assert result.outputs.logprobs.equal(expected), "of the states that the student visited"
 
@@ -177,18 +208,34 @@ def test_one_epoch_is_the_default(models: Path, tmp_path: Path) -> None:
     assert result.metrics["loss"] == same.metrics["loss"]
 
 
-CLIPPED = {"signal": "sampled", "estimator": "score_function", "correction": "ratio_clip(0.0001, 0.0001)"}
+CLIPPED = {
+    "signal": "sampled",
+    "estimator": "score_function",
+    "correction": "ratio_clip(0.0001, 0.0001)",
+}
 
 
 def test_a_clip_acts_from_the_second_epoch_on(models: Path, tmp_path: Path) -> None:
     """In the first epoch every ratio is 1, so nothing is clipped; the second one leaves out what has moved."""
     plain = {**CLIPPED, "correction": "ratio"}
     weights = {}
-    for name, objective, epochs in (("one", CLIPPED, 1), ("plain", plain, 1), ("two", CLIPPED, 2), ("free", plain, 2)):
-        changes = {"objective": objective, "train.epochs": epochs, "optimizer.learning_rate": 0.01, "rollout.n": 4}
+    for name, objective, epochs in (
+        ("one", CLIPPED, 1),
+        ("plain", plain, 1),
+        ("two", CLIPPED, 2),
+        ("free", plain, 2),
+    ):
+        changes = {
+            "objective": objective,
+            "train.epochs": epochs,
+            "optimizer.learning_rate": 0.01,
+            "rollout.n": 4,
+        }
         _, built, _ = one_step(models, tmp_path, changes)
         assert built.learner.weights is not None
-        weights[name] = torch.cat([value.detach().flatten() for value in built.learner.weights.values()])
+        weights[name] = torch.cat(
+            [value.detach().flatten() for value in built.learner.weights.values()]
+        )
     assert weights["one"].equal(weights["plain"])
     assert not weights["two"].equal(weights["free"])
 
@@ -202,14 +249,18 @@ class LearningTeacher(Teacher):
         self.told: list[tuple[int, list[Datum]]] = []
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        return [TeacherSignal(logprobs=torch.full((len(rollout.tokens),), -1.0)) for rollout in rollouts]
+        return [
+            TeacherSignal(logprobs=torch.full((len(rollout.tokens),), -1.0)) for rollout in rollouts
+        ]
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         self.told.append((step, list(data)))
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_what_learns_beside_the_student_gets_the_data_of_the_step(models: Path, tmp_path: Path, lag: int) -> None:
+def test_what_learns_beside_the_student_gets_the_data_of_the_step(
+    models: Path, tmp_path: Path, lag: int
+) -> None:
     recipe = toy_recipe(models, {"objective": {"signal": "sampled"}, "rollout.max_staleness": lag})
     built = assemble_run(recipe, tmp_path)
     teacher = LearningTeacher()

@@ -28,7 +28,9 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     if _is_run(target):
         return _evaluate_run(Path(target), overrides)
     if recipe is None:
-        raise RecipeError(f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE")
+        raise RecipeError(
+            f"{target} is not a run folder; to evaluate a model, say on which task: --recipe RECIPE"
+        )
     settings = load_recipe(recipe, overrides)
     fields = settings.student.model_dump(include=set(ModelConfig.model_fields))
     model = load_model(ScorerConfig.model_validate({**fields, "model": target}))
@@ -40,11 +42,15 @@ def evaluate_target(target: str, recipe: str | None, overrides: Sequence[str]) -
     return evaluate(model.client, model.renderer, task, None, wanted).summary()
 
 
-def chat_with(target: str, temperature: float, max_new_tokens: int, system: str | None, teacher: bool) -> None:
+def chat_with(
+    target: str, temperature: float, max_new_tokens: int, system: str | None, teacher: bool
+) -> None:
     """Read questions from standard input and print the answers; each question stands alone."""
     target = _last_stage(target)
     if teacher and not _is_run(target):
-        raise RecipeError(f"{target} is not a run folder, so it has no teacher; leave --teacher out")
+        raise RecipeError(
+            f"{target} is not a run folder, so it has no teacher; leave --teacher out"
+        )
     if system is not None and _is_run(target):
         raise RecipeError("a run's prompts are written as its recipe says; leave --system out")
     built = restored(*open_run(Path(target))) if teacher else None
@@ -69,7 +75,8 @@ def chat_with(target: str, temperature: float, max_new_tokens: int, system: str 
             prompt = Prompt(f"chat-{turn}", (Message("user", question),))
             answers = built.parts.teacher.sample([TeacherRequest(prompt, seed)], params)
             print(
-                "teacher: " + ("(cannot answer)" if answers is None else _format_answer(student, answers[0])),
+                "teacher: "
+                + ("(cannot answer)" if answers is None else _format_answer(student, answers[0])),
                 flush=True,
             )
 
@@ -88,7 +95,9 @@ def rewrite_report(folder: Path) -> Path:
     if not (folder / "pipeline.json").is_file():
         return write_report(folder)
     if not (folder / "summary.json").is_file():
-        raise RecipeError(f"{folder} holds no summary.json, so the pipeline has not finished; go on with --resume")
+        raise RecipeError(
+            f"{folder} holds no summary.json, so the pipeline has not finished; go on with --resume"
+        )
     return write_pipeline_report(folder)
 
 
@@ -98,7 +107,9 @@ def _evaluate_run(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     if built.evaluation is None:
         raise DataError(f"{path}: the task has no held-out prompts to evaluate on")
     parts = built.parts
-    return evaluate(parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation).summary()
+    return evaluate(
+        parts.sampler, parts.renderer, parts.task, parts.teacher, built.evaluation
+    ).summary()
 
 
 def _overridden(recipe: Recipe, overrides: Sequence[str]) -> Recipe:

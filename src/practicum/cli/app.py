@@ -25,7 +25,8 @@ app = typer.Typer(
 RecipeArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE", help="a YAML file of a recipe or a pipeline, or a packaged one such as quickstart"
+        metavar="RECIPE",
+        help="a YAML file of a recipe or a pipeline, or a packaged one such as quickstart",
     ),
 ]
 Overrides = Annotated[
@@ -35,7 +36,9 @@ Overrides = Annotated[
         help="for example train.steps=4, or stages.NAME.train.steps=4; teacher=off: the reward alone",
     ),
 ]
-RunOrModel = Annotated[str, typer.Argument(metavar="RUN|MODEL", help="a run folder, a model folder or a model name")]
+RunOrModel = Annotated[
+    str, typer.Argument(metavar="RUN|MODEL", help="a run folder, a model folder or a model name")
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object a line, for machines")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
@@ -44,12 +47,18 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an e
 def run(  # noqa: PLR0913  (its options, one by one)
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="the folder in which the run folder is made")] = Path("runs"),
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest good checkpoint")] = False,
+    out: Annotated[Path, typer.Option(help="the folder in which the run folder is made")] = Path(
+        "runs"
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest good checkpoint")
+    ] = False,
     allow_changed: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-changed", metavar="KEY", help="with --resume: may be other than when the run began; once for each"
+            "--allow-changed",
+            metavar="KEY",
+            help="with --resume: may be other than when the run began; once for each",
         ),
     ] = None,
     track: Annotated[
@@ -65,7 +74,14 @@ def run(  # noqa: PLR0913  (its options, one by one)
 
         with closing(open_console(as_json=as_json)) as console:
             changes = [*(overrides or []), *([] if track is None else [f"tracking={track}"])]
-            run_recipe(recipe, changes, out=out, resume=resume, allow_changed=allow_changed or (), console=console)
+            run_recipe(
+                recipe,
+                changes,
+                out=out,
+                resume=resume,
+                allow_changed=allow_changed or (),
+                console=console,
+            )
 
 
 @app.command(epilog="Example: practicum check my.yaml")
@@ -82,10 +98,15 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, debug: Debug = Fa
 def doctor(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    prompts: Annotated[int, typer.Option(min=1, help="training prompts that the student answers")] = 16,
+    prompts: Annotated[
+        int, typer.Option(min=1, help="training prompts that the student answers")
+    ] = 16,
     samples: Annotated[int, typer.Option(min=1, help="answers of each")] = 4,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the JSON file; its page is beside it [runs/NAME.doctor.json]")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="the JSON file; its page is beside it [runs/NAME.doctor.json]"
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -104,7 +125,9 @@ def doctor(
 def show(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    plot: Annotated[bool, typer.Option("--plot", help="draw what changes from step to step instead")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="draw what changes from step to step instead")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -125,7 +148,9 @@ def show(
             return
         for name, part in parts.items():
             lines = (
-                draw_schedules(part) if plot else [f"# {axis}: {value}" for axis, value in describe_axes(part).items()]
+                draw_schedules(part)
+                if plot
+                else [f"# {axis}: {value}" for axis, value in describe_axes(part).items()]
             )
             print("\n".join([f"# stage {name}", *lines] if name else lines), end="\n\n")
         if not plot:
@@ -152,10 +177,14 @@ def plan_recipe(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     memory: Annotated[
-        str | None, typer.Option(help="what there is, such as 8GiB; by default what this machine has")
+        str | None,
+        typer.Option(help="what there is, such as 8GiB; by default what this machine has"),
     ] = None,
     answer_tokens: Annotated[
-        int | None, typer.Option(min=1, help="tokens an answer; by default as measured, or as many as it may have")
+        int | None,
+        typer.Option(
+            min=1, help="tokens an answer; by default as measured, or as many as it may have"
+        ),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="do two steps first, to tell seconds")
@@ -175,7 +204,9 @@ def plan_recipe(
 def evaluate(
     target: RunOrModel,
     overrides: Overrides = None,
-    recipe: Annotated[str | None, typer.Option(help="the recipe whose task to use, for a model")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="the recipe whose task to use, for a model")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -193,7 +224,8 @@ def chat(
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     system: Annotated[str | None, typer.Option(help="a system turn, for a model")] = None,
     teacher: Annotated[
-        bool, typer.Option("--teacher", help="for a run: let its teacher answer too, in its own context")
+        bool,
+        typer.Option("--teacher", help="for a run: let its teacher answer too, in its own context"),
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -219,7 +251,9 @@ def export(
 
 @app.command(epilog="Example: practicum report runs/quickstart")
 def report(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run or of a finished pipeline")],
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="the folder of a run or of a finished pipeline")
+    ],
     debug: Debug = False,
 ) -> None:
     """Write report.html again from what a run or a pipeline has left so far."""
@@ -231,11 +265,15 @@ def report(
 
 @app.command(epilog="Example: practicum watch runs/quickstart --open")
 def watch(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run or pipeline, going on or not")],
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="the folder of a run or pipeline, going on or not")
+    ],
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="8765, or any free one where that is taken")
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="open the page in the browser")] = False,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="open the page in the browser")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Show the report's page live, on this machine alone."""
@@ -245,19 +283,30 @@ def watch(
         watch_run(run_folder, port, open_browser)
 
 
-@app.command(epilog="Example: practicum compare kl=papers/gkd,divergence=reverse_kl jsd=papers/gkd --seeds 3")
+@app.command(
+    epilog="Example: practicum compare kl=papers/gkd,divergence=reverse_kl jsd=papers/gkd --seeds 3"
+)
 def compare(  # noqa: PLR0913  (its options, one by one)
     arms: Annotated[
         list[str],
-        typer.Argument(metavar="ARM...", help="RECIPE, or NAME=RECIPE,key=value,...; with --fit, folders of runs"),
+        typer.Argument(
+            metavar="ARM...",
+            help="RECIPE, or NAME=RECIPE,key=value,...; with --fit, folders of runs",
+        ),
     ],
     seeds: Annotated[int, typer.Option(min=1, help="runs of each arm: seeds 0, 1, 2, ...")] = 3,
-    budget: Annotated[str, typer.Option(help="flops=1e12, tokens=100000, seconds=60 or steps=40 a run")] = "steps",
+    budget: Annotated[
+        str, typer.Option(help="flops=1e12, tokens=100000, seconds=60 or steps=40 a run")
+    ] = "steps",
     out: Annotated[Path, typer.Option(help="the folder of the comparison")] = Path("runs/compare"),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, while memory allows")] = 2,
     resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
-    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="for every arm")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="run nothing; fit a scaling law to finished runs")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="for every arm")
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="run nothing; fit a scaling law to finished runs")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -268,17 +317,23 @@ def compare(  # noqa: PLR0913  (its options, one by one)
 
         if fit:
             return fit_law(arms, as_json)
-        settings = Settings(seeds, ComparisonBudget.parse(budget), jobs, out, resume, tuple(changes or ()))
+        settings = Settings(
+            seeds, ComparisonBudget.parse(budget), jobs, out, resume, tuple(changes or ())
+        )
         compare_arms(arms, settings, as_json)
 
 
 @app.command(epilog="Example: practicum reproduce signal")
 def reproduce(
-    name: Annotated[str, typer.Argument(help="one of `practicum ls reproductions`, or the file of one")],
+    name: Annotated[
+        str, typer.Argument(help="one of `practicum ls reproductions`, or the file of one")
+    ],
     full: Annotated[
         bool, typer.Option("--full", help="the form with sweeps and seeds, not the one of minutes")
     ] = False,
-    out: Annotated[Path, typer.Option(help="the folder of reproductions")] = Path("runs/reproductions"),
+    out: Annotated[Path, typer.Option(help="the folder of reproductions")] = Path(
+        "runs/reproductions"
+    ),
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time, while memory allows")] = 2,
     resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
     as_json: Json = False,
@@ -290,7 +345,9 @@ def reproduce(
         from practicum.runs.console import open_console
 
         with closing(open_console(as_json=as_json)) as console:
-            found = reproduced(name, full=full, out=out, at_once=jobs, resume=resume, console=console)
+            found = reproduced(
+                name, full=full, out=out, at_once=jobs, resume=resume, console=console
+            )
         failed = len(found.results.failed)
         if failed:
             raise PracticumError(
@@ -303,8 +360,12 @@ def probe(
     url: Annotated[str, typer.Argument(help="where the server is")],
     model: Annotated[str | None, typer.Option(help="its name there; none: the only one")] = None,
     dialect: Annotated[str, typer.Option(help="auto, vllm, sglang, echo or chat")] = "auto",
-    api_key_env: Annotated[str | None, typer.Option(help="the environment variable that holds the key")] = None,
-    allow_http: Annotated[bool, typer.Option("--allow-http", help="plain http to another machine")] = False,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="the environment variable that holds the key")
+    ] = None,
+    allow_http: Annotated[
+        bool, typer.Option("--allow-http", help="plain http to another machine")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -312,7 +373,9 @@ def probe(
     with _errors(debug):
         from practicum.cli.probe import as_data, probe_server
 
-        found = probe_server(url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http)
+        found = probe_server(
+            url, model=model, dialect=dialect, api_key_env=api_key_env, allow_http=allow_http
+        )
         print(json.dumps(as_data(found)) if as_json else "\n".join(found.lines()))
 
 
@@ -320,22 +383,30 @@ def probe(
 def serve(  # noqa: PLR0913 - one a line of its help
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="folders, hub names, packaged names; NAME=MODEL to rename one"),
+        typer.Argument(
+            metavar="MODEL...", help="folders, hub names, packaged names; NAME=MODEL to rename one"
+        ),
     ],
     student: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="may be trained, others not; none given: all may")
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="may be trained, others not; none given: all may"),
     ] = None,
     host: Annotated[
         str, typer.Option(help="the address to listen on; off this machine a token is needed")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8000,
     out: Annotated[Path, typer.Option(help="where checkpoints go")] = Path("served"),
-    memory: Annotated[float | None, typer.Option(min=0, help="GiB for the weights of all base models")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="a file of mode 0600 that holds the token")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0, help="GiB for the weights of all base models")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="a file of mode 0600 that holds the token")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     request_tokens: Annotated[
-        int, typer.Option(min=1, help="most tokens a request may draw: its samples times max_tokens")
+        int,
+        typer.Option(min=1, help="most tokens a request may draw: its samples times max_tokens"),
     ] = 2**21,
     debug: Debug = False,
 ) -> None:
@@ -344,7 +415,18 @@ def serve(  # noqa: PLR0913 - one a line of its help
         from practicum.cli.serve import ServerOptions, serve_models
 
         serve_models(
-            ServerOptions(models, student or (), host, port, out, memory, token_file, dtype, device, request_tokens)
+            ServerOptions(
+                models,
+                student or (),
+                host,
+                port,
+                out,
+                memory,
+                token_file,
+                dtype,
+                device,
+                request_tokens,
+            )
         )
 
 
@@ -414,7 +496,10 @@ def _print_summary(summary: dict[str, object], as_json: bool) -> None:
     domains = summary["by_domain"]
     assert isinstance(domains, dict)
     numbers = {name: value for name, value in summary.items() if name != "by_domain"}
-    for name, value in {**numbers, **{f"  {domain}": interval for domain, interval in domains.items()}}.items():
+    for name, value in {
+        **numbers,
+        **{f"  {domain}": interval for domain, interval in domains.items()},
+    }.items():
         print(f"{name:16} {_plain(value)}")
 
 

@@ -31,7 +31,8 @@ def fit_law(folders: Sequence[str], as_json: bool) -> None:
             console.event(f"no exponent for {name}: it {reason}")
         floor = law.floor_interval
         terms = " + ".join(
-            f"{term.part:.3g} ({term.quantity} / {term.middle:.3g})^-{term.value:.3g}" for term in law.exponents
+            f"{term.part:.3g} ({term.quantity} / {term.middle:.3g})^-{term.value:.3g}"
+            for term in law.exponents
         )
         error = "1 - accuracy" if law.result == "accuracy" else law.result
         console.finish(

@@ -29,7 +29,9 @@ def examine_recipe(
     page = found.write(path)
     show(found, source, overrides, console)
     for_programs = {"diagnosis": found.to_json()} if isinstance(console, JsonConsole) else {}
-    console.finish({"verdict": found.verdict.word, "written": str(path), "page": str(page), **for_programs})
+    console.finish(
+        {"verdict": found.verdict.word, "written": str(path), "page": str(page), **for_programs}
+    )
     return found.verdict.exit_code
 
 
@@ -45,7 +47,9 @@ def show(found: Diagnosis, source: str, overrides: Sequence[str], console: Conso
         for result in found.results
     ]
     console.table(
-        f"{found.name}: {found.prompts} prompts, {found.samples} answers each", ["", "check", "", "number"], rows
+        f"{found.name}: {found.prompts} prompts, {found.samples} answers each",
+        ["", "check", "", "number"],
+        rows,
     )
     for result in found.results:
         if result.finding.status != "pass":
@@ -62,7 +66,11 @@ def show(found: Diagnosis, source: str, overrides: Sequence[str], console: Conso
 def _tell(result: CheckResult, console: Console) -> None:
     """What a check says, what it needs, and what to write."""
     finding = result.finding
-    console.event(make_printable(f"{result.check.id} {result.check.name}, {finding.status}: {finding.sentence}"))
+    console.event(
+        make_printable(
+            f"{result.check.id} {result.check.name}, {finding.status}: {finding.sentence}"
+        )
+    )
     if finding.needs:
         console.event(f"-> it needs about {finding.needs} answers: raise --prompts")
     if finding.fix:

@@ -21,7 +21,9 @@ def draw_schedules(recipe: Recipe) -> list[str]:
     for path, values in courses.items():
         schedule = recipe.schedules.get(path)
         known = (
-            "" if not isinstance(schedule, Adaptive) else f" (adapts to {schedule.metric}, towards {schedule.end:g})"
+            ""
+            if not isinstance(schedule, Adaptive)
+            else f" (adapts to {schedule.metric}, towards {schedule.end:g})"
         )
         lines += [f"{path}{known}", *chart(values), ""]
     return lines[:-1]
@@ -30,7 +32,9 @@ def draw_schedules(recipe: Recipe) -> list[str]:
 def chart(values: Sequence[float]) -> list[str]:
     """The values as columns of blocks, with their range at the left and the first and last step below."""
     columns = (
-        [values[column * len(values) // WIDTH] for column in range(WIDTH)] if len(values) > WIDTH else list(values)
+        [values[column * len(values) // WIDTH] for column in range(WIDTH)]
+        if len(values) > WIDTH
+        else list(values)
     )
     low, high = min(0.0, *columns), max(columns)
     spread = (high - low) or 1.0
@@ -38,6 +42,13 @@ def chart(values: Sequence[float]) -> list[str]:
     rows = []
     for row in range(HEIGHT - 1, -1, -1):
         label = f"{high:.4g}" if row == HEIGHT - 1 else f"{low:.4g}" if row == 0 else ""
-        rows.append(f"{label:>10} |" + "".join(BLOCKS[max(0, min(8, eighth - 8 * row))] for eighth in eighths))
+        rows.append(
+            f"{label:>10} |"
+            + "".join(BLOCKS[max(0, min(8, eighth - 8 * row))] for eighth in eighths)
+        )
     first, last = "step 1", str(len(values))
-    return [*rows, f"{'':>10} +{'-' * len(columns)}", f"{'':>12}{first}{last:>{max(len(columns) - len(first), 1)}}"]
+    return [
+        *rows,
+        f"{'':>10} +{'-' * len(columns)}",
+        f"{'':>12}{first}{last:>{max(len(columns) - len(first), 1)}}",
+    ]

@@ -39,8 +39,17 @@ def _recipes() -> list[dict[str, str]]:
         data = read_recipe(find_recipe(name))
         stages = [str(stage["name"]) for stage in data.get("stages", [])]
         method = " -> ".join(stages) if stages else describe_method(load_recipe(name))
-        summary = data.get("about", "") + (f" (reduced: {data['reduced']})" if data.get("reduced") else "")
-        rows.append({"name": name, "summary": summary, "paper": str(data.get("paper", "")), "method": method})
+        summary = data.get("about", "") + (
+            f" (reduced: {data['reduced']})" if data.get("reduced") else ""
+        )
+        rows.append(
+            {
+                "name": name,
+                "summary": summary,
+                "paper": str(data.get("paper", "")),
+                "method": method,
+            }
+        )
     return rows
 
 
@@ -49,7 +58,11 @@ def _reproductions() -> list[dict[str, str]]:
 
     found = [load_reproduction(name) for name in reproduction_names()]
     return [
-        {"name": one.name, "summary": one.spec.question, "paper": ", ".join(sorted({c.paper for c in one.spec.claims}))}
+        {
+            "name": one.name,
+            "summary": one.spec.question,
+            "paper": ", ".join(sorted({c.paper for c in one.spec.claims})),
+        }
         for one in found
     ]
 

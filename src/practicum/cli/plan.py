@@ -15,7 +15,11 @@ from practicum.text import make_printable
 
 
 def make_plan(
-    recipe: str, overrides: Sequence[str], memory: str | None, answer_tokens: int | None, calibrate: bool
+    recipe: str,
+    overrides: Sequence[str],
+    memory: str | None,
+    answer_tokens: int | None,
+    calibrate: bool,
 ) -> dict[str, Any]:
     """The plan's data; RecipeError for a pipeline, whose stages are planned one by one."""
     limit = None if memory is None else parse_bytes(memory)
@@ -93,7 +97,9 @@ def _memory(data: Mapping[str, Any]) -> list[str]:
         change = memory["change"]
         said = " ".join(f"'{text}'" if " " in text else text for text in change or ())
         shown.append(
-            f"what makes it fit: {said}" if change else "no change known here makes it fit; take a smaller model"
+            f"what makes it fit: {said}"
+            if change
+            else "no change known here makes it fit; take a smaller model"
         )
     return shown
 
@@ -108,9 +114,13 @@ def _methods(data: Mapping[str, Any]) -> list[str]:
         ]
         for row in data["methods"]
     ]
-    shown = _table(["the same prompts as", "generate", "score", "update", "FLOPs a step", "of SFT"], rows)
+    shown = _table(
+        ["the same prompts as", "generate", "score", "update", "FLOPs a step", "of SFT"], rows
+    )
     if data["break_even"] is not None:
-        shown.append(f"one distilled answer costs as much as {data['break_even']:.1f} answers of GRPO")
+        shown.append(
+            f"one distilled answer costs as much as {data['break_even']:.1f} answers of GRPO"
+        )
     return shown
 
 

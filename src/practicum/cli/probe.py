@@ -17,7 +17,9 @@ def probe_server(url: str, **fields: Any) -> Probe:
     try:
         config = Config(url=url, give_up_after=5.0, **fields)
     except ValidationError as error:
-        raise RecipeError([str(entry["msg"]).removeprefix("Value error, ") for entry in error.errors()]) from None
+        raise RecipeError(
+            [str(entry["msg"]).removeprefix("Value error, ") for entry in error.errors()]
+        ) from None
     return probe(client_of(config), config.dialect, config.model, LARGEST_K, None)
 
 

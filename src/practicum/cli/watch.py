@@ -47,9 +47,15 @@ def _say(text: str) -> None:
 def _wait_for(folder: Path) -> None:
     """Wait for the recipe of a run that is just starting."""
     if (folder / "pipeline.json").is_file() and stage_of(folder) == folder:
-        raise RecipeError(f"{folder}: no stage of this pipeline has begun yet; try again in a moment")
+        raise RecipeError(
+            f"{folder}: no stage of this pipeline has begun yet; try again in a moment"
+        )
     started = (folder / "run.lock").is_file() and (folder / "run.lock").stat().st_size > 0
-    if started and not (folder / "pipeline.json").is_file() and not (folder / "recipe.json").is_file():
+    if (
+        started
+        and not (folder / "pipeline.json").is_file()
+        and not (folder / "recipe.json").is_file()
+    ):
         _say(f"waiting for {folder} to begin")
         while (folder / "run.lock").stat().st_size > 0 and not (folder / "recipe.json").is_file():
             sleep(0.5)
@@ -93,7 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, "text/html", self.live.page())
             elif url.path == "/news":
                 version = parse_qs(url.query).get("version", [""])[0]
-                self._answer(200, "application/json", json.dumps(self.live.get_changes_since(version), allow_nan=False))
+                self._answer(
+                    200,
+                    "application/json",
+                    json.dumps(self.live.get_changes_since(version), allow_nan=False),
+                )
             else:
                 self._answer(404, "text/plain", "there is only one page here: /")
         except PracticumError as error:

@@ -47,10 +47,14 @@ def bind(name: str, value: Any, parameters: Sequence[str]) -> dict[str, Any]:
     if len(positional) > len(parameters):
         takes = f"takes {', '.join(parameters)}" if parameters else "takes no arguments"
         raise ValueError(f"{name} {call!r} {takes}, but {len(positional)} values were given")
-    arguments = dict(zip(parameters, positional, strict=False))  # fewer values than parameters is fine
+    arguments = dict(
+        zip(parameters, positional, strict=False)
+    )  # fewer values than parameters is fine
     for key, argument in keywords.items():
         if key not in parameters:
-            raise ValueError(f"{name} {call!r} has no parameter {key!r}; {did_you_mean(key, parameters)}")
+            raise ValueError(
+                f"{name} {call!r} has no parameter {key!r}; {did_you_mean(key, parameters)}"
+            )
         if key in arguments:
             raise ValueError(f"{name} {call!r} gives {key!r} twice")
         arguments[key] = argument
@@ -92,4 +96,6 @@ class Call(BaseModel):
     @model_serializer(mode="plain")
     def _as_text(self) -> str:
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        return format_call(fields.pop("type"), {name: value for name, value in fields.items() if value is not None})
+        return format_call(
+            fields.pop("type"), {name: value for name, value in fields.items() if value is not None}
+        )

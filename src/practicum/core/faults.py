@@ -28,5 +28,7 @@ def _parse(item: str) -> tuple[str, int]:
     """`"update:5"` to `("update", 5)`."""
     point, _, count = item.strip().partition(":")
     if not point or not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"{VARIABLE} has {item!r}, which names no moment; write POINT:N, for example update:5")
+        raise ValueError(
+            f"{VARIABLE} has {item!r}, which names no moment; write POINT:N, for example update:5"
+        )
     return point, int(count)

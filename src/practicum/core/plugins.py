@@ -17,7 +17,11 @@ from practicum.core.calls import did_you_mean
 def names(room: str) -> list[str]:
     """The plug-ins of a room, such as `teachers`, in alphabetical order."""
     package = importlib.import_module(f"practicum.{room}")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+    return sorted(
+        module.name
+        for module in pkgutil.iter_modules(package.__path__)
+        if not module.name.startswith("_")
+    )
 
 
 def module_of(room: str, name: str) -> Any:
@@ -66,4 +70,6 @@ def read_plugin(room: str, value: Any, default: str | None = None) -> Any:
 
 def Plugin(room: str, default: str | None = None) -> Any:
     """Return the type of a recipe field that holds a plug-in's settings, which are of the `default` type unless they say so."""
-    return Annotated[SerializeAsAny[BaseModel], BeforeValidator(lambda value: read_plugin(room, value, default))]
+    return Annotated[
+        SerializeAsAny[BaseModel], BeforeValidator(lambda value: read_plugin(room, value, default))
+    ]

@@ -27,7 +27,9 @@ def catch_stop_signals() -> Iterator[Stop]:
             raise KeyboardInterrupt  # no `except Exception` of a library swallows or renames it on the way out
         received.append(number)
         with suppress(OSError):  # nobody may be listening any more
-            os.write(2, STOP_NOTICE)  # not through a stream, whose own writing may be what was interrupted
+            os.write(
+                2, STOP_NOTICE
+            )  # not through a stream, whose own writing may be what was interrupted
 
     earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -128,19 +128,25 @@ class Meter:
     def count_head(self, tokens: int) -> None:
         """Its head was applied to hidden states that it gave, wherever that took place."""
         shape = self.ledger.shapes.get(self.name)
-        self.ledger.add("score", self.name, Usage(flops=0 if shape is None else shape.logits(tokens)))
+        self.ledger.add(
+            "score", self.name, Usage(flops=0 if shape is None else shape.logits(tokens))
+        )
 
     def sent(self, phase: Phase, wire_bytes: int) -> None:
         """So many bytes went to the process that it runs in, and came back."""
         self.ledger.add(phase, self.name, Usage(wire_bytes=wire_bytes))
 
-    def _read(self, phase: Phase, texts: Texts, *, heads: bool, shortest: int = SHORTEST_SHARED_PREFIX) -> None:
+    def _read(
+        self, phase: Phase, texts: Texts, *, heads: bool, shortest: int = SHORTEST_SHARED_PREFIX
+    ) -> None:
         read = count_read_tokens(texts, shortest)
         tokens = sum(count for _, count in texts)
         shape = self.ledger.shapes.get(self.name)
         flops = 0
         if shape is not None:
-            flops = shape.hidden(read.tokens, read.contexts) + (shape.logits(tokens) if heads else 0)
+            flops = shape.hidden(read.tokens, read.contexts) + (
+                shape.logits(tokens) if heads else 0
+            )
         self.ledger.add(phase, self.name, Usage(tokens, read.prompt_tokens, flops))
 
 
@@ -178,7 +184,9 @@ class MeteredHead:
         self._count(hidden[..., 0].numel())
         return self.bare.logprobs(hidden)
 
-    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
         """Their logits."""
         self._count(hidden[..., 0].numel())
         return self.bare.logits(hidden, room)
@@ -194,7 +202,10 @@ def cost_metrics(work: Mapping[tuple[Phase, str], Usage], scorers: Sequence[str]
     `cost/sampled_tokens` the student drew, after reading `cost/prompt_tokens`; `cost/teacher_prompt_tokens` teachers drew;
     `cost/scored_tokens` they scored, after reading `cost/scored_prompt_tokens`; `cost/update_tokens` were learned from.
     """
-    of_phase = {phase: [(name, done) for (at, name), done in work.items() if at == phase] for phase in PHASES}
+    of_phase = {
+        phase: [(name, done) for (at, name), done in work.items() if at == phase]
+        for phase in PHASES
+    }
     own = _sum(done for name, done in of_phase["sample"] if name == STUDENT)
     scored = _sum(done for _, done in of_phase["score"])
     flops = {phase: _sum(done for _, done in of_phase[phase]).flops for phase in PHASES}
@@ -228,7 +239,9 @@ def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if name.startswith("cost/"):
                 key = name.removeprefix("cost/")
                 total[key] = total.get(key, 0.0) + value
-    of_scorer = [name.removeprefix("scored_tokens/") for name in total if name.startswith("scored_tokens/")]
+    of_scorer = [
+        name.removeprefix("scored_tokens/") for name in total if name.startswith("scored_tokens/")
+    ]
 
     def numbers(**columns: str) -> dict[str, float]:
         return {name: total.get(column, 0.0) for name, column in columns.items()}
@@ -242,9 +255,12 @@ def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             teacher_tokens="teacher_tokens",
         ),
         "score": {
-            **numbers(flops="flops_score", tokens="scored_tokens", prompt_tokens="scored_prompt_tokens"),
+            **numbers(
+                flops="flops_score", tokens="scored_tokens", prompt_tokens="scored_prompt_tokens"
+            ),
             "teachers": {
-                name: numbers(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}") for name in of_scorer
+                name: numbers(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}")
+                for name in of_scorer
             },
         },
         "update": numbers(flops="flops_update", tokens="update_tokens"),

@@ -70,7 +70,10 @@ def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
     """How many first tokens several prompts share, at least one of each left over; 0 where sharing does not pay."""
     if len(prompts) < 2:
         return 0
-    least, greatest = min(prompts), max(prompts)  # what these two share is shared by all between them
+    least, greatest = (
+        min(prompts),
+        max(prompts),
+    )  # what these two share is shared by all between them
     longest = min(map(len, prompts)) - 1
     shared = next((place for place in range(longest) if least[place] != greatest[place]), longest)
     return shared if shared >= SHORTEST_SHARED_PREFIX else 0

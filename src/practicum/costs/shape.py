@@ -71,7 +71,9 @@ class TrainableDims:
     adapters: int
     head: bool
 
-    def update(self, shape: ModelDims, read: "ReadTokens", learned: int, *, recompute: bool = False) -> int:
+    def update(
+        self, shape: ModelDims, read: "ReadTokens", learned: int, *, recompute: bool = False
+    ) -> int:
         """Operations of the body's forward and backward pass over what was read, and of the head over `learned` tokens.
 
         With everything learning that is 3 F, with `recompute` 4 F; where lower layers are frozen, the backward pass ends above
@@ -100,7 +102,9 @@ class ReadTokens:
 
     def __add__(self, other: "ReadTokens") -> "ReadTokens":
         return ReadTokens(
-            self.tokens + other.tokens, self.prompt_tokens + other.prompt_tokens, self.contexts + other.contexts
+            self.tokens + other.tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.contexts + other.contexts,
         )
 
 

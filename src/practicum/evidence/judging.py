@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from practicum.evidence.results import Results
-from practicum.evidence.study import Better, Claim, Cost, Ratio, Reaches, Rises, Robust, Test, Tie, Warned
+from practicum.evidence.study import (
+    Better,
+    Claim,
+    Cost,
+    Ratio,
+    Reaches,
+    Rises,
+    Robust,
+    Test,
+    Tie,
+    Warned,
+)
 from practicum.statistics import Interval, contains_zero, t_interval
 
 Answer = Literal["yes", "no", "unresolved", "missing"]
@@ -38,7 +49,9 @@ def verdict(answers: Sequence[Answer]) -> Verdict:
         return "holds"
     if "yes" in answers:
         return "holds in part"
-    return "not resolved" if "unresolved" in answers or "missing" in answers else "does not hold here"
+    return (
+        "not resolved" if "unresolved" in answers or "missing" in answers else "does not hold here"
+    )
 
 
 def judge_test(test: Test, results: Results) -> Judgement:
@@ -63,7 +76,10 @@ def judge_test(test: Test, results: Results) -> Judgement:
 
 
 def _over_seeds(
-    what: str, values: Sequence[float], answer: Callable[[Interval], Answer], shown: Callable[[Interval], str]
+    what: str,
+    values: Sequence[float],
+    answer: Callable[[Interval], Answer],
+    shown: Callable[[Interval], str],
 ) -> Judgement:
     """A number a seed as a judgement; a single seed decides nothing."""
     if not values:
@@ -71,7 +87,8 @@ def _over_seeds(
     found = t_interval(values)
     if found is None:
         return Judgement(
-            "unresolved", f"{what}: {shown(Interval(values[0], values[0], values[0])).split(' [')[0]} (one seed)"
+            "unresolved",
+            f"{what}: {shown(Interval(values[0], values[0], values[0])).split(' [')[0]} (one seed)",
         )
     return Judgement(answer(found), f"{what}: {shown(found)}")
 
@@ -83,7 +100,9 @@ def _better(test: Better, results: Results) -> Judgement:
         return "no" if found.high < test.by or (test.by == 0 and found.high <= 0) else "unresolved"
 
     what = f"{test.better} - {test.than}, {_measured(test.measure, test.at)}"
-    return _over_seeds(what, _differences(test.better, test.than, test.measure, test.at, results), answer, _SIGNED)
+    return _over_seeds(
+        what, _differences(test.better, test.than, test.measure, test.at, results), answer, _SIGNED
+    )
 
 
 def _tie(test: Tie, results: Results) -> Judgement:
@@ -94,7 +113,9 @@ def _tie(test: Tie, results: Results) -> Judgement:
 
     one, other = test.tie
     what = f"{one} - {other}, {_measured(test.measure, test.at)}"
-    return _over_seeds(what, _differences(one, other, test.measure, test.at, results), answer, _SIGNED)
+    return _over_seeds(
+        what, _differences(one, other, test.measure, test.at, results), answer, _SIGNED
+    )
 
 
 def _reaches(test: Reaches, results: Results) -> Judgement:
@@ -126,7 +147,9 @@ def _ratio(test: Ratio, results: Results) -> Judgement:
     def answer(found: Interval) -> Answer:
         ratio = _exponential(found)
         bounded = _bounded(ratio, test.least, test.most)
-        within = (test.least is None or ratio.low >= test.least) and (test.most is None or ratio.high <= test.most)
+        within = (test.least is None or ratio.low >= test.least) and (
+            test.most is None or ratio.high <= test.most
+        )
         return "unresolved" if bounded == "yes" and contains_zero(found) and not within else bounded
 
     return _over_seeds(what, logs, answer, lambda found: _PLAIN(_exponential(found)))
@@ -137,13 +160,18 @@ def _exponential(found: Interval) -> Interval:
 
 
 def _rises(test: Rises, results: Results) -> Judgement:
-    end, start = results.values(test.rises, test.measure), results.values(test.rises, test.measure, "start")
+    end, start = (
+        results.values(test.rises, test.measure),
+        results.values(test.rises, test.measure, "start"),
+    )
     values = [end[seed] - start[seed] for seed in sorted(end.keys() & start.keys())]
 
     def answer(found: Interval) -> Answer:
         return "yes" if found.low > test.by else "no" if found.high < test.by else "unresolved"
 
-    return _over_seeds(f"{test.rises}, {_measured(test.measure, 'end')} from start to end", values, answer, _SIGNED)
+    return _over_seeds(
+        f"{test.rises}, {_measured(test.measure, 'end')} from start to end", values, answer, _SIGNED
+    )
 
 
 def _cost(test: Cost, results: Results) -> Judgement:
@@ -159,7 +187,11 @@ def _cost(test: Cost, results: Results) -> Judgement:
         return Judgement("unresolved", f"{what}: {test.over} does not arrive in every seed")
     ratios = [(dear[seed] or whole[seed]) / (cheap[seed] or 1.0) for seed in seeds]
     never = sum(dear[seed] is None for seed in seeds)
-    note = f", at least, as {test.cost} does not arrive in {never} of {len(seeds)} seeds" if never else ""
+    note = (
+        f", at least, as {test.cost} does not arrive in {never} of {len(seeds)} seeds"
+        if never
+        else ""
+    )
     shown = f"{what}: {min(ratios):.1f} to {max(ratios):.1f}{note}"
     return Judgement(_within(test, ratios, never) if len(seeds) > 1 else "unresolved", shown)
 
@@ -177,7 +209,11 @@ def _within(test: Cost, ratios: Sequence[float], never: int) -> Answer:
 
 def _robust(test: Robust, results: Results) -> Judgement:
     """From the sweep alone: one seed a learning rate."""
-    scores = {row["learning_rate"]: row["accuracy"] or 0.0 for row in results.tried if row["arm"] == test.robust}
+    scores = {
+        row["learning_rate"]: row["accuracy"] or 0.0
+        for row in results.tried
+        if row["arm"] == test.robust
+    }
     what = f"{test.robust}, over learning rates within a factor of {test.within:g}"
     if len(scores) < 2:
         return Judgement("missing", f"{what}: not run")
@@ -198,17 +234,24 @@ def _warned(test: Warned, results: Results) -> Judgement:
     if found is None:
         return Judgement("missing", f"{what}: not asked")
     because = "; ".join(found["because"])
-    return Judgement("yes" if found["verdict"] == test.verdict else "no", f"{what}: {found['verdict']}, {because}")
+    return Judgement(
+        "yes" if found["verdict"] == test.verdict else "no",
+        f"{what}: {found['verdict']}, {because}",
+    )
 
 
-def _differences(one: str, other: str, measure: str, at: str | int, results: Results) -> list[float]:
+def _differences(
+    one: str, other: str, measure: str, at: str | int, results: Results
+) -> list[float]:
     mine: Mapping[int, float] = results.values(one, measure, at, (one, other))
     theirs: Mapping[int, float] = results.values(other, measure, at, (one, other))
     return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
 
 
 def _measured(measure: str, at: str | int) -> str:
-    place = {"start": " at the start", "end": "", "equal_flops": " at equal FLOPs"}.get(str(at), f" at step {at}")
+    place = {"start": " at the start", "end": "", "equal_flops": " at equal FLOPs"}.get(
+        str(at), f" at step {at}"
+    )
     return f"{measure.replace('_', ' ')}{place}"
 
 

@@ -5,7 +5,14 @@ from typing import Any
 
 from practicum.evidence.judging import judge_claim
 from practicum.evidence.results import TEACHER, Results, before
-from practicum.evidence.study import Claim, LoadedReproduction, arms_of, is_map, measures_of, starts_of
+from practicum.evidence.study import (
+    Claim,
+    LoadedReproduction,
+    arms_of,
+    is_map,
+    measures_of,
+    starts_of,
+)
 from practicum.statistics import t_interval
 
 COST = "spent/flops"
@@ -14,15 +21,26 @@ COST = "spent/flops"
 def evidence_page(studies: Sequence[LoadedReproduction], stored: Mapping[str, Results]) -> str:
     """The generated part of the page: a table of all claims, and a section for each reproduction that has results."""
     there = [study for study in studies if study.name in stored]
-    rows = [_claim_row(claim, study, stored[study.name]) for study in there for claim in study.spec.claims]
-    table = _table(["what is claimed", "the paper", "here, with its 95 % interval over seeds", "verdict"], rows)
+    rows = [
+        _claim_row(claim, study, stored[study.name])
+        for study in there
+        for claim in study.spec.claims
+    ]
+    table = _table(
+        ["what is claimed", "the paper", "here, with its 95 % interval over seeds", "verdict"], rows
+    )
     return "\n".join([table, *(_section(study, stored[study.name]) for study in there)])
 
 
 def _claim_row(claim: Claim, study: LoadedReproduction, results: Results) -> list[str]:
     verdict, judgements = judge_claim(claim, results)
     ours = "<br>".join(judgement.shown for judgement in judgements)
-    return [f"{claim.claim} ([{study.name}](#{study.name.replace('_', '-')}))", _paper(claim), ours, f"**{verdict}**"]
+    return [
+        f"{claim.claim} ([{study.name}](#{study.name.replace('_', '-')}))",
+        _paper(claim),
+        ours,
+        f"**{verdict}**",
+    ]
 
 
 def _paper(claim: Claim) -> str:
@@ -57,7 +75,9 @@ def _section(study: LoadedReproduction, results: Results) -> str:
     elif results.tried:
         by = "" if study.spec.aim == "accuracy" else f", by {study.spec.aim.replace('_', ' ')}"
         tried = _tried(results, study.spec.aim)
-        lines.append(f"\nLearning rates tried, each with one seed that does not count again{by}: {tried}.")
+        lines.append(
+            f"\nLearning rates tried, each with one seed that does not count again{by}: {tried}."
+        )
     if results.failed:
         lines.append(f"\nRuns that failed: {'; '.join(results.failed)}.")
     minutes = results.seconds / 60
@@ -99,14 +119,18 @@ def _rate(results: Results, arm: str) -> str:
 
 def _alarms(results: Results, arm: str) -> str:
     """The monitors that spoke in some run of an arm."""
-    return ", ".join(sorted({monitor for found in results.alarms.get(arm, {}).values() for monitor in found}))
+    return ", ".join(
+        sorted({monitor for found in results.alarms.get(arm, {}).values() for monitor in found})
+    )
 
 
 def _map(study: LoadedReproduction, results: Results) -> str:
     """One row an arm, one column a learning rate."""
     rates = sorted({row["learning_rate"] for row in results.tried})
     found = {(row["arm"], row["learning_rate"]): row for row in results.tried}
-    rows = [[f"`{arm}`", *(_cell(found.get((arm, rate))) for rate in rates)] for arm in study.spec.arms]
+    rows = [
+        [f"`{arm}`", *(_cell(found.get((arm, rate))) for rate in rates)] for arm in study.spec.arms
+    ]
     return _table(["arm", *(f"{rate:g}" for rate in rates)], rows)
 
 
@@ -151,4 +175,6 @@ def _tried(results: Results, aim: str) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
-    return "\n".join([*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)])
+    return "\n".join(
+        [*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)]
+    )

@@ -9,7 +9,18 @@ from practicum.evidence.study import LoadedReproduction, is_map, measures_of
 from practicum.statistics import t_interval
 from practicum.studies.compare import mean_curve
 
-COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d", "#12b886", "#e64980")
+COLOURS = (
+    "#2f6fde",
+    "#d9480f",
+    "#2b8a3e",
+    "#9c36b5",
+    "#c2255c",
+    "#0b7285",
+    "#a67c00",
+    "#5c677d",
+    "#12b886",
+    "#e64980",
+)
 CELL = 64
 """The width of a cell of a map."""
 ROW, TOP, NAMES, LEFT, GAP, RIGHT = 22, 26, 150, 210, 60, 300
@@ -85,13 +96,16 @@ def _ends(arms: Sequence[str], results: Results, measure: str, height: int) -> s
     values = {arm: list(results.readings[arm][measure].values()) for arm in arms}
     low, high = _limits([value for mine in values.values() for value in mine])
     place = _axis(low, high, NAMES, NAMES + LEFT)
-    parts = [f'<text class="h" x="{NAMES}" y="14">{html.escape(measure.replace("_", " "))} at the end</text>']
+    parts = [
+        f'<text class="h" x="{NAMES}" y="14">{html.escape(measure.replace("_", " "))} at the end</text>'
+    ]
     parts += _grid(low, high, place, TOP, height - 30, vertical=True)
     for number, arm in enumerate(arms):
         y, colour = TOP + number * ROW + 12, COLOURS[number % len(COLOURS)]
         parts.append(_text(NAMES - 8, y + 4, html.escape(arm.replace("_", " "))))
         parts += [
-            f'<circle cx="{place(value):.1f}" cy="{y}" r="2.5" fill="{colour}" opacity=".5"/>' for value in values[arm]
+            f'<circle cx="{place(value):.1f}" cy="{y}" r="2.5" fill="{colour}" opacity=".5"/>'
+            for value in values[arm]
         ]
         interval = t_interval(values[arm])
         mean = sum(values[arm]) / len(values[arm])
@@ -117,7 +131,9 @@ def _ways(arms: Sequence[str], results: Results, height: int) -> str:
     parts += _grid(0.0, max(ends, default=1.0) or 1.0, across, TOP, bottom, vertical=True)
     parts += _grid(0.0, 1.0, up, left, left + RIGHT - 10, vertical=False)
     for number, arm in enumerate(arms):
-        points = " ".join(f"{across(flops):.1f},{up(accuracy):.1f}" for flops, accuracy in curves[arm])
+        points = " ".join(
+            f"{across(flops):.1f},{up(accuracy):.1f}" for flops, accuracy in curves[arm]
+        )
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="1.8">'
             f"<title>{html.escape(arm)}</title></polyline>"
@@ -128,7 +144,9 @@ def _ways(arms: Sequence[str], results: Results, height: int) -> str:
 def _mean_way(results: Results, arm: str) -> list[tuple[float, float]]:
     """Return the FLOPs and the accuracy of an arm's moments, each as a mean over its seeds."""
     curves = results.curves.get(arm, {}).values()
-    return mean_curve([[(point.spent.get("flops", 0.0), point.accuracy) for point in curve] for curve in curves])
+    return mean_curve(
+        [[(point.spent.get("flops", 0.0), point.accuracy) for point in curve] for curve in curves]
+    )
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
@@ -140,12 +158,19 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return (0.0 if low >= 0 else low - room), high + room
 
 
-def _axis(low: float, high: float, start: float | int, end: float | int) -> Callable[[float | int], float]:
+def _axis(
+    low: float, high: float, start: float | int, end: float | int
+) -> Callable[[float | int], float]:
     return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
 
 
 def _grid(
-    low: float, high: float, place: Callable[[float], float], first: float | int, last: float | int, vertical: bool
+    low: float,
+    high: float,
+    place: Callable[[float], float],
+    first: float | int,
+    last: float | int,
+    vertical: bool,
 ) -> list[str]:
     """Lines at round values with their numbers."""
     rough = ((high - low) or 1.0) / 4

@@ -43,7 +43,9 @@ class Results:
     seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def values(self, arm: str, measure: str, at: str | int = "end", among: Sequence[str] = ()) -> dict[int, float]:
+    def values(
+        self, arm: str, measure: str, at: str | int = "end", among: Sequence[str] = ()
+    ) -> dict[int, float]:
         """A measure of an arm by seed, where it was taken.
 
         At the `start` it is the accuracy, in all or of a domain, before any training, at `equal_flops` that when the arm had
@@ -59,14 +61,21 @@ class Results:
             return {seed: curve[0].accuracy for seed, curve in curves.items()}
         if isinstance(at, int):
             return {seed: _at(curve, "steps", float(at)) for seed, curve in curves.items()}
-        return {seed: _at(curve, "flops", self._least_flops(seed, (arm, *among))) for seed, curve in curves.items()}
+        return {
+            seed: _at(curve, "flops", self._least_flops(seed, (arm, *among)))
+            for seed, curve in curves.items()
+        }
 
-    def _at_start(self, readings: Mapping[str, Values], measure: str, at: str | int) -> dict[int, float]:
+    def _at_start(
+        self, readings: Mapping[str, Values], measure: str, at: str | int
+    ) -> dict[int, float]:
         """A measure before the training; DataError where it was not taken there, or is asked for on the way."""
         if not readings:
             return {}
         if before(measure) not in readings:
-            raise DataError(f"{self.name}: {measure} is known at the end of a run alone; write at: end")
+            raise DataError(
+                f"{self.name}: {measure} is known at the end of a run alone; write at: end"
+            )
         if at != "start":
             raise DataError(
                 f"{self.name}: {measure} is known at a run's start and end alone; write at: start or at: end"
@@ -74,7 +83,11 @@ class Results:
         return dict(readings[before(measure)])
 
     def _least_flops(self, seed: int, among: Sequence[str]) -> float:
-        ends = [self.curves[arm][seed][-1].spent["flops"] for arm in among if seed in self.curves.get(arm, {})]
+        ends = [
+            self.curves[arm][seed][-1].spent["flops"]
+            for arm in among
+            if seed in self.curves.get(arm, {})
+        ]
         return min(ends)
 
     def spent_until(self, arm: str, level: float, unit: str) -> dict[int, float | None]:
@@ -87,7 +100,9 @@ class Results:
 
     def spent(self, arm: str, unit: str) -> dict[int, float]:
         """What each run spent in all."""
-        return {seed: curve[-1].spent[unit] for seed, curve in self.curves.get(arm, {}).items() if curve}
+        return {
+            seed: curve[-1].spent[unit] for seed, curve in self.curves.get(arm, {}).items() if curve
+        }
 
 
 def _at(curve: Sequence[Point], unit: str, amount: float) -> float:
@@ -106,7 +121,10 @@ def _at(curve: Sequence[Point], unit: str, amount: float) -> float:
 def by_measure(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, dict[int, float]]:
     """Return readings by measure and seed instead of by seed and measure."""
     names = dict.fromkeys(name for values in by_seed.values() for name in values)
-    return {name: {seed: values[name] for seed, values in by_seed.items() if name in values} for name in names}
+    return {
+        name: {seed: values[name] for seed, values in by_seed.items() if name in values}
+        for name in names
+    }
 
 
 def write_results(path: Path, results: Results) -> None:

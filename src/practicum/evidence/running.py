@@ -52,7 +52,11 @@ def reproduce(
         )
     versions = {name: str(version) for name, version in current_versions().items()}
     results = replace(
-        found, name=study.name, form="full" if full else "quick", seconds=clock.seconds, versions=versions
+        found,
+        name=study.name,
+        form="full" if full else "quick",
+        seconds=clock.seconds,
+        versions=versions,
     )
     write_results(home / "results.json", results)
     write_text(home / "plot.svg", plot(study, results))

@@ -122,7 +122,9 @@ class Claim(_SpecModel):
     theirs: str = Field(description="the paper's number and setting")
     tests: tuple[Test, ...] = Field(min_length=1)
     why: str = Field(default="", description="why it came out so")
-    shown_by: str | None = Field(default=None, description="the arms that show the reason; none: it was not tested")
+    shown_by: str | None = Field(
+        default=None, description="the arms that show the reason; none: it was not tested"
+    )
 
 
 class ReproductionArm(_SpecModel):
@@ -130,8 +132,12 @@ class ReproductionArm(_SpecModel):
 
     about: str
     set: dict[str, Any] = {}
-    without: tuple[str, ...] = Field(default=(), description="stages of a pipeline that it leaves out")
-    learning_rates: tuple[float, ...] | None = Field(default=None, description="instead of the reproduction's")
+    without: tuple[str, ...] = Field(
+        default=(), description="stages of a pipeline that it leaves out"
+    )
+    learning_rates: tuple[float, ...] | None = Field(
+        default=None, description="instead of the reproduction's"
+    )
 
 
 class ReproductionScale(_SpecModel):
@@ -147,16 +153,27 @@ class Reproduction(_SpecModel):
 
     question: str
     measure: Plugin("evidence.measures") = Field(default_factory=lambda: _compared())  # type: ignore[valid-type]
-    set: dict[str, Any] = Field(default={}, description="what all arms change in the recipe, which its stages keep")
+    set: dict[str, Any] = Field(
+        default={}, description="what all arms change in the recipe, which its stages keep"
+    )
     arms: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")], ReproductionArm]
-    learning_rates: tuple[float, ...] = Field(default=(), description="tried for every arm; none: the recipe's own")
-    aim: str = Field(default="accuracy", description="the measure by which learning rates are chosen, and the plot's")
+    learning_rates: tuple[float, ...] = Field(
+        default=(), description="tried for every arm; none: the recipe's own"
+    )
+    aim: str = Field(
+        default="accuracy",
+        description="the measure by which learning rates are chosen, and the plot's",
+    )
     aim_at: Literal["highest", "lowest"] = "highest"
     quick: ReproductionScale = ReproductionScale(seeds=1, sweep=False)
     full: ReproductionScale = ReproductionScale()
-    may_differ: tuple[str, ...] = Field(default=(), description="what arms need not share, `the training prompts`")
+    may_differ: tuple[str, ...] = Field(
+        default=(), description="what arms need not share, `the training prompts`"
+    )
     claims: tuple[Claim, ...] = Field(min_length=1)
-    remarks: str = Field(default="", description="what else a reader has to know: regimes tried, limits")
+    remarks: str = Field(
+        default="", description="what else a reader has to know: regimes tried, limits"
+    )
 
     @property
     def tests(self) -> list[Test]:
@@ -222,7 +239,9 @@ def _check_arms(spec: Reproduction, source: str) -> None:
         for test in claim.tests:
             for arm in arms_of(test):
                 if arm not in known:
-                    raise RecipeError(f"{source}: claims[{place}]: no arm named {arm!r}; {did_you_mean(arm, known)}")
+                    raise RecipeError(
+                        f"{source}: claims[{place}]: no arm named {arm!r}; {did_you_mean(arm, known)}"
+                    )
 
 
 def _check_stages(spec: Reproduction, stages: Sequence[str], source: str) -> None:
@@ -263,7 +282,11 @@ def is_map(study: LoadedReproduction) -> bool:
 
 def measures_of(spec: Reproduction) -> list[str]:
     """The measures that the claims speak of, accuracy first."""
-    wanted = [test.measure for test in spec.tests if isinstance(test, Better | Tie | Reaches | Ratio | Rises)]
+    wanted = [
+        test.measure
+        for test in spec.tests
+        if isinstance(test, Better | Tie | Reaches | Ratio | Rises)
+    ]
     return list(dict.fromkeys(["accuracy", *wanted]))
 
 
@@ -272,7 +295,8 @@ def starts_of(spec: Reproduction) -> list[str]:
     wanted = [
         test.measure
         for test in spec.tests
-        if isinstance(test, Rises) or (isinstance(test, Better | Tie | Reaches) and test.at == "start")
+        if isinstance(test, Rises)
+        or (isinstance(test, Better | Tie | Reaches) and test.at == "start")
     ]
     return [measure for measure in dict.fromkeys(wanted) if measure != "accuracy"]
 

@@ -27,7 +27,14 @@ from practicum.functional.distributions import (
     temper,
 )
 from practicum.functional.divergences import *
-from practicum.functional.estimators import CORRECTIONS, Correction, k1, k2, k3, score_function_returns
+from practicum.functional.estimators import (
+    CORRECTIONS,
+    Correction,
+    k1,
+    k2,
+    k3,
+    score_function_returns,
+)
 from practicum.functional.policy import (
     POLICY_LOSSES,
     PolicyLoss,
@@ -47,7 +54,12 @@ from practicum.functional.pools import (
     top1_conflict,
 )
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics, SampleWeight
-from practicum.functional.sequence import AGGREGATES, gather_logprobs, reward_to_go, token_coefficients
+from practicum.functional.sequence import (
+    AGGREGATES,
+    gather_logprobs,
+    reward_to_go,
+    token_coefficients,
+)
 from practicum.functional.weights import WEIGHTS, TokenStatistics, Weight
 
 __all__ = [

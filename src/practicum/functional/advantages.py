@@ -55,9 +55,18 @@ class Advantage:
 ADVANTAGES: dict[str, Advantage] = {
     entry.name: entry
     for entry in (
-        Advantage("group_normalized", group_normalize, "centred and divided by the spread: GRPO", "2402.03300"),
-        Advantage("group_mean", group_centre, "minus the mean of the group: Dr. GRPO", "2503.20783"),
-        Advantage("leave_one_out", leave_one_out, "minus the mean of the others: RLOO", "2402.14740"),
+        Advantage(
+            "group_normalized",
+            group_normalize,
+            "centred and divided by the spread: GRPO",
+            "2402.03300",
+        ),
+        Advantage(
+            "group_mean", group_centre, "minus the mean of the group: Dr. GRPO", "2503.20783"
+        ),
+        Advantage(
+            "leave_one_out", leave_one_out, "minus the mean of the others: RLOO", "2402.14740"
+        ),
         Advantage("none", plain, "the reward itself: REINFORCE"),
     )
 }

@@ -27,7 +27,12 @@ class BufferPool:
         rows, columns = shape
         dtype = torch.promote_types(like.dtype, torch.float32)
         held = self._held.get(name)
-        if held is None or held.numel() < rows * columns or held.dtype != dtype or held.device != like.device:
+        if (
+            held is None
+            or held.numel() < rows * columns
+            or held.dtype != dtype
+            or held.device != like.device
+        ):
             held = self._held[name] = torch.empty(rows * columns, dtype=dtype, device=like.device)
         return held[: rows * columns].view(rows, columns)
 

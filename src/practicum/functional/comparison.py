@@ -61,13 +61,22 @@ def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> C
         raise ValueError(f"no measure named {unknown[0]!r}; known: {', '.join(MEASURES)}")
     values: dict[str, list[Tensor]] = {}
     for student, teacher, tokens in parts:
-        sides = [None if logprobs is None else _Side(logprobs, tokens, k) for logprobs in (student, teacher)]
+        sides = [
+            None if logprobs is None else _Side(logprobs, tokens, k)
+            for logprobs in (student, teacher)
+        ]
         of_part: dict[str, Tensor] = {}
         for whose, side in zip(("student", "teacher"), sides, strict=True):
             if side is not None:
-                of_part |= {name: of(side) for what, of in _OF_ONE.items() if (name := f"{whose}_{what}") in measures}
+                of_part |= {
+                    name: of(side)
+                    for what, of in _OF_ONE.items()
+                    if (name := f"{whose}_{what}") in measures
+                }
         if sides[0] is not None and sides[1] is not None:
-            of_part |= {name: of(sides[0], sides[1]) for name, of in _OF_BOTH.items() if name in measures}
+            of_part |= {
+                name: of(sides[0], sides[1]) for name, of in _OF_BOTH.items() if name in measures
+            }
         for name, of_tokens in of_part.items():
             values.setdefault(name, []).append(of_tokens)
     return Comparison(**{name: torch.cat(of_parts) for name, of_parts in values.items()})

@@ -118,11 +118,16 @@ def candidates(
     if support == "intersection":
         return student_ids, same.any(dim=-1)
     fresh = ~same.any(dim=-2)
-    return torch.cat([student_ids, teacher_ids], dim=-1), torch.cat([torch.ones_like(fresh), fresh], dim=-1)
+    return torch.cat([student_ids, teacher_ids], dim=-1), torch.cat(
+        [torch.ones_like(fresh), fresh], dim=-1
+    )
 
 
 def restrict(
-    logprobs: Float[Tensor, "*s V"], ids: Int[Tensor, "*s K"], valid: Bool[Tensor, "*s K"], tail: str
+    logprobs: Float[Tensor, "*s V"],
+    ids: Int[Tensor, "*s K"],
+    valid: Bool[Tensor, "*s K"],
+    tail: str,
 ) -> Float[Tensor, "*s C"]:
     """A distribution cut to its valid candidates; see `restrict_candidates` for what becomes of the rest."""
     chosen = logprobs.gather(-1, ids.long().masked_fill(~valid, 0))
@@ -130,7 +135,10 @@ def restrict(
 
 
 def restrict_candidates(
-    candidate_logprobs: Float[Tensor, "*s K"], valid: Bool[Tensor, "*s K"], tail: str, vocabulary: int | None = None
+    candidate_logprobs: Float[Tensor, "*s K"],
+    valid: Bool[Tensor, "*s K"],
+    tail: str,
+    vocabulary: int | None = None,
 ) -> Float[Tensor, "*s C"]:
     """The same cut, where only the candidates' log-probabilities are known. Invalid candidates are -inf throughout.
 

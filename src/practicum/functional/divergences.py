@@ -63,7 +63,9 @@ class Parameter:
         above = value >= self.low if self.low_inclusive else value > self.low
         below = value <= self.high if self.high_inclusive else value < self.high
         if not (above and below and math.isfinite(value)):
-            raise ValueError(f"{self.name} must be in {self.interval} ({self.meaning}), got {value:g}")
+            raise ValueError(
+                f"{self.name} must be in {self.interval} ({self.meaning}), got {value:g}"
+            )
         return value
 
 
@@ -117,19 +119,28 @@ class Divergence:
             raise ValueError(f"{self.name}: {error}") from None
 
     def contributions(
-        self, student: Float[Tensor, "*s K"], teacher: Float[Tensor, "*s K"], parameter: float | None = None
+        self,
+        student: Float[Tensor, "*s K"],
+        teacher: Float[Tensor, "*s K"],
+        parameter: float | None = None,
     ) -> Float[Tensor, "*s K"]:
         """The contribution of each candidate."""
         return self.term(finite(student), finite(teacher), self.resolve(parameter))
 
     def value(
-        self, student: Float[Tensor, "*s K"], teacher: Float[Tensor, "*s K"], parameter: float | None = None
+        self,
+        student: Float[Tensor, "*s K"],
+        teacher: Float[Tensor, "*s K"],
+        parameter: float | None = None,
     ) -> Float[Tensor, "*s"]:
         """The divergence at each position, differentiable in the student."""
         return self.contributions(student, teacher, parameter).sum(dim=-1)
 
     def advantage(
-        self, student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"], parameter: float | None = None
+        self,
+        student_logprob: Float[Tensor, "*s"],
+        teacher_logprob: Float[Tensor, "*s"],
+        parameter: float | None = None,
     ) -> Float[Tensor, "*s"]:
         """The detached advantage A of tokens drawn from the student: E_S[-A * grad log S] is the divergence's gradient.
 
@@ -138,19 +149,29 @@ class Divergence:
         """
         certain = torch.zeros(1, dtype=torch.float64, device=student_logprob.device)
         shift = self._unit_gradient(certain, certain, parameter)
-        return _cast(shift - self._unit_gradient(student_logprob, teacher_logprob, parameter), student_logprob)
+        return _cast(
+            shift - self._unit_gradient(student_logprob, teacher_logprob, parameter),
+            student_logprob,
+        )
 
     def tail_coefficient(
-        self, student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"], parameter: float | None = None
+        self,
+        student_logprob: Float[Tensor, "*s"],
+        teacher_logprob: Float[Tensor, "*s"],
+        parameter: float | None = None,
     ) -> Float[Tensor, "*s"]:
         """The detached coefficient c of a token drawn from S: E_S[c * grad log S] over any set of tokens is the
         gradient of that set's contributions, which is how a sampled tail completes an exact head.
 
         No constant may be dropped here, because the tail alone does not sum to 1: reverse KL gives log S - log T + 1.
         """
-        return _cast(self._unit_gradient(student_logprob, teacher_logprob, parameter), student_logprob)
+        return _cast(
+            self._unit_gradient(student_logprob, teacher_logprob, parameter), student_logprob
+        )
 
-    def _unit_gradient(self, student_logprob: Tensor, teacher_logprob: Tensor, parameter: float | None) -> Tensor:
+    def _unit_gradient(
+        self, student_logprob: Tensor, teacher_logprob: Tensor, parameter: float | None
+    ) -> Tensor:
         """`(d term / d log S) / S` in float64, where the quotient keeps its digits down to log S = -700."""
         if not self.pointwise:
             names = ", ".join(name for name, entry in DIVERGENCES.items() if entry.pointwise)
@@ -197,12 +218,16 @@ def _forward_kl_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: 
     return value
 
 
-@DIVERGENCES.enter(None, "1503.02531", "KL(T || S), covers the teacher's modes", slope=_forward_kl_slope)
+@DIVERGENCES.enter(
+    None, "1503.02531", "KL(T || S), covers the teacher's modes", slope=_forward_kl_slope
+)
 def _forward_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return teacher.exp() * (teacher - student)
 
 
-def forward_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
+def forward_kl(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
+) -> Float[Tensor, "*s"]:
     """KL(T || S) = sum T (log T - log S), the classic distillation loss (arXiv 1503.02531).
 
     Gradient in the student's logits: S - T. Unbounded where the student misses what the teacher does.
@@ -215,12 +240,16 @@ def _reverse_kl_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: 
     return slope.mul_(pair.student_probs).sum(dim=-1)
 
 
-@DIVERGENCES.enter(None, "2306.08543", "KL(S || T), seeks the teacher's modes", slope=_reverse_kl_slope)
+@DIVERGENCES.enter(
+    None, "2306.08543", "KL(S || T), seeks the teacher's modes", slope=_reverse_kl_slope
+)
 def _reverse_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return student.exp() * (student - floored(student, teacher))
 
 
-def reverse_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
+def reverse_kl(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
+) -> Float[Tensor, "*s"]:
     """KL(S || T) = sum S (log S - log T), with `TEACHER_FLOOR` under log T (MiniLLM, arXiv 2306.08543).
 
     Gradient in the student's logits: S (log S - log T - KL).
@@ -232,7 +261,11 @@ BETA = Parameter("beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture", 
 
 
 def _jsd_slope(pair: DistributionPair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
-    middle = torch.lerp(pair.student_probs, pair.teacher_probs, beta, out=slope).clamp_(min=SMALLEST).log_()
+    middle = (
+        torch.lerp(pair.student_probs, pair.teacher_probs, beta, out=slope)
+        .clamp_(min=SMALLEST)
+        .log_()
+    )
     from_teacher = torch.sub(pair.teacher, middle, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
     torch.sub(pair.student, middle, out=slope).mul_(pair.student_probs)
     value = beta * from_teacher + (1.0 - beta) * slope.sum(dim=-1)
@@ -247,7 +280,9 @@ def _jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     return beta * from_teacher + (1.0 - beta) * from_student
 
 
-def jsd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], beta: float = 0.5) -> Float[Tensor, "*s"]:
+def jsd(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], beta: float = 0.5
+) -> Float[Tensor, "*s"]:
     """beta KL(T || M) + (1 - beta) KL(S || M) with M = beta T + (1 - beta) S (GKD, arXiv 2306.13649).
 
     `beta` is the *teacher's* weight, as in GKD and unlike DistiLLM's code. The value is at most the entropy of a coin
@@ -256,10 +291,14 @@ def jsd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], beta: fl
     return DIVERGENCES["jsd"].value(student, teacher, beta)
 
 
-BETA_CLOSED = Parameter("beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture; 0 is forward, 1 reverse KL")
+BETA_CLOSED = Parameter(
+    "beta", 0.5, 0.0, 1.0, "weight of the teacher in the mixture; 0 is forward, 1 reverse KL"
+)
 
 
-def _jsd_normalized_slope(pair: DistributionPair, beta: float, slope: Tensor, scratch: Tensor) -> Tensor:
+def _jsd_normalized_slope(
+    pair: DistributionPair, beta: float, slope: Tensor, scratch: Tensor
+) -> Tensor:
     if beta in (0.0, 1.0):
         return (_reverse_kl_slope if beta else _forward_kl_slope)(pair, beta, slope, scratch)
     value = _jsd_slope(pair, beta, slope, scratch)
@@ -267,7 +306,9 @@ def _jsd_normalized_slope(pair: DistributionPair, beta: float, slope: Tensor, sc
     return value / (beta * (1.0 - beta))
 
 
-@DIVERGENCES.enter(BETA_CLOSED, "2306.13649", "jsd / (beta (1 - beta))", slope=_jsd_normalized_slope)
+@DIVERGENCES.enter(
+    BETA_CLOSED, "2306.13649", "jsd / (beta (1 - beta))", slope=_jsd_normalized_slope
+)
 def _jsd_normalized(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     if beta in (0.0, 1.0):
         return (_reverse_kl if beta else _forward_kl)(student, teacher, beta)
@@ -284,18 +325,26 @@ def jsd_normalized(
     return DIVERGENCES["jsd_normalized"].value(student, teacher, beta)
 
 
-ALPHA_SKEW_FORWARD = Parameter("alpha", 0.1, 0.0, 1.0, "teacher mass in the mixture; 0 is forward KL", True, False)
+ALPHA_SKEW_FORWARD = Parameter(
+    "alpha", 0.1, 0.0, 1.0, "teacher mass in the mixture; 0 is forward KL", True, False
+)
 
 
-def _skew_forward_kl_slope(pair: DistributionPair, alpha: float, slope: Tensor, scratch: Tensor) -> Tensor:
-    mixed = torch.lerp(pair.student_probs, pair.teacher_probs, alpha, out=slope).clamp_(min=SMALLEST)
+def _skew_forward_kl_slope(
+    pair: DistributionPair, alpha: float, slope: Tensor, scratch: Tensor
+) -> Tensor:
+    mixed = torch.lerp(pair.student_probs, pair.teacher_probs, alpha, out=slope).clamp_(
+        min=SMALLEST
+    )
     torch.log(mixed, out=scratch)
     value = torch.sub(pair.teacher, scratch, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
     torch.div(pair.student_probs, mixed, out=slope).mul_(pair.teacher_probs).mul_(alpha - 1.0)
     return value
 
 
-@DIVERGENCES.enter(ALPHA_SKEW_FORWARD, "2402.03898", "KL(T || aT + (1-a)S)", slope=_skew_forward_kl_slope)
+@DIVERGENCES.enter(
+    ALPHA_SKEW_FORWARD, "2402.03898", "KL(T || aT + (1-a)S)", slope=_skew_forward_kl_slope
+)
 def _skew_forward_kl(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
     return -teacher.exp() * _log_mix(student - teacher, 1.0 - alpha)
 
@@ -307,7 +356,9 @@ def skew_forward_kl(
     return DIVERGENCES["skew_forward_kl"].value(student, teacher, alpha)
 
 
-ALPHA_SKEW_REVERSE = Parameter("alpha", 0.1, 0.0, 1.0, "student mass in the mixture; 0 is reverse KL", True, False)
+ALPHA_SKEW_REVERSE = Parameter(
+    "alpha", 0.1, 0.0, 1.0, "student mass in the mixture; 0 is reverse KL", True, False
+)
 
 
 @DIVERGENCES.enter(ALPHA_SKEW_REVERSE, "2402.03898", "KL(S || (1-a)T + aS)")
@@ -329,7 +380,9 @@ W = Parameter("w", 0.5, 0.0, 1.0, "weight of forward KL")
 
 
 def _mixed_kl_slope(pair: DistributionPair, w: float, slope: Tensor, scratch: Tensor) -> Tensor:
-    forward = torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    forward = (
+        torch.sub(pair.teacher, pair.student, out=scratch).mul_(pair.teacher_probs).sum(dim=-1)
+    )
     reverse = _reverse_kl_slope(pair, w, slope, scratch)
     slope.mul_(1.0 - w).sub_(pair.teacher_probs, alpha=w)
     return w * forward + (1.0 - w) * reverse
@@ -340,12 +393,16 @@ def _mixed_kl(student: Tensor, teacher: Tensor, w: float) -> Tensor:
     return w * _forward_kl(student, teacher, w) + (1.0 - w) * _reverse_kl(student, teacher, w)
 
 
-def mixed_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], w: float = 0.5) -> Float[Tensor, "*s"]:
+def mixed_kl(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], w: float = 0.5
+) -> Float[Tensor, "*s"]:
     """w KL(T || S) + (1 - w) KL(S || T); half of Jeffreys' divergence at 1/2 (used in OSD, arXiv 2310.07177)."""
     return DIVERGENCES["mixed_kl"].value(student, teacher, w)
 
 
-ALPHA = Parameter("alpha", 0.5, 0.0, 1.0, "1 tends to forward_kl, 0 to reverse_kl: write those", False, False)
+ALPHA = Parameter(
+    "alpha", 0.5, 0.0, 1.0, "1 tends to forward_kl, 0 to reverse_kl: write those", False, False
+)
 
 
 @DIVERGENCES.enter(ALPHA, "2606.01039", "Amari's alpha-divergence")
@@ -359,7 +416,9 @@ def _alpha(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
     return torch.where(teacher < student, from_student, from_teacher) / (alpha * rest)
 
 
-def alpha(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], alpha: float = 0.5) -> Float[Tensor, "*s"]:
+def alpha(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], alpha: float = 0.5
+) -> Float[Tensor, "*s"]:
     """Amari's (1 - sum T^a S^(1-a)) / (a (1 - a)), at most 1 / (a (1 - a)) (as in OPD+, arXiv 2606.01039)."""
     return DIVERGENCES["alpha"].value(student, teacher, alpha)
 
@@ -371,7 +430,9 @@ def _tvd_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor)
     return value
 
 
-@DIVERGENCES.enter(None, "2310.08461", "total variation: 1 - speculative acceptance", slope=_tvd_slope)
+@DIVERGENCES.enter(
+    None, "2310.08461", "total variation: 1 - speculative acceptance", slope=_tvd_slope
+)
 def _tvd(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return 0.5 * (teacher.exp() - student.exp()).abs()
 
@@ -382,19 +443,29 @@ def tvd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float
 
 
 @DIVERGENCES.enter(
-    None, "2404.02657", "mixed_kl, w by head gap", pointwise=False, f_divergence=False, exact_gradient=False
+    None,
+    "2404.02657",
+    "mixed_kl, w by head gap",
+    pointwise=False,
+    f_divergence=False,
+    exact_gradient=False,
 )
 def _adaptive_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     """The weight of forward KL is the head's share of |T - S|; at equality, where it is 0 / 0, it is one half."""
     gap = (teacher.exp() - student.exp()).abs().detach()
     mass, order = teacher.exp().sort(dim=-1, descending=True)
     in_head = (mass.cumsum(dim=-1) - mass < HEAD_MASS).to(gap.dtype)
-    head, total = (gap.gather(-1, order) * in_head).sum(dim=-1, keepdim=True), gap.sum(dim=-1, keepdim=True)
+    head, total = (
+        (gap.gather(-1, order) * in_head).sum(dim=-1, keepdim=True),
+        gap.sum(dim=-1, keepdim=True),
+    )
     w = torch.where(total > 0, head / total.clamp(min=torch.finfo(gap.dtype).tiny), 0.5).detach()
     return w * _forward_kl(student, teacher, 0.0) + (1.0 - w) * _reverse_kl(student, teacher, 0.0)
 
 
-def adaptive_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
+def adaptive_kl(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
+) -> Float[Tensor, "*s"]:
     """w KL(T || S) + (1 - w) KL(S || T), w the share of |T - S| in the teacher's top half (AKL, arXiv 2404.02657).
 
     The weight is held constant in the gradient, and is one half where student and teacher agree exactly.
@@ -402,7 +473,9 @@ def adaptive_kl(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) 
     return DIVERGENCES["adaptive_kl"].value(student, teacher)
 
 
-@DIVERGENCES.enter(None, "2505.16297", "mixed_kl, w = T / (T + S)", f_divergence=False, exact_gradient=False)
+@DIVERGENCES.enter(
+    None, "2505.16297", "mixed_kl, w = T / (T + S)", f_divergence=False, exact_gradient=False
+)
 def _todi(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     w = torch.sigmoid(teacher - student).detach()
     return w * _forward_kl(student, teacher, 0.0) + (1.0 - w) * _reverse_kl(student, teacher, 0.0)
@@ -416,7 +489,9 @@ def todi(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Floa
     return DIVERGENCES["todi"].value(student, teacher)
 
 
-POWER = Parameter("alpha", 0.5, 0.0, math.inf, "power of the probabilities; 0 tends to reverse_kl", False, False)
+POWER = Parameter(
+    "alpha", 0.5, 0.0, math.inf, "power of the probabilities; 0 tends to reverse_kl", False, False
+)
 
 
 @DIVERGENCES.enter(POWER, "2606.17199", "bounded Bregman", f_divergence=False)
@@ -443,7 +518,14 @@ def _ce_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) 
     return torch.mul(slope, pair.student, out=scratch).sum(dim=-1)
 
 
-@DIVERGENCES.enter(None, "1503.02531", "forward KL + H(T)", f_divergence=False, zero_at_equality=False, slope=_ce_slope)
+@DIVERGENCES.enter(
+    None,
+    "1503.02531",
+    "forward KL + H(T)",
+    f_divergence=False,
+    zero_at_equality=False,
+    slope=_ce_slope,
+)
 def _ce(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     return -teacher.exp() * student
 
@@ -453,7 +535,13 @@ def ce(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[
     return DIVERGENCES["ce"].value(student, teacher)
 
 
-@DIVERGENCES.enter(None, "2105.08919", "squared gap of centred log-probabilities", pointwise=False, f_divergence=False)
+@DIVERGENCES.enter(
+    None,
+    "2105.08919",
+    "squared gap of centred log-probabilities",
+    pointwise=False,
+    f_divergence=False,
+)
 def _mse(student: Tensor, teacher: Tensor, _: float) -> Tensor:
     possible = ((student > IMPOSSIBLE) & (teacher > IMPOSSIBLE)).to(student.dtype)
     count = possible.sum(dim=-1, keepdim=True).clamp(min=1.0)

@@ -13,7 +13,9 @@ from practicum.functional.sequence import reward_to_go
 from practicum.functional.table import Number, Table, defaults_of
 
 
-def k1(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def k1(
+    student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]
+) -> Float[Tensor, "*s"]:
     """`x = log S - log T`: an unbiased, signed estimate of KL(S || T) for tokens drawn from S.
 
     Gradient as loss: zero in expectation. As detached reward `-k1`: that of reverse KL. (arXiv 2510.01555)
@@ -21,7 +23,9 @@ def k1(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"
     return precise(student_logprob) - precise(teacher_logprob)
 
 
-def k2(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def k2(
+    student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]
+) -> Float[Tensor, "*s"]:
     """`x**2 / 2`: a biased estimate of KL(S || T).
 
     Gradient as loss: that of reverse KL. As detached reward `-k2`: that of no named divergence. (arXiv 2510.01555)
@@ -29,7 +33,9 @@ def k2(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"
     return k1(student_logprob, teacher_logprob).square() / 2
 
 
-def k3(student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def k3(
+    student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]
+) -> Float[Tensor, "*s"]:
     """`exp(-x) - 1 + x`: an unbiased, non-negative estimate of KL(S || T), to be monitored rather than trained on.
 
     Gradient as loss: that of forward KL. As detached reward `-k3`: reverse minus forward KL. (arXiv 2510.01555)
@@ -80,7 +86,10 @@ def ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Flo
 
 @CORRECTIONS.enter("PPO's one-sided clip", "1707.06347")
 def ratio_clip(
-    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], low: float = 0.2, high: float = 0.2
+    log_ratio: Float[Tensor, " T"],
+    advantage: Float[Tensor, " T"],
+    low: float = 0.2,
+    high: float = 0.2,
 ) -> Float[Tensor, " T"]:
     """The ratio, or 0 where the token has already moved past [1 - low, 1 + high] the way its advantage points.
 
@@ -93,7 +102,10 @@ def ratio_clip(
 
 @CORRECTIONS.enter("ratio inside a band, else 0", "2510.18855")
 def ratio_mask(
-    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], low: float = 0.5, high: float = 2.0
+    log_ratio: Float[Tensor, " T"],
+    advantage: Float[Tensor, " T"],
+    low: float = 0.5,
+    high: float = 2.0,
 ) -> Float[Tensor, " T"]:
     """The ratio where it lies in [low, high], else 0 (IcePop, arXiv 2510.18855)."""
     value = ratio(log_ratio, advantage)
@@ -109,7 +121,9 @@ def ratio_truncate(
 
 
 @CORRECTIONS.enter("product of the ratios so far, exact for a score function", cumulative=True)
-def prefix_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+def prefix_ratio(
+    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]
+) -> Float[Tensor, " T"]:
     """The product of the ratios of one sequence up to and including each token: exact, with exploding variance.
 
     It is exact for a score function. A pathwise value at a state needs only the tokens before: divide by `ratio`.
@@ -118,7 +132,10 @@ def prefix_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"])
 
 
 @CORRECTIONS.enter(
-    "PPO's clip around a ratio that the teacher anchors", "2602.22495", "anchor", without_teacher={"alpha": 1.0}
+    "PPO's clip around a ratio that the teacher anchors",
+    "2602.22495",
+    "anchor",
+    without_teacher={"alpha": 1.0},
 )
 def ratio_anchor(
     log_ratio: Float[Tensor, " T"],
@@ -135,7 +152,9 @@ def ratio_anchor(
 
 
 @CORRECTIONS.enter("for other's tokens: most where p = gamma", "2504.14945", "probability")
-def shaping(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], gamma: float = 0.1) -> Float[Tensor, " T"]:
+def shaping(
+    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], gamma: float = 0.1
+) -> Float[Tensor, " T"]:
     """`p gamma / (p + gamma)**2`, the gradient weight of f(p) = p / (p + gamma); log p is given (LUFFY, 2504.14945).
 
     For tokens that somebody else wrote: it is largest at p = gamma and spares what the student already says.
@@ -144,13 +163,17 @@ def shaping(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], gamm
     return p * gamma / (p + gamma).square()
 
 
-def _log_ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+def _log_ratio(
+    log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]
+) -> Float[Tensor, " T"]:
     """The detached, precise log-ratio; `advantage` is named so that both lengths are checked."""
     return precise(log_ratio.detach())
 
 
 def score_function_returns(
-    advantage: Float[Tensor, " T"], gamma: float, baseline: Float[Tensor, " T"] | float | None = None
+    advantage: Float[Tensor, " T"],
+    gamma: float,
+    baseline: Float[Tensor, " T"] | float | None = None,
 ) -> Float[Tensor, " T"]:
     """The detached return of each token: its discounted advantage to go minus a baseline of its state.
 

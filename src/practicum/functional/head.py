@@ -35,7 +35,9 @@ class Head:
 
     def pinned(self) -> "Head":
         """The same over the storage that the weights have now, without a gradient."""
-        return replace(self, weight=self.weight.data, bias=None if self.bias is None else self.bias.data)
+        return replace(
+            self, weight=self.weight.data, bias=None if self.bias is None else self.bias.data
+        )
 
     @property
     def plain(self) -> bool:
@@ -44,9 +46,13 @@ class Head:
         A matrix of less than float32 must be frozen: its own gradient would be added up in too few digits.
         """
         bare = self.bias is None and self.softcap is None and self.weight.is_leaf
-        return bare and (self.weight.dtype in (torch.float32, torch.float64) or not self.weight.requires_grad)
+        return bare and (
+            self.weight.dtype in (torch.float32, torch.float64) or not self.weight.requires_grad
+        )
 
-    def pull(self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]) -> Float[Tensor, "T D"]:
+    def pull(
+        self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]
+    ) -> Float[Tensor, "T D"]:
         """From the gradient of a plain head's logits to that of its hidden states; that of its weights is added to theirs."""
         gradient = gradient if self.scale == 1.0 else gradient.mul_(self.scale)
         rows = self.weight.detach()[: self.vocab_size]
@@ -56,13 +62,17 @@ class Head:
             self.weight.grad[: self.vocab_size].addmm_(gradient.T, hidden.to(rows.dtype))
         return (gradient.to(rows.dtype) @ rows).to(hidden.dtype)
 
-    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
         """Their logits, in float32; with `room` without a graph, and in the memory it makes."""
         if room is not None:
             out = room()
             if not self.plain or out.dtype != self.weight.dtype:
                 return out.copy_(self.logits(hidden))
-            product = torch.mm(hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out)
+            product = torch.mm(
+                hidden.to(self.weight.dtype), self.weight.detach()[: self.vocab_size].T, out=out
+            )
             return product if self.scale == 1.0 else product.mul_(self.scale)
         rows = self.weight[: self.vocab_size]
         bias = None if self.bias is None else self.bias[: self.vocab_size]

@@ -45,7 +45,9 @@ _ONE_RATIO = (*_DRAWN, "sequence_ratio_mask")
 
 
 @POLICY_LOSSES.enter(("weights",), "maximum likelihood, weighted", filled={"weights": 1.0})
-def cross_entropy(logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def cross_entropy(
+    logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]
+) -> Float[Tensor, "*s"]:
     """`-w log S`: maximum likelihood; with K targets at each token and a teacher's probabilities as weights, forward KL.
 
     It is also how any other loss is trained on from outside: with minus its gradient as the weights.
@@ -55,7 +57,9 @@ def cross_entropy(logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]) -
 
 @POLICY_LOSSES.enter(_DRAWN, "ratio times advantage")
 def importance_sampling(
-    logprobs: Float[Tensor, "*s"], sampling_logprobs: Float[Tensor, "*s"], advantages: Float[Tensor, "*s"]
+    logprobs: Float[Tensor, "*s"],
+    sampling_logprobs: Float[Tensor, "*s"],
+    advantages: Float[Tensor, "*s"],
 ) -> Float[Tensor, "*s"]:
     """`-(S / sampler) A`: the policy gradient of tokens that the sampler drew."""
     return -_ratio(logprobs, sampling_logprobs) * advantages
@@ -84,7 +88,9 @@ def cispo(
     clip_high_threshold: float = 1.2,
 ) -> Float[Tensor, "*s"]:
     """`-sg(clip(r)) A log S`: the weight is clipped, so every token keeps a gradient (arXiv 2506.13585)."""
-    clipped = _ratio(logprobs, sampling_logprobs).clamp(clip_low_threshold, clip_high_threshold).detach()
+    clipped = (
+        _ratio(logprobs, sampling_logprobs).clamp(clip_low_threshold, clip_high_threshold).detach()
+    )
     return -clipped * precise(logprobs) * advantages
 
 
@@ -122,5 +128,7 @@ def gspo(
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-def _ratio(logprobs: Float[Tensor, "*s"], sampling_logprobs: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def _ratio(
+    logprobs: Float[Tensor, "*s"], sampling_logprobs: Float[Tensor, "*s"]
+) -> Float[Tensor, "*s"]:
     return (precise(logprobs) - precise(sampling_logprobs)).exp()

@@ -31,10 +31,15 @@ def member_weights(
     sum of the weights stays. Where every member exceeds it, none is left out.
     """
     if not logprobs or len(logprobs) != len(weights):
-        raise ValueError(f"a pool needs one weight a member, got {len(weights)} weights for {len(logprobs)} members")
+        raise ValueError(
+            f"a pool needs one weight a member, got {len(weights)} weights for {len(logprobs)} members"
+        )
     if min(weights) <= 0 or not all(map(math.isfinite, weights)):
         raise ValueError(f"weights of a pool must be positive, got {list(weights)}")
-    given = [torch.full_like(precise(member[..., 0]), weight) for member, weight in zip(logprobs, weights, strict=True)]
+    given = [
+        torch.full_like(precise(member[..., 0]), weight)
+        for member, weight in zip(logprobs, weights, strict=True)
+    ]
     if gate is None:
         return given
     certain = torch.stack([entropy(member) <= gate for member in logprobs])
@@ -68,10 +73,16 @@ def arithmetic(
         raise ValueError(f"weights of an arithmetic pool must sum to 1, got {list(weights)}")
     shares = member_weights(logprobs, weights, gate)
     stacked = torch.stack(
-        [share.log().unsqueeze(-1) + finite(member) for share, member in zip(shares, logprobs, strict=True)]
+        [
+            share.log().unsqueeze(-1) + finite(member)
+            for share, member in zip(shares, logprobs, strict=True)
+        ]
     )
     impossible = torch.stack(
-        [torch.isneginf(member) | (share == 0).unsqueeze(-1) for share, member in zip(shares, logprobs, strict=True)]
+        [
+            torch.isneginf(member) | (share == 0).unsqueeze(-1)
+            for share, member in zip(shares, logprobs, strict=True)
+        ]
     ).all(dim=0)
     return torch.logsumexp(stacked, dim=0).masked_fill(impossible, -math.inf)
 
@@ -85,10 +96,14 @@ def disagreement(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"
 def top1_conflict(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"]:
     """The share of pairs of members whose most likely tokens differ; its mean over tokens is how often they clash."""
     likeliest = [member.argmax(dim=-1) for member in members]
-    return _mean_of_pairs(likeliest, lambda one, other: (one != other).to(precise(members[0]).dtype))
+    return _mean_of_pairs(
+        likeliest, lambda one, other: (one != other).to(precise(members[0]).dtype)
+    )
 
 
-def conflict_cosine(student: Float[Tensor, "*s V"], members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"]:
+def conflict_cosine(
+    student: Float[Tensor, "*s V"], members: Sequence[Float[Tensor, "*s V"]]
+) -> Float[Tensor, "*s"]:
     """The mean cosine between the gradients that two members give the student's logits under reverse KL.
 
     At 1 they pull the same way, at -1 they undo each other. A member the student already equals pulls nowhere: 0.
@@ -97,14 +112,18 @@ def conflict_cosine(student: Float[Tensor, "*s V"], members: Sequence[Float[Tens
     return _mean_of_pairs(gradients, lambda one, other: torch.cosine_similarity(one, other, dim=-1))
 
 
-def reverse_kl_gradient(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
+def reverse_kl_gradient(
+    student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
+) -> Float[Tensor, "*s V"]:
     """The gradient of KL(S || T) in the student's logits: `S * (a - E_S[a])` with `a = log S - log T`."""
     student = student.detach()
     terms = DIVERGENCES["reverse_kl"].contributions(student, teacher)
     return terms - finite(student).exp() * terms.sum(dim=-1, keepdim=True)
 
 
-def _mean_of_pairs(members: Sequence[Tensor], measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _mean_of_pairs(
+    members: Sequence[Tensor], measure: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     if len(members) < 2:
         raise ValueError(f"a measure between members needs at least two, got {len(members)}")
     return torch.stack([measure(one, other) for one, other in combinations(members, 2)]).mean(dim=0)

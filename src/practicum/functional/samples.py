@@ -70,7 +70,9 @@ def pass_rate(statistics: SampleStatistics, a: float = 1.0, b: float = 1.0) -> l
 
 
 @SAMPLE_WEIGHTS.enter("by perplexity", "2604.10688", ("{of}_nll",))
-def ppl_softmax(statistics: SampleStatistics, of: str = "student", temperature: float = 1.0) -> list[float]:
+def ppl_softmax(
+    statistics: SampleStatistics, of: str = "student", temperature: float = 1.0
+) -> list[float]:
     """Weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv 2604.10688).
 
     Of the student: in proportion to `PPL**(1 / temperature)`, so that surprising right answers count more. Of the
@@ -80,8 +82,12 @@ def ppl_softmax(statistics: SampleStatistics, of: str = "student", temperature: 
         raise ValueError(f"ppl_softmax: of must be student or teacher, got {of!r}")
     if temperature <= 0:
         raise ValueError(f"ppl_softmax: temperature must be positive, got {temperature}")
-    signed = statistics.student_nll if of == "student" else [-value for value in statistics.teacher_nll]
-    scores = [value / temperature for value, kept in zip(signed, statistics.kept, strict=True) if kept]
+    signed = (
+        statistics.student_nll if of == "student" else [-value for value in statistics.teacher_nll]
+    )
+    scores = [
+        value / temperature for value, kept in zip(signed, statistics.kept, strict=True) if kept
+    ]
     if not scores:
         return [0.0] * len(statistics.kept)
     top = max(scores)
@@ -90,7 +96,9 @@ def ppl_softmax(statistics: SampleStatistics, of: str = "student", temperature: 
     return [next(weights) if kept else 0.0 for kept in statistics.kept]
 
 
-@SAMPLE_WEIGHTS.enter("what earned more than the group's mean", "2606.04036", ("rewards",), by_reward=True)
+@SAMPLE_WEIGHTS.enter(
+    "what earned more than the group's mean", "2606.04036", ("rewards",), by_reward=True
+)
 def above_mean(statistics: SampleStatistics) -> list[float]:
     """1 for the completions whose reward is above their group's mean, else 0: a positive advantage (SDPG, 2606.04036)."""
     known = [reward for reward in statistics.rewards if reward is not None]

@@ -32,7 +32,9 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
     return total
 
 
-def token_coefficients(lengths: Sequence[int], aggregate: str, norm: float | None = None) -> list[float]:
+def token_coefficients(
+    lengths: Sequence[int], aggregate: str, norm: float | None = None
+) -> list[float]:
     """The coefficient of each token of sequence i, so that `sum(coefficient * loss)` is the aggregate of the batch.
 
     `lengths` are the numbers of supervised tokens of all sequences of the batch, wherever they are processed: the sum
@@ -49,7 +51,9 @@ def token_coefficients(lengths: Sequence[int], aggregate: str, norm: float | Non
         raise ValueError(f"lengths must not be negative, got {list(lengths)}")
     limit = norm or 0.0
     if aggregate == "seq_mean_token_sum_norm" and limit <= 0:
-        raise ValueError(f"seq_mean_token_sum_norm needs a positive norm, for example the token limit; got {norm}")
+        raise ValueError(
+            f"seq_mean_token_sum_norm needs a positive norm, for example the token limit; got {norm}"
+        )
     total, sequences = sum(lengths), sum(length > 0 for length in lengths)
     denominators = {
         "token_mean": lambda length: total,

@@ -12,7 +12,9 @@ from practicum.functional.precision import finite, precise
 from practicum.functional.sequence import gather_logprobs
 
 
-def acceptance(draft_logprob: Float[Tensor, "*s"], target_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+def acceptance(
+    draft_logprob: Float[Tensor, "*s"], target_logprob: Float[Tensor, "*s"]
+) -> Float[Tensor, "*s"]:
     """`min(1, p / q)`: the probability that a token drawn from the draft model is kept."""
     return (finite(target_logprob) - finite(draft_logprob)).clamp(max=0.0).exp()
 
@@ -27,7 +29,9 @@ def residual(draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"]) -> Flo
     return torch.where(total > 0, rest.log() - total.log(), precise(target))
 
 
-def expected_acceptance(draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
+def expected_acceptance(
+    draft: Float[Tensor, "*s V"], target: Float[Tensor, "*s V"]
+) -> Float[Tensor, "*s"]:
     """`sum(min(p, q)) = 1 - TVD(q, p)`: the share of the draft model's tokens that are kept in a state."""
     return 1.0 - tvd(draft, target)
 

@@ -41,7 +41,9 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         try:
             entry: Any = vars(importlib.import_module(name)).get("entry")
         except ImportError as error:
-            raise ValueError(f"no module {name!r} to load a {kind.__name__} from ({error})") from error
+            raise ValueError(
+                f"no module {name!r} to load a {kind.__name__} from ({error})"
+            ) from error
         if not isinstance(entry, kind):
             raise ValueError(
                 f"module {name!r} has no {kind.__name__}; write entry = practicum.functional.{kind.__name__}(...) in it"

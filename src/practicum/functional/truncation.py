@@ -7,7 +7,9 @@ from practicum.functional.distributions import temper
 from practicum.types import SamplingParams
 
 
-def sampling_logprobs(policy: Float[torch.Tensor, "B V"], params: SamplingParams) -> Float[torch.Tensor, "B V"]:
+def sampling_logprobs(
+    policy: Float[torch.Tensor, "B V"], params: SamplingParams
+) -> Float[torch.Tensor, "B V"]:
     """The distribution that is sampled from: temperature, then top-k, then top-p, renormalised."""
     if params.temperature == 0:
         greedy = torch.full_like(policy, -torch.inf)
@@ -19,6 +21,8 @@ def sampling_logprobs(policy: Float[torch.Tensor, "B V"], params: SamplingParams
     if params.top_p < 1.0:
         ordered, order = torch.log_softmax(logprobs, dim=-1).sort(dim=-1, descending=True)
         before = ordered.exp().cumsum(dim=-1) - ordered.exp()
-        outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= params.top_p)
+        outside = torch.zeros_like(before, dtype=torch.bool).scatter(
+            -1, order, before >= params.top_p
+        )
         logprobs = logprobs.masked_fill(outside, -torch.inf)
     return torch.log_softmax(logprobs, dim=-1) if params.top_k or params.top_p < 1.0 else logprobs

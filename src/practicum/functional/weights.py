@@ -78,7 +78,9 @@ def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 
 @WEIGHTS.enter("the least certain tokens", "2506.01939", ("{of}_entropy",), identity=_EVERY)
-def entropy_top(statistics: TokenStatistics, fraction: float = 0.2, of: str = "student") -> Float[Tensor, " T"]:
+def entropy_top(
+    statistics: TokenStatistics, fraction: float = 0.2, of: str = "student"
+) -> Float[Tensor, " T"]:
     """The `fraction` of tokens at which the student (or teacher) is least certain (arXiv 2506.01939)."""
     if of not in ("student", "teacher"):
         raise ValueError(f"entropy_top: of must be student or teacher, got {of!r}")
@@ -91,7 +93,12 @@ def divergence_top(statistics: TokenStatistics, fraction: float = 0.5) -> Float[
     return _top(_mask(statistics), _statistic("divergence_top", statistics, "divergence"), fraction)
 
 
-@WEIGHTS.enter("uncertain or confidently wrong", "2604.14084", ("student_entropy", "divergence"), identity=_EVERY)
+@WEIGHTS.enter(
+    "uncertain or confidently wrong",
+    "2604.14084",
+    ("student_entropy", "divergence"),
+    identity=_EVERY,
+)
 def soft_or(statistics: TokenStatistics, fraction: float = 0.5) -> Float[Tensor, " T"]:
     """The `fraction` of tokens of highest h + d - h d: uncertain, or confidently wrong (TIP, arXiv 2604.14084).
 
@@ -108,7 +115,13 @@ def soft_or_score(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     return h + d - h * d
 
 
-@WEIGHTS.enter("the first tokens of each completion", "", ("positions",), pointwise=True, identity={"length": 1 << 40})
+@WEIGHTS.enter(
+    "the first tokens of each completion",
+    "",
+    ("positions",),
+    pointwise=True,
+    identity={"length": 1 << 40},
+)
 def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T"]:
     """The first `length` tokens of each completion."""
     if length < 0:
@@ -124,7 +137,10 @@ def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T
     identity={"above": -math.inf},
 )
 def threshold(
-    statistics: TokenStatistics, above: float = 0.0, of: str = "teacher_entropy", below: float = math.inf
+    statistics: TokenStatistics,
+    above: float = 0.0,
+    of: str = "teacher_entropy",
+    below: float = math.inf,
 ) -> Float[Tensor, " T"]:
     """The tokens at which a statistic lies in (above, below] (Entropy-Aware OPD, arXiv 2603.07079)."""
     value = _statistic("threshold", statistics, of, MEASURES)
@@ -139,11 +155,15 @@ def trust(statistics: TokenStatistics, maximum: float = 1.0) -> Float[Tensor, " 
     """
     if maximum <= 0:
         raise ValueError(f"trust: maximum must be positive, got {maximum}")
-    gap = _statistic("trust", statistics, "teacher_logprobs") - _statistic("trust", statistics, "logprobs")
+    gap = _statistic("trust", statistics, "teacher_logprobs") - _statistic(
+        "trust", statistics, "logprobs"
+    )
     return _mask(statistics) * precise(gap).clamp(max=math.log(maximum)).exp()
 
 
-@WEIGHTS.enter("1 - min(T / S, 1): how surely the teacher rejects it", "2310.07177", _BOTH, pointwise=True)
+@WEIGHTS.enter(
+    "1 - min(T / S, 1): how surely the teacher rejects it", "2310.07177", _BOTH, pointwise=True
+)
 def distrust(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     """1 - min(T / S, 1): the probability that the teacher rejects the sampled token (OSD, arXiv 2310.07177)."""
     return _mask(statistics) - trust(statistics)
@@ -163,7 +183,11 @@ def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 
 
 @WEIGHTS.enter(
-    "tokens among the teacher's k likeliest", "2510.24021", ("teacher_rank",), pointwise=True, identity={"k": 1 << 40}
+    "tokens among the teacher's k likeliest",
+    "2510.24021",
+    ("teacher_rank",),
+    pointwise=True,
+    identity={"k": 1 << 40},
 )
 def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     """The sampled tokens among the teacher's k likeliest (SelecTKD, arXiv 2510.24021)."""
@@ -172,7 +196,9 @@ def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     return _mask(statistics) * (_statistic("accepted", statistics, "teacher_rank") < k)
 
 
-@WEIGHTS.enter("tokens not among the teacher's k likeliest", needs=("teacher_rank",), pointwise=True)
+@WEIGHTS.enter(
+    "tokens not among the teacher's k likeliest", needs=("teacher_rank",), pointwise=True
+)
 def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     """The sampled tokens that are not among the teacher's k likeliest."""
     return _mask(statistics) - accepted(statistics, k)
@@ -184,23 +210,36 @@ def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     return _mask(statistics) * ~_statistic("not_special", statistics, "special")
 
 
-@WEIGHTS.enter("exp(-beta H)", "2604.02288", ("{of}_entropy",), pointwise=True, identity={"beta": 0.0})
-def certain(statistics: TokenStatistics, beta: float = 1.0, of: str = "teacher") -> Float[Tensor, " T"]:
+@WEIGHTS.enter(
+    "exp(-beta H)", "2604.02288", ("{of}_entropy",), pointwise=True, identity={"beta": 0.0}
+)
+def certain(
+    statistics: TokenStatistics, beta: float = 1.0, of: str = "teacher"
+) -> Float[Tensor, " T"]:
     """exp(-beta H): a teacher (or student) that is unsure counts less (SRPO, arXiv 2604.02288)."""
     if of not in ("student", "teacher"):
         raise ValueError(f"certain: of must be student or teacher, got {of!r}")
     if beta < 0:
         raise ValueError(f"certain: beta must not be negative, got {beta}")
-    return _mask(statistics) * torch.exp(-beta * precise(_statistic("certain", statistics, f"{of}_entropy")))
+    return _mask(statistics) * torch.exp(
+        -beta * precise(_statistic("certain", statistics, f"{of}_entropy"))
+    )
 
 
-@WEIGHTS.enter("early tokens more, by share of disagreement", "2606.22600", ("rows", *_BOTH), identity={"gamma": 0.0})
+@WEIGHTS.enter(
+    "early tokens more, by share of disagreement",
+    "2606.22600",
+    ("rows", *_BOTH),
+    identity={"gamma": 0.0},
+)
 def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor, " T"]:
     """1 + gamma (1 - c), c the share of the completion's |log T - log S| that lies up to the token (arXiv 2606.22600)."""
     if gamma < 0:
         raise ValueError(f"importance: gamma must not be negative, got {gamma}")
     mask, rows = _mask(statistics), _statistic("importance", statistics, "rows")
-    gap = _statistic("importance", statistics, "teacher_logprobs") - _statistic("importance", statistics, "logprobs")
+    gap = _statistic("importance", statistics, "teacher_logprobs") - _statistic(
+        "importance", statistics, "logprobs"
+    )
     size = torch.where(mask > 0, precise(gap).abs(), 0.0)
     count = int(rows.max()) + 1 if len(rows) else 0
     totals = size.new_zeros(count).index_add_(0, rows, size)
@@ -218,7 +257,9 @@ def _mask(statistics: TokenStatistics) -> Tensor:
     return precise((mask != 0).to(mask.dtype if mask.is_floating_point() else torch.float32))
 
 
-def _statistic(weight: str, statistics: TokenStatistics, name: str, allowed: tuple[str, ...] = ()) -> Tensor:
+def _statistic(
+    weight: str, statistics: TokenStatistics, name: str, allowed: tuple[str, ...] = ()
+) -> Tensor:
     if allowed and name not in allowed:
         raise ValueError(f"{weight}: no statistic named {name!r}; known: {', '.join(allowed)}")
     value = getattr(statistics, name)

@@ -23,9 +23,14 @@ class ScratchConfig(BaseModel):
     layers: int = Field(default=2, ge=1)
     heads: int = Field(default=4, ge=1)
     dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="attention dropout that its config asks for; `pretrain` learns with it"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="attention dropout that its config asks for; `pretrain` learns with it",
     )
-    padded_vocabulary: int | None = Field(default=None, description="rows of the embedding, padding included")
+    padded_vocabulary: int | None = Field(
+        default=None, description="rows of the embedding, padding included"
+    )
     seed: int = 0
     pretrain: PretrainConfig = PretrainConfig(steps=0)
 
@@ -34,21 +39,32 @@ class ModelConfig(BaseModel):
     """A model: a folder, a hub name, a packaged name such as `smollm2-135m-instruct`, or `scratch` settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    model: str | ScratchConfig = Field(description="folder, hub name, packaged name, or from-scratch settings")
+    model: str | ScratchConfig = Field(
+        description="folder, hub name, packaged name, or from-scratch settings"
+    )
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    template: str | None = Field(default=None, description="a chat template (Jinja) instead of the model's own")
+    template: str | None = Field(
+        default=None, description="a chat template (Jinja) instead of the model's own"
+    )
     system: str | None = Field(default=None, description="a system turn put before every prompt")
-    thinking: bool | None = Field(default=None, description="the template's thinking switch, where it has one")
-    stop: tuple[str, ...] = Field(default=(), description="tokens that end an answer besides the model's own")
-    trust_remote_code: bool = Field(default=False, description="run Python code that the model folder brings along")
+    thinking: bool | None = Field(
+        default=None, description="the template's thinking switch, where it has one"
+    )
+    stop: tuple[str, ...] = Field(
+        default=(), description="tokens that end an answer besides the model's own"
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="run Python code that the model folder brings along"
+    )
 
 
 class ScorerConfig(ModelConfig):
     """A model that only scores: where its weights are while it does not."""
 
     residency: Literal["resident", "swap", "disk"] = Field(
-        default="resident", description="where the weights are between calls: on the device, in CPU memory, or on disk"
+        default="resident",
+        description="where the weights are between calls: on the device, in CPU memory, or on disk",
     )
 
 
@@ -63,8 +79,13 @@ class Lora(BaseModel):
 class StudentConfig(ModelConfig):
     """The model that learns: which of its weights move."""
 
-    lora: Lora | None = Field(default=None, description="train adapters instead of the weights themselves")
-    trainable_layers: int | None = Field(default=None, ge=1, description="train only the last N layers; none: all")
+    lora: Lora | None = Field(
+        default=None, description="train adapters instead of the weights themselves"
+    )
+    trainable_layers: int | None = Field(
+        default=None, ge=1, description="train only the last N layers; none: all"
+    )
     dropout: bool = Field(
-        default=False, description="learn with the dropout and the routers' noise that the model's config asks for"
+        default=False,
+        description="learn with the dropout and the routers' noise that the model's config asks for",
     )

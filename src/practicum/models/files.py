@@ -33,7 +33,9 @@ def model_digests(source: str, weights: bool = True) -> dict[str, str]:
     """
     folder = Path(source)
     if folder.is_dir():
-        return {str(path.relative_to(folder)): file_digest(path) for path in _files(folder, weights)}
+        return {
+            str(path.relative_to(folder)): file_digest(path) for path in _files(folder, weights)
+        }
     commit = commit_of(source)
     return {"name": source} if commit is None else {"commit": f"{source}@{commit}"}
 
@@ -60,4 +62,6 @@ def file_digest(path: Path) -> str:
 def _files(folder: Path, weights: bool) -> Iterator[Path]:
     """Yield each file once, by name."""
     patterns = (WEIGHTS, *READING) if weights else READING
-    yield from sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    yield from sorted(
+        {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    )

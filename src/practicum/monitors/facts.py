@@ -28,7 +28,11 @@ class RecipeFacts:
     def of(cls, recipe: Mapping[str, Any]) -> "RecipeFacts":
         """Those of a resolved recipe's data."""
         terms = Objective.model_validate(recipe["objective"]).losses
-        periods = [teacher.period for teacher in find_self_teachers(recipe).values() if teacher.weights == "periodic"]
+        periods = [
+            teacher.period
+            for teacher in find_self_teachers(recipe).values()
+            if teacher.weights == "periodic"
+        ]
         return cls(
             longest=recipe["rollout"]["max_new_tokens"],
             updates=recipe["train"]["updates_per_step"],

@@ -80,7 +80,9 @@ class StepView:
 
     def now(self, *names: str) -> list[float] | None:
         """The step's values of these readings, or None where one is missing."""
-        return [self.row[name] for name in names] if all(name in self.row for name in names) else None
+        return (
+            [self.row[name] for name in names] if all(name in self.row for name in names) else None
+        )
 
     def smooth(self, name: str, count: int = 3) -> float | None:
         """The median of the newest values, the step's own among them, or None where the step has none."""
@@ -88,7 +90,11 @@ class StepView:
 
     def baseline(self, name: str) -> float | None:
         """The run's own beginning, once it is over."""
-        return self.history.baseline(name) if self.step > BASELINE or name.startswith(HELDOUT) else None
+        return (
+            self.history.baseline(name)
+            if self.step > BASELINE or name.startswith(HELDOUT)
+            else None
+        )
 
     def last(self, name: str, count: int) -> Sequence[float]:
         """The newest values, the step's own last."""

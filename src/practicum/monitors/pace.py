@@ -38,7 +38,9 @@ class PhaseSpeedMonitor:
                 continue
             ratio = taken / tokens / max(statistics.median(first), 1e-12)
             slow = ratio > FACTOR and taken > SHARE * sum(seconds.values())
-            self._run[phase] = self._run.get(phase, 0) + 1 if slow is not (phase in self._off) else 0
+            self._run[phase] = (
+                self._run.get(phase, 0) + 1 if slow is not (phase in self._off) else 0
+            )
             if self._run[phase] < PERSISTENCE:
                 continue
             self._run[phase] = 0
@@ -53,6 +55,8 @@ class PhaseSpeedMonitor:
 
     def _seconds(self, metrics: Mapping[str, float]) -> dict[str, float]:
         phases = {
-            name.removeprefix("seconds_"): value for name, value in metrics.items() if name.startswith("seconds_")
+            name.removeprefix("seconds_"): value
+            for name, value in metrics.items()
+            if name.startswith("seconds_")
         }
         return {"step": sum(phases.values())} if self._overlapping else phases

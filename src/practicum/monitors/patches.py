@@ -48,13 +48,19 @@ covering = _always("objective.losses.0.divergence", "forward_kl")
 
 def shorter(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Half as many new tokens."""
-    return {"rollout.max_new_tokens": recipe["rollout"]["max_new_tokens"] // 2} if _room(recipe) else None
+    return (
+        {"rollout.max_new_tokens": recipe["rollout"]["max_new_tokens"] // 2}
+        if _room(recipe)
+        else None
+    )
 
 
 def train_on_prefix(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Learn from the first half of an answer alone (2605.31490, 2605.07804)."""
     return (
-        {"objective.losses.0.weights": f"prefix({recipe['rollout']['max_new_tokens'] // 2})"} if _room(recipe) else None
+        {"objective.losses.0.weights": f"prefix({recipe['rollout']['max_new_tokens'] // 2})"}
+        if _room(recipe)
+        else None
     )
 
 
@@ -79,7 +85,9 @@ unweighted = _always("objective.losses.0.weights", "all")
 
 def unfiltered(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Learn from every completion, in each term that filters them."""
-    filtered = [place for place, term in enumerate(recipe["objective"]["losses"]) if term["filter"] != "all"]
+    filtered = [
+        place for place, term in enumerate(recipe["objective"]["losses"]) if term["filter"] != "all"
+    ]
     return {f"objective.losses.{place}.filter": "all" for place in filtered} or None
 
 

@@ -66,7 +66,9 @@ class StepTokens:
     @classmethod
     def of(cls, result: StepResult) -> "StepTokens":
         """Those of a step."""
-        lengths = torch.tensor([len(rollout.tokens) for rollout in result.rollouts], dtype=torch.long)
+        lengths = torch.tensor(
+            [len(rollout.tokens) for rollout in result.rollouts], dtype=torch.long
+        )
         rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
         tokens = torch.cat([rollout.tokens for rollout in result.rollouts])
@@ -87,7 +89,9 @@ class StepTokens:
     @property
     def divergence(self) -> Float[Tensor, " T"]:
         """Reverse KL to the teacher, or the objective's own divergence where that is not known."""
-        return torch.where(self.outputs.reverse_kl.isnan(), self.outputs.divergence, self.outputs.reverse_kl)
+        return torch.where(
+            self.outputs.reverse_kl.isnan(), self.outputs.divergence, self.outputs.reverse_kl
+        )
 
 
 def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -> Metrics:
@@ -106,7 +110,11 @@ def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -
         **groups(rollouts),
         **signal(tokens, rollouts, facts),
     }
-    return {name: value for name, value in readings.items() if value is not None and math.isfinite(value)}
+    return {
+        name: value
+        for name, value in readings.items()
+        if value is not None and math.isfinite(value)
+    }
 
 
 def gaps(tokens: StepTokens) -> dict[str, float | None]:
@@ -122,7 +130,9 @@ def gaps(tokens: StepTokens) -> dict[str, float | None]:
 
 def stops(tokens: StepTokens, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
     """The teacher's view of the tokens with which the student ended its answers."""
-    ended = torch.tensor([rollout.stop_reason == "stop" and rollout.source == "student" for rollout in rollouts])
+    ended = torch.tensor(
+        [rollout.stop_reason == "stop" and rollout.source == "student" for rollout in rollouts]
+    )
     last = torch.cat([tokens.rows[1:] != tokens.rows[:-1], torch.ones(1, dtype=torch.bool)])
     gap = _known(tokens.gap[last & ended[tokens.rows]])
     if len(gap) < 4:
@@ -143,16 +153,25 @@ def repetition(tokens: StepTokens, rollouts: Sequence[Rollout]) -> dict[str, flo
         "repeated_tokens": _share(tokens.repeated),
     }
     known = ~tokens.gap.isnan()
-    said, new = tokens.gap[known & tokens.repeated].double(), tokens.gap[known & ~tokens.repeated].double()
+    said, new = (
+        tokens.gap[known & tokens.repeated].double(),
+        tokens.gap[known & ~tokens.repeated].double(),
+    )
     if min(len(said), len(new)) >= FEWEST:
         readings["repeated_gap"] = (said.mean() - new.mean()).item()
-        readings["repeated_gap_error"] = (said.var() / len(said) + new.var() / len(new)).sqrt().item()
+        readings["repeated_gap_error"] = (
+            (said.var() / len(said) + new.var() / len(new)).sqrt().item()
+        )
     return readings
 
 
 def entropies(tokens: StepTokens) -> dict[str, float | None]:
     """The mean distance between the entropies of student and teacher, nats a token."""
-    return {"entropy_gap": _mean((tokens.outputs.teacher_entropy - tokens.outputs.student_entropy).abs())}
+    return {
+        "entropy_gap": _mean(
+            (tokens.outputs.teacher_entropy - tokens.outputs.student_entropy).abs()
+        )
+    }
 
 
 def by_position(tokens: StepTokens) -> dict[str, float | None]:
@@ -181,7 +200,11 @@ def traps(
     """
     window = max(min(WINDOW, facts.longest // 16), 1)
     columns = tokens.divergence.split([len(rollout.tokens) for rollout in rollouts])
-    whole = [(rollout, column) for rollout, column in zip(rollouts, columns, strict=True) if _whole(column, window)]
+    whole = [
+        (rollout, column)
+        for rollout, column in zip(rollouts, columns, strict=True)
+        if _whole(column, window)
+    ]
     if not whole:
         return {}
     least = [window_means(column, window).min().item() for _, column in whole]
@@ -203,14 +226,18 @@ def engine(tokens: StepTokens, result: StepResult, facts: RecipeFacts) -> dict[s
     the first of its updates.
     """
     lags = sorted(result.step - 1 - rollout.policy_version for rollout in result.rollouts)
-    readings: dict[str, float | None] = {"staleness_p95": float(lags[math.ceil(0.95 * len(lags)) - 1])}
+    readings: dict[str, float | None] = {
+        "staleness_p95": float(lags[math.ceil(0.95 * len(lags)) - 1])
+    }
     own = torch.tensor([rollout.source == "student" for rollout in result.rollouts])[tokens.rows]
     known = own & ~(tokens.policy_logprobs - tokens.outputs.logprobs).isnan()
     if not known.any():
         return readings
     same = known & _first_update(result, facts.updates)[tokens.rows]
     if same.any():
-        readings["probability_error"] = probability_error(tokens.outputs.logprobs[same], tokens.policy_logprobs[same])
+        readings["probability_error"] = probability_error(
+            tokens.outputs.logprobs[same], tokens.policy_logprobs[same]
+        )
     health = importance_health(tokens.outputs.logprobs[known], tokens.policy_logprobs[known])
     readings |= {
         "importance_mean": health.mean,
@@ -222,22 +249,31 @@ def engine(tokens: StepTokens, result: StepResult, facts: RecipeFacts) -> dict[s
 
 def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
     """How different the student's answers to one prompt are, and how often one of them is right."""
-    by_prompt = group_pairs((rollout.prompt.id, rollout) for rollout in rollouts if rollout.source == "student")
+    by_prompt = group_pairs(
+        (rollout.prompt.id, rollout) for rollout in rollouts if rollout.source == "student"
+    )
     several = [group for group in by_prompt.values() if len(group) > 1]
     if not several:
         return {}
-    pairs = [distinct_ngrams([rollout.tokens.tolist() for rollout in group], 2) for group in several]
+    pairs = [
+        distinct_ngrams([rollout.tokens.tolist() for rollout in group], 2) for group in several
+    ]
     rewards = [
-        [1.0 if rollout.reward >= 1.0 else 0.0 for rollout in group if rollout.reward is not None] for group in several
+        [1.0 if rollout.reward >= 1.0 else 0.0 for rollout in group if rollout.reward is not None]
+        for group in several
     ]
     return {
-        "unique_answers": mean_of([unique_share([rollout.text.strip() for rollout in group]) for group in several]),
+        "unique_answers": mean_of(
+            [unique_share([rollout.text.strip() for rollout in group]) for group in several]
+        ),
         "distinct_2": mean_of(pairs),
         **_passes([rights for rights in rewards if len(rights) > 1]),
     }
 
 
-def signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts) -> dict[str, float | None]:
+def signal(
+    tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts
+) -> dict[str, float | None]:
     """Shares of completions that teach something and that the teacher left unanswered, and of tokens that count nothing."""
     readings: dict[str, float | None] = {}
     supervised = torch.bincount(tokens.rows[tokens.learned], minlength=len(rollouts)) > 0
@@ -247,7 +283,9 @@ def signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts) 
         readings["unanswered"] = _share(~heard[supervised])
     size = torch.where(tokens.divergence.isnan(), tokens.gap, tokens.divergence).abs()
     if facts.asks_teacher and (answered.any() or not supervised.any()):
-        sums = torch.zeros(len(rollouts), dtype=torch.float64).index_add_(0, tokens.rows, size.double().nan_to_num(0.0))
+        sums = torch.zeros(len(rollouts), dtype=torch.float64).index_add_(
+            0, tokens.rows, size.double().nan_to_num(0.0)
+        )
         counts = torch.bincount(tokens.rows[~size.isnan()], minlength=len(rollouts)).clamp_min(1)
         readings["signal_share"] = _share(sums / counts >= NOTHING)
     weight = _known(tokens.outputs.weight)
@@ -281,7 +319,11 @@ def compute_evaluation_readings(before: Evaluation | None, now: Evaluation, seed
     won = None if before is None else gain(before, now, seed)
     if won is not None:
         readings |= {"heldout_gain": won.mean, "heldout_gain_high": won.high}
-    return {name: value for name, value in readings.items() if value is not None and math.isfinite(value)}
+    return {
+        name: value
+        for name, value in readings.items()
+        if value is not None and math.isfinite(value)
+    }
 
 
 def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
@@ -292,7 +334,9 @@ def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor,
         again[period:-1] = (tokens[period:] == tokens[:-period]) & (rows[period:] == rows[:-period])
         edges = again.int().diff(prepend=torch.zeros(1, dtype=torch.int))
         for start, end in zip(
-            (edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True
+            (edges == 1).nonzero()[:, 0].tolist(),
+            (edges == -1).nonzero()[:, 0].tolist(),
+            strict=True,
         ):
             if end - start >= 2 * period:
                 readings[start:end] = True
@@ -302,7 +346,9 @@ def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor,
 def _passes(groups: Sequence[Sequence[float]]) -> dict[str, float | None]:
     if not groups:
         return {}
-    any_right = mean_of([pass_at_k(len(rights), int(sum(rights)), len(rights)) for rights in groups])
+    any_right = mean_of(
+        [pass_at_k(len(rights), int(sum(rights)), len(rights)) for rights in groups]
+    )
     each = mean_of([sum(rights) / len(rights) for rights in groups])
     assert any_right is not None and each is not None
     settled = mean_of([float(sum(rights) in (0.0, len(rights))) for rights in groups])
@@ -319,7 +365,10 @@ def _first_update(result: StepResult, updates: int) -> Bool[Tensor, " B"]:
     prompts = list(dict.fromkeys(rollout.prompt.id for rollout in result.rollouts))
     first = {prompt for place, prompt in enumerate(prompts) if place * updates // len(prompts) == 0}
     return torch.tensor(
-        [rollout.prompt.id in first and rollout.policy_version == result.step - 1 for rollout in result.rollouts]
+        [
+            rollout.prompt.id in first and rollout.policy_version == result.step - 1
+            for rollout in result.rollouts
+        ]
     )
 
 

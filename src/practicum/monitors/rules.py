@@ -34,7 +34,9 @@ class RuleResult:
 
 def not_finite(seen: StepView, limits: Thresholds) -> RuleResult | None:
     """Updates of the last 20 steps that were left out because a loss or a gradient was no number."""
-    rows = [max(pair) for pair in zip(_flags(seen, "skipped"), _flags(seen, "nonfinite"), strict=True)]
+    rows = [
+        max(pair) for pair in zip(_flags(seen, "skipped"), _flags(seen, "nonfinite"), strict=True)
+    ]
     return RuleResult("skipped", sum(rows), sum(rows) / _of(limits.level))
 
 
@@ -44,7 +46,12 @@ def gradient_spike(seen: StepView, limits: Thresholds) -> RuleResult | None:
     if "grad_norm" not in seen.row or len(earlier) < 5:
         return None
     usual = median(earlier)
-    return RuleResult("grad_norm", seen.row["grad_norm"], seen.row["grad_norm"] / (_of(limits.change) * usual), usual)
+    return RuleResult(
+        "grad_norm",
+        seen.row["grad_norm"],
+        seen.row["grad_norm"] / (_of(limits.change) * usual),
+        usual,
+    )
 
 
 def gradient_collapse(seen: StepView, limits: Thresholds) -> RuleResult | None:
@@ -54,7 +61,9 @@ def gradient_collapse(seen: StepView, limits: Thresholds) -> RuleResult | None:
     if norm is None or base is None or far is None or far_base is None:
         return None
     left = far > 0.5 * far_base
-    return RuleResult("grad_norm", norm, _of(limits.change) * base / max(norm, TINY) if left else 0.0, base)
+    return RuleResult(
+        "grad_norm", norm, _of(limits.change) * base / max(norm, TINY) if left else 0.0, base
+    )
 
 
 def truncation(seen: StepView, limits: Thresholds) -> RuleResult | None:
@@ -70,7 +79,11 @@ def repetition(seen: StepView, limits: Thresholds) -> RuleResult | None:
     """Answers that loop, over those that did at the start."""
     base = seen.baseline("repetition") or 0.0
     now = seen.now("repetition")
-    return None if now is None else RuleResult("repetition", now[0], (now[0] - base) / _of(limits.level), base)
+    return (
+        None
+        if now is None
+        else RuleResult("repetition", now[0], (now[0] - base) / _of(limits.level), base)
+    )
 
 
 def length(seen: StepView, limits: Thresholds) -> RuleResult | None:
@@ -79,7 +92,9 @@ def length(seen: StepView, limits: Thresholds) -> RuleResult | None:
     if "length" not in seen.row or len(lengths) < 13:
         return None
     now, before = median(lengths[-3:]), median(lengths[:10])
-    score = max(now / max(before, TINY) / _of(limits.level), _of(limits.change) * before / max(now, TINY))
+    score = max(
+        now / max(before, TINY) / _of(limits.level), _of(limits.change) * before / max(now, TINY)
+    )
     return RuleResult("length", now, score if abs(now - before) >= 4 else 0.0, before)
 
 
@@ -89,7 +104,9 @@ def repeated_advantage(seen: StepView, limits: Thresholds) -> RuleResult | None:
     if now is None:
         return None
     gap, error, share = now
-    return RuleResult("repeated_gap", gap, min(gap / _of(limits.level), share / 0.05) if gap > 2 * error else 0.0)
+    return RuleResult(
+        "repeated_gap", gap, min(gap / _of(limits.level), share / 0.05) if gap > 2 * error else 0.0
+    )
 
 
 def stop_event(seen: StepView, limits: Thresholds) -> RuleResult | None:
@@ -127,7 +144,9 @@ def entropy_gap(seen: StepView, limits: Thresholds) -> RuleResult | None:
     spans = [median(gaps[start : start + 5]) for start in range(0, 30, 5)]
     rising = all(later > earlier for earlier, later in pairwise(spans))
     rise = spans[-1] / max(spans[0], TINY) - 1.0
-    return RuleResult("entropy_gap", spans[-1], rise / _of(limits.change) if rising else 0.0, spans[0])
+    return RuleResult(
+        "entropy_gap", spans[-1], rise / _of(limits.change) if rising else 0.0, spans[0]
+    )
 
 
 def student_entropy(seen: StepView, limits: Thresholds) -> RuleResult | None:
@@ -139,7 +158,10 @@ def student_entropy(seen: StepView, limits: Thresholds) -> RuleResult | None:
     # The entropy of answers that end at once is that of one stop token, and says nothing of the student's words.
     silent = (seen.smooth("empty") or 0.0) > 0.5
     return RuleResult(
-        "student_entropy", now, score if _sharper_than_teacher(seen) is not False and not silent else 0.0, base
+        "student_entropy",
+        now,
+        score if _sharper_than_teacher(seen) is not False and not silent else 0.0,
+        base,
     )
 
 
@@ -173,7 +195,11 @@ def tails(seen: StepView, limits: Thresholds) -> RuleResult | None:
     """A few tokens that the teacher would never have written, or that hold half of all divergence."""
     far, few = seen.smooth("far_gaps"), seen.smooth("concentration")
     scores = [RuleResult("far_gaps", far, far / _of(limits.level))] if far is not None else []
-    scores += [RuleResult("concentration", few, _of(limits.level) / max(few, TINY))] if few is not None else []
+    scores += (
+        [RuleResult("concentration", few, _of(limits.level) / max(few, TINY))]
+        if few is not None
+        else []
+    )
     return max(scores, key=lambda finding: finding.score, default=None)
 
 
@@ -183,7 +209,9 @@ def engine_error(seen: StepView, limits: Thresholds) -> RuleResult | None:
     if now is None:
         return None
     drift = 0.0 if base is None else (now[0] - base) / _of(limits.change)
-    return RuleResult("probability_error", now[0], max((now[0] - 1.0) / (_of(limits.level) - 1.0), drift), base)
+    return RuleResult(
+        "probability_error", now[0], max((now[0] - 1.0) / (_of(limits.level) - 1.0), drift), base
+    )
 
 
 def importance(seen: StepView, limits: Thresholds) -> RuleResult | None:
@@ -207,13 +235,21 @@ def staleness(seen: StepView, limits: Thresholds) -> RuleResult | None:
 def teacher_health(seen: StepView, limits: Thresholds) -> RuleResult | None:
     """Completions without an answer, from a teacher that had answered all."""
     now, base = seen.now("unanswered"), seen.baseline("unanswered")
-    return None if now is None or base != 0.0 else RuleResult("unanswered", now[0], now[0] / _of(limits.level), base)
+    return (
+        None
+        if now is None or base != 0.0
+        else RuleResult("unanswered", now[0], now[0] / _of(limits.level), base)
+    )
 
 
 def diversity(seen: StepView, limits: Thresholds) -> RuleResult | None:
     """Answers to one prompt that become alike, and not because they become right or because the teacher's are alike."""
-    found = [_fall(seen, name, limits) for name in ("unique_answers", "distinct_2", "heldout_unique")]
-    worst = max((one for one in found if one is not None), key=lambda finding: finding.score, default=None)
+    found = [
+        _fall(seen, name, limits) for name in ("unique_answers", "distinct_2", "heldout_unique")
+    ]
+    worst = max(
+        (one for one in found if one is not None), key=lambda finding: finding.score, default=None
+    )
     rights, base = seen.smooth("pass_at_n", 5), seen.baseline("pass_at_n")
     if worst is None:
         return None
@@ -237,7 +273,11 @@ def no_signal(seen: StepView, limits: Thresholds) -> RuleResult | None:
     if seen.row.get("tokens") == 0.0:
         return RuleResult("tokens", 0.0, 1.0)
     now = seen.now("signal_share")
-    return None if now is None else RuleResult("signal_share", now[0], 1.0 if now[0] <= _of(limits.level) else 0.0)
+    return (
+        None
+        if now is None
+        else RuleResult("signal_share", now[0], 1.0 if now[0] <= _of(limits.level) else 0.0)
+    )
 
 
 def empty_updates(seen: StepView, limits: Thresholds) -> RuleResult | None:
@@ -259,7 +299,9 @@ def engagement(seen: StepView, limits: Thresholds) -> RuleResult | None:
     now = seen.smooth("weightless")
     if now is None:
         return None
-    return RuleResult("weightless", now, max(now / _of(limits.level), _of(limits.change) / max(now, TINY)))
+    return RuleResult(
+        "weightless", now, max(now / _of(limits.level), _of(limits.change) / max(now, TINY))
+    )
 
 
 def settled(seen: StepView, limits: Thresholds) -> RuleResult | None:

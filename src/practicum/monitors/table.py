@@ -40,7 +40,9 @@ class Monitor:
     @property
     def stop_condition(self) -> bool:
         """Whether it may end a run."""
-        return bool({self.action, self.worse[1] if self.worse else ""} & {"finish", "pause", "stop"})
+        return bool(
+            {self.action, self.worse[1] if self.worse else ""} & {"finish", "pause", "stop"}
+        )
 
 
 MONITORS: dict[str, Monitor] = {

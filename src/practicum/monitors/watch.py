@@ -75,7 +75,10 @@ class Watch:
     """Reads each step, judges it, and comes back to the same place when the rows of an interrupted run are replayed."""
 
     def __init__(
-        self, recipe: Mapping[str, Any], settings: Mapping[str, MonitorSettings], accepts: Accepts | None = None
+        self,
+        recipe: Mapping[str, Any],
+        settings: Mapping[str, MonitorSettings],
+        accepts: Accepts | None = None,
     ) -> None:
         self._recipe = recipe
         self._facts = RecipeFacts.of(recipe)
@@ -95,7 +98,9 @@ class Watch:
         row = {
             name: value
             for name, value in metrics.items()
-            if not name.startswith("seconds_") and isinstance(value, int | float) and math.isfinite(value)
+            if not name.startswith("seconds_")
+            and isinstance(value, int | float)
+            and math.isfinite(value)
         }
         self._history.add(row)
         seen = StepView(step, row, self._history, self._facts)
@@ -107,7 +112,9 @@ class Watch:
         return [
             alarm
             for row in rows
-            for alarm in self.judge(row["step"], {name: value for name, value in row.items() if name != "step"})
+            for alarm in self.judge(
+                row["step"], {name: value for name, value in row.items() if name != "step"}
+            )
         ]
 
     def _judge(self, monitor: Monitor, seen: StepView) -> Alarm | None:
@@ -116,13 +123,16 @@ class Watch:
         if action == "off":
             return None
         limits = Thresholds(
-            monitor.level if own.level is None else own.level, monitor.change if own.change is None else own.change
+            monitor.level if own.level is None else own.level,
+            monitor.change if own.change is None else own.change,
         )
         finding = monitor.judge(seen, limits)
         if finding is None:
             return None
         worse = monitor.worse if own.action is None else None
-        call = self._call(self._states[monitor.id], finding, own.persistence or monitor.persistence, action, worse)
+        call = self._call(
+            self._states[monitor.id], finding, own.persistence or monitor.persistence, action, worse
+        )
         if call is None:
             return None
         rule = f"{monitor.says.format(level=limits.level, change=limits.change)}{_times(own, monitor, finding)}"
@@ -142,7 +152,11 @@ class Watch:
 
     @staticmethod
     def _call(
-        state: _State, finding: RuleResult, persistence: int, action: str, worse: tuple[float, str] | None
+        state: _State,
+        finding: RuleResult,
+        persistence: int,
+        action: str,
+        worse: tuple[float, str] | None,
     ) -> str | None:
         """What a finding calls for now, or None; what has been called for once is only called for again when it was over."""
         state.hits = state.hits + 1 if finding.score >= 1.0 else 0
@@ -150,7 +164,9 @@ class Watch:
         if finding.score < RECOVERED_BELOW:
             state.called = None
         wanted = worse[1] if worse is not None and state.worse >= persistence else action
-        if state.hits < persistence or (state.called and ACTIONS.index(state.called) >= ACTIONS.index(wanted)):
+        if state.hits < persistence or (
+            state.called and ACTIONS.index(state.called) >= ACTIONS.index(wanted)
+        ):
             return None
         state.called = wanted
         return wanted

@@ -14,10 +14,24 @@ from practicum.objective.choices import (
 from practicum.objective.closed_form import LossChunk, build_chunk, can_fuse
 from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.reading import compare_signals, read_tokens
-from practicum.objective.signals import Capabilities, Draws, Full, Sampled, Score, SignalName, Text, TopK
+from practicum.objective.signals import (
+    Capabilities,
+    Draws,
+    Full,
+    Sampled,
+    Score,
+    SignalName,
+    Text,
+    TopK,
+)
 from practicum.objective.spec import Objective, Term
 from practicum.objective.token_axis import compute_coefficients
-from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch, build_token_batch
+from practicum.objective.tokens import (
+    TeacherDistribution,
+    TermValues,
+    TokenBatch,
+    build_token_batch,
+)
 from practicum.objective.vocabulary_axis import compute_term_values
 
 __all__ = [

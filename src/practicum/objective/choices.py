@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
 
 from practicum.core.calls import Call, bind, did_you_mean, format_call, parse_call
 from practicum.functional.advantages import ADVANTAGES
@@ -223,10 +231,14 @@ def _chooser(kind: str, table: Mapping[str, Any]) -> BeforeValidator:
             name = str(value["type"])
             given = {key: argument for key, argument in value.items() if key != "type"}
         else:
-            raise ValueError(f"a {kind} is written as a name or a call, not as {value!r}; known: {', '.join(table)}")
+            raise ValueError(
+                f"a {kind} is written as a name or a call, not as {value!r}; known: {', '.join(table)}"
+            )
         defaults = _known(kind, name, table).defaults
         where = f"{kind} {name!r}"
-        checked = {key: _argument(where, key, argument, defaults) for key, argument in given.items()}
+        checked = {
+            key: _argument(where, key, argument, defaults) for key, argument in given.items()
+        }
         return {"name": name, "arguments": {**defaults, **checked}}
 
     return BeforeValidator(read)
@@ -239,7 +251,9 @@ def _argument(where: str, key: str, argument: Any, defaults: Arguments) -> int |
     kinds = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
     kind, fits = kinds[type(defaults[key])]
     if not isinstance(argument, fits) or isinstance(argument, bool) or argument != argument:
-        raise ValueError(f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}")
+        raise ValueError(
+            f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}"
+        )
     return float(argument) if kind == "a number" else argument
 
 
@@ -248,12 +262,16 @@ def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     try:
         return table[name]
     except KeyError:
-        raise ValueError(REFUSED.get(name, f"no {kind} named {name!r}; {did_you_mean(name, table)}")) from None
+        raise ValueError(
+            REFUSED.get(name, f"no {kind} named {name!r}; {did_you_mean(name, table)}")
+        ) from None
 
 
 def _in_range(choice: Choice) -> Choice:
     """The divergence, if its parameter is in the family's range."""
-    DIVERGENCES[choice.name].resolve(next((float(value) for value in choice.arguments.values()), None))
+    DIVERGENCES[choice.name].resolve(
+        next((float(value) for value in choice.arguments.values()), None)
+    )
     return choice
 
 
@@ -278,19 +296,27 @@ def _usable(choice: Choice) -> Choice:
 
 def _usable_samples(choice: Choice) -> Choice:
     """The sample weight, if its function takes its arguments; seen by calling it on one completion."""
-    statistics = SampleStatistics(kept=(True,), rewards=(1.0,), texts=("",), student_nll=(1.0,), teacher_nll=(1.0,))
+    statistics = SampleStatistics(
+        kept=(True,), rewards=(1.0,), texts=("",), student_nll=(1.0,), teacher_nll=(1.0,)
+    )
     SAMPLE_WEIGHTS[choice.name].function(statistics, **choice.arguments)
     return choice
 
 
-Signal = Annotated[Full | Sampled | TopK | Draws | Text | Score, _reader("signal"), Field(discriminator="type")]
+Signal = Annotated[
+    Full | Sampled | TopK | Draws | Text | Score, _reader("signal"), Field(discriminator="type")
+]
 Target = Annotated[
     TeacherTarget | LogLinear | Mixture | Contrast,
     _reader("target"),
     Field(discriminator="type"),
 ]
-Reward = Annotated[NoReward | AddAdvantage | Modulate, _reader("reward"), Field(discriminator="type")]
-Clip = Annotated[NoClip | ClipLoss | ClipEntries | ClipAdvantage, _reader("clip"), Field(discriminator="type")]
+Reward = Annotated[
+    NoReward | AddAdvantage | Modulate, _reader("reward"), Field(discriminator="type")
+]
+Clip = Annotated[
+    NoClip | ClipLoss | ClipEntries | ClipAdvantage, _reader("clip"), Field(discriminator="type")
+]
 Estimator = Annotated[
     Auto | Pathwise | ScoreFunction | K2Surrogate,
     _reader("estimator"),
@@ -299,6 +325,8 @@ Estimator = Annotated[
 DivergenceChoice = Annotated[Choice, _chooser("divergence", DIVERGENCES), AfterValidator(_in_range)]
 CorrectionChoice = Annotated[Choice, _chooser("correction", CORRECTIONS)]
 WeightChoice = Annotated[Choice, _chooser("weight", WEIGHTS), AfterValidator(_usable)]
-SampleWeightChoice = Annotated[Choice, _chooser("sample weight", SAMPLE_WEIGHTS), AfterValidator(_usable_samples)]
+SampleWeightChoice = Annotated[
+    Choice, _chooser("sample weight", SAMPLE_WEIGHTS), AfterValidator(_usable_samples)
+]
 
 assert set(ADVANTAGES) == set(AdvantageName.__args__)  # type: ignore[attr-defined]

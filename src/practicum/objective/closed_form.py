@@ -42,7 +42,9 @@ class LossChunk(Protocol):
         """The gradient of `sum(share * value)` in the hidden states; that of the head's weights is added to theirs."""
         ...
 
-    def distributions(self, some: Int[Tensor, " t"]) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+    def distributions(
+        self, some: Int[Tensor, " t"]
+    ) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
         """The student's and the teacher's log-probabilities at some of the tokens, before `backward`; None where not known."""
         ...
 
@@ -90,13 +92,16 @@ class Autograd:
         """As `Chunk` says."""
         with torch.enable_grad():
             parts = [
-                (share.to(value.value) * value.value).sum() for share, value in zip(shares, self._values, strict=True)
+                (share.to(value.value) * value.value).sum()
+                for share, value in zip(shares, self._values, strict=True)
             ]
             torch.stack(parts).sum().backward()
         assert self._hidden.grad is not None
         return self._hidden.grad
 
-    def distributions(self, some: Int[Tensor, " t"]) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+    def distributions(
+        self, some: Int[Tensor, " t"]
+    ) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
         """As `Chunk` says."""
         student, teacher = self._pair
         return None if teacher is None else (student[some], teacher[some])
@@ -129,7 +134,10 @@ class Fused:
         student = torch.log_softmax(logits, dim=-1, out=self._tile("student"))
         if teacher.hidden is not None or teacher.pool is not None:
             pair = self._read = self._pair(student, teacher)
-            found = [self._value_and_slope(number, term, pair) for number, term in enumerate(objective.losses)]
+            found = [
+                self._value_and_slope(number, term, pair)
+                for number, term in enumerate(objective.losses)
+            ]
             self._slopes = [slope for _, slope in found]
             self.values = self._values(pair, [value for value, _ in found])
         else:
@@ -139,9 +147,13 @@ class Fused:
     @torch.no_grad()
     def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
         """As `Chunk` says; the tiles hold nothing of use afterwards."""
-        return self._head.pull(self._hidden, self._gradient([share.to(self._probs) for share in shares]))
+        return self._head.pull(
+            self._hidden, self._gradient([share.to(self._probs) for share in shares])
+        )
 
-    def distributions(self, some: Int[Tensor, " t"]) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
+    def distributions(
+        self, some: Int[Tensor, " t"]
+    ) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
         """As `Chunk` says."""
         return None if self._read is None else (self._read.student[some], self._read.teacher[some])
 
@@ -167,7 +179,9 @@ class Fused:
     def _logits(self, head: HeadLike, hidden: Tensor) -> Tensor:
         return head.logits(hidden, lambda: self._tile("logits"))
 
-    def _value_and_slope(self, number: int, term: Term, pair: DistributionPair) -> tuple[Tensor | None, Tensor | None]:
+    def _value_and_slope(
+        self, number: int, term: Term, pair: DistributionPair
+    ) -> tuple[Tensor | None, Tensor | None]:
         if not (term.asks and isinstance(term.gradient, Pathwise)):
             return None, None
         entry = DIVERGENCES[term.divergence.name]
@@ -178,9 +192,14 @@ class Fused:
             slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
         return value, slope
 
-    def _values(self, pair: DistributionPair, divergences: Sequence[Tensor | None]) -> list[TermValues]:
+    def _values(
+        self, pair: DistributionPair, divergences: Sequence[Tensor | None]
+    ) -> list[TermValues]:
         tokens = self._batch.tokens
-        logprobs, teacher_logprobs = F.gather_logprobs(pair.student, tokens), F.gather_logprobs(pair.teacher, tokens)
+        logprobs, teacher_logprobs = (
+            F.gather_logprobs(pair.student, tokens),
+            F.gather_logprobs(pair.teacher, tokens),
+        )
         student_entropy = self._entropy(pair.student_probs, pair.student)
         teacher_entropy = self._entropy(pair.teacher_probs, pair.teacher)
         reverse_kl = self._compute_reverse_kl(pair, divergences)
@@ -209,7 +228,9 @@ class Fused:
         for term in self._objective.losses:
             term_values = TermValues(
                 value=value_of_token(term, logprobs),
-                answered=torch.full_like(logprobs, not term.asks or theirs is not None, dtype=torch.bool),
+                answered=torch.full_like(
+                    logprobs, not term.asks or theirs is not None, dtype=torch.bool
+                ),
                 logprobs=logprobs,
                 teacher_logprobs=theirs if term.asks else None,
                 divergence=None,
@@ -223,7 +244,9 @@ class Fused:
     def _entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
         return -torch.mul(probs, logprobs, out=self._tile("scratch")).sum(dim=-1)
 
-    def _compute_reverse_kl(self, pair: DistributionPair, divergences: Sequence[Tensor | None]) -> Tensor:
+    def _compute_reverse_kl(
+        self, pair: DistributionPair, divergences: Sequence[Tensor | None]
+    ) -> Tensor:
         """Reverse KL to the teacher, taken from a term that has it or else measured."""
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             if term.divergence.name == "reverse_kl" and divergence is not None:
@@ -255,7 +278,9 @@ def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
     """Whether the whole distribution of a teacher, or of every member of a pool of them, can be had on the device."""
     members = (teacher,) if teacher.pool is None else teacher.pool.members
     return all(
-        member.head is not None and isinstance(member.hidden, Tensor) and member.hidden.device == device
+        member.head is not None
+        and isinstance(member.hidden, Tensor)
+        and member.hidden.device == device
         for member in members
     )
 

@@ -42,14 +42,22 @@ class Records:
         """The mean of each measure over the tokens at which it is known, and what each of several teachers' loss is of all."""
         total = sum(self._losses.values())
         shares = self._losses if len(self._losses) > 1 and total > 0 else {}
-        means = {name: value / self._counts[name] for name, value in self._sums.items() if self._counts[name]}
+        means = {
+            name: value / self._counts[name]
+            for name, value in self._sums.items()
+            if self._counts[name]
+        }
         return means | {f"teacher_share/{name}": value / total for name, value in shares.items()}
 
     def share(self, teacher: str, values: Sequence[TermValues], shares: Sequence[Tensor]) -> None:
         """Count some tokens' part of the loss under the teacher that was named; a sampled token's is its coefficient."""
         if teacher:
             sizes = [
-                (share if value.divergence is None else share * value.divergence).double().abs().nansum().item()
+                (share if value.divergence is None else share * value.divergence)
+                .double()
+                .abs()
+                .nansum()
+                .item()
                 for share, value in zip(shares, values, strict=True)
             ]
             self._losses[teacher] = self._losses.get(teacher, 0.0) + sum(sizes)
@@ -126,7 +134,9 @@ def compare(records: Records, side: LossChunk, part: Part, piece: slice) -> None
         records.add("top1_conflict", F.top1_conflict(members))
 
 
-def measure(records: Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str) -> None:
+def measure(
+    records: Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str
+) -> None:
     """Add what every step reports: the terms' values, the divergence to the teacher, entropies, sampler mismatch."""
     first = values[0]
     for number, value in enumerate(values):

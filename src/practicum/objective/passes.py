@@ -57,7 +57,11 @@ class Pass:
 
 def heads_of(data: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
     """The heads that some rows are read with; all rows of a part share theirs."""
-    return frozenset(head.key for row in rows[:1] for head in (*data[row].signal.heads, *data[row].reference.heads))
+    return frozenset(
+        head.key
+        for row in rows[:1]
+        for head in (*data[row].signal.heads, *data[row].reference.heads)
+    )
 
 
 def one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
@@ -72,7 +76,10 @@ def one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
             apart.append(datum)
         else:
             shares = zip(pool.members, pool.weights, strict=True)
-            apart += [replace(datum, signal=member, weight=datum.weight * weight) for member, weight in shares]
+            apart += [
+                replace(datum, signal=member, weight=datum.weight * weight)
+                for member, weight in shares
+            ]
     return apart
 
 
@@ -90,12 +97,20 @@ def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -
 
     def column(tensors: Sequence[Tensor | None]) -> Tensor | None:
         pairs = zip(tensors, rollouts, strict=True)
-        kept = [tensor[rollout.loss_mask.to(tensor.device)] for tensor, rollout in pairs if tensor is not None]
+        kept = [
+            tensor[rollout.loss_mask.to(tensor.device)]
+            for tensor, rollout in pairs
+            if tensor is not None
+        ]
         return torch.cat(kept) if kept else None
 
     pools = [signal.pool for signal in signals if signal.pool is not None]
     members = zip(*(pool.members for pool in pools), strict=True)
-    pool = replace(pools[0], members=tuple(_end_to_end(member, rollouts) for member in members)) if pools else None
+    pool = (
+        replace(pools[0], members=tuple(_end_to_end(member, rollouts) for member in members))
+        if pools
+        else None
+    )
     return TeacherSignal(
         logprobs=column([signal.logprobs for signal in signals]),
         topk_ids=column([signal.topk_ids for signal in signals]),
@@ -107,7 +122,9 @@ def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -
     )
 
 
-def rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Iterator[list[list[int]]]:
+def rows_of_passes(
+    data: Sequence[Datum], limit: int, packs_up_to: int
+) -> Iterator[list[list[int]]]:
     """Rows by pass and, within it, by teacher: at most `limit` tokens a pass, or one rollout.
 
     Rollouts go together whose teachers answer alike, so that a teacher's head is read for all of its rollouts in a row. Where
@@ -123,7 +140,13 @@ def rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Itera
         alike.setdefault(kind, []).append(rows)
     packs = longest(data) <= packs_up_to
     for found in alike.values():
-        texts = dict(zip([rows[0] for rows in found], texts_of([data[rows[0]].rollout for rows in found]), strict=True))
+        texts = dict(
+            zip(
+                [rows[0] for rows in found],
+                texts_of([data[rows[0]].rollout for rows in found]),
+                strict=True,
+            )
+        )
         waiting = found if packs else sorted(found, key=lambda rows: length_of(data[rows[0]]))
         while waiting:
             count = how_many_fit([texts[rows[0]] for rows in waiting], limit, packs_up_to)
@@ -133,7 +156,9 @@ def rows_of_passes(data: Sequence[Datum], limit: int, packs_up_to: int) -> Itera
 
 def texts_of(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:
     """Return what of each rollout goes through a model."""
-    return [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    return [
+        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+    ]
 
 
 def _kind(signal: TeacherSignal) -> tuple[object, ...]:
@@ -141,7 +166,11 @@ def _kind(signal: TeacherSignal) -> tuple[object, ...]:
     head = None if signal.head is None else signal.head.key
     candidates = None if signal.topk_ids is None else signal.topk_ids.shape[-1]
     pool = signal.pool
-    members = () if pool is None else (pool.kind, pool.weights, *(_kind(member) for member in pool.members))
+    members = (
+        ()
+        if pool is None
+        else (pool.kind, pool.weights, *(_kind(member) for member in pool.members))
+    )
     return signal.name, head, candidates, signal.hidden is None, signal.logprobs is None, members
 
 

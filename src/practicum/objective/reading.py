@@ -39,8 +39,13 @@ def compare_signals(
     The log-probabilities of a model that gives no distribution are those that it sent.
     """
     student, teacher = (signal.fetch() for signal in signals)
-    pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]  # of no tokens the measures are empty, not unknown
-    parts = ((read_tokens(student, piece).full, read_tokens(teacher, piece).full, tokens[piece]) for piece in pieces)
+    pieces = list(chunks(len(tokens), size)) or [
+        slice(0, 0)
+    ]  # of no tokens the measures are empty, not unknown
+    parts = (
+        (read_tokens(student, piece).full, read_tokens(teacher, piece).full, tokens[piece])
+        for piece in pieces
+    )
     known = compare(parts, measures, k).known()
     sent = {
         name: read_tokens(signal, slice(None)).logprobs
@@ -61,9 +66,13 @@ def _pool(pool: PooledSignal, members: Sequence[TeacherDistribution]) -> Teacher
         if pool.kind == "arithmetic":
             return TeacherDistribution(F.arithmetic(full, pool.weights, pool.gate))
         total = sum(pool.weights) if pool.kind == "sum" else 1.0
-        return TeacherDistribution(F.geometric(full, [weight / total for weight in pool.weights], pool.gate))
+        return TeacherDistribution(
+            F.geometric(full, [weight / total for weight in pool.weights], pool.gate)
+        )
     tokens = torch.stack([member.logprobs for member in members if member.logprobs is not None])
     weights = torch.tensor(pool.weights)[:, None]
-    if pool.kind != "arithmetic":  # its normaliser is a constant of the state, so it drops out of the expected gradient
+    if (
+        pool.kind != "arithmetic"
+    ):  # its normaliser is a constant of the state, so it drops out of the expected gradient
         return TeacherDistribution(logprobs=(weights * tokens).sum(dim=0))
     return TeacherDistribution(logprobs=torch.logsumexp(weights.log() + tokens, dim=0))

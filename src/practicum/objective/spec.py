@@ -46,22 +46,28 @@ OTHER_ANSWERS = {
 class Term(BaseModel):
     """One term of the loss: which rollouts, what the teacher says, how disagreement becomes a gradient."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
     signal: Signal = Full()
-    against: Literal["teacher", "reference"] = Field(default="teacher", description="whom the term is about")
+    against: Literal["teacher", "reference"] = Field(
+        default="teacher", description="whom the term is about"
+    )
     target: Target = TeacherTarget()
     divergence: DivergenceChoice = Choice(name="reverse_kl")
     estimator: Estimator = Auto()
     correction: CorrectionChoice = Choice(name="none")
     advantage_logprob: Literal["learner", "sampler"] = "learner"
     reward: Reward = Field(
-        default=NoReward(), description="how the verifier's reward joins a sampled token's advantage"
+        default=NoReward(),
+        description="how the verifier's reward joins a sampled token's advantage",
     )
     clip: Clip = Field(default=NoClip(), description="what is held within bounds")
     weights: WeightChoice = Choice(name="all")
     samples: SampleWeightChoice = Field(
-        default=Choice(name="uniform"), description="how much each completion counts: see [weights](weights.md#samples)"
+        default=Choice(name="uniform"),
+        description="how much each completion counts: see [weights](weights.md#samples)",
     )
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"] = Field(
         default="all",
@@ -122,18 +128,22 @@ class Term(BaseModel):
     def _target(self) -> str | None:
         if self.plain_target or self.signal.whole:
             return None
-        if self.signal.sampled and self.divergence.name == "reverse_kl" and isinstance(self.target, LogLinear):
+        if (
+            self.signal.sampled
+            and self.divergence.name == "reverse_kl"
+            and isinstance(self.target, LogLinear)
+        ):
             return None  # the normaliser is a constant of the state, so it drops out of the expected gradient
         return f"target {self.target.type!r} must be renormalised over the whole vocabulary; write signal: full"
 
     def _rewards(self) -> str | None:
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
-            return (
-                f"signal {self.signal.type!r} is the reward itself; leave out reward, or use a teacher's signal with it"
-            )
+            return f"signal {self.signal.type!r} is the reward itself; leave out reward, or use a teacher's signal with it"
         if not isinstance(self.reward, NoReward) and not self.on_sampled_token:
             return f"reward {self.reward.type!r} is added to an advantage; write estimator: score_function"
-        if isinstance(self.clip, ClipLoss | ClipEntries) and not (self.asks and isinstance(self.gradient, Pathwise)):
+        if isinstance(self.clip, ClipLoss | ClipEntries) and not (
+            self.asks and isinstance(self.gradient, Pathwise)
+        ):
             return (
                 f"clip {self.clip.type!r} is of a divergence that is differentiated; for an advantage write clip: "
                 "advantage(-5, 5)"
@@ -210,7 +220,9 @@ class Term(BaseModel):
     @property
     def asks_reference(self) -> bool:
         """Whether the term needs what the reference says."""
-        if isinstance(self.target, Contrast) or (isinstance(self.target, LogLinear) and self.target.reference != 0.0):
+        if isinstance(self.target, Contrast) or (
+            isinstance(self.target, LogLinear) and self.target.reference != 0.0
+        ):
             return True
         return self.asks and self.against == "reference"
 
@@ -231,7 +243,9 @@ class Term(BaseModel):
     def needs_sequences(self) -> bool:
         """Whether a token's coefficient depends on other tokens, so that the losses need a first pass without gradient."""
         gradient = self.gradient
-        sequence = isinstance(gradient, ScoreFunction) and (gradient.gamma > 0 or gradient.baseline == "group_mean")
+        sequence = isinstance(gradient, ScoreFunction) and (
+            gradient.gamma > 0 or gradient.baseline == "group_mean"
+        )
         return (
             sequence
             or CORRECTIONS[self.correction.name].cumulative
@@ -246,10 +260,12 @@ class Objective(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     losses: tuple[Term, ...] = (Term(),)
-    aggregate: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
-        "token_mean"
+    aggregate: Literal[
+        "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+    ] = "token_mean"
+    aggregate_norm: float | None = Field(
+        default=None, gt=0, description="L of seq_mean_token_sum_norm"
     )
-    aggregate_norm: float | None = Field(default=None, gt=0, description="L of seq_mean_token_sum_norm")
 
     @model_validator(mode="before")
     @classmethod
@@ -257,21 +273,32 @@ class Objective(BaseModel):
         if not isinstance(value, Mapping) or "losses" in value:
             return value
         whole = {key: value[key] for key in ("aggregate", "aggregate_norm") if key in value}
-        return {"losses": [{key: field for key, field in value.items() if key not in whole}], **whole}
+        return {
+            "losses": [{key: field for key, field in value.items() if key not in whole}],
+            **whole,
+        }
 
     @model_validator(mode="after")
     def _complete(self) -> "Objective":
         if not self.losses:
-            raise ValueError("losses is empty; leave it out for the default, or write at least one term")
+            raise ValueError(
+                "losses is empty; leave it out for the default, or write at least one term"
+            )
         if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm is None:
-            raise ValueError("aggregate 'seq_mean_token_sum_norm' needs aggregate_norm, for example the token limit")
+            raise ValueError(
+                "aggregate 'seq_mean_token_sum_norm' needs aggregate_norm, for example the token limit"
+            )
         if self.aggregate != "seq_mean_token_sum_norm" and self.aggregate_norm is not None:
             raise ValueError(
                 f"aggregate_norm divides under aggregate 'seq_mean_token_sum_norm' only, not under {self.aggregate!r}; "
                 "leave it out or change the aggregate"
             )
         for term in self.losses:
-            if "teacher_entropy" in term.weighs_by and self.signal is not None and self.signal.sampled:
+            if (
+                "teacher_entropy" in term.weighs_by
+                and self.signal is not None
+                and self.signal.sampled
+            ):
                 raise ValueError(
                     f"weights {term.weights.name!r} needs the teacher's entropy, which signal 'sampled' does not tell; "
                     "write signal: full, or weights of another statistic"

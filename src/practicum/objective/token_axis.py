@@ -49,7 +49,9 @@ def _advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     if values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
-    advantage = DIVERGENCES[term.divergence.name].advantage(learner, values.teacher_logprobs, term.parameter)
+    advantage = DIVERGENCES[term.divergence.name].advantage(
+        learner, values.teacher_logprobs, term.parameter
+    )
     clip = term.clip
     return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
 
@@ -59,16 +61,24 @@ def _returns(term: Term, values: TermValues, batch: TokenBatch, log_ratio: Tenso
 
     With a cumulative correction all of it, baselines and rewards included, is weighted by the ratios that lead up to the token.
     """
-    ratio = _prefix_ratio(term, log_ratio, batch) if _is_cumulative(term) else torch.ones_like(log_ratio)
+    ratio = (
+        _prefix_ratio(term, log_ratio, batch)
+        if _is_cumulative(term)
+        else torch.ones_like(log_ratio)
+    )
     if term.signal.outcome is not None:
         return ratio * _rewards(term.signal.outcome, batch)
     if isinstance(term.reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs
-        return ratio * modulate(_rewards(term.reward.advantage, batch), gap, term.reward.strength, term.reward.bound)
+        return ratio * modulate(
+            _rewards(term.reward.advantage, batch), gap, term.reward.strength, term.reward.bound
+        )
     returns = _teacher_returns(term, values, batch, ratio)
     if isinstance(term.reward, AddAdvantage):
-        return F.add_reward(returns, ratio * _rewards(term.reward.advantage, batch), term.reward.coefficient)
+        return F.add_reward(
+            returns, ratio * _rewards(term.reward.advantage, batch), term.reward.coefficient
+        )
     return returns
 
 
@@ -141,7 +151,9 @@ def _log_ratio(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
 
 def _token_factor(term: Term, log_ratio: Tensor, advantage: Tensor) -> Tensor:
     """The correction of each token by itself."""
-    return CORRECTIONS[term.correction.name].function(log_ratio, advantage, **term.correction.arguments)
+    return CORRECTIONS[term.correction.name].function(
+        log_ratio, advantage, **term.correction.arguments
+    )
 
 
 def _state_factor(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
@@ -183,7 +195,9 @@ def _kept(term: Term, batch: TokenBatch) -> list[bool]:
     """
     right = [None if reward is None else reward >= 1.0 for reward in batch.rewards]
     solved_first = {
-        row: any(right[row] for row in _select_student_rows(rows, batch)) for rows in batch.by_group() for row in rows
+        row: any(right[row] for row in _select_student_rows(rows, batch))
+        for rows in batch.by_group()
+        for row in rows
     }
     solved = [solved_first[row] for row in batch.first]
     outcome = {
@@ -211,14 +225,18 @@ def _select_student_rows(rows: Sequence[int], batch: TokenBatch) -> Sequence[int
     return [row for row in rows if batch.sources[row] == "student"] or rows
 
 
-def _compute_completion_weights(term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]) -> Tensor:
+def _compute_completion_weights(
+    term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]
+) -> Tensor:
     """What each token's completion counts: 0 where the term is not about it, else its sample weight."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
     by_row = [1.0] * len(kept)
     answered = set(batch.rows[values.answered].tolist())
     student = _mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
     teacher = _mean_nll(values.teacher_logprobs, batch) if "teacher_nll" in term.samples_by else ()
-    for rows in batch.by_group() if entry.needs else ():  # a weight that looks at nothing is the same for all
+    for rows in (
+        batch.by_group() if entry.needs else ()
+    ):  # a weight that looks at nothing is the same for all
         statistics = SampleStatistics(
             kept=[kept[row] and row in answered for row in rows],
             rewards=[batch.rewards[row] for row in rows],

@@ -41,7 +41,9 @@ class TokenBatch:
     def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TokenBatch":
         """The same batch at some of its tokens."""
         tensors = {
-            field.name: value[part] for field in fields(self) if isinstance(value := getattr(self, field.name), Tensor)
+            field.name: value[part]
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, **tensors)
 
@@ -115,7 +117,9 @@ def _tensors(values: "TeacherDistribution | TermValues") -> list[Any]:
     return [getattr(values, field.name) for field in fields(values)]
 
 
-def _each(values: "TeacherDistribution | TermValues", function: Callable[[Tensor], Tensor]) -> list[Any]:
+def _each(
+    values: "TeacherDistribution | TermValues", function: Callable[[Tensor], Tensor]
+) -> list[Any]:
     return [None if tensor is None else function(tensor) for tensor in _tensors(values)]
 
 
@@ -131,7 +135,10 @@ def _joined(column: Sequence[Any], lengths: Sequence[int]) -> Any:
 
 
 def build_token_batch(
-    data: Sequence[Datum], objective: Objective, seed: int = 0, special: Collection[int] | None = None
+    data: Sequence[Datum],
+    objective: Objective,
+    seed: int = 0,
+    special: Collection[int] | None = None,
 ) -> TokenBatch:
     """Return the supervised tokens of all rollouts, each with the coefficient that the aggregate gives its sequence.
 
@@ -142,7 +149,9 @@ def build_token_batch(
     lengths = [int(mask.sum()) for mask in masks]
     counts = torch.tensor(lengths, dtype=torch.long)
     draws = max(term.signal.drawn for term in objective.losses)
-    tokens = torch.cat([datum.rollout.tokens[mask] for datum, mask in zip(data, masks, strict=True)])
+    tokens = torch.cat(
+        [datum.rollout.tokens[mask] for datum, mask in zip(data, masks, strict=True)]
+    )
     return TokenBatch(
         tokens=tokens,
         rows=torch.repeat_interleave(torch.arange(len(data)), counts),
@@ -153,7 +162,9 @@ def build_token_batch(
         policy_logprobs=torch.cat(
             [datum.rollout.policy_logprobs[mask] for datum, mask in zip(data, masks, strict=True)]
         ),
-        aggregate=torch.repeat_interleave(torch.tensor(_coefficients(data, lengths, objective)), counts),
+        aggregate=torch.repeat_interleave(
+            torch.tensor(_coefficients(data, lengths, objective)), counts
+        ),
         authors=torch.cat([_authors(datum.rollout) for datum in data]),
         draws=torch.cat([_draws(datum.rollout, draws, seed) for datum in data]),
         rewards=tuple(datum.rollout.reward for datum in data),
@@ -161,7 +172,9 @@ def build_token_batch(
         texts=tuple(datum.rollout.text for datum in data),
         sources=tuple(datum.rollout.source for datum in data),
         first=_first_rows(data),
-        special=None if special is None else torch.isin(tokens, torch.tensor(sorted(special), dtype=torch.long)),
+        special=None
+        if special is None
+        else torch.isin(tokens, torch.tensor(sorted(special), dtype=torch.long)),
     )
 
 
@@ -169,7 +182,9 @@ def _authors(rollout: Rollout) -> UInt8[Tensor, " t"]:
     """Return the writers of the rollout's supervised tokens."""
     if rollout.authors is not None:
         return rollout.authors[rollout.loss_mask]
-    return torch.full((int(rollout.loss_mask.sum()),), AUTHORS.index(rollout.source), dtype=torch.uint8)
+    return torch.full(
+        (int(rollout.loss_mask.sum()),), AUTHORS.index(rollout.source), dtype=torch.uint8
+    )
 
 
 def _first_rows(data: Sequence[Datum]) -> tuple[int, ...]:
@@ -178,7 +193,9 @@ def _first_rows(data: Sequence[Datum]) -> tuple[int, ...]:
     return tuple(first.setdefault(id(datum.rollout), row) for row, datum in enumerate(data))
 
 
-def _coefficients(data: Sequence[Datum], lengths: Sequence[int], objective: Objective) -> list[float]:
+def _coefficients(
+    data: Sequence[Datum], lengths: Sequence[int], objective: Objective
+) -> list[float]:
     """The coefficient of each token of each datum."""
     first = _first_rows(data)
     once = {row: lengths[row] for row in first}
@@ -191,5 +208,7 @@ def _draws(rollout: Rollout, k: int, seed: int) -> Float[Tensor, "T K"]:
     """The rollout's own random numbers, at its supervised tokens."""
     if not k:
         return torch.zeros(int(rollout.loss_mask.sum()), 0)
-    generator = torch.Generator().manual_seed(seed_of(seed, "mc", rollout.prompt.id, rollout.sample))
+    generator = torch.Generator().manual_seed(
+        seed_of(seed, "mc", rollout.prompt.id, rollout.sample)
+    )
     return torch.rand(len(rollout.tokens), k, generator=generator)[rollout.loss_mask]

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.divergences import DIVERGENCES
-from practicum.objective.choices import ClipEntries, ClipLoss, Contrast, LogLinear, Mixture, Signal, TeacherTarget
+from practicum.objective.choices import (
+    ClipEntries,
+    ClipLoss,
+    Contrast,
+    LogLinear,
+    Mixture,
+    Signal,
+    TeacherTarget,
+)
 from practicum.objective.estimators import Pathwise
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TeacherDistribution, TermValues, TokenBatch
@@ -41,10 +49,14 @@ def compute_term_values(
         known = said.answer(term)
         values.append(
             TermValues(
-                value=_value(term, student, said, batch, logprobs, divergence) if known else logprobs,
+                value=_value(term, student, said, batch, logprobs, divergence)
+                if known
+                else logprobs,
                 answered=torch.full_like(logprobs, known, dtype=torch.bool),
                 logprobs=logprobs.detach(),
-                teacher_logprobs=_teacher_logprobs(term, student, said, batch.tokens) if known else None,
+                teacher_logprobs=_teacher_logprobs(term, student, said, batch.tokens)
+                if known
+                else None,
                 divergence=None if divergence is None else divergence.detach(),
                 student_entropy=student_entropy,
                 teacher_entropy=None if of.full is None else F.entropy(of.full),
@@ -74,7 +86,12 @@ class _Signals:
 
 
 def _value(
-    term: Term, student: Tensor, said: _Signals, batch: TokenBatch, logprobs: Tensor, divergence: Tensor | None
+    term: Term,
+    student: Tensor,
+    said: _Signals,
+    batch: TokenBatch,
+    logprobs: Tensor,
+    divergence: Tensor | None,
 ) -> Tensor:
     """The number at each token whose gradient, times the token side's coefficient, is the loss's."""
     if term.signal.label or term.on_sampled_token:
@@ -83,7 +100,9 @@ def _value(
         return _compute_monte_carlo_value(term, student, said.of(term), batch)
     if not isinstance(term.gradient, Pathwise):
         return _over_candidates(term, student, said.of(term))
-    assert divergence is not None, "the capability check lets no pathwise term through without candidates"
+    assert divergence is not None, (
+        "the capability check lets no pathwise term through without candidates"
+    )
     return _clipped_loss(term, divergence)
 
 
@@ -98,13 +117,17 @@ def _clipped_loss(term: Term, value: Tensor) -> Tensor:
     return torch.where(value > term.clip.maximum, value.detach(), value)
 
 
-def _compute_monte_carlo_value(term: Term, student: Tensor, teacher: TeacherDistribution, batch: TokenBatch) -> Tensor:
+def _compute_monte_carlo_value(
+    term: Term, student: Tensor, teacher: TeacherDistribution, batch: TokenBatch
+) -> Tensor:
     """The score function over tokens drawn from the student at each state (AsyncOPD, arXiv 2606.24143)."""
     assert teacher.full is not None, "drawn tokens are scored from the whole distribution"
     with torch.no_grad():
         cumulative = student.double().exp().cumsum(dim=-1)
         ids = torch.searchsorted(
-            cumulative, batch.draws[:, : term.signal.drawn].to(cumulative) * cumulative[:, -1:], right=True
+            cumulative,
+            batch.draws[:, : term.signal.drawn].to(cumulative) * cumulative[:, -1:],
+            right=True,
         )
         ids = ids.clamp_max(student.shape[-1] - 1)
     drawn = student.gather(-1, ids)
@@ -116,11 +139,17 @@ def _compute_monte_carlo_value(term: Term, student: Tensor, teacher: TeacherDist
 
 def _over_candidates(term: Term, student: Tensor, teacher: TeacherDistribution) -> Tensor:
     """The score function over the candidates, each weighted by its renormalised student probability (2604.13016)."""
-    _, valid, student_part, teacher_part = _candidates(term.signal, student, teacher, ("drop", "drop"))
+    _, valid, student_part, teacher_part = _candidates(
+        term.signal, student, teacher, ("drop", "drop")
+    )
     share = torch.softmax(student_part.detach(), dim=-1)
-    advantage = DIVERGENCES[term.divergence.name].advantage(student_part.detach(), teacher_part, term.parameter)
+    advantage = DIVERGENCES[term.divergence.name].advantage(
+        student_part.detach(), teacher_part, term.parameter
+    )
     inside = valid & torch.isfinite(student_part)
-    return -torch.where(inside, share * advantage * student_part.masked_fill(~inside, 0.0), 0.0).sum(dim=-1)
+    return -torch.where(
+        inside, share * advantage * student_part.masked_fill(~inside, 0.0), 0.0
+    ).sum(dim=-1)
 
 
 @torch.no_grad()
@@ -156,10 +185,18 @@ def _target(term: Term, student: Tensor, said: _Signals) -> tuple[Tensor, Tensor
     if isinstance(target, LogLinear):
         if target.plain:
             return teacher, None
-        parts = [(target.teacher, teacher), (target.student, student.detach()), (target.reference, said.reference.full)]
-        return F.log_linear([(share, part) for share, part in parts if part is not None and share != 0.0]), None
+        parts = [
+            (target.teacher, teacher),
+            (target.student, student.detach()),
+            (target.reference, said.reference.full),
+        ]
+        return F.log_linear(
+            [(share, part) for share, part in parts if part is not None and share != 0.0]
+        ), None
     if isinstance(target, Mixture):
-        return F.mixture([(target.teacher, teacher), (1.0 - target.teacher, student.detach())]), None
+        return F.mixture(
+            [(target.teacher, teacher), (1.0 - target.teacher, student.detach())]
+        ), None
     if isinstance(target, Contrast):
         assert said.reference.full is not None
         return F.contrast(teacher, said.reference.full, target.scale, target.floor)
@@ -180,8 +217,14 @@ def _teacher_logprobs(term: Term, student: Tensor, said: _Signals, tokens: Tenso
     if own is None or not isinstance(target, LogLinear) or target.plain:
         return own
     reference = _token_logprobs(said.reference, tokens)
-    parts = [(target.teacher, own), (target.student, F.gather_logprobs(student, tokens)), (target.reference, reference)]
-    return torch.stack([share * part for share, part in parts if part is not None and share != 0.0]).sum(dim=0)
+    parts = [
+        (target.teacher, own),
+        (target.student, F.gather_logprobs(student, tokens)),
+        (target.reference, reference),
+    ]
+    return torch.stack(
+        [share * part for share, part in parts if part is not None and share != 0.0]
+    ).sum(dim=0)
 
 
 def _token_logprobs(teacher: TeacherDistribution, tokens: Tensor) -> Tensor | None:
@@ -199,7 +242,9 @@ def _divergence(term: Term, student: Tensor, said: _Signals, tokens: Tensor) -> 
             target, size = _target(term, student, said)
         value = _sum_contributions(term, student, target)
         return value if size is None else value / size
-    ids, valid, student_part, teacher_part = _candidates(term.signal, student, teacher, term.signal.tails)
+    ids, valid, student_part, teacher_part = _candidates(
+        term.signal, student, teacher, term.signal.tails
+    )
     value = _sum_contributions(term, student_part, teacher_part)
     if "sampled" not in term.signal.tails:
         return value
@@ -221,14 +266,26 @@ def _candidates(
     if teacher.full is not None:
         with torch.no_grad():
             ids, valid = F.candidates(student, teacher.full, signal.candidates, signal.chooser)
-        return ids, valid, F.restrict(student, ids, valid, of_student), F.restrict(teacher.full, ids, valid, of_teacher)
+        return (
+            ids,
+            valid,
+            F.restrict(student, ids, valid, of_student),
+            F.restrict(teacher.full, ids, valid, of_teacher),
+        )
     assert teacher.topk_ids is not None and teacher.topk_logprobs is not None
     ids, logprobs = teacher.topk_ids, teacher.topk_logprobs
     valid = torch.isfinite(logprobs)
-    return ids, valid, F.restrict(student, ids, valid, of_student), F.restrict_candidates(logprobs, valid, of_teacher)
+    return (
+        ids,
+        valid,
+        F.restrict(student, ids, valid, of_student),
+        F.restrict_candidates(logprobs, valid, of_teacher),
+    )
 
 
-def _sampled_tail(term: Term, student: Tensor, said: _Signals, tokens: Tensor, is_candidate: Tensor) -> Tensor:
+def _sampled_tail(
+    term: Term, student: Tensor, said: _Signals, tokens: Tensor, is_candidate: Tensor
+) -> Tensor:
     """A zero whose gradient is that of the tail's divergence in expectation, carried by the sampled token."""
     teacher_logprobs = _teacher_logprobs(term, student, said, tokens)
     assert teacher_logprobs is not None

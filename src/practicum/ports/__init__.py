@@ -104,7 +104,11 @@ class LockstepClient(Protocol):
         ...
 
     def sample_mixed(
-        self, requests: Sequence[MixedRequest], teacher: "LockstepClient", share: float, params: SamplingParams
+        self,
+        requests: Sequence[MixedRequest],
+        teacher: "LockstepClient",
+        share: float,
+        params: SamplingParams,
     ) -> list[Sample]:
         """One completion a request, each token from `share` times the teacher's distribution and the rest of this one's."""
         ...
@@ -114,7 +118,9 @@ class LockstepClient(Protocol):
 class TrainingClient(Protocol):
     """Holds the student: accumulates gradients of an objective and steps the optimizer."""
 
-    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
         """The gradient of the objective, normalised over all of `data` however it is split; dropout is seeded by `seed`."""
         ...
 
@@ -150,7 +156,11 @@ class WeightUpdateRule:
         Live weights move between the updates of a step, and the hidden states that their head reads do not. So where a step has
         several updates they are copied after each step.
         """
-        return replace(self, weights="periodic", period=1) if self.weights == "live" and self.updates > 1 else self
+        return (
+            replace(self, weights="periodic", period=1)
+            if self.weights == "live" and self.updates > 1
+            else self
+        )
 
 
 @runtime_checkable
@@ -189,7 +199,9 @@ class Teacher(StepFollower, Protocol):
         """One signal a rollout, in order."""
         ...
 
-    def sample(self, requests: "Sequence[TeacherRequest]", params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: "Sequence[TeacherRequest]", params: SamplingParams
+    ) -> list[Sample] | None:
         """Return the teacher's own answers in its own context, or None where it cannot generate."""
         return None
 
@@ -221,7 +233,9 @@ class HoldsTeachers(Protocol):
         ...
 
 
-def walk(config: TeacherConfig, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], TeacherConfig]]:
+def walk(
+    config: TeacherConfig, keys: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], TeacherConfig]]:
     """Yield a teacher's settings and those of every teacher inside, each after the keys that lead to it."""
     yield keys, config
     if isinstance(config, HoldsTeachers):
@@ -278,7 +292,9 @@ class TeacherContext:
     """Read a tokenizer without the weights."""
     count: Callable[[SamplingClient], SamplingClient] = lambda client: client
     """Wrap a client, so that what it is asked for is counted."""
-    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: client
+    keep: Callable[[SamplingClient, Callable[[Path], str]], SamplingClient] = lambda client, name: (
+        client
+    )
     """Make of a client what a teacher around this one makes of it, given what names its answers in a folder."""
     task: "Task | None" = None
     """The source of the prompts, for a teacher that the task itself knows."""

@@ -29,7 +29,11 @@ from practicum.types import (
 
 def wrap_client(client: SamplingClient, meter: Meter) -> "MeteredSampler":
     """Wrap the client in one that counts; it decodes in lockstep where the client can."""
-    return MeteredLockstep(client, meter) if isinstance(client, LockstepClient) else MeteredSampler(client, meter)
+    return (
+        MeteredLockstep(client, meter)
+        if isinstance(client, LockstepClient)
+        else MeteredSampler(client, meter)
+    )
 
 
 class MeteredSampler:
@@ -60,7 +64,10 @@ class MeteredSampler:
         name, count = self._meter.name, self._meter.count_head
         bare = {id(answer.head): answer.head for answer in answers if answer.head is not None}
         heads = {number: MeteredHead(head, name, count) for number, head in bare.items()}
-        return [answer if answer.head is None else replace(answer, head=heads[id(answer.head)]) for answer in answers]
+        return [
+            answer if answer.head is None else replace(answer, head=heads[id(answer.head)])
+            for answer in answers
+        ]
 
     def count(self, prompts: Sequence[tuple[int, ...]], samples: Sequence[Sample]) -> None:
         """Count what was drawn after the prompts."""
@@ -79,7 +86,11 @@ class MeteredLockstep(MeteredSampler):
         return self._client.read(prompts, rows, new_tokens)
 
     def sample_mixed(
-        self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
+        self,
+        requests: Sequence[MixedRequest],
+        teacher: LockstepClient,
+        share: float,
+        params: SamplingParams,
     ) -> list[Sample]:
         """What the two draw."""
         samples = self._client.sample_mixed(requests, teacher, share, params)
@@ -95,13 +106,16 @@ def count_heads(data: Sequence[Datum], reads: Counter[str]) -> list[Datum]:
     def count_scores(signal: TeacherSignal) -> TeacherSignal:
         head, pool = signal.head, signal.pool
         if isinstance(head, MeteredHead):
-            head = MeteredHead(head.bare, head.name, lambda tokens, name=head.name: reads.update({name: tokens}))
+            head = MeteredHead(
+                head.bare, head.name, lambda tokens, name=head.name: reads.update({name: tokens})
+            )
         if pool is not None:
             pool = replace(pool, members=tuple(count_scores(member) for member in pool.members))
         return replace(signal, head=head, pool=pool)
 
     return [
-        replace(datum, signal=count_scores(datum.signal), reference=count_scores(datum.reference)) for datum in data
+        replace(datum, signal=count_scores(datum.signal), reference=count_scores(datum.reference))
+        for datum in data
     ]
 
 
@@ -112,37 +126,51 @@ class MeteredTrainer:
     """
 
     def __init__(
-        self, trainer: TrainingClient, shape: ModelDims | None, learning: TrainableDims | None, meter: Meter
+        self,
+        trainer: TrainingClient,
+        shape: ModelDims | None,
+        learning: TrainableDims | None,
+        meter: Meter,
     ) -> None:
         self._trainer = trainer
         self._shape = shape
         self._learning = learning
         self._meter = meter
 
-    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
         """The gradient of the objective."""
         result = self._trainer.forward_backward(data, objective, seed)
         for name, tokens in result.head_reads.items():
             self._meter.ledger.meter(name).count_head(tokens)
-        self._meter.ledger.add("update", self._meter.name, self._work(data, objective, "recomputed" in result.metrics))
+        self._meter.ledger.add(
+            "update", self._meter.name, self._work(data, objective, "recomputed" in result.metrics)
+        )
         return result
 
     def _work(self, data: Sequence[Datum], objective: Objective, recompute: bool) -> Usage:
         """Each rollout once, its head once for each teacher that is read by itself."""
         heads: dict[int, int] = {}
-        rollouts = {id(datum.rollout): datum.rollout for datum in data if datum.rollout.loss_mask.any()}
+        rollouts = {
+            id(datum.rollout): datum.rollout for datum in data if datum.rollout.loss_mask.any()
+        }
         for datum in data:
             pool = datum.signal.pool
             apart = len(pool.members) if pool is not None and pool.kind == "sum" else 1
             heads[id(datum.rollout)] = heads.get(id(datum.rollout), 0) + apart
-        read = count_read_tokens([(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts.values()])
+        read = count_read_tokens(
+            [(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts.values()]
+        )
         learned = {key: int(rollout.loss_mask.sum()) for key, rollout in rollouts.items()}
         products = sum(heads[key] * count for key, count in learned.items())
         flops = 0
         if self._shape is not None and self._learning is not None:
             flops = self._learning.update(self._shape, read, products, recompute=recompute)
             if objective.needs_sequences:
-                flops += self._shape.hidden(read.tokens, read.contexts) + self._shape.logits(products)
+                flops += self._shape.hidden(read.tokens, read.contexts) + self._shape.logits(
+                    products
+                )
         return Usage(sum(learned.values()), read.prompt_tokens, flops)
 
     def optim_step(self, params: AdamParams) -> Metrics:

@@ -4,8 +4,22 @@
 `overrides` changes it; `controls` switches its teacher off; `reading` makes the recipe.
 """
 
-from practicum.recipe.controls import SECTIONS, SWITCH, control_words, no_control, teacher_off, without_switch
-from practicum.recipe.files import find_recipe, merged, packaged_recipes, read_recipe, read_yaml, recipe_names
+from practicum.recipe.controls import (
+    SECTIONS,
+    SWITCH,
+    control_words,
+    no_control,
+    teacher_off,
+    without_switch,
+)
+from practicum.recipe.files import (
+    find_recipe,
+    merged,
+    packaged_recipes,
+    read_recipe,
+    read_yaml,
+    recipe_names,
+)
 from practicum.recipe.mistakes import validated
 from practicum.recipe.older import bring_up
 from practicum.recipe.overrides import is_named, override, resolve_path

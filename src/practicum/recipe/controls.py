@@ -42,9 +42,15 @@ def teacher_off(recipe: Recipe) -> Recipe | None:
     terms = recipe.objective.losses
     if writer is None and not any(term.asks_teacher for term in terms):
         return None
-    alone = [None if writer is not None and _imitates(term, writer) else _alone(term) for term in terms]
+    alone = [
+        None if writer is not None and _imitates(term, writer) else _alone(term) for term in terms
+    ]
     left_to_teacher = {term.filter for term, left in zip(terms, alone, strict=True) if left is None}
-    places = {place: _with_answers(left, left_to_teacher) for place, left in enumerate(alone) if left is not None}
+    places = {
+        place: _with_answers(left, left_to_teacher)
+        for place, left in enumerate(alone)
+        if left is not None
+    }
     if not any(term.learns_from_reward for term in places.values()):
         return None
     data = resolved(recipe)
@@ -57,7 +63,9 @@ def teacher_off(recipe: Recipe) -> Recipe | None:
     data["schedules"] = moved.taken_over(data["schedules"])
     for settings in data["monitors"].values():
         settings["set"] = {
-            path: change for path, change in moved.taken_over(settings["set"]).items() if _is_at(data, path)
+            path: change
+            for path, change in moved.taken_over(settings["set"]).items()
+            if _is_at(data, path)
         }
     return validated(Recipe, data, recipe.name)
 
@@ -103,7 +111,14 @@ def _alone(term: Term) -> Term | None:
     arguments = {**term.correction.arguments, **CORRECTIONS[term.correction.name].without_teacher}
     correction = term.correction.model_copy(update={"arguments": arguments})
     coefficient = term.coefficient * term.reward.share
-    return Term(**{**fields, "signal": term.reward.by_itself, "correction": correction, "coefficient": coefficient})
+    return Term(
+        **{
+            **fields,
+            "signal": term.reward.by_itself,
+            "correction": correction,
+            "coefficient": coefficient,
+        }
+    )
 
 
 def _with_answers(term: Term, left_to_teacher: set[str]) -> Term:
@@ -150,7 +165,10 @@ class _Moved:
         new = f"objective.losses.{list(self._places).index(number)}"
         if before.signal == now.signal:
             return ".".join([new, *rest])
-        factors = {("coefficient",): before.reward.share, ("reward", "coefficient"): before.coefficient}
+        factors = {
+            ("coefficient",): before.reward.share,
+            ("reward", "coefficient"): before.coefficient,
+        }
         if tuple(rest) in factors:
             if factors[tuple(rest)] != 1.0:
                 raise RecipeError(

@@ -65,7 +65,9 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if parent is not None:
         file = folder / str(parent)
         if not file.is_file():
-            raise RecipeError(f"{path}: extends {str(parent)!r}, and there is no such file; it is relative to {folder}")
+            raise RecipeError(
+                f"{path}: extends {str(parent)!r}, and there is no such file; it is relative to {folder}"
+            )
         if file in above or len(above) > DEEPEST_EXTENDS:
             raise RecipeError(f"{path}: extends {str(parent)!r}, which extends this one again")
         data = merged(read_recipe(file, (*above, path.resolve())), data)
@@ -128,7 +130,9 @@ class StrictLoader(yaml.SafeLoader):
     @staticmethod
     def _check_depth(depth: int, line: int) -> None:
         if depth > DEEPEST_RECIPE:
-            raise yaml.YAMLError(f"line {line}: nested more than {DEEPEST_RECIPE} deep; a recipe is about ten")
+            raise yaml.YAMLError(
+                f"line {line}: nested more than {DEEPEST_RECIPE} deep; a recipe is about ten"
+            )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Make a mapping whose keys differ."""
@@ -149,7 +153,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read ({error})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: not YAML ({' '.join(str(error).split())[:LONGEST_REASON]})") from error
+        raise RecipeError(
+            f"{path}: not YAML ({' '.join(str(error).split())[:LONGEST_REASON]})"
+        ) from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise RecipeError(f"{path}: a recipe is a mapping of names such as `student:` and `teacher:`")
+        raise RecipeError(
+            f"{path}: a recipe is a mapping of names such as `student:` and `teacher:`"
+        )
     return data

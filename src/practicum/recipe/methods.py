@@ -37,7 +37,9 @@ def describe_axes(recipe: Recipe) -> dict[str, str]:
 
 def describe_method(recipe: Recipe) -> str:
     """The axes as one line of a list."""
-    return " · ".join(value for value in describe_axes(recipe).values() if value not in ("student", "none"))
+    return " · ".join(
+        value for value in describe_axes(recipe).values() if value not in ("student", "none")
+    )
 
 
 def format_teacher(config: BaseModel) -> str:
@@ -68,7 +70,11 @@ def _terms(objective: Objective) -> Iterable[str]:
         words = [_call(term.signal), _call(term.divergence)] if term.asks else [_call(term.signal)]
         words += [_call(term.gradient)] if term.gradient != term.usual_gradient else []
         words += [f"against {term.against}"] if term.against != DEFAULT.against else []
-        words += [f"{name} {_call(value)}" for name, value in term if name not in NAMED_APART and value != usual[name]]
+        words += [
+            f"{name} {_call(value)}"
+            for name, value in term
+            if name not in NAMED_APART and value != usual[name]
+        ]
         share = "" if term.coefficient == 1.0 else f"{term.coefficient:g} x "
         yield share + ", ".join(words)
 
@@ -79,5 +85,9 @@ def _call(value: object) -> str:
         return str(value)
     name, _, keywords = parse_call(str(value.model_dump()))
     usual = {key: field.default for key, field in type(value).model_fields.items()}
-    given = [str(argument) for key, argument in keywords.items() if key not in usual or usual[key] != argument]
+    given = [
+        str(argument)
+        for key, argument in keywords.items()
+        if key not in usual or usual[key] != argument
+    ]
     return f"{name}({', '.join(given)})" if given else name

@@ -21,7 +21,9 @@ def validated(model: type[Model], data: Mapping[str, Any], source: str) -> Model
         return model.model_validate(dict(data))
     except ValidationError as error:
         kind = CapabilityError if all(not entry["loc"] for entry in error.errors()) else RecipeError
-        raise kind([f"{source}: {_line(entry, model, data)}" for entry in error.errors(include_url=False)]) from None
+        raise kind(
+            [f"{source}: {_line(entry, model, data)}" for entry in error.errors(include_url=False)]
+        ) from None
 
 
 def _line(entry: Any, model: type[BaseModel], data: Mapping[str, Any]) -> str:
@@ -42,7 +44,9 @@ def _line(entry: Any, model: type[BaseModel], data: Mapping[str, Any]) -> str:
         return message
     given = entry["input"]
     shown = (
-        f" (given: {given!r})" if isinstance(given, str | int | float | bool) and entry["type"] != "value_error" else ""
+        f" (given: {given!r})"
+        if isinstance(given, str | int | float | bool) and entry["type"] != "value_error"
+        else ""
     )
     return f"{field}: {message[:1].lower() + message[1:]}{shown}"
 
@@ -58,9 +62,13 @@ def _known_fields(root: type[BaseModel], loc: Sequence[int | str], data: Any) ->
             models = [model for model in models if model.__name__ == part]
         else:
             annotations = [
-                model.model_fields[str(part)].annotation for model in models if str(part) in model.model_fields
+                model.model_fields[str(part)].annotation
+                for model in models
+                if str(part) in model.model_fields
             ]
-            models = [model for annotation in annotations for model in _models_in(annotation)] or models
+            models = [
+                model for annotation in annotations for model in _models_in(annotation)
+            ] or models
     return sorted({name for model in models for name in model.model_fields})
 
 

@@ -17,4 +17,8 @@ def bring_up(data: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(train, Mapping) or KNOBS[0] not in train:
         return dict(data)
     backend = data.get("backend") or {"type": "local", **{name: train[name] for name in KNOBS}}
-    return {**data, "train": {key: value for key, value in train.items() if key not in KNOBS}, "backend": backend}
+    return {
+        **data,
+        "train": {key: value for key, value in train.items() if key not in KNOBS},
+        "backend": backend,
+    }

@@ -26,7 +26,11 @@ def override(data: dict[str, Any], text: str) -> None:
         if not isinstance(place[name], dict):
             whole = ".".join(parents[: number + 1])
             *outer, inner = [*parents[number + 1 :], last]
-            within = "".join(f"{{{key}: " for key in outer) + f"{{{inner}: {value}, ...}}" + "}" * len(outer)
+            within = (
+                "".join(f"{{{key}: " for key in outer)
+                + f"{{{inner}: {value}, ...}}"
+                + "}" * len(outer)
+            )
             raise RecipeError(
                 f"override {text!r}: {whole} is {place[name]!r}, which has no keys; write the whole of it, {whole}={within}"
             )
@@ -62,7 +66,9 @@ def resolve_path(text: str, data: Mapping[str, Any]) -> str:
     first = text.partition("=")[0].partition(".")[0]
     if first in Recipe.model_fields or first not in {*Term.model_fields, *Objective.model_fields}:
         return text
-    losses = data.get("objective", {}).get("losses") if isinstance(data.get("objective"), dict) else None
+    losses = (
+        data.get("objective", {}).get("losses") if isinstance(data.get("objective"), dict) else None
+    )
     if losses is None or first in Objective.model_fields:
         return f"objective.{text}"
     if len(losses) > 1:

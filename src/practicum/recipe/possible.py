@@ -32,7 +32,10 @@ def capability_problems(
 def truncation_problem(objective: Objective, rollout: RolloutConfig) -> str | None:
     """Why a sampled token's loss and a truncated sampler do not go together, where a recipe has both."""
     truncated = rollout.top_p < 1.0 or rollout.top_k > 0
-    sampled = any(term.asks and term.signal.sampled and term.correction.name == "none" for term in objective.losses)
+    sampled = any(
+        term.asks and term.signal.sampled and term.correction.name == "none"
+        for term in objective.losses
+    )
     if not (truncated and sampled):
         return None
     return (
@@ -41,7 +44,9 @@ def truncation_problem(objective: Objective, rollout: RolloutConfig) -> str | No
     )
 
 
-def staleness_problems(rollout: RolloutConfig, teacher: TeacherConfig, adaptive: Iterable[str]) -> list[str]:
+def staleness_problems(
+    rollout: RolloutConfig, teacher: TeacherConfig, adaptive: Iterable[str]
+) -> list[str]:
     """What cannot be done ahead of the updates; `adaptive` are the places of numbers that are only known step by step."""
     if not rollout.max_staleness:
         return []
@@ -66,7 +71,11 @@ def staleness_problems(rollout: RolloutConfig, teacher: TeacherConfig, adaptive:
 
 def staleness_warning(objective: Objective, rollout: RolloutConfig) -> str | None:
     """What to say where tokens of an older policy are learned from as if they were the learner's own."""
-    drawn = [term.signal.type for term in objective.losses if term.signal.sampled and term.correction.name == "none"]
+    drawn = [
+        term.signal.type
+        for term in objective.losses
+        if term.signal.sampled and term.correction.name == "none"
+    ]
     if not (rollout.max_staleness and drawn):
         return None
     return (
@@ -77,7 +86,9 @@ def staleness_warning(objective: Objective, rollout: RolloutConfig) -> str | Non
 
 def clip_warning(objective: Objective) -> str | None:
     """Return what to say where a clip pushes down the candidates that the teacher wants most."""
-    places = [number for number, term in enumerate(objective.losses) if isinstance(term.clip, ClipEntries)]
+    places = [
+        number for number, term in enumerate(objective.losses) if isinstance(term.clip, ClipEntries)
+    ]
     if not places:
         return None
     return (

@@ -75,12 +75,16 @@ def _read(value: Any) -> Any:
         return value
     name = parse_call(value)[0]
     if name not in SCHEDULES:
-        raise ValueError(f"no schedule named {name!r}; known: {', '.join(SCHEDULES)}, or a plain number")
+        raise ValueError(
+            f"no schedule named {name!r}; known: {', '.join(SCHEDULES)}, or a plain number"
+        )
     fields = [field for field in SCHEDULES[name].model_fields if field != "type"]
     return {"type": name, **bind("schedule", value, fields)}
 
 
-Schedule = Annotated[Linear | Cosine | Switch | Adaptive, Field(discriminator="type"), BeforeValidator(_read)]
+Schedule = Annotated[
+    Linear | Cosine | Switch | Adaptive, Field(discriminator="type"), BeforeValidator(_read)
+]
 
 
 def compute_value(schedule: Linear | Cosine | Switch | Adaptive, step: int, steps: int) -> float:
@@ -103,7 +107,9 @@ def depends_on_steps(schedule: Linear | Cosine | Switch | Adaptive) -> bool:
 class ScheduleState:
     """The schedules of one run, and where the adaptive ones stand; see `Adaptive`."""
 
-    def __init__(self, schedules: Mapping[str, Linear | Cosine | Switch | Adaptive], steps: int) -> None:
+    def __init__(
+        self, schedules: Mapping[str, Linear | Cosine | Switch | Adaptive], steps: int
+    ) -> None:
         self._schedules = schedules
         self._steps = steps
         self._changed: dict[str, float] = {}
@@ -115,8 +121,13 @@ class ScheduleState:
 
     def at(self, step: int) -> dict[str, float]:
         """Every scheduled number at a step, by its path."""
-        numbers = {path: compute_value(schedule, step, self._steps) for path, schedule in self._schedules.items()}
-        return numbers | {path: state["value"] for path, state in self._state.items()} | self._changed
+        numbers = {
+            path: compute_value(schedule, step, self._steps)
+            for path, schedule in self._schedules.items()
+        }
+        return (
+            numbers | {path: state["value"] for path, state in self._state.items()} | self._changed
+        )
 
     def change(self, numbers: Mapping[str, float]) -> None:
         """Let numbers be others from the next step on, whatever is planned."""
@@ -141,7 +152,9 @@ class ScheduleState:
         if "previous" in state:
             fall = (state["previous"] - measured) / (abs(state["previous"]) + 1e-12)
             change = fall if schedule.on == "falling" else -fall
-            state["momentum"] = schedule.momentum * state["momentum"] + (1.0 - schedule.momentum) * change
+            state["momentum"] = (
+                schedule.momentum * state["momentum"] + (1.0 - schedule.momentum) * change
+            )
             share = schedule.rate / (1.0 + math.exp(-max(min(state["momentum"], 50.0), -50.0)))
             state["value"] += share * (schedule.end - state["value"])
         state["previous"] = measured
@@ -162,7 +175,10 @@ def extract_schedules(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     A path names sections and places in lists, `objective.losses.0.target.student`.
     """
     schedules: dict[str, str] = {}
-    plain = {key: _without(value, (key,), schedules) if key in SCHEDULED else value for key, value in data.items()}
+    plain = {
+        key: _without(value, (key,), schedules) if key in SCHEDULED else value
+        for key, value in data.items()
+    }
     return plain, schedules
 
 
@@ -191,7 +207,9 @@ def _without(value: Any, path: tuple[str, ...], schedules: dict[str, str]) -> An
     if isinstance(value, Mapping):
         return {key: _without(inner, (*path, str(key)), schedules) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without(inner, (*path, str(place)), schedules) for place, inner in enumerate(value)]
+        return [
+            _without(inner, (*path, str(place)), schedules) for place, inner in enumerate(value)
+        ]
     if not isinstance(value, str) or not any(f"{name}(" in value for name in SCHEDULES):
         return value
     name, positional, keywords = parse_call(value)
@@ -200,7 +218,9 @@ def _without(value: Any, path: tuple[str, ...], schedules: dict[str, str]) -> An
         return _first(value)
     arguments = {}
     for key, argument in [*((None, argument) for argument in positional), *keywords.items()]:
-        nested = isinstance(argument, str) and any(argument.startswith(f"{known}(") for known in SCHEDULES)
+        nested = isinstance(argument, str) and any(
+            argument.startswith(f"{known}(") for known in SCHEDULES
+        )
         if nested and key is None:
             raise ValueError(
                 f"{'.'.join(path)}: name the argument that {argument} stands for, as in {name}(NAME={argument})"
@@ -210,7 +230,9 @@ def _without(value: Any, path: tuple[str, ...], schedules: dict[str, str]) -> An
             argument = _first(argument)
         arguments[key] = argument
     if None in arguments:
-        raise ValueError(f"{'.'.join(path)}: name every argument of {name!r} where one of them is a schedule")
+        raise ValueError(
+            f"{'.'.join(path)}: name every argument of {name!r} where one of them is a schedule"
+        )
     return format_call(name, {str(key): argument for key, argument in arguments.items()})
 
 

@@ -18,7 +18,9 @@ class RolloutConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     source: SourceChoice = StudentSource()
-    replay_size: int = Field(default=1000, ge=1, description="rollouts that `mix(other=replay)` chooses from")
+    replay_size: int = Field(
+        default=1000, ge=1, description="rollouts that `mix(other=replay)` chooses from"
+    )
     n: int = Field(default=1, ge=1, description="completions of each prompt")
     max_new_tokens: int = Field(default=256, ge=1)
     temperature: float = Field(default=1.0, gt=0)
@@ -41,7 +43,9 @@ class RolloutConfig(BaseModel):
 
     def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
         """These numbers with the student's stop tokens."""
-        return SamplingParams(self.max_new_tokens, self.temperature, self.top_p, self.top_k, stop_ids)
+        return SamplingParams(
+            self.max_new_tokens, self.temperature, self.top_p, self.top_k, stop_ids
+        )
 
 
 class OptimizerConfig(BaseModel):
@@ -77,14 +81,20 @@ class Budget(BaseModel):
     """What a run may spend: it ends before a step that would exceed any of these, but not before its first."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    flops: float | None = Field(default=None, gt=0, description="operations of all phases: see [plan](plan.md)")
+    flops: float | None = Field(
+        default=None, gt=0, description="operations of all phases: see [plan](plan.md)"
+    )
     tokens: float | None = Field(default=None, gt=0, description="tokens learned from")
-    seconds: float | None = Field(default=None, gt=0, description="of the steps alone; the one that a clock decides")
+    seconds: float | None = Field(
+        default=None, gt=0, description="of the steps alone; the one that a clock decides"
+    )
 
     def exceeded(self, spent: Mapping[str, float], step: Mapping[str, float]) -> str | None:
         """The name of the first that another `step` would exceed, after what was `spent`, or None."""
         limits = {name: limit for name, limit in self if limit is not None}
-        return next((name for name, limit in limits.items() if spent[name] + step[name] > limit), None)
+        return next(
+            (name for name, limit in limits.items() if spent[name] + step[name] > limit), None
+        )
 
 
 class Prices(BaseModel):
@@ -92,10 +102,16 @@ class Prices(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     currency: str = Field(default="USD", max_length=12)
-    machine_hour: float | None = Field(default=None, ge=0, description="an hour of the machine that trains")
-    million_sampled_tokens: float | None = Field(default=None, ge=0, description="a million tokens that teachers write")
+    machine_hour: float | None = Field(
+        default=None, ge=0, description="an hour of the machine that trains"
+    )
+    million_sampled_tokens: float | None = Field(
+        default=None, ge=0, description="a million tokens that teachers write"
+    )
     million_scored_tokens: float | None = Field(
-        default=None, ge=0, description="a million tokens that teachers read to score, prompts included"
+        default=None,
+        ge=0,
+        description="a million tokens that teachers read to score, prompts included",
     )
 
     def money(self, cost: Mapping[str, Any], seconds: float) -> dict[str, float]:
@@ -107,7 +123,9 @@ class Prices(BaseModel):
             "sampled tokens": (self.million_sampled_tokens, sampled),
             "scored tokens": (self.million_scored_tokens, scored),
         }
-        return {name: price * amount for name, (price, amount) in items.items() if price is not None}
+        return {
+            name: price * amount for name, (price, amount) in items.items() if price is not None
+        }
 
 
 class TrainConfig(BaseModel):
@@ -116,11 +134,19 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(ge=1)
     prompts_per_step: int = Field(default=16, ge=1)
-    updates_per_step: int = Field(default=1, ge=1, description="optimizer steps that a step's rollouts are split into")
-    epochs: int = Field(default=1, ge=1, description="how many times a step's rollouts are learned from")
-    checkpoint_every: int | None = Field(default=None, ge=1, description="steps; the last step is always saved")
+    updates_per_step: int = Field(
+        default=1, ge=1, description="optimizer steps that a step's rollouts are split into"
+    )
+    epochs: int = Field(
+        default=1, ge=1, description="how many times a step's rollouts are learned from"
+    )
+    checkpoint_every: int | None = Field(
+        default=None, ge=1, description="steps; the last step is always saved"
+    )
     keep_checkpoints: int = Field(default=2, ge=1)
-    threads: int | None = Field(default=None, ge=1, description="torch threads; none: torch's own choice")
+    threads: int | None = Field(
+        default=None, ge=1, description="torch threads; none: torch's own choice"
+    )
     budget: Budget | None = Field(default=None, description="ends the run before `steps` are done")
 
 
@@ -128,11 +154,15 @@ class EvaluationConfig(BaseModel):
     """What is measured on held-out prompts before and after."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    prompts: int = Field(default=64, ge=0, description="at most this many held-out prompts; 0: no evaluation")
+    prompts: int = Field(
+        default=64, ge=0, description="at most this many held-out prompts; 0: no evaluation"
+    )
     samples: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     max_new_tokens: int | None = Field(default=None, ge=1, description="none: as in rollout")
-    teacher: bool = Field(default=True, description="also let the teacher answer, in its own context")
+    teacher: bool = Field(
+        default=True, description="also let the teacher answer, in its own context"
+    )
     every: int | None = Field(
         default=None, ge=1, description="steps between evaluations while training; none: no others"
     )

@@ -56,7 +56,10 @@ AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 Addresses = list[ipaddress.IPv4Address | ipaddress.IPv6Address]
 
 METADATA = frozenset(
-    map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"))
+    map(
+        ipaddress.ip_address,
+        ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"),
+    )
 )
 """Where clouds answer with credentials; link-local addresses are refused as a whole besides."""
 
@@ -113,14 +116,25 @@ def base_url(url: str, allow_http: bool = False) -> str:
         raise ValueError(
             "the address holds a user or a password; take it out and name an environment variable: api_key_env"
         )
-    if parts.query or parts.fragment or not url.isascii() or make_printable(url) != url or " " in url or "\\" in url:
+    if (
+        parts.query
+        or parts.fragment
+        or not url.isascii()
+        or make_printable(url) != url
+        or " " in url
+        or "\\" in url
+    ):
         raise ValueError(f"{redact_url(url)!r} holds more than host, port and path; {_WRITE}")
     literal = _literal(parts.hostname)
     if literal is None and _numeric(parts.hostname):
-        raise ValueError(f"{parts.hostname!r} is an address in disguise; write it with dots, as in 127.0.0.1")
+        raise ValueError(
+            f"{parts.hostname!r} is an address in disguise; write it with dots, as in 127.0.0.1"
+        )
     problem = None if literal is None else _forbidden(literal)
     if problem is not None:
-        raise ValueError(f"{parts.hostname} is {problem}, which is never asked; name the server's own address")
+        raise ValueError(
+            f"{parts.hostname} is {problem}, which is never asked; name the server's own address"
+        )
     local = parts.hostname == "localhost" if literal is None else literal.is_loopback
     if parts.scheme == "http" and not (local or allow_http):
         raise ValueError(_PLAIN.format(host=parts.hostname))
@@ -140,9 +154,12 @@ class AddressConfig(BaseModel):
     """Where a server is, in the configuration of whoever asks it; a secret in the address is refused where it is written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    url: str = Field(description="https://host, or http://localhost:8000; other plain http needs `allow_http`")
+    url: str = Field(
+        description="https://host, or http://localhost:8000; other plain http needs `allow_http`"
+    )
     allow_http: bool = Field(
-        default=False, description="plain http to other machines, which everyone on the way can read"
+        default=False,
+        description="plain http to other machines, which everyone on the way can read",
     )
 
     @field_validator("url")
@@ -163,7 +180,9 @@ def redact_url(url: str) -> str:
     if not slashes:
         before, rest = "", before
     host, slash, path = rest.partition("/")
-    shown = f"{before}{slashes}{host.rpartition('@')[2]}{slash}{path}".partition("?")[0].partition("#")[0]
+    shown = f"{before}{slashes}{host.rpartition('@')[2]}{slash}{path}".partition("?")[0].partition(
+        "#"
+    )[0]
     return excerpt(shown)
 
 
@@ -190,7 +209,11 @@ def _forbidden(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | 
         return _forbidden(mapped)
     if address in METADATA or address.is_link_local:
         return "a link-local or metadata address"
-    if address.is_multicast or address.is_unspecified or (address.is_reserved and not address.is_loopback):
+    if (
+        address.is_multicast
+        or address.is_unspecified
+        or (address.is_reserved and not address.is_loopback)
+    ):
         return "not the address of one machine"
     return None
 
@@ -241,7 +264,9 @@ class JsonClient:
         return self.send_all([question])[0]
 
     def send_all(
-        self, questions: Sequence[JsonRequest], read: Callable[[int, Any], Any] = lambda place, answer: answer
+        self,
+        questions: Sequence[JsonRequest],
+        read: Callable[[int, Any], Any] = lambda place, answer: answer,
     ) -> list[Any]:
         """The answers to all questions, in their order; the first that fails for good ends all.
 
@@ -257,25 +282,38 @@ class JsonClient:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             return pool.submit(copy_context().run, asyncio.run, self._all(questions, read)).result()
 
-    async def _all(self, questions: Sequence[JsonRequest], read: Callable[[int, Any], Any]) -> list[Any]:
+    async def _all(
+        self, questions: Sequence[JsonRequest], read: Callable[[int, Any], Any]
+    ) -> list[Any]:
         open_ones: dict[int, _Waiting] = {}
         slots = asyncio.Semaphore(self.server.concurrency)
         timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self.server.concurrency)
+        limits = httpx2.Limits(
+            max_connections=None, max_keepalive_connections=self.server.concurrency
+        )
         client = httpx2.AsyncClient(
-            verify=self._tls, timeout=timeout, limits=limits, trust_env=False, follow_redirects=False
+            verify=self._tls,
+            timeout=timeout,
+            limits=limits,
+            trust_env=False,
+            follow_redirects=False,
         )
         first = self._asked
         self._asked += len(questions)
 
         async def one(place: int, question: JsonRequest) -> Any:
-            return read(place, await self._answered(client, slots, question, first + place, open_ones))
+            return read(
+                place, await self._answered(client, slots, question, first + place, open_ones)
+            )
 
         try:
             async with client, asyncio.TaskGroup() as group:
                 beat = group.create_task(self._report_waiting(open_ones, len(questions)))
                 watch = group.create_task(_until_abandoned())
-                answers = [group.create_task(one(place, question)) for place, question in enumerate(questions)]
+                answers = [
+                    group.create_task(one(place, question))
+                    for place, question in enumerate(questions)
+                ]
                 await asyncio.wait(answers)
                 beat.cancel()
                 watch.cancel()
@@ -318,7 +356,10 @@ class JsonClient:
                     garbage += failure.garbage
                     self._note(failure, waiting)
                     first_failure = first_failure or monotonic()
-                    wait = max(failure.wait, min(LONGEST_WAIT, 0.25 * 2 ** min(tries, 8)) * (0.5 + jitter.random() / 2))
+                    wait = max(
+                        failure.wait,
+                        min(LONGEST_WAIT, 0.25 * 2 ** min(tries, 8)) * (0.5 + jitter.random() / 2),
+                    )
                     spent = monotonic() - first_failure
                     if garbage > 1 or (tries > 1 and spent + wait > self.server.give_up_after):
                         raise self._make_timeout_error(question, failure, tries, spent) from None
@@ -336,7 +377,9 @@ class JsonClient:
     def _make_timeout_error(
         self, question: JsonRequest, failure: _RetryableError, tries: int, spent: float
     ) -> TeacherError:
-        advice = "look at what the address is" if failure.garbage else "start it, or look at its log"
+        advice = (
+            "look at what the address is" if failure.garbage else "start it, or look at its log"
+        )
         return TeacherError(
             f"{self.address}{question.path}: {question.name} failed {tries} times in {spent:.0f} s, at last because {failure.why}; "
             f"{advice}, and resume"
@@ -351,9 +394,13 @@ class JsonClient:
         except TimeoutError:
             raise _RetryableError(f"it did not answer within {question.deadline:.0f} s") from None
         except httpx2.ConnectTimeout:
-            raise _RetryableError(f"it did not accept a connection within {CONNECT_SECONDS:.0f} s") from None
+            raise _RetryableError(
+                f"it did not accept a connection within {CONNECT_SECONDS:.0f} s"
+            ) from None
         except httpx2.TimeoutException:
-            raise _RetryableError(f"it did not begin to answer within {question.seconds:.0f} s") from None
+            raise _RetryableError(
+                f"it did not begin to answer within {question.seconds:.0f} s"
+            ) from None
         except httpx2.ConnectError as error:
             if _untrusted(error):
                 raise TeacherError(
@@ -362,7 +409,9 @@ class JsonClient:
                 ) from None
             raise _RetryableError(f"no connection ({self.shown(str(error))})") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _RetryableError(f"the connection broke ({self.shown(str(error) or type(error).__name__)})") from None
+            raise _RetryableError(
+                f"the connection broke ({self.shown(str(error) or type(error).__name__)})"
+            ) from None
         return self._judged_answer(question, status, headers, body)
 
     async def _resolve_allowed_address(self) -> str:
@@ -370,17 +419,25 @@ class JsonClient:
         parts = urlsplit(self.address)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )
         except OSError as error:
             raise _RetryableError(f"the name {host} is not known ({error.strerror})") from None
-        addresses: Addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+        addresses: Addresses = [
+            ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found
+        ]
         for address in addresses:
             problem = _forbidden(address)
             if problem is not None:
                 raise TeacherError(
                     f"{self.address}: {host} is at {address}, {problem}, which is never asked; name another server"
                 )
-        if parts.scheme == "http" and not self.server.allow_http and not all(a.is_loopback for a in addresses):
+        if (
+            parts.scheme == "http"
+            and not self.server.allow_http
+            and not all(a.is_loopback for a in addresses)
+        ):
             raise TeacherError(f"{self.address}: {_PLAIN.format(host=host)}")
         return str(addresses[0])
 
@@ -389,7 +446,9 @@ class JsonClient:
     ) -> tuple[int, httpx2.Headers, bytes]:
         """Status, headers and body of one request to a judged address."""
         parts = urlsplit(f"{self.address}{question.path}")
-        body = None if question.body is None else json.dumps(question.body, allow_nan=False).encode()
+        body = (
+            None if question.body is None else json.dumps(question.body, allow_nan=False).encode()
+        )
         headers = {
             "Host": parts.netloc,
             "Accept": "application/json",
@@ -425,12 +484,17 @@ class JsonClient:
         finally:
             await response.aclose()
 
-    def _judged_answer(self, question: JsonRequest, status: int, headers: httpx2.Headers, body: bytes) -> Any:
+    def _judged_answer(
+        self, question: JsonRequest, status: int, headers: httpx2.Headers, body: bytes
+    ) -> Any:
         """The JSON of an answer; `_RetryableError` or TeacherError where there is none."""
         where = f"{self.address}{question.path}"
         detail = self.shown(body[:LOOKED_AT].decode("utf-8", "replace"))
         if status in AGAIN:
-            raise _RetryableError(f"it answered {status}{f' ({detail})' if detail else ''}", wait=_retry_after(headers))
+            raise _RetryableError(
+                f"it answered {status}{f' ({detail})' if detail else ''}",
+                wait=_retry_after(headers),
+            )
         if 300 <= status < 400:
             to = self.shown(redact_url(headers.get("Location", "nowhere")))
             raise TeacherError(
@@ -443,12 +507,16 @@ class JsonClient:
                 status,
             )
         if status != 200:
-            raise RequestRefused(f"{where}: {question.name} was refused with {status} ({detail})", status)
+            raise RequestRefused(
+                f"{where}: {question.name} was refused with {status} ({detail})", status
+            )
         try:
             return json.loads(body, parse_constant=_no_constant, object_pairs_hook=_no_twins)
         except (ValueError, RecursionError) as error:
             kind = self.shown(headers.get("Content-Type", "no type"))
-            why = f"the answer is not JSON ({kind}, {len(body)} bytes: {self.shown(str(error), 80)})"
+            why = (
+                f"the answer is not JSON ({kind}, {len(body)} bytes: {self.shown(str(error), 80)})"
+            )
             raise _RetryableError(why, garbage=True) from None
 
 

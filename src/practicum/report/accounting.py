@@ -4,7 +4,17 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from practicum.report.markup import Section, bar, count, note, panel, percent, render_details, safe, table
+from practicum.report.markup import (
+    Section,
+    bar,
+    count,
+    note,
+    panel,
+    percent,
+    render_details,
+    safe,
+    table,
+)
 from practicum.report.reading import Row, RunData
 from practicum.report.verdict import signed, tokens_sampled
 from practicum.statistics import Interval, contains_zero
@@ -17,28 +27,51 @@ FIRST_ALARMS, MOST_ALARMS = 20, 500
 Part = tuple[str, float | int]
 """Why something was kept or dropped, and how much of it."""
 
-EXPECTED = {"GO": True, "GO-WITH-CHANGES": True, "NO-GAP": False, "NO-GO": False, "BROKEN-SETUP": False}
+EXPECTED = {
+    "GO": True,
+    "GO-WITH-CHANGES": True,
+    "NO-GAP": False,
+    "NO-GO": False,
+    "BROKEN-SETUP": False,
+}
 """Whether a gain was foretold, by the doctor's verdict; the others foretell nothing."""
 
 
 def dropped_section(run: RunData) -> Section | None:
     """Rows, tokens and updates, each split by what became of it."""
-    wholes = [("Rows of the data", _rows(run)), ("Tokens of the rollouts", _tokens(run)), ("Updates", _updates(run))]
-    body = "".join(_whole(title, parts) for title, parts in wholes if sum(amount for _, amount in parts) > 0)
+    wholes = [
+        ("Rows of the data", _rows(run)),
+        ("Tokens of the rollouts", _tokens(run)),
+        ("Updates", _updates(run)),
+    ]
+    body = "".join(
+        _whole(title, parts) for title, parts in wholes if sum(amount for _, amount in parts) > 0
+    )
     if not body:
         return None
     groups = sum(row.get("unsupervised_prompts") or 0.0 for row in run.metrics)
     silent = (
-        note(f"{count(groups)} times a step had a prompt of whose completions no token was learned from.")
+        note(
+            f"{count(groups)} times a step had a prompt of whose completions no token was learned from."
+        )
         if groups
         else ""
     )
-    return Section("dropped", "Dropped", "What was dropped, and why", "", f'<div class="panels">{body}</div>{silent}')
+    return Section(
+        "dropped",
+        "Dropped",
+        "What was dropped, and why",
+        "",
+        f'<div class="panels">{body}</div>{silent}',
+    )
 
 
 def _whole(title: str, parts: Sequence[Part]) -> str:
     total = sum(amount for _, amount in parts)
-    body = [[name, count(amount), percent(amount / total), bar(amount / total)] for name, amount in parts]
+    body = [
+        [name, count(amount), percent(amount / total), bar(amount / total)]
+        for name, amount in parts
+    ]
     body.append(["<b>together</b>", f"<b>{count(total)}</b>", "<b>100 %</b>", ""])
     return panel(title, table(["", "count", "share", ""], body, numbers=(1, 2), label=title))
 
@@ -49,11 +82,16 @@ def _rows(run: RunData) -> list[Part]:
         return []
     heldout = str(run.recipe.get("task", {}).get("heldout") or "")
     rejected = Counter(
-        _reason(row) for row in run.rejected if not heldout or not str(row.get("file", "")).endswith(heldout)
+        _reason(row)
+        for row in run.rejected
+        if not heldout or not str(row.get("file", "")).endswith(heldout)
     )
     common = rejected.most_common(MOST_REASONS)
     rest = rejected.total() - sum(amount for _, amount in common)
-    parts = [("used as training prompts", float(run.prompts["used"])), ("too long", float(run.prompts["too_long"]))]
+    parts = [
+        ("used as training prompts", float(run.prompts["used"])),
+        ("too long", float(run.prompts["too_long"])),
+    ]
     parts += [(f"rejected: {safe(reason)}", float(amount)) for reason, amount in common]
     return parts + ([("rejected for other reasons", float(rest))] if rest else [])
 
@@ -127,15 +165,27 @@ def _alarm(alarm: Row) -> list[str]:
 
 
 def _value(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "" if value is None else safe(str(value))
+    return (
+        f"{value:.4g}"
+        if isinstance(value, int | float)
+        else ""
+        if value is None
+        else safe(str(value))
+    )
 
 
 def _patch(alarm: Row) -> str:
     """The changes that an alarm proposes, and those that the recipe let it make."""
     patch, made = alarm.get("patch"), alarm.get("set")
     proposed = patch if isinstance(patch, list) else [patch] if patch else []
-    lines = [f"<code>{safe(one if isinstance(one, str) else json.dumps(one))}</code>" for one in proposed]
-    lines += [f"<code>{safe(str(key))}={_value(value)}</code> (set)" for key, value in made.items()] if made else []
+    lines = [
+        f"<code>{safe(one if isinstance(one, str) else json.dumps(one))}</code>" for one in proposed
+    ]
+    lines += (
+        [f"<code>{safe(str(key))}={_value(value)}</code> (set)" for key, value in made.items()]
+        if made
+        else []
+    )
     return "<br>".join(lines)
 
 
@@ -155,9 +205,22 @@ def doctor_section(run: RunData) -> Section | None:
         ]
         for check in run.doctor.get("checks", ())
     ]
-    checks = table(["check", "status", "value", "", "anchor", "fix"], body, numbers=(2,), label="the doctor's checks")
-    top = f'<p class="foretold"><b>{safe(said)}</b> was foretold{reasons}. {_outcome(said, run)}</p>'
-    return Section("doctor", "Doctor", "Foretold and come true", "the doctor's verdict before the run", top + checks)
+    checks = table(
+        ["check", "status", "value", "", "anchor", "fix"],
+        body,
+        numbers=(2,),
+        label="the doctor's checks",
+    )
+    top = (
+        f'<p class="foretold"><b>{safe(said)}</b> was foretold{reasons}. {_outcome(said, run)}</p>'
+    )
+    return Section(
+        "doctor",
+        "Doctor",
+        "Foretold and come true",
+        "the doctor's verdict before the run",
+        top + checks,
+    )
 
 
 def _describe_prediction(doctor: Row) -> tuple[str, str]:
@@ -171,7 +234,9 @@ def _describe_prediction(doctor: Row) -> tuple[str, str]:
 def _lines(value: object) -> str:
     """One line of code for each override."""
     return "<br>".join(
-        f"<code>{safe(str(one))}</code>" for one in (value if isinstance(value, list) else [value]) if one
+        f"<code>{safe(str(one))}</code>"
+        for one in (value if isinstance(value, list) else [value])
+        if one
     )
 
 
@@ -183,15 +248,25 @@ def _status(check: Row) -> str:
 def _measured(check: Row) -> str:
     """A check's value with its interval, as one object or as three fields."""
     value = check.get("value")
-    known = value if isinstance(value, dict) else {"mean": value, "low": check.get("low"), "high": check.get("high")}
+    known = (
+        value
+        if isinstance(value, dict)
+        else {"mean": value, "low": check.get("low"), "high": check.get("high")}
+    )
     mean, low, high = (known.get(name) for name in ("mean", "low", "high"))
-    return _value(mean) if low is None or high is None else f"{_value(mean)} [{_value(low)}, {_value(high)}]"
+    return (
+        _value(mean)
+        if low is None or high is None
+        else f"{_value(mean)} [{_value(low)}, {_value(high)}]"
+    )
 
 
 def _outcome(said: str, run: RunData) -> str:
     won = None if run.summary is None else run.summary["gain"]
     if won is None:
-        return "The outcome is not known yet." if run.summary is None else "The run measured no gain."
+        return (
+            "The outcome is not known yet." if run.summary is None else "The run measured no gain."
+        )
     gain = Interval(**won)
     better = gain.mean > 0 and not contains_zero(gain)
     what = f"The run gained {signed(gain.mean)} [{signed(gain.low)}, {signed(gain.high)}]"
@@ -213,14 +288,20 @@ def reproduce_section(run: RunData) -> Section:
     starts = ", ".join(str(start["first"]) for start in run.starts)
     resumed = f"{len(run.starts)} ({'at step ' + starts})" if run.starts else "not recorded"
     facts.append(("starts and resumes", resumed))
-    facts += [(f"changed from step {change['step']} on", _changed(change)) for change in run.changes]
+    facts += [
+        (f"changed from step {change['step']} on", _changed(change)) for change in run.changes
+    ]
     body = [[safe(str(name)), f"<code>{safe(str(value))}</code>"] for name, value in facts]
     settings = safe(json.dumps(run.recipe, indent=2, ensure_ascii=False), lines=True)
     changed = _changed_versions(run)
     whole = table(["", ""], body, label="reproducibility")
     recipe = render_details("every setting of the recipe", f'<pre tabindex="0">{settings}</pre>')
     return Section(
-        "again", "Recipe", "To do it again", "one seed, these versions, this recipe", whole + changed + recipe
+        "again",
+        "Recipe",
+        "To do it again",
+        "one seed, these versions, this recipe",
+        whole + changed + recipe,
     )
 
 
@@ -233,7 +314,13 @@ def _changed(change: Row) -> str:
 def _changed_versions(run: RunData) -> str:
     """What changed between the starts of the run."""
     names = sorted({name for start in run.starts for name in start["versions"]})
-    moved = [name for name in names if len({str(start["versions"].get(name)) for start in run.starts}) > 1]
+    moved = [
+        name
+        for name in names
+        if len({str(start["versions"].get(name)) for start in run.starts}) > 1
+    ]
     if not moved:
         return ""
-    return note(f"Changed between the starts: {safe(', '.join(moved))}; bit-exactness is not promised.")
+    return note(
+        f"Changed between the starts: {safe(', '.join(moved))}; bit-exactness is not promised."
+    )

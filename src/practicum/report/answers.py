@@ -50,18 +50,28 @@ def evaluation_section(run: RunData) -> Section | None:
             "</div>",
         ]
     )
-    return Section("evaluation", "Evaluation", "Held-out evaluation", "the same prompts before and after", body)
+    return Section(
+        "evaluation", "Evaluation", "Held-out evaluation", "the same prompts before and after", body
+    )
 
 
 def _columns(run: RunData) -> list[Column]:
-    known = [("before", "before", run.before), ("after", "student", run.after), ("teacher", "teacher", run.teacher)]
+    known = [
+        ("before", "before", run.before),
+        ("after", "student", run.after),
+        ("teacher", "teacher", run.teacher),
+    ]
     return [(name, role, evaluation) for name, role, evaluation in known if evaluation is not None]
 
 
 def _comparison(run: RunData) -> str:
     """The numbers of the evaluations side by side, from the summary where there is one."""
     whole = {name: evaluation for name, _, evaluation in _columns(run)}
-    whole |= {name: run.summary[name] for name in ("before", "after", "teacher") if run.summary and run.summary[name]}
+    whole |= {
+        name: run.summary[name]
+        for name in ("before", "after", "teacher")
+        if run.summary and run.summary[name]
+    }
     names = [name for name in ("before", "after", "teacher") if name in whole]
     lines = {
         "accuracy": "accuracy",
@@ -70,11 +80,15 @@ def _comparison(run: RunData) -> str:
         "length": "tokens an answer",
         "truncated": "cut off",
     }
-    body = [[label, *(_cell(key, whole[name][key]) for name in names)] for key, label in lines.items()]
+    body = [
+        [label, *(_cell(key, whole[name][key]) for name in names)] for key, label in lines.items()
+    ]
     first = whole[names[0]]
     prompts = first.get("prompts") or len({answer["prompt"] for answer in first["answers"]})
     answers = first.get("completions") or len(first["answers"])
-    return table(["", *names], body, numbers=range(1, len(names) + 1), label="held-out evaluation") + note(
+    return table(
+        ["", *names], body, numbers=range(1, len(names) + 1), label="held-out evaluation"
+    ) + note(
         f"{count(prompts)} prompts, {count(answers)} answers. Reverse KL and entropy are on the student's own answers of that time."
     )
 
@@ -84,11 +98,14 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _domains(columns: Sequence[Column]) -> str:
-    names = list(dict.fromkeys(domain for _, _, evaluation in columns for domain in evaluation["by_domain"]))
+    names = list(
+        dict.fromkeys(domain for _, _, evaluation in columns for domain in evaluation["by_domain"])
+    )
     if not names:
         return ""
     body = [
-        [safe(name), *(number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns)] for name in names
+        [safe(name), *(number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns)]
+        for name in names
     ]
     head = ["domain", *(who for who, _, _ in columns)]
     return table(head, body, numbers=range(1, len(head)), label="accuracy by domain")
@@ -110,15 +127,25 @@ def _pass_at_k(columns: Sequence[Column], seed: int) -> str:
     tries = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < most] + [most]
 
     def chance(groups: Sequence[Sequence[Row]], k: int) -> Interval:
-        chances = [pass_at_k(len(group), sum(one["reward"] >= 1.0 for one in group), k) for group in groups]
+        chances = [
+            pass_at_k(len(group), sum(one["reward"] >= 1.0 for one in group), k) for group in groups
+        ]
         return bootstrap(torch.tensor(chances, dtype=torch.float64), seed)
 
     drawn = [
-        (name, role, [(place, chance(groups, k)) for place, k in enumerate(tries)]) for name, role, groups in grouped
+        (name, role, [(place, chance(groups, k)) for place, k in enumerate(tries)])
+        for name, role, groups in grouped
     ]
-    chart = ranged_chart("the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0)
+    chart = ranged_chart(
+        "the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0
+    )
     body = [[name, *(str(interval) for _, interval in values)] for name, _, values in drawn]
-    numbers = table(["", *(f"pass@{k}" for k in tries)], body, numbers=range(1, len(tries) + 1), label="pass at k")
+    numbers = table(
+        ["", *(f"pass@{k}" for k in tries)],
+        body,
+        numbers=range(1, len(tries) + 1),
+        label="pass at k",
+    )
     return legend_figure(chart, drawn) + numbers
 
 
@@ -135,7 +162,15 @@ def _calibration(columns: Sequence[Column]) -> str:
         mean_sure, mean_right = sum(sure) / len(sure), sum(right) / len(right)
         drawn.append((name, role, _binned(pairs)))
         error = calibration_error(sure, right, BINS)
-        body.append([name, f"{mean_sure:.2f}", f"{mean_right:.2f}", f"{mean_sure - mean_right:+.2f}", f"{error:.3f}"])
+        body.append(
+            [
+                name,
+                f"{mean_sure:.2f}",
+                f"{mean_right:.2f}",
+                f"{mean_sure - mean_right:+.2f}",
+                f"{error:.3f}",
+            ]
+        )
     if not drawn:
         return ""
     chart = diagonal_chart("how often an answer is right, by how sure it was", drawn)
@@ -165,7 +200,10 @@ def _binned(pairs: Sequence[Point]) -> list[Point]:
     bins = min(BINS, max(len(ordered) // 5, 1))
     edges = [len(ordered) * place // bins for place in range(bins + 1)]
     parts = [ordered[low:high] for low, high in pairwise(edges) if high > low]
-    return [(sum(sure for sure, _ in part) / len(part), sum(right for _, right in part) / len(part)) for part in parts]
+    return [
+        (sum(sure for sure, _ in part) / len(part), sum(right for _, right in part) / len(part))
+        for part in parts
+    ]
 
 
 def lengths_section(run: RunData) -> Section | None:
@@ -196,10 +234,14 @@ def _lengths(ends: Mapping[str, Sequence[Row]]) -> str:
     names = [str(low) if width == 1 else f"{low}-{low + width - 1}" for low in edges]
     groups = []
     for (name, values), role in zip(lengths.items(), ("before", "student"), strict=True):
-        shares = [sum(low <= value < low + width for value in values) / len(values) for low in edges]
+        shares = [
+            sum(low <= value < low + width for value in values) / len(values) for low in edges
+        ]
         groups.append((name, role, shares))
     chart = bar_chart("share of rollouts by length in tokens", groups, names)
-    return legend_figure(chart, groups, "<span>share of rollouts by tokens</span>") + _length_table(ends)
+    return legend_figure(chart, groups, "<span>share of rollouts by tokens</span>") + _length_table(
+        ends
+    )
 
 
 def _length_table(ends: Mapping[str, Sequence[Row]]) -> str:
@@ -208,8 +250,21 @@ def _length_table(ends: Mapping[str, Sequence[Row]]) -> str:
         ordered = sorted(len(row["tokens"]) for row in rows)
         cut = sum(row["stop_reason"] == "length" for row in rows) / len(rows)
         quantiles = [ordered[round(share * (len(ordered) - 1))] for share in (0.5, 0.95)]
-        body.append([name, f"{sum(ordered) / len(ordered):.1f}", *map(str, quantiles), str(ordered[-1]), percent(cut)])
-    return table(["", "mean", "median", "95 %", "longest", "cut off"], body, numbers=(1, 2, 3, 4, 5), label="lengths")
+        body.append(
+            [
+                name,
+                f"{sum(ordered) / len(ordered):.1f}",
+                *map(str, quantiles),
+                str(ordered[-1]),
+                percent(cut),
+            ]
+        )
+    return table(
+        ["", "mean", "median", "95 %", "longest", "cut off"],
+        body,
+        numbers=(1, 2, 3, 4, 5),
+        label="lengths",
+    )
 
 
 def _variety(ends: Mapping[str, Sequence[Row]]) -> str:
@@ -217,7 +272,11 @@ def _variety(ends: Mapping[str, Sequence[Row]]) -> str:
     names = list(dict.fromkeys(name for column in columns for name in column))
     body = [[name, *(column.get(name, "") for column in columns)] for name in names]
     several = any("different answers of a prompt" in column for column in columns)
-    why = "" if several else " One answer a prompt: nothing is said of how the answers to one prompt differ."
+    why = (
+        ""
+        if several
+        else " One answer a prompt: nothing is said of how the answers to one prompt differ."
+    )
     return table(["", *ends], body, numbers=(1, 2), label="repetition and diversity") + note(
         "Diversity is within the answers to one prompt of one step, cut to one length; degenerate is the loop test of 2604.08527."
         + why
@@ -226,7 +285,9 @@ def _variety(ends: Mapping[str, Sequence[Row]]) -> str:
 
 def _variety_of(rows: Sequence[Row]) -> dict[str, str]:
     whole = {
-        "3-grams said before in the answer": percent(_mean([repeated_share(row["tokens"]) for row in rows])),
+        "3-grams said before in the answer": percent(
+            _mean([repeated_share(row["tokens"]) for row in rows])
+        ),
         "longest loop, tokens": str(max(longest_run(row["tokens"]) for row in rows)),
         "degenerate answers": percent(_mean([float(is_degenerate(row["text"])) for row in rows])),
         "empty answers": percent(_mean([float(not row["text"].strip()) for row in rows])),
@@ -269,14 +330,18 @@ def answers_section(run: RunData) -> Section | None:
     head = ["prompt", "expected", "before", "after"]
     whole = table(head, body, label="answers before and after", first=FIRST_SHOWN)
     if len(samples) > MOST_SHOWN:
-        whole += note(f"The first {MOST_SHOWN} of {count(len(samples))} are here; all of them are in summary.json.")
+        whole += note(
+            f"The first {MOST_SHOWN} of {count(len(samples))} are here; all of them are in summary.json."
+        )
     whole = f'<div class="answers">{whole}</div>'
     return Section("answers", "Answers", "Answers, before and after", _turned(samples), whole)
 
 
 def _turned(samples: Sequence[Row]) -> str:
     graded = [
-        sample for sample in samples if sample["reward_before"] is not None and sample["reward_after"] is not None
+        sample
+        for sample in samples
+        if sample["reward_before"] is not None and sample["reward_after"] is not None
     ]
     if not graded:
         return ""

@@ -72,7 +72,9 @@ def values_axis(values: Sequence[float], start: float, end: float) -> Axis:
     if high <= low:
         low, high = (1.5 * low, 0.0) if low < 0 else (0.0, 1.5 * high or 1.0)
     step = _round_step((high - low) / 4)
-    return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step, start, end)
+    return Axis(
+        math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-3) * step, start, end
+    )
 
 
 def shown(value: float | int) -> str:
@@ -120,10 +122,14 @@ class Timeline:
     marks: Sequence[EventMark]
 
 
-def line_chart(id: str, label: str, curves: Sequence[Curve], time: Timeline, readings: Sequence[str]) -> str:
+def line_chart(
+    id: str, label: str, curves: Sequence[Curve], time: Timeline, readings: Sequence[str]
+) -> str:
     """Curves over the steps, with a dashed line at each mark of its `readings`; the reader walks it with the arrow keys."""
     steps = [step for curve in curves for step, _ in curve.points]
-    across = Axis(min(min(steps), 1.0), max(time.last, max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
+    across = Axis(
+        min(min(steps), 1.0), max(time.last, max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT
+    )
     up = values_axis([value for curve in curves for _, value in curve.points], HEIGHT - BOTTOM, TOP)
     lines = "".join(_curve(curve, across, up) for curve in curves)
     ends = f'data-chart="{id}" data-low="{across.low:g}" data-high="{across.high:g}"'
@@ -136,8 +142,14 @@ def line_chart(id: str, label: str, curves: Sequence[Curve], time: Timeline, rea
 
 def _grid(across: Axis, up: Axis) -> str:
     rows = "".join(_row(up, tick) for tick in up.ticks(4))
-    steps = sorted({round(tick) for tick in across.ticks(5) if tick >= across.low} | {round(across.low)})
-    kept = [step for step in steps if step == round(across.low) or across.at(step) - across.at(across.low) > 34]
+    steps = sorted(
+        {round(tick) for tick in across.ticks(5) if tick >= across.low} | {round(across.low)}
+    )
+    kept = [
+        step
+        for step in steps
+        if step == round(across.low) or across.at(step) - across.at(across.low) > 34
+    ]
     columns = "".join(_column(across, step, f"{step:,.0f}") for step in kept)
     ground = HEIGHT - BOTTOM
     return f'{rows}<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{ground:g}" y2="{ground:g}"/>{columns}'
@@ -153,19 +165,26 @@ def _row(up: Axis, tick: float) -> str:
 
 def _column(across: Axis, place: float | int, label: str) -> str:
     """Write a label, which is HTML, below a place of the horizontal axis."""
-    return f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{label}</text>'
+    return (
+        f'<text x="{across.at(place):.1f}" y="{HEIGHT - 7:g}" text-anchor="middle">{label}</text>'
+    )
 
 
 def _marks(marks: Sequence[EventMark], across: Axis, readings: Sequence[str]) -> str:
     """A flag at each place, with a dashed line where it is about one of the readings; those that fall together share one."""
     places = group_pairs((round(across.at(mark.step), 1), mark) for mark in marks)
-    return "".join(_flag(x, found, any(mark.reading in readings for mark in found)) for x, found in places.items())
+    return "".join(
+        _flag(x, found, any(mark.reading in readings for mark in found))
+        for x, found in places.items()
+    )
 
 
 def _flag(x: float, marks: Sequence[EventMark], own: bool) -> str:
     title = "&#10;".join(html.escape(mark.text) for mark in marks)
     line = f'<line x1="{x}" x2="{x}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>' if own else ""
-    shape = f"M{x - 4:.1f} {TOP - 9:g} h8 l-4 8 z" if own else f"M{x - 2:.1f} {TOP - 6:g} h4 l-2 4 z"
+    shape = (
+        f"M{x - 4:.1f} {TOP - 9:g} h8 l-4 8 z" if own else f"M{x - 2:.1f} {TOP - 6:g} h4 l-2 4 z"
+    )
     return f'<g class="alarm{"" if own else " other"}"><title>{title}</title>{line}<path d="{shape}"/></g>'
 
 
@@ -188,7 +207,10 @@ Ranged = tuple[int, Interval]
 
 
 def ranged_chart(
-    label: str, groups: Sequence[tuple[str, str, Sequence[Ranged]]], names: Sequence[str], top: float | None = None
+    label: str,
+    groups: Sequence[tuple[str, str, Sequence[Ranged]]],
+    names: Sequence[str],
+    top: float | None = None,
 ) -> str:
     """Points with intervals, a colour a group, at the places 0, 1, 2 ... called `names`; `top` fixes the upper end."""
     highs = [interval.high for _, _, group in groups for _, interval in group]
@@ -204,7 +226,9 @@ def ranged_chart(
     return f"{_opened(label)}{_frame(up, across, names)}{drawn}</svg>"
 
 
-def _ranged(name: str, role: str, group: Sequence[Ranged], across: Axis, up: Axis, offset: float) -> str:
+def _ranged(
+    name: str, role: str, group: Sequence[Ranged], across: Axis, up: Axis, offset: float
+) -> str:
     places = [(across.at(place) + offset, interval) for place, interval in group]
     line = " ".join(f"{x:.1f},{up.at(value.mean):.1f}" for x, value in places)
     whiskers = "".join(
@@ -216,9 +240,13 @@ def _ranged(name: str, role: str, group: Sequence[Ranged], across: Axis, up: Axi
     return f'<polyline class="curve thin {role}" points="{line}"/>{whiskers}'
 
 
-def bar_chart(label: str, groups: Sequence[tuple[str, str, Sequence[float]]], names: Sequence[str]) -> str:
+def bar_chart(
+    label: str, groups: Sequence[tuple[str, str, Sequence[float]]], names: Sequence[str]
+) -> str:
     """Bars of shares side by side, a colour a group, at places called `names`."""
-    up = values_axis([0.0, *(value for _, _, values in groups for value in values)], HEIGHT - BOTTOM, TOP)
+    up = values_axis(
+        [0.0, *(value for _, _, values in groups for value in values)], HEIGHT - BOTTOM, TOP
+    )
     across = Axis(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)
     wide = 0.8 * (across.at(1) - across.at(0)) / len(groups)
     bars = "".join(
@@ -238,7 +266,9 @@ def _frame(up: Axis, across: Axis, names: Sequence[str]) -> str:
     room = max(map(len, names)) * 7 + 8
     stride = max(-(-len(names) * room // (WIDTH - LEFT - RIGHT)), 1)
     columns = "".join(
-        _column(across, place, html.escape(name)) for place, name in enumerate(names) if place % stride == 0
+        _column(across, place, html.escape(name))
+        for place, name in enumerate(names)
+        if place % stride == 0
     )
     ground = f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{up.at(0.0):.1f}" y2="{up.at(0.0):.1f}"/>'
     return rows + ground + columns
@@ -248,7 +278,9 @@ def diagonal_chart(label: str, groups: Sequence[tuple[str, str, Sequence[Point]]
     """Points of [0, 1] x [0, 1] beside the diagonal on which they would lie if confidence were earned."""
     across = Axis(0.0, 1.0, LEFT, WIDTH - RIGHT)
     up = Axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
-    grid = "".join(_row(up, tick) + _column(across, tick, shown(tick)) for tick in (0.0, 0.25, 0.5, 0.75, 1.0))
+    grid = "".join(
+        _row(up, tick) + _column(across, tick, shown(tick)) for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
+    )
     drawn = "".join(
         f'<polyline class="curve {role}" points="{" ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in points)}"/>'
         + "".join(
@@ -274,7 +306,8 @@ def interval_rows(label: str, values: Sequence[tuple[str, str, Interval]]) -> st
         for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
     )
     drawn = "".join(
-        _interval_row(name, role, value, 26.0 * place + 17, across) for place, (name, role, value) in enumerate(values)
+        _interval_row(name, role, value, 26.0 * place + 17, across)
+        for place, (name, role, value) in enumerate(values)
     )
     return f"{_opened(label, height)}{ticks}{drawn}</svg>"
 
@@ -295,11 +328,11 @@ def _opened(label: str, height: float = HEIGHT) -> str:
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
     """Names with their colours; `entries` are (name, role) and a name is HTML."""
-    return "".join(f'<span class="key"><i class="swatch {role}"></i>{name}</span>' for name, role in entries)
+    return "".join(
+        f'<span class="key"><i class="swatch {role}"></i>{name}</span>' for name, role in entries
+    )
 
 
 def legend_figure(chart: str, groups: Sequence[tuple[str, str, object]], more: str = "") -> str:
     """Put a chart above the legend of its groups, (name, role, values) each, and what else it says."""
-    return (
-        f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}{more}</div></figure>'
-    )
+    return f'<figure>{chart}<div class="legend">{legend([(name, role) for name, role, _ in groups])}{more}</div></figure>'

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from practicum.report.charts import MOST_POINTS, Curve, EventMark, Timeline, downsample, legend, line_chart, shown
+from practicum.report.charts import (
+    MOST_POINTS,
+    Curve,
+    EventMark,
+    Timeline,
+    downsample,
+    legend,
+    line_chart,
+    shown,
+)
 from practicum.report.markup import Section, note, render_details, safe
 from practicum.report.reading import Row, RunData
 from practicum.text import make_printable
@@ -22,7 +31,9 @@ class ChartSpec:
 
 
 WANTED = {
-    "reverse_kl": ChartSpec("Reverse KL to the teacher", "nats a token", (("reverse_kl", "reverse KL", "student"),)),
+    "reverse_kl": ChartSpec(
+        "Reverse KL to the teacher", "nats a token", (("reverse_kl", "reverse KL", "student"),)
+    ),
     "reward": ChartSpec("Reward", "mean while training", (("reward", "reward", "student"),)),
     "length": ChartSpec("Length", "tokens an answer", (("length", "length", "student"),)),
     "entropy": ChartSpec(
@@ -33,21 +44,34 @@ WANTED = {
     "overlap": ChartSpec(
         "Overlap of the 16 likeliest tokens",
         "share",
-        (("overlap", "tokens shared", "student"), ("overlap_mass", "student's mass on them", "third")),
+        (
+            ("overlap", "tokens shared", "student"),
+            ("overlap_mass", "student's mass on them", "third"),
+        ),
     ),
-    "grad_norm": ChartSpec("Gradient norm", "before clipping", (("grad_norm", "gradient norm", "student"),)),
+    "grad_norm": ChartSpec(
+        "Gradient norm", "before clipping", (("grad_norm", "gradient norm", "student"),)
+    ),
     "truncated": ChartSpec(
-        "Cut off", "share of answers", (("truncated", "cut off", "student"), ("empty", "empty", "before"))
+        "Cut off",
+        "share of answers",
+        (("truncated", "cut off", "student"), ("empty", "empty", "before")),
     ),
     "repetition": ChartSpec(
         "Repetition",
         "share",
-        (("repetition", "answers that loop", "student"), ("repeated_tokens", "repeated tokens", "third")),
+        (
+            ("repetition", "answers that loop", "student"),
+            ("repeated_tokens", "repeated tokens", "third"),
+        ),
     ),
     "diversity": ChartSpec(
         "Diversity",
         "share",
-        (("unique_answers", "different answers of a prompt", "student"), ("distinct_2", "distinct 2-grams", "third")),
+        (
+            ("unique_answers", "different answers of a prompt", "student"),
+            ("distinct_2", "distinct 2-grams", "third"),
+        ),
     ),
     "loss": ChartSpec("Loss", "of each term, before weights", (("loss", "loss", "student"),)),
 }
@@ -82,10 +106,16 @@ def curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     drawn = {id: _figure(id, wanted, curves, time) for id, (wanted, curves) in charts.items()}
     main = "".join(drawing for id, drawing in drawn.items() if not id.startswith("other-"))
     rest = "".join(drawing for id, drawing in drawn.items() if id.startswith("other-"))
-    more = render_details("every other reading", f'<div class="charts">{rest}</div>') if rest else ""
+    more = (
+        render_details("every other reading", f'<div class="charts">{rest}</div>') if rest else ""
+    )
     hint = "Point at a curve to read it, or focus it and use the arrow keys."
     smooth = " The bold line is a running mean." if len(run.metrics) >= 80 else ""
-    flags = " A flag is an alarm, with a line where it is about that reading: see below." if marks else ""
+    flags = (
+        " A flag is an alarm, with a line where it is about that reading: see below."
+        if marks
+        else ""
+    )
     body = f'{note(hint + smooth + flags)}<div class="charts">{main}</div>{more}'
     return Section("curves", "Curves", "While training", "one reading a step", body), {
         id: _data(curves) for id, (_, curves) in charts.items()
@@ -96,7 +126,9 @@ def mark_of(alarm: Row) -> EventMark:
     """An alarm as a mark on the time axis."""
     name = str(alarm.get("name", alarm.get("id", "alarm")))
     return EventMark(
-        float(alarm["step"]), f"step {alarm['step']}: {make_printable(name)}", str(alarm.get("reading", name))
+        float(alarm["step"]),
+        f"step {alarm['step']}: {make_printable(name)}",
+        str(alarm.get("reading", name)),
     )
 
 
@@ -109,28 +141,44 @@ def _charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
     places = [key for key in keys if key.startswith("reverse_kl_at_")]
     terms = [key for key in keys if key.startswith("loss_") and key[5:].isdigit()]
     several = {
-        "teachers": ChartSpec("Reverse KL by teacher", "nats a token", _roles(teachers, "reverse_kl/")),
-        "places": ChartSpec("Reverse KL by place", "nats a token, from place", _roles(places, "reverse_kl_at_")),
+        "teachers": ChartSpec(
+            "Reverse KL by teacher", "nats a token", _roles(teachers, "reverse_kl/")
+        ),
+        "places": ChartSpec(
+            "Reverse KL by place", "nats a token, from place", _roles(places, "reverse_kl_at_")
+        ),
         "terms": ChartSpec("Loss by term", "before weights", _roles(terms, "loss_")),
     }
     for id, wanted in {**WANTED, **several}.items():
         curves = [
-            curve for key, name, role in wanted.readings if (curve := _curve(run.metrics, key, name, role)).points
+            curve
+            for key, name, role in wanted.readings
+            if (curve := _curve(run.metrics, key, name, role)).points
         ]
         if curves and [curve.points for curve in curves] not in [
             [curve.points for curve in drawn] for _, drawn in found.values()
         ]:
             found[id] = (wanted, curves)
-    rest = [key for key in keys if key not in used and key not in NOT_DRAWN and key not in (*teachers, *places, *terms)]
+    rest = [
+        key
+        for key in keys
+        if key not in used and key not in NOT_DRAWN and key not in (*teachers, *places, *terms)
+    ]
     for place, key in enumerate(rest):
         curve = _curve(run.metrics, key, safe(key), "student")
         if len({value for _, value in curve.points}) > 1 and len(found) < len(WANTED) + OTHERS:
-            found[f"other-{place}"] = (ChartSpec(safe(key), "", ((key, safe(key), "student"),)), [curve])
+            found[f"other-{place}"] = (
+                ChartSpec(safe(key), "", ((key, safe(key), "student"),)),
+                [curve],
+            )
     return found
 
 
 def _roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:
-    return tuple((key, safe(key.removeprefix(prefix)), ROLES[place % len(ROLES)]) for place, key in enumerate(keys))
+    return tuple(
+        (key, safe(key.removeprefix(prefix)), ROLES[place % len(ROLES)])
+        for place, key in enumerate(keys)
+    )
 
 
 def _curve(rows: Sequence[Row], key: str, name: str, role: str) -> Curve:

@@ -44,7 +44,11 @@ def _quantities(largest_weight: float) -> list[Quantity]:
     weights = tuple(largest_weight * share for share in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.95))
     return [
         Quantity(
-            "divergence", "divergence", "reverse KL to the teacher, nats; in training rollouts the loss's", NATS, heat
+            "divergence",
+            "divergence",
+            "reverse KL to the teacher, nats; in training rollouts the loss's",
+            NATS,
+            heat,
         ),
         Quantity("student_entropy", "student entropy", "nats", NATS, heat),
         Quantity("teacher_entropy", "teacher entropy", "nats", NATS, heat),
@@ -55,7 +59,13 @@ def _quantities(largest_weight: float) -> list[Quantity]:
             SIGNED,
             SIGNED_CLASSES,
         ),
-        Quantity("weight", "weight", "the token's coefficient in the loss, of the largest shown", weights, heat),
+        Quantity(
+            "weight",
+            "weight",
+            "the token's coefficient in the loss, of the largest shown",
+            weights,
+            heat,
+        ),
     ]
 
 
@@ -82,9 +92,14 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     views = [view for pair in pairs for view in pair] + rollouts
     if not views:
         return None, {}
-    weights = [value for view in views for value in view.numbers.get("weight", ()) if value is not None]
+    weights = [
+        value for view in views for value in view.numbers.get("weight", ()) if value is not None
+    ]
     known = {
-        key for view in views for key, column in view.numbers.items() if any(value is not None for value in column)
+        key
+        for view in views
+        for key, column in view.numbers.items()
+        if any(value is not None for value in column)
     }
     quantities = [one for one in _quantities(max(weights, default=0.0) or 1.0) if one.key in known]
     if not quantities:
@@ -92,12 +107,16 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     default = quantities[0]
     places = iter(range(len(views)))
     drawn_pairs = "".join(
-        f'<div class="pair">{"".join(_drawn(view, next(places), default) for view in pair)}</div>' for pair in pairs
+        f'<div class="pair">{"".join(_drawn(view, next(places), default) for view in pair)}</div>'
+        for pair in pairs
     )
     drawn_rollouts = "".join(_drawn(view, next(places), default) for view in rollouts)
     parts = [
         ("held-out answers, before and after", drawn_pairs),
-        ("training rollouts, from the first step to the last", f'<div class="pair">{drawn_rollouts}</div>'),
+        (
+            "training rollouts, from the first step to the last",
+            f'<div class="pair">{drawn_rollouts}</div>',
+        ),
     ]
     maps = "".join(f"<h3>{title}</h3>{body}" for title, body in parts if "<article" in body)
     scales = "".join(_scale(one, hidden=place > 0) for place, one in enumerate(quantities))
@@ -110,7 +129,8 @@ def heatmap_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
     about = "each token coloured; point at one, click it or walk with the arrow keys to see what the teacher preferred"
     data = {
         "quantities": [
-            {"key": one.key, "name": one.name, "edges": one.edges, "classes": one.classes} for one in quantities
+            {"key": one.key, "name": one.name, "edges": one.edges, "classes": one.classes}
+            for one in quantities
         ],
         "views": [_data(view) for view in views],
     }
@@ -138,7 +158,9 @@ def _trace_view(when: str, trace: Row) -> View:
         "teacher_logprob": trace["teacher_logprobs"],
     }
     sides = {name: trace[name] for name in ("student", "teacher") if trace[name] is not None}
-    heading = f'<span class="when {when}">{when}</span> {safe(trace["question"])}{_mark(trace["reward"])}'
+    heading = (
+        f'<span class="when {when}">{when}</span> {safe(trace["question"])}{_mark(trace["reward"])}'
+    )
     kept = slice(0, SHOWN_TOKENS)
     return View(
         f"{when}: {make_printable(trace['question'])}",
@@ -154,7 +176,11 @@ def _trace_view(when: str, trace: Row) -> View:
 def _mark(reward: float | None) -> str:
     if reward is None:
         return ""
-    return ' <span class="right">right</span>' if reward >= 1.0 else ' <span class="wrong">wrong</span>'
+    return (
+        ' <span class="right">right</span>'
+        if reward >= 1.0
+        else ' <span class="wrong">wrong</span>'
+    )
 
 
 def _rollout_views(run: RunData) -> list[View]:
@@ -163,12 +189,18 @@ def _rollout_views(run: RunData) -> list[View]:
         return []
     rows = [row for row in run.rollouts if any(row["loss_mask"])]
     middle = max((len(rows) - PER_PART) // 2, 0)
-    places = {*range(PER_PART), *range(middle, middle + PER_PART), *range(len(rows) - PER_PART, len(rows))}
+    places = {
+        *range(PER_PART),
+        *range(middle, middle + PER_PART),
+        *range(len(rows) - PER_PART, len(rows)),
+    }
     return [_rollout_view(rows[place], run) for place in sorted(places) if 0 <= place < len(rows)]
 
 
 def _rollout_view(row: Row, run: RunData) -> View:
-    known = [run.vocabulary.get(token, (f"<{token}>", True)) for token in row["tokens"][:SHOWN_TOKENS]]
+    known = [
+        run.vocabulary.get(token, (f"<{token}>", True)) for token in row["tokens"][:SHOWN_TOKENS]
+    ]
     nothing = [None] * len(row["tokens"])
     numbers: dict[str, Sequence[float | None]] = {
         "divergence": row["divergence"],
@@ -194,7 +226,10 @@ def _rollout_view(row: Row, run: RunData) -> View:
 
 def _gap(own: Sequence[float | None], other: Sequence[float | None]) -> list[float | None]:
     """Return how much higher the teacher's log-probabilities are; None where one of the two is not known."""
-    return [None if mine is None or theirs is None else theirs - mine for mine, theirs in zip(own, other, strict=True)]
+    return [
+        None if mine is None or theirs is None else theirs - mine
+        for mine, theirs in zip(own, other, strict=True)
+    ]
 
 
 def _drawn(view: View, place: int, quantity: Quantity) -> str:
@@ -235,7 +270,8 @@ def _scale(quantity: Quantity, hidden: bool) -> str:
     """The colours of a quantity with the values between them."""
     edges = [*(f"{edge:.2g}" for edge in quantity.edges), ""]
     steps = "".join(
-        f'<i class="{kind}"></i><span>{edge}</span>' for kind, edge in zip(quantity.classes, edges, strict=True)
+        f'<i class="{kind}"></i><span>{edge}</span>'
+        for kind, edge in zip(quantity.classes, edges, strict=True)
     )
     about = f'<span class="note">{html.escape(quantity.about)}</span>'
     return f'<p class="scale" data-quantity="{quantity.key}"{" hidden" if hidden else ""}>{steps}{about}</p>'
@@ -246,11 +282,19 @@ def _data(view: View) -> dict[str, Any]:
     return {
         "title": view.title,
         "text": [make_printable(text) for text in view.text],
-        "numbers": {name: [_short(value) for value in column] for name, column in view.numbers.items()},
+        "numbers": {
+            name: [_short(value) for value in column] for name, column in view.numbers.items()
+        },
         "sides": {
             name: {
-                "texts": [[make_printable(text) for text in row] for row in side["texts"][: len(view.text)]],
-                "shares": [[_short(value) for value in row] for row in side["probabilities"][: len(view.text)]],
+                "texts": [
+                    [make_printable(text) for text in row]
+                    for row in side["texts"][: len(view.text)]
+                ],
+                "shares": [
+                    [_short(value) for value in row]
+                    for row in side["probabilities"][: len(view.text)]
+                ],
             }
             for name, side in view.sides.items()
         },

@@ -68,7 +68,12 @@ class Live:
         known = dict(part.split(":", 1) for part in version.split(",") if ":" in part)
         changed = [id for id, digest in made.digests.items() if known.get(id) != digest]
         text, kind = _status(made.run)
-        news = {"version": _version(made.digests), "status": text, "kind": kind, "finished": made.run.finished}
+        news = {
+            "version": _version(made.digests),
+            "status": text,
+            "kind": kind,
+            "finished": made.run.finished,
+        }
         if not changed and len(known) == len(made.digests):
             return news
         return {
@@ -86,12 +91,16 @@ class Live:
             ended = (folder / "summary.json").is_file()
             signature = (folder, *(_mark(folder / name) for name in FILES))
             made = self._made
-            if made is None or (made.signature != signature and (monotonic() > made.good_until or ended)):
+            if made is None or (
+                made.signature != signature and (monotonic() > made.good_until or ended)
+            ):
                 start = monotonic()
                 run = read_run(folder, MOST_ROLLOUTS)
                 parts = parts_of(run)
                 good_until = monotonic() + WORK * (monotonic() - start)
-                made = self._made = _RenderedPage(signature, run, parts, _digests(parts), good_until)
+                made = self._made = _RenderedPage(
+                    signature, run, parts, _digests(parts), good_until
+                )
             return made
 
 
@@ -144,7 +153,11 @@ def _last_written(folder: Path) -> float:
 
 def _longest_step(run: RunData) -> float:
     return max(
-        (sum(value for name, value in row.items() if name.startswith("seconds_")) for row in run.timings), default=0.0
+        (
+            sum(value for name, value in row.items() if name.startswith("seconds_"))
+            for row in run.timings
+        ),
+        default=0.0,
     )
 
 

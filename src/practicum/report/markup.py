@@ -21,7 +21,11 @@ class Section:
 
 def safe(text: str, *, lines: bool = False) -> str:
     """Text of users and models: control and direction characters made visible, markup made plain."""
-    shown = "\n".join(make_printable(line) for line in text.splitlines()) if lines else make_printable(text)
+    shown = (
+        "\n".join(make_printable(line) for line in text.splitlines())
+        if lines
+        else make_printable(text)
+    )
     return html.escape(shown)
 
 
@@ -76,10 +80,17 @@ def table(
         return ' class="n"' if place in numbers else ""
 
     def cell(place: int, content: str) -> str:
-        return f'<th scope="row">{content}</th>' if place == 0 else f"<td{kind(place)}>{content}</td>"
+        return (
+            f'<th scope="row">{content}</th>' if place == 0 else f"<td{kind(place)}>{content}</td>"
+        )
 
-    top = "".join(f'<th scope="col"{kind(place)}>{content}</th>' for place, content in enumerate(head))
-    rows = "".join(f"<tr>{''.join(cell(place, content) for place, content in enumerate(row))}</tr>" for row in body)
+    top = "".join(
+        f'<th scope="col"{kind(place)}>{content}</th>' for place, content in enumerate(head)
+    )
+    rows = "".join(
+        f"<tr>{''.join(cell(place, content) for place, content in enumerate(row))}</tr>"
+        for row in body
+    )
     name = html.escape(label or "table")
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table><thead><tr>{top}</tr></thead>'

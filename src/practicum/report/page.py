@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from practicum.report.accounting import alarms_section, doctor_section, dropped_section, reproduce_section
+from practicum.report.accounting import (
+    alarms_section,
+    doctor_section,
+    dropped_section,
+    reproduce_section,
+)
 from practicum.report.answers import answers_section, evaluation_section, lengths_section
 from practicum.report.curves import curves_section
 from practicum.report.heatmap import heatmap_section

@@ -34,7 +34,9 @@ def write_pipeline_report(folder: Path) -> Path:
 def _page(pipeline: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     title = safe(summary["name"])
     notes = "".join(
-        f"<dt>{key}</dt><dd>{safe(pipeline[key])}</dd>" for key in ("paper", "claim", "differs") if pipeline.get(key)
+        f"<dt>{key}</dt><dd>{safe(pipeline[key])}</dd>"
+        for key in ("paper", "claim", "differs")
+        if pipeline.get(key)
     )
     settings = safe(json.dumps(pipeline, indent=2, ensure_ascii=False), lines=True)
     body = (
@@ -94,7 +96,10 @@ def _chart(summary: Mapping[str, Any]) -> str:
     values = [_values(row, summary) for row in rows]
     lines = "".join(
         _line(
-            name, _colour(column, len(names)), [of_stage[column] for of_stage in values], [row["stage"] for row in rows]
+            name,
+            _colour(column, len(names)),
+            [of_stage[column] for of_stage in values],
+            [row["stage"] for row in rows],
         )
         for column, name in enumerate(names)
     )
@@ -116,11 +121,17 @@ def _chart(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _line(name: str, colour: str, values: Sequence[Mapping[str, float] | None], stages: Sequence[str]) -> str:
+def _line(
+    name: str, colour: str, values: Sequence[Mapping[str, float] | None], stages: Sequence[str]
+) -> str:
     """One domain over the stages, with a dot wherever it was measured."""
     bottom, across = HEIGHT - LABELS, (WIDTH - 2 * MARGIN) / max(len(stages) - 1, 1)
     dots = [
-        (MARGIN + place * across, bottom - value["mean"] * (bottom - 16), f"{name} after {stage}: {value['mean']:.2f}")
+        (
+            MARGIN + place * across,
+            bottom - value["mean"] * (bottom - 16),
+            f"{name} after {stage}: {value['mean']:.2f}",
+        )
         for place, (stage, value) in enumerate(zip(stages, values, strict=True))
         if value is not None
     ]

@@ -92,7 +92,8 @@ def read_run(folder: Path, most_rollouts: int = MOST_ROLLOUTS) -> RunData:
         rollouts=rollouts,
         rollouts_total=total,
         vocabulary={
-            row["id"]: (row["text"], row["control"]) for row in rows(folder / "vocabulary.jsonl", shapes.VOCABULARY)
+            row["id"]: (row["text"], row["control"])
+            for row in rows(folder / "vocabulary.jsonl", shapes.VOCABULARY)
         },
         rejected=rows(folder / "rejected.jsonl", shapes.REJECTED),
         starts=starts,
@@ -104,7 +105,9 @@ def _recipe(folder: Path) -> dict[str, Any]:
     path = folder / "recipe.json"
     if not path.is_file():
         missing = "recipe.json is missing" if folder.is_dir() else "there is no such folder"
-        raise RecipeError(f"{folder} holds no run: {missing}; name the folder of a run, for example runs/NAME")
+        raise RecipeError(
+            f"{folder} holds no run: {missing}; name the folder of a run, for example runs/NAME"
+        )
     return read_json(path, shapes.SHOWN_RUN)
 
 
@@ -118,7 +121,9 @@ def rows(path: Path, shape: TypeAdapter[Any]) -> list[Row]:
     return list(read_rows(path, shape)) if path.is_file() else []
 
 
-def sampled_rows(path: Path, most: int, shape: TypeAdapter[Any] = shapes.ROLLOUT) -> tuple[list[Row], int]:
+def sampled_rows(
+    path: Path, most: int, shape: TypeAdapter[Any] = shapes.ROLLOUT
+) -> tuple[list[Row], int]:
     """At most `most` rows, spread evenly from the first to the last, and how many there are.
 
     Only the chosen ones are parsed, so a large file costs little more than reading it.
@@ -132,12 +137,18 @@ def sampled_rows(path: Path, most: int, shape: TypeAdapter[Any] = shapes.ROLLOUT
                 break
             starts.append(starts[-1] + len(line))
         count = len(starts) - 1
-        chosen = range(count) if count <= most else [place * (count - 1) // (most - 1) for place in range(most)]
+        chosen = (
+            range(count)
+            if count <= most
+            else [place * (count - 1) // (most - 1) for place in range(most)]
+        )
         found: list[Row] = []
         values = 0
         for place in chosen:
             file.seek(starts[place])
-            found.append(parse_row(path, place + 1, file.read(starts[place + 1] - starts[place]), shape))
+            found.append(
+                parse_row(path, place + 1, file.read(starts[place + 1] - starts[place]), shape)
+            )
             values += len(found[-1]["tokens"])
     if values > MOST_VALUES and len(found) > 2:
         stride = -(-values // MOST_VALUES)

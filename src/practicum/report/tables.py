@@ -19,7 +19,9 @@ SHOWN, WIDTH = 6, 60
 """How many held-out prompts a table shows, and how much of each text."""
 
 
-def comparison(before: Evaluation, after: Evaluation, teacher: Evaluation | None) -> list[list[str]]:
+def comparison(
+    before: Evaluation, after: Evaluation, teacher: Evaluation | None
+) -> list[list[str]]:
     """One row a number, with the student before and after and its teacher side by side."""
     columns = [before, after, teacher]
 
@@ -57,7 +59,10 @@ def side_by_side(before: Evaluation | None, after: Evaluation | None) -> list[di
 
 def answers(samples: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[str]]:
     """The first few of `side_by_side`, safe to print and short enough for a terminal."""
-    return [[_short(make_printable(str(sample[column]))) for column in columns] for sample in samples[:SHOWN]]
+    return [
+        [_short(make_printable(str(sample[column]))) for column in columns]
+        for sample in samples[:SHOWN]
+    ]
 
 
 def accuracy_by_stage(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -84,17 +89,25 @@ def cost_lines(summary: Mapping[str, Any], recipe: Recipe, spent: BudgetTracker)
     `spent` knows the seconds of the steps and the bytes; `summary` does not, because it holds nothing that depends on the clock.
     """
     cost = summary["cost"]
-    shares = ", ".join(f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES)
+    shares = ", ".join(
+        f"{phase} {cost[phase]['flops'] / max(cost['flops'], 1.0):.0%}" for phase in PHASES
+    )
     known = f"{cost['flops']:.3g} floating-point operations ({shares})"
-    lines = {"cost": known if cost["flops"] else "operations of models at a service are not counted"}
+    lines = {
+        "cost": known if cost["flops"] else "operations of models at a service are not counted"
+    }
     if spent.wire_bytes:
         lines["wire"] = f"{shown_bytes(spent.wire_bytes)} to and from other processes"
     money = {} if recipe.prices is None else recipe.prices.money(cost, spent.spent["seconds"])
     if recipe.prices is not None and money:
         items = ", ".join(f"{name} {amount:.4g}" for name, amount in money.items())
-        lines["money"] = f"{sum(money.values()):.4g} {make_printable(recipe.prices.currency)} ({items})"
+        lines["money"] = (
+            f"{sum(money.values()):.4g} {make_printable(recipe.prices.currency)} ({items})"
+        )
     if summary["ended"] != ALL_DONE:
-        lines["ended"] = f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
+        lines["ended"] = (
+            f"{summary['ended']}, after step {summary['steps']} of {recipe.train.steps}"
+        )
     return lines
 
 
@@ -102,7 +115,11 @@ def shown_bytes(value: float | int) -> str:
     """A number of bytes for people, for example `4.1 MiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(value) >= size:
-            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
+            return (
+                f"{value / size:.3g} {unit}"
+                if value < 1000 * size
+                else f"{value / size:.0f} {unit}"
+            )
     return f"{value:.0f} B"
 
 

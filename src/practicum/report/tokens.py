@@ -15,7 +15,13 @@ from torch import Tensor
 from practicum.report.charts import legend_figure, ranged_chart
 from practicum.report.markup import Section, bar, count, note, number, panel, percent, safe, table
 from practicum.report.reading import Row, RunData
-from practicum.statistics import Interval, auroc, cluster_bootstrap, concentration, participation_ratio
+from practicum.statistics import (
+    Interval,
+    auroc,
+    cluster_bootstrap,
+    concentration,
+    participation_ratio,
+)
 
 SHOWN_TOKENS = 20
 PART = 0.2
@@ -36,7 +42,11 @@ def kind_of(text: str, control: bool) -> str:
         return "digit"
     if any(letter.isalpha() for letter in bare):
         return "word start" if text[0].isspace() else "word piece"
-    return "punctuation" if all(not letter.isalnum() for letter in bare) and bare.isprintable() else "other"
+    return (
+        "punctuation"
+        if all(not letter.isalnum() for letter in bare) and bare.isprintable()
+        else "other"
+    )
 
 
 @dataclass(frozen=True)
@@ -65,13 +75,21 @@ class TokenTable:
     @cached_property
     def group(self) -> Tensor:
         """The prompt of each token, as a number: prompts are what an interval resamples."""
-        names = {name: number for number, name in enumerate(dict.fromkeys(row["prompt"] for row in self.rows))}
+        names = {
+            name: number
+            for number, name in enumerate(dict.fromkeys(row["prompt"] for row in self.rows))
+        }
         return torch.tensor([names[row["prompt"]] for row in self.rows], dtype=torch.long)[self.row]
 
     def where(self, chosen: Tensor) -> "TokenTable":
         """The tokens at which `chosen` holds."""
         return TokenTable(
-            self.rows, self.row[chosen], self.place[chosen], self.token[chosen], self.value[chosen], self.exact
+            self.rows,
+            self.row[chosen],
+            self.place[chosen],
+            self.token[chosen],
+            self.value[chosen],
+            self.exact,
         )
 
     def mean(self, seed: int) -> Interval | None:
@@ -89,19 +107,27 @@ def tokens_of(rows: Sequence[Row]) -> TokenTable:
     columns: list[Tensor] = []
     for number_, row in enumerate(rows):
         values = (
-            _column(row["divergence"]) if exact else _column(row["policy_logprobs"]) - _column(row["teacher_logprobs"])
+            _column(row["divergence"])
+            if exact
+            else _column(row["policy_logprobs"]) - _column(row["teacher_logprobs"])
         )
         known = torch.tensor(row["loss_mask"], dtype=torch.bool) & ~values.isnan()
         places = known.nonzero()[:, 0]
         ids = torch.tensor(row["tokens"], dtype=torch.long)[places]
-        columns.append(torch.stack([torch.full_like(places, number_), places, ids, places]).double())
+        columns.append(
+            torch.stack([torch.full_like(places, number_), places, ids, places]).double()
+        )
         columns[-1][3] = values[places]
     whole = torch.cat(columns, dim=1) if columns else torch.zeros(4, 0)
-    return TokenTable(rows, whole[0].long(), whole[1].long(), whole[2].long(), whole[3].double(), exact)
+    return TokenTable(
+        rows, whole[0].long(), whole[1].long(), whole[2].long(), whole[3].double(), exact
+    )
 
 
 def _column(values: Sequence[float | None]) -> Tensor:
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+    return torch.tensor(
+        [math.nan if value is None else value for value in values], dtype=torch.float64
+    )
 
 
 def tokens_section(run: RunData) -> Section | None:
@@ -122,7 +148,13 @@ def tokens_section(run: RunData) -> Section | None:
         ]
     )
     title = "Where the divergence sits" if tokens.exact else "Where the log-ratio sits"
-    return Section("tokens", "Divergence", title, "sampled training rollouts, tokens that were learned from", body)
+    return Section(
+        "tokens",
+        "Divergence",
+        title,
+        "sampled training rollouts, tokens that were learned from",
+        body,
+    )
 
 
 def _ends(tokens: TokenTable) -> tuple[TokenTable, TokenTable]:
@@ -162,10 +194,15 @@ def _by_place(tokens: TokenTable, first: TokenTable, last: TokenTable, seed: int
     names = [str(low + 1) if high == low + 1 else f"{low + 1}-{high}" for low, high in spans]
 
     def ranged(some: TokenTable) -> list[tuple[int, Interval]]:
-        means = [some.where((some.place >= low) & (some.place < high)).mean(seed) for low, high in spans]
+        means = [
+            some.where((some.place >= low) & (some.place < high)).mean(seed) for low, high in spans
+        ]
         return [(place, mean) for place, mean in enumerate(means) if mean is not None]
 
-    groups = [("first fifth of the steps", "before", ranged(first)), ("last fifth", "student", ranged(last))]
+    groups = [
+        ("first fifth of the steps", "before", ranged(first)),
+        ("last fifth", "student", ranged(last)),
+    ]
     chart = ranged_chart("mean by place in the answer, nats a token", groups, names)
     return legend_figure(chart, groups)
 
@@ -201,7 +238,9 @@ def _by_kind(tokens: TokenTable, first: TokenTable, last: TokenTable, run: RunDa
         )
     head = ["kind", "tokens", "of the sum", "", "mean, nats", "first → last"]
     last_fifths = note("First → last: the mean in the first and in the last fifth of the steps.")
-    return table(head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token") + last_fifths
+    return (
+        table(head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token") + last_fifths
+    )
 
 
 def _plain(tokens: TokenTable) -> str:
@@ -225,7 +264,12 @@ def _dearest(tokens: TokenTable, run: RunData) -> str:
         ]
         for place in order
     ]
-    return table(["token", "times", "of the sum", "", "mean, nats"], body, numbers=(1, 2, 4), label="dearest tokens")
+    return table(
+        ["token", "times", "of the sum", "", "mean, nats"],
+        body,
+        numbers=(1, 2, 4),
+        label="dearest tokens",
+    )
 
 
 def token_text(token: int, run: RunData) -> str:
@@ -237,18 +281,36 @@ def token_text(token: int, run: RunData) -> str:
 def _by_correctness(tokens: TokenTable, run: RunData) -> str:
     if all(row.get("reward") is None for row in tokens.rows):
         return ""
-    rewards = torch.tensor([math.nan if row.get("reward") is None else row["reward"] for row in tokens.rows])
+    rewards = torch.tensor(
+        [math.nan if row.get("reward") is None else row["reward"] for row in tokens.rows]
+    )
     columns = [("right", rewards >= 1.0), ("wrong", rewards < 1.0)]
     lines: list[tuple[str, Callable[[Tensor], str]]] = [
         ("rollouts", lambda chosen: count(int(chosen.sum()))),
-        ("mean value, nats", lambda chosen: _with_interval(tokens.where(chosen[tokens.row]).mean(run.seed))),
-        ("tokens an answer", lambda chosen: _average([len(tokens.rows[place]["tokens"]) for place in _places(chosen)])),
-        ("student entropy", lambda chosen: _average(_entropies(tokens.rows, chosen, "student_entropy"))),
-        ("teacher entropy", lambda chosen: _average(_entropies(tokens.rows, chosen, "teacher_entropy"))),
+        (
+            "mean value, nats",
+            lambda chosen: _with_interval(tokens.where(chosen[tokens.row]).mean(run.seed)),
+        ),
+        (
+            "tokens an answer",
+            lambda chosen: _average(
+                [len(tokens.rows[place]["tokens"]) for place in _places(chosen)]
+            ),
+        ),
+        (
+            "student entropy",
+            lambda chosen: _average(_entropies(tokens.rows, chosen, "student_entropy")),
+        ),
+        (
+            "teacher entropy",
+            lambda chosen: _average(_entropies(tokens.rows, chosen, "teacher_entropy")),
+        ),
         ("cut off", lambda chosen: _cut(tokens.rows, chosen)),
     ]
     body = [[name, *(show(chosen) for _, chosen in columns)] for name, show in lines]
-    whole = table(["", *(name for name, _ in columns)], body, numbers=(1, 2), label="by correctness")
+    whole = table(
+        ["", *(name for name, _ in columns)], body, numbers=(1, 2), label="by correctness"
+    )
     return whole + _preference(tokens, rewards)
 
 
@@ -279,7 +341,12 @@ def _places(chosen: Tensor) -> list[int]:
 
 
 def _entropies(rows: Sequence[Row], chosen: Tensor, name: str) -> list[float]:
-    return [value for place in _places(chosen) for value in rows[place].get(name) or () if value is not None]
+    return [
+        value
+        for place in _places(chosen)
+        for value in rows[place].get(name) or ()
+        if value is not None
+    ]
 
 
 def _average(values: Sequence[float | int]) -> str:
@@ -288,4 +355,8 @@ def _average(values: Sequence[float | int]) -> str:
 
 def _cut(rows: Sequence[Row], chosen: Tensor) -> str:
     places = _places(chosen)
-    return percent(sum(rows[place]["stop_reason"] == "length" for place in places) / len(places)) if places else ""
+    return (
+        percent(sum(rows[place]["stop_reason"] == "length" for place in places) / len(places))
+        if places
+        else ""
+    )

@@ -9,7 +9,14 @@ from practicum.report.curves import recent
 from practicum.report.markup import count, number, percent, safe, seconds
 from practicum.report.reading import Row, RunData
 from practicum.report.tables import ALL_DONE
-from practicum.statistics import Interval, contains_zero, difference, group_pairs, minimum_detectable_difference, ratio
+from practicum.statistics import (
+    Interval,
+    contains_zero,
+    difference,
+    group_pairs,
+    minimum_detectable_difference,
+    ratio,
+)
 
 
 def verdict(run: RunData) -> str:
@@ -23,7 +30,9 @@ def verdict(run: RunData) -> str:
 def scores(evaluation: Row | None) -> dict[str, float]:
     """Each prompt's mean reward; empty where there is no evaluation or no reward."""
     answers = (evaluation or {}).get("answers", ())
-    rewards = group_pairs((answer["prompt"], answer["reward"]) for answer in answers if answer["reward"] is not None)
+    rewards = group_pairs(
+        (answer["prompt"], answer["reward"]) for answer in answers if answer["reward"] is not None
+    )
     return {prompt: sum(values) / len(values) for prompt, values in rewards.items()}
 
 
@@ -37,8 +46,12 @@ def recovery(run: RunData) -> Interval | None:
     return ratio(gained, [teacher[prompt] - before[prompt] for prompt in prompts], run.seed)
 
 
-def _gap(prompts: Sequence[str], one: Mapping[str, float], other: Mapping[str, float], seed: int) -> Interval:
-    return difference([one[prompt] for prompt in prompts], [other[prompt] for prompt in prompts], seed)
+def _gap(
+    prompts: Sequence[str], one: Mapping[str, float], other: Mapping[str, float], seed: int
+) -> Interval:
+    return difference(
+        [one[prompt] for prompt in prompts], [other[prompt] for prompt in prompts], seed
+    )
 
 
 def _headline(run: RunData) -> str:
@@ -65,7 +78,9 @@ def signed(value: float) -> str:
 
 
 def _so_far(run: RunData) -> str:
-    first = next((row["reverse_kl"] for row in run.metrics if row.get("reverse_kl") is not None), None)
+    first = next(
+        (row["reverse_kl"] for row in run.metrics if row.get("reverse_kl") is not None), None
+    )
     last = recent(run.metrics, "reverse_kl")
     if first is None or last is None:
         return "the run has not finished a step yet" if not run.metrics else "the run goes on"
@@ -83,7 +98,11 @@ def _meaning(won: Interval) -> str:
 
 
 def _accuracies(run: RunData) -> str:
-    columns = [("before", run.before, "before"), ("after", run.after, "student"), ("teacher", run.teacher, "teacher")]
+    columns = [
+        ("before", run.before, "before"),
+        ("after", run.after, "student"),
+        ("teacher", run.teacher, "teacher"),
+    ]
     if run.after is None and run.summary is not None:
         columns[1] = ("after", run.summary["after"], "student")
     values = [
@@ -93,13 +112,18 @@ def _accuracies(run: RunData) -> str:
     ]
     if not values:
         return ""
-    label = "held-out accuracy: " + ", ".join(f"{name} {accuracy.mean:.2f}" for name, _, accuracy in values)
+    label = "held-out accuracy: " + ", ".join(
+        f"{name} {accuracy.mean:.2f}" for name, _, accuracy in values
+    )
     caption = "<figcaption>held-out accuracy, 95 % intervals</figcaption>"
     return f'<figure class="accuracies">{interval_rows(label, values)}{caption}</figure>'
 
 
 def _figures(run: RunData) -> list[str]:
-    found = (figure(run) for figure in (_ended, _recovered, _distance, _cost, _work, _money, _time, _certainty))
+    found = (
+        figure(run)
+        for figure in (_ended, _recovered, _distance, _cost, _work, _money, _time, _certainty)
+    )
     return [figure for figure in found if figure]
 
 
@@ -111,7 +135,9 @@ def _ended(run: RunData) -> str:
     """Where the run ended before all steps were done."""
     if run.summary is None or run.summary.get("ended", ALL_DONE) == ALL_DONE:
         return ""
-    return _figure("ended at", f"step {run.summary['steps']} of {run.steps}", safe(run.summary["ended"]))
+    return _figure(
+        "ended at", f"step {run.summary['steps']} of {run.steps}", safe(run.summary["ended"])
+    )
 
 
 def _recovered(run: RunData) -> str:
@@ -119,7 +145,11 @@ def _recovered(run: RunData) -> str:
         return ""
     found = recovery(run)
     if found is None:
-        return _figure("gap recovered", "unknown", "the teacher's lead before training is not told apart from none")
+        return _figure(
+            "gap recovered",
+            "unknown",
+            "the teacher's lead before training is not told apart from none",
+        )
     return _figure(
         "gap recovered",
         _format_percent(found.mean),
@@ -149,7 +179,9 @@ def tokens_sampled(metrics: Sequence[Row]) -> tuple[float, float]:
     """Tokens of the completions that student or teacher wrote, and of all completions."""
     whole = [row["rollouts"] * row["length"] for row in metrics]
     written = [1.0 - (row.get("from_dataset") or 0.0) for row in metrics]
-    return sum((tokens * share for tokens, share in zip(whole, written, strict=True)), 0.0), sum(whole, 0.0)
+    return sum((tokens * share for tokens, share in zip(whole, written, strict=True)), 0.0), sum(
+        whole, 0.0
+    )
 
 
 def _cost(run: RunData) -> str:
@@ -167,7 +199,9 @@ def _work(run: RunData) -> str:
     cost = cost_summary(run.metrics)
     if not cost["flops"]:
         return ""
-    shares = ", ".join(f"{phase} {percent(cost[phase]['flops'] / cost['flops'])}" for phase in PHASES)
+    shares = ", ".join(
+        f"{phase} {percent(cost[phase]['flops'] / cost['flops'])}" for phase in PHASES
+    )
     return _figure("operations", f"{cost['flops']:.3g}", shares)
 
 
@@ -187,7 +221,9 @@ def _phases(run: RunData) -> dict[str, float]:
     for row in run.timings:
         for name, value in row.items():
             if name.startswith("seconds_"):
-                phases[name.removeprefix("seconds_")] = phases.get(name.removeprefix("seconds_"), 0.0) + value
+                phases[name.removeprefix("seconds_")] = (
+                    phases.get(name.removeprefix("seconds_"), 0.0) + value
+                )
     return phases
 
 
@@ -202,9 +238,13 @@ def _time(run: RunData) -> str:
 
 def _certainty(run: RunData) -> str:
     before, after = scores(run.before), scores(run.after)
-    least = minimum_detectable_difference([after[prompt] - before[prompt] for prompt in before if prompt in after])
+    least = minimum_detectable_difference(
+        [after[prompt] - before[prompt] for prompt in before if prompt in after]
+    )
     if not least:
-        return _figure("certainty", "single seed", "intervals are about the prompts, not about other seeds")
+        return _figure(
+            "certainty", "single seed", "intervals are about the prompts, not about other seeds"
+        )
     return _figure(
         "certainty",
         "single seed",

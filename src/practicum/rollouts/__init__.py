@@ -14,7 +14,12 @@ from practicum.rollouts.sources import (
     replays,
     source_problems,
 )
-from practicum.rollouts.tape import RolloutArchive, RolloutRow, load_recorded_rollouts, to_exact_floats
+from practicum.rollouts.tape import (
+    RolloutArchive,
+    RolloutRow,
+    load_recorded_rollouts,
+    to_exact_floats,
+)
 from practicum.rollouts.writing import (
     RolloutWriters,
     add_rewards,

@@ -43,7 +43,10 @@ def select_prompts(prompts: Sequence[Prompt], seed: int, step: int, count: int) 
     A pure function of (seed, step), so a resumed run sees what the uninterrupted one would have seen.
     """
     places = range((step - 1) * count, step * count)
-    orders = {epoch: permute(len(prompts), seed, "epoch", epoch) for epoch in {p // len(prompts) for p in places}}
+    orders = {
+        epoch: permute(len(prompts), seed, "epoch", epoch)
+        for epoch in {p // len(prompts) for p in places}
+    }
     return [prompts[orders[place // len(prompts)][place % len(prompts)]] for place in places]
 
 

@@ -60,14 +60,17 @@ class Conversation:
     @property
     def text(self) -> str:
         """What the voice said, a line a turn; line breaks within a turn are spaces."""
-        return "\n".join(turn.text.replace("\n", " ") for turn in self.turns if turn.role == "assistant")
+        return "\n".join(
+            turn.text.replace("\n", " ") for turn in self.turns if turn.role == "assistant"
+        )
 
     def authors(self, source: Source) -> Tensor | None:
         """Return who wrote each token where `source` is the voice; None where it wrote all of them."""
         if self.spoken.all():
             return None
         voice, environment = (
-            torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (source, "environment")
+            torch.tensor(AUTHORS.index(author), dtype=torch.uint8)
+            for author in (source, "environment")
         )
         return torch.where(self.spoken, voice, environment)
 
@@ -84,7 +87,10 @@ class Conversation:
 
 
 def run_conversations(
-    openings: Sequence[ConversationRequest], environment: Environment, renderer: Renderer, params: SamplingParams
+    openings: Sequence[ConversationRequest],
+    environment: Environment,
+    renderer: Renderer,
+    params: SamplingParams,
 ) -> list[Conversation]:
     """Hold all conversations, each to its end or until no turn fits `params.max_new_tokens`, the environment's included.
 
@@ -96,21 +102,30 @@ def run_conversations(
     with ExitStack() as episodes:
         for conversation in conversations:
             episodes.callback(conversation.close)
-        while waiting := [conversation for conversation in conversations if conversation.stop_reason is None]:
+        while waiting := [
+            conversation for conversation in conversations if conversation.stop_reason is None
+        ]:
             for conversation, sample in zip(waiting, _sample_turns(waiting, params), strict=True):
                 conversation.append_sample(sample)
                 if sample.stop_reason == "stop" or not conversation.count_room(params):
                     conversation.end_turn(environment, renderer, params)
                 if conversation.stop_reason is not None:
                     conversation.close()
-    failures = [conversation.notes["error"] for conversation in conversations if conversation.stop_reason in FAILURES]
+    failures = [
+        conversation.notes["error"]
+        for conversation in conversations
+        if conversation.stop_reason in FAILURES
+    ]
     if failures:
         if len(failures) == sum(conversation.asked for conversation in conversations):
             raise VerifierError(
                 f"the task's environment failed in all of {len(failures)} conversations, in the first with {failures[0]}; mend it"
             )
         log.warning(
-            "the environment broke off %d of %d conversations: %s", len(failures), len(conversations), failures[0]
+            "the environment broke off %d of %d conversations: %s",
+            len(failures),
+            len(conversations),
+            failures[0],
         )
     return [conversation.finish() for conversation in conversations]
 
@@ -118,7 +133,10 @@ def run_conversations(
 def _sample_turns(waiting: "Sequence[_Open]", params: SamplingParams) -> list[Sample]:
     """Draw what each says next, with one call for all that draw as many tokens from the same client."""
     samples: dict[int, Sample] = {}
-    calls = [(id(conversation.opening.voice.client), conversation.choose_length(params)) for conversation in waiting]
+    calls = [
+        (id(conversation.opening.voice.client), conversation.choose_length(params))
+        for conversation in waiting
+    ]
     for call in dict.fromkeys(calls):
         rows = [row for row, client_and_length in enumerate(calls) if client_and_length == call]
         requests = [waiting[row].make_request() for row in rows]
@@ -166,9 +184,13 @@ class _Open:
 
     def append_sample(self, sample: Sample) -> None:
         """Go on with the turn."""
-        self._append(sample.tokens.tolist(), sample.sampling_logprobs, sample.policy_logprobs, spoken=True)
+        self._append(
+            sample.tokens.tolist(), sample.sampling_logprobs, sample.policy_logprobs, spoken=True
+        )
 
-    def end_turn(self, environment: Environment, renderer: Renderer, params: SamplingParams) -> None:
+    def end_turn(
+        self, environment: Environment, renderer: Renderer, params: SamplingParams
+    ) -> None:
         """End the turn, and take the episode's answer; without room for another turn the conversation is over."""
         tokens = self.tokens[self.begins :]
         turn = Turn("assistant", len(tokens), renderer.decode(tokens))
@@ -184,24 +206,36 @@ class _Open:
         if observation.message is None:
             self.stop_reason = "stop"
         else:
-            self._append_reply(observation.message, renderer.render_reply(observation.message), params)
+            self._append_reply(
+                observation.message, renderer.render_reply(observation.message), params
+            )
 
     def _step(self, environment: Environment, turn: str) -> Observation:
         if self.episode is None:
-            self.episode = environment.open(self.opening.prompt, seed_of(self.opening.seed, "episode"))
+            self.episode = environment.open(
+                self.opening.prompt, seed_of(self.opening.seed, "episode")
+            )
         observation = self.episode.step(turn)
         if not isinstance(observation, Observation):
-            raise TypeError(f"step() returned a {type(observation).__name__}; return a practicum.ports.Observation")
+            raise TypeError(
+                f"step() returned a {type(observation).__name__}; return a practicum.ports.Observation"
+            )
         if observation.message is not None and observation.message.role == "assistant":
-            raise ValueError("step() spoke in the role assistant, which is the student's; write user or tool")
+            raise ValueError(
+                "step() spoke in the role assistant, which is the student's; write user or tool"
+            )
         return observation
 
-    def _append_reply(self, message: Message, tokens: Sequence[int], params: SamplingParams) -> None:
+    def _append_reply(
+        self, message: Message, tokens: Sequence[int], params: SamplingParams
+    ) -> None:
         count = len(tokens)
         if count >= self.count_room(params):
             self.stop_reason = "length"
             return
-        self._append(list(tokens), torch.zeros(count), torch.full((count,), torch.nan), spoken=False)
+        self._append(
+            list(tokens), torch.zeros(count), torch.full((count,), torch.nan), spoken=False
+        )
         self.turns.append(Turn(message.role, count, message.content))
         self.begins = len(self.tokens)
 
@@ -218,7 +252,9 @@ class _Open:
             return call()
         except Cancelled:
             raise
-        except Exception as error:  # an environment is somebody else's program and may fail in any way
+        except (
+            Exception
+        ) as error:  # an environment is somebody else's program and may fail in any way
             self.stop_reason = "timeout" if isinstance(error, TimeoutError) else "error"
             self.notes["error"] = excerpt(f"{type(error).__name__}: {error}")
             return None
@@ -234,4 +270,6 @@ class _Open:
         assert self.stop_reason is not None, "it was held to its end"
         tokens = torch.tensor(self.tokens, dtype=torch.long)
         sample = Sample(tokens, torch.cat(self.sampling), torch.cat(self.policy), self.stop_reason)
-        return Conversation(sample, torch.tensor(self.spoken, dtype=torch.bool), tuple(self.turns), self.notes)
+        return Conversation(
+            sample, torch.tensor(self.spoken, dtype=torch.bool), tuple(self.turns), self.notes
+        )

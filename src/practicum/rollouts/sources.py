@@ -83,7 +83,9 @@ class Cache(Call):
         return path
 
 
-SOURCES = index_by_type(StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache)
+SOURCES = index_by_type(
+    StudentSource, DatasetSource, TeacherSource, Mix, Join, TokenMix, Prefix, Cache
+)
 """The sources by name."""
 
 Source = StudentSource | DatasetSource | TeacherSource | Mix | Join | TokenMix | Prefix | Cache
@@ -124,9 +126,20 @@ def explain_no_generation(source: Source, who: str) -> str:
 def other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
     """Return who writes tokens beside the student, or in its place; None where the student alone writes, now or earlier."""
     match source:
-        case TeacherSource() | TokenMix() | Mix(other="teacher") | Join(other="teacher") | Prefix(origin="teacher"):
+        case (
+            TeacherSource()
+            | TokenMix()
+            | Mix(other="teacher")
+            | Join(other="teacher")
+            | Prefix(origin="teacher")
+        ):
             return "teacher"
-        case DatasetSource() | Mix(other="dataset") | Join(other="dataset") | Prefix(origin="dataset"):
+        case (
+            DatasetSource()
+            | Mix(other="dataset")
+            | Join(other="dataset")
+            | Prefix(origin="dataset")
+        ):
             return "dataset"
     return None
 

@@ -69,7 +69,9 @@ class RolloutRow(BaseModel):
     def _of_one_length(self) -> "RolloutRow":
         columns = (self.tokens, self.loss_mask, self.sampling_logprobs, self.policy_logprobs)
         if len(set(map(len, columns))) > 1:
-            raise ValueError("tokens, loss_mask, sampling_logprobs and policy_logprobs differ in length")
+            raise ValueError(
+                "tokens, loss_mask, sampling_logprobs and policy_logprobs differ in length"
+            )
         for name, parts in (("authors", self.authors), ("turns", self.turns)):
             count = sum(part.tokens for part in parts)
             if parts and count != len(self.tokens):
@@ -93,7 +95,10 @@ class RolloutRow(BaseModel):
             sampling_logprobs=to_exact_floats(rollout.sampling_logprobs),
             policy_logprobs=to_exact_floats(rollout.policy_logprobs),
             authors=_encode_authors(rollout.authors),
-            turns=[TurnRow(role=turn.role, tokens=turn.tokens, text=turn.text) for turn in rollout.turns],
+            turns=[
+                TurnRow(role=turn.role, tokens=turn.tokens, text=turn.text)
+                for turn in rollout.turns
+            ],
             notes=dict(rollout.notes),
         )
 
@@ -130,16 +135,23 @@ def _restore_turns(rollout: Rollout) -> Rollout:
     """
     runs = [(spoken, len(list(run))) for spoken, run in groupby(rollout.loss_mask.tolist())]
     lines = rollout.text.split("\n")
-    if len(runs) == 1 or not (runs and runs[0][0] and runs[-1][0]) or len(runs) != 2 * len(lines) - 1:
+    if (
+        len(runs) == 1
+        or not (runs and runs[0][0] and runs[-1][0])
+        or len(runs) != 2 * len(lines) - 1
+    ):
         return rollout
     turns = [
         Turn("assistant", count, lines[place // 2]) if spoken else Turn("user", count, "")
         for place, (spoken, count) in enumerate(runs)
     ]
     source, environment = (
-        torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (rollout.source, "environment")
+        torch.tensor(AUTHORS.index(author), dtype=torch.uint8)
+        for author in (rollout.source, "environment")
     )
-    return replace(rollout, turns=tuple(turns), authors=torch.where(rollout.loss_mask, source, environment))
+    return replace(
+        rollout, turns=tuple(turns), authors=torch.where(rollout.loss_mask, source, environment)
+    )
 
 
 def _encode_authors(authors: UInt8[Tensor, " T"] | None) -> list[AuthorRow]:
@@ -154,11 +166,15 @@ def _decode_authors(rows: Sequence[AuthorRow]) -> UInt8[Tensor, " T"] | None:
 
 def to_exact_floats(values: Float[Tensor, " T"]) -> list[float | None]:
     """The numbers with all that a float32 holds; None where a token has none."""
-    return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()]
+    return [
+        float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()
+    ]
 
 
 def _undigits(values: Sequence[float | None]) -> Float[Tensor, " T"]:
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
+    return torch.tensor(
+        [math.nan if value is None else value for value in values], dtype=torch.float32
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +184,9 @@ class RolloutArchive:
     newest: deque[Rollout] = field(default_factory=lambda: deque(maxlen=0))
     tape: Mapping[str, Sequence[Rollout]] = field(default_factory=dict)
 
-    def restore(self, rows: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt], step: int) -> None:
+    def restore(
+        self, rows: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt], step: int
+    ) -> None:
         """Hold the newest rollouts as they were at the end of a step, from all rows that the run has written until then.
 
         Raises CheckpointError where the rows of that step are gone, or a row is no rollout of these prompts.
@@ -248,4 +266,6 @@ def _check(rollout: Rollout, renderer: Renderer, longest: int, where: str) -> No
             "tokenizer differs; a tape is replayed by the student that it was recorded for"
         )
     if len(rollout.tokens) > longest:
-        raise DataError(f"{where} has {len(rollout.tokens)} tokens; raise rollout.max_new_tokens, which is {longest}")
+        raise DataError(
+            f"{where} has {len(rollout.tokens)} tokens; raise rollout.max_new_tokens, which is {longest}"
+        )

@@ -70,7 +70,9 @@ def collect_rollouts(
     for author in dict.fromkeys(author for _, author in plan):
         rows = [row for row, (_, writer) in enumerate(plan) if writer == author]
         written.update(zip(rows, writing.by(author, [plan[row][0] for row in rows]), strict=True))
-    authors.archive.newest.extend(written[row] for row, (_, author) in enumerate(plan) if author == "student")
+    authors.archive.newest.extend(
+        written[row] for row, (_, author) in enumerate(plan) if author == "student"
+    )
     return [written[row] for row in range(len(plan))]
 
 
@@ -108,7 +110,9 @@ def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
     return [replace(rollout, reward=task.reward(rollout)) for rollout in rollouts]
 
 
-def _assign_writers(batch: RolloutBatch, source: Source, archive: RolloutArchive) -> list[tuple[RolloutKey, Author]]:
+def _assign_writers(
+    batch: RolloutBatch, source: Source, archive: RolloutArchive
+) -> list[tuple[RolloutKey, Author]]:
     """Each place of the batch with who writes it."""
     if isinstance(source, Join):
         groups = enumerate_keys(batch, more=source.n)
@@ -123,9 +127,13 @@ def _assign_writers(batch: RolloutBatch, source: Source, archive: RolloutArchive
     return [(place, source.type) for place in places]
 
 
-def _choose_writer(batch: RolloutBatch, source: Mix, place: RolloutKey, archive: RolloutArchive) -> Author:
+def _choose_writer(
+    batch: RolloutBatch, source: Mix, place: RolloutKey, archive: RolloutArchive
+) -> Author:
     """The student with the source's probability, and as long as there is nothing to replay."""
-    if _seed(batch, "mix", place) < source.student * 2**63 or (source.other == "replay" and not archive.newest):
+    if _seed(batch, "mix", place) < source.student * 2**63 or (
+        source.other == "replay" and not archive.newest
+    ):
         return "student"
     return source.other
 
@@ -153,7 +161,9 @@ class _BatchWriter:
 
     def student(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         authors = self.authors
-        return _sampled(self.batch, places, authors.student, authors.renderer, self.params, authors.environment)
+        return _sampled(
+            self.batch, places, authors.student, authors.renderer, self.params, authors.environment
+        )
 
     def dataset(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         return self._rollouts(places, self._given(places, self.params.max_new_tokens), "dataset")
@@ -162,11 +172,14 @@ class _BatchWriter:
         own = self.source.temperature if isinstance(self.source, TeacherSource) else None
         params = self.params if own is None else replace(self.params, temperature=own)
         authors = self.authors
-        rollouts = _taught(self.batch, places, authors.teacher, authors.renderer, params, authors.environment)
+        rollouts = _taught(
+            self.batch, places, authors.teacher, authors.renderer, params, authors.environment
+        )
         if rollouts is None:
             raise CapabilityError(explain_no_generation(self.source, "this teacher"))
         return [
-            replace(rollout, policy_logprobs=torch.full_like(rollout.policy_logprobs, math.nan)) for rollout in rollouts
+            replace(rollout, policy_logprobs=torch.full_like(rollout.policy_logprobs, math.nan))
+            for rollout in rollouts
         ]
 
     def replay(self, places: Sequence[RolloutKey]) -> list[Rollout]:
@@ -182,7 +195,10 @@ class _BatchWriter:
 
     def cache(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         """The tape's completions of each prompt, in an order of their own in each step."""
-        return [self._cached(place, self.authors.archive.tape.get(place.prompt.id, ())) for place in places]
+        return [
+            self._cached(place, self.authors.archive.tape.get(place.prompt.id, ()))
+            for place in places
+        ]
 
     def _cached(self, place: RolloutKey, recorded: Sequence[Rollout]) -> Rollout:
         if len(recorded) < self.batch.n:
@@ -191,7 +207,9 @@ class _BatchWriter:
                 f"for {self.batch.n}; record more with a run over the same prompts, or ask for fewer"
             )
         order = permute(len(recorded), self.batch.seed, "cache", self.batch.step, place.prompt.id)
-        return replace(recorded[order[place.number % len(order)]], sample=place.number, policy_version=0)
+        return replace(
+            recorded[order[place.number % len(order)]], sample=place.number, policy_version=0
+        )
 
     def token_mix(self, places: Sequence[RolloutKey]) -> list[Rollout]:
         """Completions drawn from student and teacher at once, one call for each of the teacher's clients."""
@@ -203,7 +221,10 @@ class _BatchWriter:
             rows = [row for row, voice in enumerate(voices) if id(voice.client) == number]
             teacher = _lockstep(voices[rows[0]].client, "the teacher")
             requests = [
-                MixedRequest(prompts[row], voices[row].prompt_tokens, self._student_seed(places[row])) for row in rows
+                MixedRequest(
+                    prompts[row], voices[row].prompt_tokens, self._student_seed(places[row])
+                )
+                for row in rows
             ]
             mixed = student.sample_mixed(requests, teacher, self.source.teacher, self.params)
             samples.update(zip(rows, mixed, strict=True))
@@ -220,19 +241,28 @@ class _BatchWriter:
             self._prompts(places),
         )
         requests = [
-            SampleRequest((*prompts[row], *begun[row].tokens.tolist()), self._student_seed(places[row])) for row in rows
+            SampleRequest(
+                (*prompts[row], *begun[row].tokens.tolist()), self._student_seed(places[row])
+            )
+            for row in rows
         ]
         rest = replace(self.params, max_new_tokens=self.params.max_new_tokens - length)
         goes_on = dict(zip(rows, self.authors.student.sample(requests, rest), strict=True))
-        whole = [_joined(sample, goes_on[row]) if row in goes_on else sample for row, sample in enumerate(begun)]
+        whole = [
+            _joined(sample, goes_on[row]) if row in goes_on else sample
+            for row, sample in enumerate(begun)
+        ]
         origin, student = (
-            torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (self.source.origin, "student")
+            torch.tensor(AUTHORS.index(author), dtype=torch.uint8)
+            for author in (self.source.origin, "student")
         )
         rollouts = []
         for row, rollout in enumerate(self._rollouts(places, whole, self.source.origin)):
             own = torch.arange(len(rollout.tokens)) >= len(begun[row].tokens)
             if row in goes_on:
-                rollout = replace(rollout, source="student", authors=torch.where(own, student, origin))
+                rollout = replace(
+                    rollout, source="student", authors=torch.where(own, student, origin)
+                )
             rollouts.append(replace(rollout, loss_mask=own))
         return rollouts
 
@@ -266,7 +296,8 @@ class _BatchWriter:
         if samples is None:
             raise CapabilityError(explain_no_generation(self.source, "this teacher"))
         return [
-            replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, math.nan)) for sample in samples
+            replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, math.nan))
+            for sample in samples
         ]
 
     def _voice(self, prompt: Prompt) -> PromptedClient:
@@ -281,8 +312,12 @@ class _BatchWriter:
     def _student_seed(self, place: RolloutKey) -> int:
         return _seed(self.batch, self.batch.stream, place)
 
-    def _rollouts(self, places: Sequence[RolloutKey], samples: Sequence[Sample], source: Origin) -> list[Rollout]:
-        return _as_rollouts(self.batch, places, samples, self.authors.renderer, self._prompts(places), source)
+    def _rollouts(
+        self, places: Sequence[RolloutKey], samples: Sequence[Sample], source: Origin
+    ) -> list[Rollout]:
+        return _as_rollouts(
+            self.batch, places, samples, self.authors.renderer, self._prompts(places), source
+        )
 
 
 def _sampled(
@@ -297,9 +332,13 @@ def _sampled(
     prompts, seeds = _rendered(places, renderer), _seeds(batch, batch.stream, places)
     requests = [SampleRequest(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     if environment is None:
-        return _as_rollouts(batch, places, client.sample(requests, params), renderer, prompts, "student")
+        return _as_rollouts(
+            batch, places, client.sample(requests, params), renderer, prompts, "student"
+        )
     openings = [
-        ConversationRequest(place.prompt, PromptedClient(client, request.prompt_tokens), request.seed)
+        ConversationRequest(
+            place.prompt, PromptedClient(client, request.prompt_tokens), request.seed
+        )
         for place, request in zip(places, requests, strict=True)
     ]
     conversations = run_conversations(openings, environment, renderer, params)
@@ -319,7 +358,11 @@ def _taught(
     prompts = _rendered(places, renderer)
     if environment is None:
         samples = teacher.sample(requests, params)
-        return None if samples is None else _as_rollouts(batch, places, samples, renderer, prompts, "teacher")
+        return (
+            None
+            if samples is None
+            else _as_rollouts(batch, places, samples, renderer, prompts, "teacher")
+        )
     voices = [teacher.voice(place.prompt) for place in places]
     heard = [voice for voice in voices if voice is not None]
     if len(heard) < len(voices):
@@ -330,7 +373,8 @@ def _taught(
             "write source: student and evaluation.teacher: false, or take a teacher that completes tokens"
         )
     openings = [
-        ConversationRequest(request.prompt, voice, request.seed) for request, voice in zip(requests, heard, strict=True)
+        ConversationRequest(request.prompt, voice, request.seed)
+        for request, voice in zip(requests, heard, strict=True)
     ]
     conversations = run_conversations(openings, environment, renderer, params)
     return _complete(batch, places, conversations, renderer, prompts, "teacher")
@@ -347,7 +391,10 @@ def _complete(
     """Return conversations in their places."""
     samples = [conversation.sample for conversation in conversations]
     rollouts = _as_rollouts(batch, places, samples, renderer, prompts, source)
-    return [conversation.complete(rollout) for conversation, rollout in zip(conversations, rollouts, strict=True)]
+    return [
+        conversation.complete(rollout)
+        for conversation, rollout in zip(conversations, rollouts, strict=True)
+    ]
 
 
 def _rendered(places: Sequence[RolloutKey], renderer: Renderer) -> list[tuple[int, ...]]:
@@ -399,7 +446,9 @@ def _asked(batch: RolloutBatch, places: Sequence[RolloutKey]) -> list[TeacherReq
 
 def _seeds(batch: RolloutBatch, name: str, places: Sequence[RolloutKey]) -> list[int]:
     """Return the random stream of a name at each place."""
-    return seeds_of([(batch.seed, name, batch.step, place.prompt.id, place.number) for place in places])
+    return seeds_of(
+        [(batch.seed, name, batch.step, place.prompt.id, place.number) for place in places]
+    )
 
 
 def _seed(batch: RolloutBatch, name: str, place: RolloutKey) -> int:

@@ -22,7 +22,15 @@ from practicum.run_dir.differences import (
     compare_versions,
     current_versions,
 )
-from practicum.run_dir.files import RESTORE, is_alive, json_number, near, read_json, write_json, write_text
+from practicum.run_dir.files import (
+    RESTORE,
+    is_alive,
+    json_number,
+    near,
+    read_json,
+    write_json,
+    write_text,
+)
 from practicum.run_dir.folder import RunDir
 from practicum.run_dir.journal import Journal, parse_row, read_rows
 from practicum.run_dir.saving import Writer, check_space, save_checkpoint

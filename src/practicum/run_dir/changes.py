@@ -86,7 +86,9 @@ def proposal(refused: Sequence[Difference], saved: Mapping[str, Any], above: str
     `above` begins their names where they are of a stage of a pipeline.
     """
     places = dict.fromkeys(
-        place for difference in refused if _refusal(place := _place(difference.field), saved) is None
+        place
+        for difference in refused
+        if _refusal(place := _place(difference.field), saved) is None
     )
     flags = " ".join(f"{FLAG} {above}{place}" for place in places)
     return [f"or let the run go on with the change: {flags}"] if places else []
@@ -106,7 +108,8 @@ def _refusal(place: str, saved: Mapping[str, Any]) -> str | None:
     names = place.split(".")
     above = [".".join(names[:count]) for count in range(len(names), 0, -1)]
     return next(
-        (MAY_CHANGE[name] for name in above if name in MAY_CHANGE), "it is no field that is known; start a new run"
+        (MAY_CHANGE[name] for name in above if name in MAY_CHANGE),
+        "it is no field that is known; start a new run",
     )
 
 

@@ -53,7 +53,9 @@ def find_checkpoint(run_dir: RunDir) -> tuple[Checkpoint | None, list[str]]:
         except CheckpointDamage as damage:
             reasons.append((path, str(damage)))
         else:
-            return checkpoint, [f"checkpoint {path} is skipped: {reason}" for path, reason in reasons]
+            return checkpoint, [
+                f"checkpoint {path} is skipped: {reason}" for path, reason in reasons
+            ]
     if reasons:
         listed = "; ".join(f"{path.name}: {reason}" for path, reason in reasons)
         raise CheckpointError(
@@ -67,8 +69,12 @@ def step_folders(folder: Path) -> Iterator[tuple[int, Path]]:
     """Everything named like a checkpoint, newest first."""
     if not folder.is_dir():
         return
-    matches = [(match, path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name))]
-    for match, path in sorted(matches, key=lambda pair: (int(pair[0][1]), pair[0][2] is None), reverse=True):
+    matches = [
+        (match, path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name))
+    ]
+    for match, path in sorted(
+        matches, key=lambda pair: (int(pair[0][1]), pair[0][2] is None), reverse=True
+    ):
         yield int(match[1]), path
 
 
@@ -79,7 +85,10 @@ def check_manifest(path: Path, step: int) -> dict[str, str]:
         if sizes.get(MANIFEST, 0) > _LARGEST_MANIFEST:
             raise CheckpointDamage(f"{MANIFEST} is too large to be one")
         manifest = parse_json((path / MANIFEST).read_bytes())
-        saved, sums = manifest["step"], {name: str(entry["sha256"]) for name, entry in manifest["files"].items()}
+        saved, sums = (
+            manifest["step"],
+            {name: str(entry["sha256"]) for name, entry in manifest["files"].items()},
+        )
         expected = {name: int(entry["size"]) for name, entry in manifest["files"].items()}
     except FileNotFoundError as error:
         raise CheckpointDamage(f"{MANIFEST} is missing") from error
@@ -125,7 +134,9 @@ def _verify(path: Path, step: int) -> Checkpoint:
         except OSError as error:
             raise CheckpointDamage(f"{name} cannot be read: {error.strerror}") from error
         except SafetensorError as error:
-            raise CheckpointDamage(f"{name} is not a safetensors file ({str(error)!a:.200})") from error
+            raise CheckpointDamage(
+                f"{name} is not a safetensors file ({str(error)!a:.200})"
+            ) from error
     state, versions = (_read_object(path, name, sums) for name in ("state.json", "versions.json"))
     if state.get("step") != step:
         raise CheckpointDamage(f"state.json is of step {state.get('step')!a:.40}")

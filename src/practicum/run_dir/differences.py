@@ -37,7 +37,9 @@ def current_versions(more: Sequence[str] = ()) -> dict[str, str | int]:
 
     `more` are packages that this run uses too, such as that of its verifier.
     """
-    packages = {name: _installed(name) for name in ("transformers", "safetensors", "practicum", *more)}
+    packages = {
+        name: _installed(name) for name in ("transformers", "safetensors", "practicum", *more)
+    }
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -120,14 +122,22 @@ def changed_parts(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]
     """Return what a run depends on besides its recipe and that is other now: `teacher/config.json changed`."""
     verbs = {(True, True): "changed", (True, False): "is gone", (False, True): "is new"}
     names = dict.fromkeys([*saved, *now])
-    return [f"{name} {verbs[name in saved, name in now]}" for name in names if saved.get(name) != now.get(name)]
+    return [
+        f"{name} {verbs[name in saved, name in now]}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    ]
 
 
 def _computed(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe with nothing of its monitors but what they may change."""
     if "monitors" not in recipe:
         return dict(recipe)
-    sets = {name: {"set": settings["set"]} for name, settings in recipe["monitors"].items() if settings.get("set")}
+    sets = {
+        name: {"set": settings["set"]}
+        for name, settings in recipe["monitors"].items()
+        if settings.get("set")
+    }
     return {**recipe, "monitors": sets}
 
 
@@ -155,7 +165,9 @@ def _differences(field: str, saved: object, now: object) -> Iterator[tuple[str, 
 def _show(value: object) -> str:
     if value is _ABSENT:
         return "absent"
-    text = value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=str)
+    text = (
+        value if isinstance(value, str) and value.isprintable() else json.dumps(value, default=str)
+    )
     return text if len(text) <= 80 else text[:77] + "..."
 
 

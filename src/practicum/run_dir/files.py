@@ -48,13 +48,17 @@ def encode_json(value: object, indent: int | None = None) -> str:
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError as error:
-        raise AssertionError(f"{error}: pass numbers that may not be finite through json_number") from error
+        raise AssertionError(
+            f"{error}: pass numbers that may not be finite through json_number"
+        ) from error
 
 
 def parse_json(text: bytes) -> Any:
     """The value of a strict JSON text; ValueError if it is not one."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole)
+        return json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole
+        )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -83,7 +87,9 @@ def read_json(path: Path, shape: TypeAdapter[Any] | None = None) -> Any:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; is this a run's folder?") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}; is this a run's folder?"
+        ) from error
     try:
         value = parse_json(text)
     except ValueError as error:

@@ -133,7 +133,9 @@ class RunDir:
         """A new run must not mix its rows and checkpoints with those of an old one."""
         rows = self.metrics_jsonl.exists() and self.metrics_jsonl.stat().st_size > 0
         if rows or any(self.checkpoints.glob("step-*")) or self.pipeline_json.exists():
-            raise RecipeError(f"{self.path} already holds a run; write --resume to continue it or --out another folder")
+            raise RecipeError(
+                f"{self.path} already holds a run; write --resume to continue it or --out another folder"
+            )
 
 
 def _make_folder(root: Path, name: str) -> None:
@@ -162,7 +164,9 @@ def _check_folder(path: Path) -> None:
     if path.is_symlink():
         raise RecipeError(f"{path} is a symbolic link; name the folder that it points to")
     if path.exists() and not path.is_dir():
-        raise RecipeError(f"{path} is a file where a run needs a folder; write --out another folder")
+        raise RecipeError(
+            f"{path} is a file where a run needs a folder; write --out another folder"
+        )
 
 
 def _describe_lock_holder(descriptor: int) -> str:

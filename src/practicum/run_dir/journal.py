@@ -83,11 +83,15 @@ def read_rows(path: Path, shape: TypeAdapter[Any] | None = None) -> Iterator[dic
         yield row
 
 
-def parse_row(path: Path, number: int, line: bytes, shape: TypeAdapter[Any] | None = None) -> dict[str, Any]:
+def parse_row(
+    path: Path, number: int, line: bytes, shape: TypeAdapter[Any] | None = None
+) -> dict[str, Any]:
     """Return the row that is line `number` of a journal, counted from 1; CheckpointError where it has another shape."""
     row = _parse_row(line)
     if row is None:
-        raise CheckpointError(f"{path} line {number} is not a JSON object; remove the line and try again")
+        raise CheckpointError(
+            f"{path} line {number} is not a JSON object; remove the line and try again"
+        )
     problem = None if shape is None else shape_problem(line, shape)
     if problem is not None:
         raise CheckpointError(
@@ -96,7 +100,9 @@ def parse_row(path: Path, number: int, line: bytes, shape: TypeAdapter[Any] | No
     return row
 
 
-def _rows(path: Path, shape: TypeAdapter[Any] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(
+    path: Path, shape: TypeAdapter[Any] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each whole row with the offset of its first byte."""
     offset = 0
     try:

@@ -17,9 +17,23 @@ from torch import Tensor
 from practicum.core.faults import fault
 from practicum.errors import ResourceError
 from practicum.models.tensors import HEADER_BYTES, write_tensors
-from practicum.run_dir.checkpoints import FILE_NAME, MANIFEST, CheckpointDamage, check_manifest, sha256, step_folders
+from practicum.run_dir.checkpoints import (
+    FILE_NAME,
+    MANIFEST,
+    CheckpointDamage,
+    check_manifest,
+    sha256,
+    step_folders,
+)
 from practicum.run_dir.differences import current_versions
-from practicum.run_dir.files import discard, encode_json, remove_debris, resource_error, sync, write_synced
+from practicum.run_dir.files import (
+    discard,
+    encode_json,
+    remove_debris,
+    resource_error,
+    sync,
+    write_synced,
+)
 from practicum.run_dir.folder import RunDir
 
 TAG = "TAG"
@@ -121,7 +135,10 @@ def _write(
     for name, text in texts.items():
         write_synced(folder / name, text)
         names.append(name)
-    files = {name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names}
+    files = {
+        name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+        for name in names
+    }
     write_synced(folder / MANIFEST, encode_json({"step": step, "files": files}, indent=2) + "\n")
     sync(folder)
 
@@ -185,5 +202,6 @@ def _save_error(step: int, needed: int, folder: Path, error: OSError) -> Resourc
         return resource_error(f"checkpoint of step {step} cannot be saved in {folder}", error)
     free = shutil.disk_usage(folder).free
     return resource_error(
-        f"checkpoint of step {step} needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {folder}", error
+        f"checkpoint of step {step} needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {folder}",
+        error,
     )

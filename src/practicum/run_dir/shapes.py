@@ -90,7 +90,9 @@ class _Metrics(_Open):
     @model_validator(mode="after")
     def _costs_are_known(self) -> "_Metrics":
         unknown = [
-            name for name, value in self.__pydantic_extra__.items() if name.startswith("cost/") and value is None
+            name
+            for name, value in self.__pydantic_extra__.items()
+            if name.startswith("cost/") and value is None
         ]
         if unknown:
             raise ValueError(f"{unknown[0]} is null")
@@ -109,7 +111,13 @@ class _Rollout(RolloutRow):
 
     @model_validator(mode="after")
     def _one_for_each_token(self) -> "_Rollout":
-        columns = (self.teacher_logprobs, self.divergence, self.student_entropy, self.teacher_entropy, self.weight)
+        columns = (
+            self.teacher_logprobs,
+            self.divergence,
+            self.student_entropy,
+            self.teacher_entropy,
+            self.weight,
+        )
         if any(column is not None and len(column) != len(self.tokens) for column in columns):
             raise ValueError("a column has another length than tokens")
         return self
@@ -141,10 +149,25 @@ def _check_counts(evaluation: Evaluation) -> Evaluation:
     if len(evaluation.scores) != len(scored):
         raise ValueError(f"{len(evaluation.scores)} scores of {len(scored)} prompts")
     for trace in evaluation.traces:
-        columns = (trace.control, trace.logprobs, trace.teacher_logprobs, trace.reverse_kl, trace.student_entropy)
-        sides = [(side.texts, side.probabilities) for side in (trace.student, trace.teacher) if side is not None]
+        columns = (
+            trace.control,
+            trace.logprobs,
+            trace.teacher_logprobs,
+            trace.reverse_kl,
+            trace.student_entropy,
+        )
+        sides = [
+            (side.texts, side.probabilities)
+            for side in (trace.student, trace.teacher)
+            if side is not None
+        ]
         lengths = {
-            len(column) for column in (*columns, trace.teacher_entropy, *(part for side in sides for part in side))
+            len(column)
+            for column in (
+                *columns,
+                trace.teacher_entropy,
+                *(part for side in sides for part in side),
+            )
         }
         if lengths != {len(trace.text)}:
             raise ValueError(f"a trace of {len(trace.text)} tokens has columns of other lengths")

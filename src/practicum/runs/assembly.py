@@ -110,7 +110,10 @@ class RunComponents:
     def teachers(self) -> dict[str, Teacher]:
         """The teacher, and the reference where there is one."""
         reference = self.parts.reference
-        return {"teacher": self.parts.teacher, **({} if reference is None else {"reference": reference})}
+        return {
+            "teacher": self.parts.teacher,
+            **({} if reference is None else {"reference": reference}),
+        }
 
 
 def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
@@ -146,7 +149,10 @@ def assemble_run(
     `scores` is where `cached` teachers keep their answers unless they name a folder; None: they keep none. What is to be
     closed is left to `at_end`, also where the parts do not go together, or else to `RunComponents.close`.
     """
-    for warning in (staleness_warning(recipe.objective, recipe.rollout), clip_warning(recipe.objective)):
+    for warning in (
+        staleness_warning(recipe.objective, recipe.rollout),
+        clip_warning(recipe.objective),
+    ):
         if warning is not None:
             log.warning(warning)
     return _Assembly(recipe, models, rejected, scores, at_end).build()
@@ -174,7 +180,9 @@ def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
     return backend, backend.student(recipe.student)
 
 
-def assemble_on_paper(recipe: Recipe, models: Path, answer_tokens: int) -> tuple[RunComponents, PaperBackend]:
+def assemble_on_paper(
+    recipe: Recipe, models: Path, answer_tokens: int
+) -> tuple[RunComponents, PaperBackend]:
     """Build all parts over models without weights whose answers are all so long, and the backend that keeps what they are asked."""
     assembly = _Assembly(recipe, models)
     module = module_of("backends", recipe.backend.type)
@@ -205,26 +213,39 @@ def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> Step
     )
 
 
-def build_task(recipe: Recipe, rejected: Path | None = None, packages: list[str] | None = None) -> Task:
+def build_task(
+    recipe: Recipe, rejected: Path | None = None, packages: list[str] | None = None
+) -> Task:
     """Build the task of a recipe, whose relative paths start at the recipe's folder; `packages` takes those that decide rewards."""
     used = [] if packages is None else packages
     context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, used)
     return module_of("tasks", recipe.task.type).build(recipe.task, context)
 
 
-def evaluation_settings(recipe: Recipe, task: Task, student: Learner | Model) -> EvaluationSettings | None:
+def evaluation_settings(
+    recipe: Recipe, task: Task, student: Learner | Model
+) -> EvaluationSettings | None:
     """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
     evaluation_config = recipe.evaluation
     prompts, too_long = split_by_length(task.heldout_prompts(), student, recipe)
     if too_long:
-        log.info(f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long")
+        log.info(
+            f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long"
+        )
     if evaluation_config.prompts == 0 or not prompts:
         return None
     new_tokens = evaluation_config.max_new_tokens or recipe.rollout.max_new_tokens
     sampling = recipe.rollout.model_copy(
-        update={"max_new_tokens": new_tokens, "temperature": evaluation_config.temperature, "top_p": 1.0, "top_k": 0}
+        update={
+            "max_new_tokens": new_tokens,
+            "temperature": evaluation_config.temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+        }
     ).sampling(student.renderer.stop_ids)
-    return EvaluationSettings(prompts[: evaluation_config.prompts], evaluation_config.samples, sampling, recipe.seed)
+    return EvaluationSettings(
+        prompts[: evaluation_config.prompts], evaluation_config.samples, sampling, recipe.seed
+    )
 
 
 def split_by_length(
@@ -244,7 +265,10 @@ def _student_digests(student: Learner, checkpoints_here: bool) -> dict[str, str]
     """Return the digests of the student's files; of one at a service its name there and the files of its tokenizer."""
     if checkpoints_here:
         return model_digests(student.source)
-    return {"name": student.source, **_named("tokenizer", model_digests(_origin(student.renderer), weights=False))}
+    return {
+        "name": student.source,
+        **_named("tokenizer", model_digests(_origin(student.renderer), weights=False)),
+    }
 
 
 def _origin(renderer: Renderer) -> str:
@@ -287,7 +311,9 @@ class _Assembly:
         self.scores = scores
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
-        if isinstance(self.task, Environment) and (problems := conversation_problems(recipe.rollout.source)):
+        if isinstance(self.task, Environment) and (
+            problems := conversation_problems(recipe.rollout.source)
+        ):
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []
@@ -309,12 +335,16 @@ class _Assembly:
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
         self.student = student = self.backend.student(recipe.student)
-        self.identities.append(lambda: _named("student", _student_digests(student, recipe.backend.checkpoints_here)))
+        self.identities.append(
+            lambda: _named("student", _student_digests(student, recipe.backend.checkpoints_here))
+        )
         meter = ledger.meter("student")
         if student.shape is not None:
             ledger.shapes["student"] = student.shape
         teacher = self.build_teacher("teacher", recipe.teacher)
-        reference = None if recipe.reference is None else self.build_teacher("reference", recipe.reference)
+        reference = (
+            None if recipe.reference is None else self.build_teacher("reference", recipe.reference)
+        )
         _check_capabilities(recipe, teacher, reference)
         prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
@@ -336,7 +366,9 @@ class _Assembly:
         settings = StepSettings(
             seed=recipe.seed,
             prompts_per_step=recipe.train.prompts_per_step,
-            plan=lambda step: build_step_plan(recipe.at(courses.at(step)), student.renderer.stop_ids, step),
+            plan=lambda step: build_step_plan(
+                recipe.at(courses.at(step)), student.renderer.stop_ids, step
+            ),
             updates=recipe.train.updates_per_step,
             epochs=recipe.train.epochs,
         )
@@ -358,7 +390,9 @@ class _Assembly:
             backend=self.backend,
             learner=student,
             courses=courses,
-            identify=lambda: {name: digest for read in self.identities for name, digest in read().items()},
+            identify=lambda: {
+                name: digest for read in self.identities for name, digest in read().items()
+            },
             too_long=too_long,
             packages=self.packages,
             scorers=self.scorers,
@@ -405,7 +439,9 @@ class _Assembly:
             self_teacher=lambda rule: self.load_self(rule, name),
             load_model=lambda config: self.load_model(config, name),
             load_renderer=lambda config: self.load_renderer(config, name),
-            reads=lambda path: self.identities.append(lambda: {f"{name}/{path.name}": file_digest(path)}),
+            reads=lambda path: self.identities.append(
+                lambda: {f"{name}/{path.name}": file_digest(path)}
+            ),
         )
 
     def load_self(self, rule: WeightUpdateRule, name: str) -> SelfTeacher:
@@ -427,20 +463,26 @@ class _Assembly:
         if model.shape is not None:
             self.ledger.shapes[name] = model.shape
         self.scorers.append(ScorerInfo(name, model.renderer, model.shape))
-        model.renderer.render(self.task.train_prompts()[0].messages)  # names a missing chat template before any step
+        model.renderer.render(
+            self.task.train_prompts()[0].messages
+        )  # names a missing chat template before any step
         compare_renderers(self.student.renderer, model.renderer)
         return model
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
         """Load the tokenizer of a model that is elsewhere."""
         renderer = load_renderer(config)
-        self.identities.append(lambda: _named(f"{name}/tokenizer", model_digests(_origin(renderer), weights=False)))
+        self.identities.append(
+            lambda: _named(f"{name}/tokenizer", model_digests(_origin(renderer), weights=False))
+        )
         return renderer
 
     def _teacher_writes(self) -> bool:
         """Return whether the recipe lets the teacher write tokens, to learn from or to be evaluated."""
         evaluation = self.recipe.evaluation
-        return asks_teacher(self.recipe.rollout.source) or (evaluation.teacher and evaluation.prompts > 0)
+        return asks_teacher(self.recipe.rollout.source) or (
+            evaluation.teacher and evaluation.prompts > 0
+        )
 
 
 def scorer_names(role: str, config: TeacherConfig) -> dict[int, str]:

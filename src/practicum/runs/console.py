@@ -167,7 +167,9 @@ class JsonConsole:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """`{"event": "table", "title": ..., "columns": [...], "rows": [[...]]}`."""
-        self._write("table", {"title": title, "columns": list(columns), "rows": [list(row) for row in rows]})
+        self._write(
+            "table", {"title": title, "columns": list(columns), "rows": [list(row) for row in rows]}
+        )
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """`{"event": "finish", "summary": {...}}`."""
@@ -177,7 +179,9 @@ class JsonConsole:
         """Nothing to give back."""
 
     def _write(self, event: str, fields: Mapping[str, object]) -> None:
-        self._stream.write(json.dumps(_finite({"event": event, **fields}), allow_nan=False, default=str) + "\n")
+        self._stream.write(
+            json.dumps(_finite({"event": event, **fields}), allow_nan=False, default=str) + "\n"
+        )
 
 
 class LiveConsole:
@@ -197,7 +201,11 @@ class LiveConsole:
         self._task = None
         self._text, self._table, self._group = Text, Table, Group
         self._console = RichConsole(file=_SafeStream(stream), highlight=False)  # pyright: ignore[reportArgumentType]
-        columns = [TextColumn("step {task.completed}/{task.total}"), BarColumn(24), TextColumn("{task.description}")]
+        columns = [
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(24),
+            TextColumn("{task.description}"),
+        ]
         self._progress = Progress(*columns, console=self._console, auto_refresh=False)
         self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
 
@@ -246,8 +254,13 @@ class LiveConsole:
         """The progress line and the sample, drawn anew four times a second so that the clock moves."""
         if self._task is None:
             return self._text("")
-        self._progress.update(self._task, description=" | ".join([*self._metrics, self._pace.now()]))
-        return self._group(self._progress.get_renderable(), self._text(self._sample, overflow="ellipsis", no_wrap=True))
+        self._progress.update(
+            self._task, description=" | ".join([*self._metrics, self._pace.now()])
+        )
+        return self._group(
+            self._progress.get_renderable(),
+            self._text(self._sample, overflow="ellipsis", no_wrap=True),
+        )
 
 
 class _TimeEstimate:
@@ -290,7 +303,9 @@ class _SafeStream:
     def write(self, text: str) -> int:
         if not self._gone:
             try:
-                self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+                self._stream.write(
+                    text.encode(self.encoding, "backslashreplace").decode(self.encoding)
+                )
                 self._stream.flush()
             except (OSError, ValueError):
                 self._give_up()
@@ -328,7 +343,10 @@ def _shown_sample(sample: tuple[str, str]) -> str:
 
 
 def _summary_lines(summary: Mapping[str, object]) -> list[str]:
-    shown = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in summary.items()}
+    shown = {
+        name: f"{value:.4g}" if isinstance(value, float) else str(value)
+        for name, value in summary.items()
+    }
     return [f"{name}: {_one_line(text)}" for name, text in shown.items()]
 
 

@@ -20,7 +20,10 @@ class Ending:
 
     def recall_spending(self, home: RunDir) -> None:
         """Count what the steps before a resume spent, from the rows about them."""
-        for path, shape in ((home.metrics_jsonl, shapes.METRICS), (timings_jsonl(home), shapes.TIMINGS)):
+        for path, shape in (
+            (home.metrics_jsonl, shapes.METRICS),
+            (timings_jsonl(home), shapes.TIMINGS),
+        ):
             for row in read_rows(path, shape) if path.is_file() else ():
                 self.spending.add(row)
 
@@ -36,7 +39,11 @@ class Ending:
         """Why the run ends before all of its steps are done, or None; a next step is taken to cost what the dearest of late did."""
         if self._finish is not None:
             return f"{FINISHED} {self._finish.id} {self._finish.name}"
-        over = None if self._budget is None else self._budget.exceeded(self.spending.spent, self.spending.next_step)
+        over = (
+            None
+            if self._budget is None
+            else self._budget.exceeded(self.spending.spent, self.spending.next_step)
+        )
         return None if over is None else f"{SPENT}: no further step fits its {over}"
 
     def comes_after(self, step: int) -> bool:

@@ -38,7 +38,10 @@ class Examination:
             self._before = self._evaluate("before training")
             self._teacher = self._evaluate_teacher()
             cost = self._costs["before"] = self._built.parts.ledger.take()
-            write_json(path, {"student": _json(self._before), "teacher": _json(self._teacher), "cost": cost})
+            write_json(
+                path,
+                {"student": _json(self._before), "teacher": _json(self._teacher), "cost": cost},
+            )
 
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation within the training follows this step."""
@@ -51,7 +54,9 @@ class Examination:
             return {}
         now = self._evaluate(f"after step {step}")
         self._built.parts.ledger.take()
-        return {} if now is None else compute_evaluation_readings(self._before, now, self._recipe.seed)
+        return (
+            {} if now is None else compute_evaluation_readings(self._before, now, self._recipe.seed)
+        )
 
     def after(self) -> RunEvaluations:
         """Evaluate the trained student, and return all that was found."""
@@ -79,7 +84,8 @@ class Examination:
         saved = read_json(path, shapes.BEFORE)
         self._costs["before"] = saved.get("cost", {})
         self._before, self._teacher = (
-            None if saved[who] is None else Evaluation.from_json(saved[who]) for who in ("student", "teacher")
+            None if saved[who] is None else Evaluation.from_json(saved[who])
+            for who in ("student", "teacher")
         )
         asked = 0 if settings is None else len(settings.prompts) * settings.samples
         if self._before is not None and len(self._before.answers) != asked:

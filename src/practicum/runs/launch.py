@@ -24,7 +24,16 @@ from practicum.runs.session import RunResult, Session
 from practicum.runs.state import require_newest, teacher_tensors
 from practicum.runs.tracked import RunTracker
 
-__all__ = ["RunResult", "Section", "check_resumes", "distill", "open_run", "open_student", "restored", "run"]
+__all__ = [
+    "RunResult",
+    "Section",
+    "check_resumes",
+    "distill",
+    "open_run",
+    "open_student",
+    "restored",
+    "run",
+]
 
 Section = Mapping[str, Any]
 """A section of a recipe as data, for example `{"type": "self", "weights": "frozen"}`."""
@@ -52,14 +61,24 @@ def run(
     home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
     notes = show_notes(console.event) if console else nullcontext()
     signals = nullcontext(stop) if stop else catch_stop_signals()
-    with notes, home.lock(), signals as asked, RunTracker.open(recipe, home) as tracked, ExitStack() as at_end:
-        return Session(home, recipe, console or SilentConsole(), asked, tracked, at_end).go(resume, allow_changed)
+    with (
+        notes,
+        home.lock(),
+        signals as asked,
+        RunTracker.open(recipe, home) as tracked,
+        ExitStack() as at_end,
+    ):
+        return Session(home, recipe, console or SilentConsole(), asked, tracked, at_end).go(
+            resume, allow_changed
+        )
 
 
 def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
     """Raise RecipeError where changes are allowed to a run that is to begin."""
     if allow_changed and not resume:
-        raise RecipeError(f"{folders.FLAG} {allow_changed[0]}: a run that begins has nothing to change; add --resume")
+        raise RecipeError(
+            f"{folders.FLAG} {allow_changed[0]}: a run that begins has nothing to change; add --resume"
+        )
 
 
 def distill(  # noqa: PLR0913  (the sections of a recipe, by name)

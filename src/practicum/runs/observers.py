@@ -125,7 +125,9 @@ class SoundAlarms:
             if alarm.action != "log":
                 log.info(f"alarm: {alarm.line()}")
             if self.ending.finish_by(alarm):
-                log.info(f"finished after step {alarm.step} of {self.ending.steps}, as {alarm.id} asks")
+                log.info(
+                    f"finished after step {alarm.step} of {self.ending.steps}, as {alarm.id} asks"
+                )
         worst = find_worst_alarm(step.alarms)
         if worst is not None and worst.action == "stop":
             raise AlarmError(
@@ -170,7 +172,10 @@ class SaveCheckpoints:
         """Save the state after the step, where there is a reason to."""
         tag = tag_of(step.alarms)
         regular = self._every is not None and step.number % self._every == 0
-        ends = self._final_stop_token.comes_after(step.number) or self._final_stop_token.signal is not None
+        ends = (
+            self._final_stop_token.comes_after(step.number)
+            or self._final_stop_token.signal is not None
+        )
         if ends or regular or tag is not None:
             self.save(step.number, tag)
 

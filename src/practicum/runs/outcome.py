@@ -26,11 +26,19 @@ class RunEvaluations:
 
     def gain(self, seed: int) -> Interval | None:
         """The gain in accuracy, paired by prompt."""
-        return None if self.before is None or self.after is None else gain(self.before, self.after, seed)
+        return (
+            None
+            if self.before is None or self.after is None
+            else gain(self.before, self.after, seed)
+        )
 
 
 def build_summary(
-    home: RunDir, recipe: Recipe, evaluations: RunEvaluations, model_shapes: Mapping[str, ModelDims], ended: str | None
+    home: RunDir,
+    recipe: Recipe,
+    evaluations: RunEvaluations,
+    model_shapes: Mapping[str, ModelDims],
+    ended: str | None,
 ) -> dict[str, Any]:
     """The content of summary.json, without the clock; `ended` is why it ended before all steps were done."""
     rows = list(read_rows(home.metrics_jsonl, shapes.METRICS))
@@ -44,13 +52,19 @@ def build_summary(
         "ended": ALL_DONE if ended is None else ended,
         "rollouts": int(sum(row["rollouts"] for row in rows)),
         "tokens": int(sum(row["tokens"] for row in rows)),
-        "skipped_updates": int(sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)),
-        "empty_updates": int(sum(row.get("empty_updates", 0.0) for row in rows if not row.get("nonfinite"))),
+        "skipped_updates": int(
+            sum(bool(row.get("skipped") or row.get("nonfinite")) for row in rows)
+        ),
+        "empty_updates": int(
+            sum(row.get("empty_updates", 0.0) for row in rows if not row.get("nonfinite"))
+        ),
         "before": None if before is None else before.summary(),
         "teacher": None if teacher is None else teacher.summary(),
         "after": None if after is None else after.summary(),
         "gain": None if accuracy_gain is None else asdict(accuracy_gain),
-        "alarms": dict(sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl, shapes.ALARM)).items())),
+        "alarms": dict(
+            sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl, shapes.ALARM)).items())
+        ),
         "cost": {**cost_summary(rows), "evaluation": evaluating},
         "scaling": build_scaling_record(model_shapes, rows, after),
         "samples": side_by_side(before, after),
@@ -58,7 +72,9 @@ def build_summary(
 
 
 def build_scaling_record(
-    model_shapes: Mapping[str, ModelDims], rows: Sequence[Mapping[str, Any]], after: Evaluation | None
+    model_shapes: Mapping[str, ModelDims],
+    rows: Sequence[Mapping[str, Any]],
+    after: Evaluation | None,
 ) -> dict[str, Any]:
     """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
 
@@ -68,7 +84,9 @@ def build_scaling_record(
     rollouts = sum(row["rollouts"] for row in rows)
     return {
         "N_student": model_shapes["student"].parameters if "student" in model_shapes else None,
-        "N_teacher": {name: shape.parameters for name, shape in model_shapes.items() if name != "student"},
+        "N_teacher": {
+            name: shape.parameters for name, shape in model_shapes.items() if name != "student"
+        },
         "D": sum(row["tokens"] for row in rows),
         "rollouts": rollouts,
         "T": sum(row["rollouts"] * row["length"] for row in rows) / rollouts,
@@ -80,12 +98,17 @@ def build_scaling_record(
 
 
 def print_outcome(
-    console: Console, evaluations: RunEvaluations, summary: Mapping[str, Any], more: Mapping[str, object]
+    console: Console,
+    evaluations: RunEvaluations,
+    summary: Mapping[str, Any],
+    more: Mapping[str, object],
 ) -> None:
     """The end of a run as a person wants to see it: answers, numbers, gain, alarms, and `more` below them."""
     if summary["samples"]:
         columns = ["prompt", "before", "after"]
-        console.table("held-out prompts, before and after", columns, answers(summary["samples"], columns))
+        console.table(
+            "held-out prompts, before and after", columns, answers(summary["samples"], columns)
+        )
     if evaluations.before is not None and evaluations.after is not None:
         rows = comparison(evaluations.before, evaluations.after, evaluations.teacher)
         console.table("held-out evaluation", ["", "before", "after", "teacher"], rows)

@@ -21,13 +21,21 @@ class RunJournals:
     when it first occurs.
     """
 
-    def __init__(self, home: RunDir, renderer: Renderer | None = None, replayed: bool = False) -> None:
+    def __init__(
+        self, home: RunDir, renderer: Renderer | None = None, replayed: bool = False
+    ) -> None:
         self._metrics = Journal(home.metrics_jsonl, essential=True)
         self._rollouts = Journal(home.rollouts_jsonl, essential=replayed)
         self._timings = Journal(timings_jsonl(home), essential=False)
         self._alarms = Journal(home.alarms_jsonl, essential=False)
         self._vocabulary = Journal(vocabulary_jsonl(home), essential=False)
-        self._journals = (self._metrics, self._rollouts, self._timings, self._alarms, self._vocabulary)
+        self._journals = (
+            self._metrics,
+            self._rollouts,
+            self._timings,
+            self._alarms,
+            self._vocabulary,
+        )
         self._renderer = renderer
         self._seen = {row["id"] for row in read_rows(vocabulary_jsonl(home), shapes.VOCABULARY)}
 
@@ -45,22 +53,34 @@ class RunJournals:
 
     def write(self, result: StepResult) -> None:
         """One row of metrics, one of timings, and one a rollout."""
-        timings = {name: value for name, value in result.metrics.items() if _is_nondeterministic(name)}
-        numbers = {name: json_number(value) for name, value in result.metrics.items() if name not in timings}
+        timings = {
+            name: value for name, value in result.metrics.items() if _is_nondeterministic(name)
+        }
+        numbers = {
+            name: json_number(value)
+            for name, value in result.metrics.items()
+            if name not in timings
+        }
         self._metrics.append({"step": result.step, **numbers})
         self._timings.append({"step": result.step, **timings})
         self._write_tokens(result)
-        for rollout, output in zip(result.rollouts, result.outputs.split(result.rollouts), strict=True):
+        for rollout, output in zip(
+            result.rollouts, result.outputs.split(result.rollouts), strict=True
+        ):
             self._rollouts.append(_rollout_row(result.step, rollout, output))
 
     def _write_tokens(self, result: StepResult) -> None:
         """What the step's new tokens read as, so that rollouts.jsonl can be shown without a tokenizer."""
         if self._renderer is None:
             return
-        new = {token for rollout in result.rollouts for token in rollout.tokens.tolist()} - self._seen
+        new = {
+            token for rollout in result.rollouts for token in rollout.tokens.tolist()
+        } - self._seen
         for token in sorted(new):
             text, control = self._renderer.decode_token(token), self._renderer.is_control(token)
-            self._vocabulary.append({"step": result.step, "id": token, "text": text, "control": control})
+            self._vocabulary.append(
+                {"step": result.step, "id": token, "text": text, "control": control}
+            )
         self._seen |= new
 
     def write_alarms(self, alarms: Sequence[Alarm]) -> None:
@@ -76,7 +96,10 @@ class RunJournals:
     def losses(self) -> list[str]:
         """What could not be written, one line a journal."""
         failed_journals = [journal for journal in self._journals if journal.dropped]
-        return [f"{journal.dropped} rows of {journal.path.name} could not be written" for journal in failed_journals]
+        return [
+            f"{journal.dropped} rows of {journal.path.name} could not be written"
+            for journal in failed_journals
+        ]
 
 
 def timings_jsonl(home: RunDir) -> Path:

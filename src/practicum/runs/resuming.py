@@ -37,7 +37,9 @@ def changes_of(home: RunDir, recipe: Recipe, allow_changed: Sequence[str]) -> li
     return changes
 
 
-def write_recipe(home: RunDir, recipe: Recipe, built: RunComponents, changes: Sequence[Difference], first: int) -> None:
+def write_recipe(
+    home: RunDir, recipe: Recipe, built: RunComponents, changes: Sequence[Difference], first: int
+) -> None:
     """Write the resolved recipe, what the run depends on, and what was let change from step `first` on.
 
     Raises RecipeError where what the run depends on is not what is written there.
@@ -48,7 +50,9 @@ def write_recipe(home: RunDir, recipe: Recipe, built: RunComponents, changes: Se
         saved = folders.read_json(home.recipe_json, folders.shapes.SAVED_RUN)
         _compare(home, saved.get("identity", {}), identity)
         # What is done again from an earlier checkpoint is done under the newer value.
-        earlier = [{**change, "step": min(change["step"], first)} for change in saved.get("changes", [])]
+        earlier = [
+            {**change, "step": min(change["step"], first)} for change in saved.get("changes", [])
+        ]
     for change in changes:
         log.info(f"changed from step {first} on: {change}")
     _tell_longer(recipe, changes)

@@ -91,7 +91,13 @@ class Session:
         self._write_start(first, built)
         self._stop_before(first)
         ending = Ending(recipe.train)
-        self._train(built, first, examination, ending, () if checkpoint is None else checkpoint.state.get("begun", ()))
+        self._train(
+            built,
+            first,
+            examination,
+            ending,
+            () if checkpoint is None else checkpoint.state.get("begun", ()),
+        )
         return self._sum_up(built, examination.after(), ending)
 
     def _read_finished(self, changed: bool) -> RunResult | None:
@@ -124,7 +130,10 @@ class Session:
         number = self.stop()
         if number is not None and step <= self.recipe.train.steps:
             name = signal.Signals(number).name
-            raise Interrupted(number, f"stopped by {name} before step {step}; nothing is lost, go on with --resume")
+            raise Interrupted(
+                number,
+                f"stopped by {name} before step {step}; nothing is lost, go on with --resume",
+            )
 
     def _train(
         self,
@@ -144,10 +153,14 @@ class Session:
         self.console.begin(steps, first)
         with (
             RunJournals(self.home, built.parts.renderer, replayed) as records,
-            open_step_runner(built.parts, built.settings, steps, lag, self._in_turn(), begun) as ahead,
+            open_step_runner(
+                built.parts, built.settings, steps, lag, self._in_turn(), begun
+            ) as ahead,
         ):
             save = partial(state.save, self.home, self.recipe, built, ahead)
-            saving = SaveCheckpoints(records, save, self.recipe.train.checkpoint_every, ending, saved=first - 1)
+            saving = SaveCheckpoints(
+                records, save, self.recipe.train.checkpoint_every, ending, saved=first - 1
+            )
             # The order is a contract. Rows are on the disk before a checkpoint, so no checkpoint is newer than its rows. An alarm
             # that stops the run raises before the state is saved, so the step that caused it is not kept; an alarm that
             # pauses, and a signal, raise after it, so a resumed run goes on from this step.
@@ -173,11 +186,19 @@ class Session:
     def _in_turn(self) -> list[str]:
         """Return the roles that follow the student, which are asked in the learner's thread."""
         roles = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
-        return [role for role, config in roles.items() if config is not None and config.capabilities().follows_student]
+        return [
+            role
+            for role, config in roles.items()
+            if config is not None and config.capabilities().follows_student
+        ]
 
-    def _sum_up(self, built: RunComponents, evaluations: RunEvaluations, ending: Ending) -> RunResult:
+    def _sum_up(
+        self, built: RunComponents, evaluations: RunEvaluations, ending: Ending
+    ) -> RunResult:
         """Write the summary and the report, and show what came of the run."""
-        summary = build_summary(self.home, self.recipe, evaluations, built.parts.ledger.shapes, ending.reason)
+        summary = build_summary(
+            self.home, self.recipe, evaluations, built.parts.ledger.shapes, ending.reason
+        )
         folders.write_json(self.home.summary_json, summary)
         self.tracked.finish(summary)
         write_report(self.home.path)

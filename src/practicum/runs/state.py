@@ -34,18 +34,24 @@ def require_newest(home: RunDir) -> Checkpoint:
     """Find the newest checkpoint that verifies; CheckpointError where there is none."""
     checkpoint, _ = folders.find_checkpoint(home)
     if checkpoint is None:
-        raise CheckpointError(f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead")
+        raise CheckpointError(
+            f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead"
+        )
     return checkpoint
 
 
-def restore(home: RunDir, recipe: Recipe, built: RunComponents, checkpoint: Checkpoint | None) -> None:
+def restore(
+    home: RunDir, recipe: Recipe, built: RunComponents, checkpoint: Checkpoint | None
+) -> None:
     """Load a checkpoint, or none, and cut the journals back to it."""
     step = 0 if checkpoint is None else checkpoint.step
     with RunJournals(home) as records:
         records.truncate_after(step)
     if checkpoint is None:
         return
-    for line in folders.compare_versions(checkpoint.versions, folders.current_versions(built.packages)):
+    for line in folders.compare_versions(
+        checkpoint.versions, folders.current_versions(built.packages)
+    ):
         log.warning(f"{line}; bit-exact resume is not promised")
     built.backend.load(built.learner, checkpoint.path)
     for role, teacher in built.teachers().items():
@@ -57,7 +63,9 @@ def restore(home: RunDir, recipe: Recipe, built: RunComponents, checkpoint: Chec
     log.info(f"resumed after step {step}")
 
 
-def save(home: RunDir, recipe: Recipe, built: RunComponents, ahead: Stages, step: int, tag: str | None) -> None:
+def save(
+    home: RunDir, recipe: Recipe, built: RunComponents, ahead: Stages, step: int, tag: str | None
+) -> None:
     """Write the checkpoint of a step, with what was begun ahead of it; `tag` is why it is to be kept."""
     tensors = teacher_states(built, ahead.teacher_state)
     state = {"step": step, "schedules": built.courses.save_state()}
@@ -69,7 +77,9 @@ def save(home: RunDir, recipe: Recipe, built: RunComponents, ahead: Stages, step
         step,
         tensors,
         state,
-        writer=folders.Writer(lambda folder: built.backend.save(built.learner, folder), built.learner.state_bytes),
+        writer=folders.Writer(
+            lambda folder: built.backend.save(built.learner, folder), built.learner.state_bytes
+        ),
         keep=recipe.train.keep_checkpoints,
         tag=tag,
         packages=built.packages,

@@ -38,7 +38,9 @@ class RunTracker:
         if recipe.tracking is None:
             return cls(None, home.metrics_jsonl)
         kind = str(recipe.tracking.type)
-        context = TrackerContext(recipe.name, _id(home, kind), home.path, dict(flatten_settings(resolved(recipe))))
+        context = TrackerContext(
+            recipe.name, _id(home, kind), home.path, dict(flatten_settings(resolved(recipe)))
+        )
         return cls(module_of("trackers", kind).build(recipe.tracking, context), home.metrics_jsonl)
 
     def __enter__(self) -> "RunTracker":
@@ -69,14 +71,18 @@ class RunTracker:
         self._there = tracker.begin(first)
         for row in read_rows(self._rows, shapes.METRICS) if self._rows.is_file() else ():
             if self._there < row["step"] < first:
-                tracker.log(row["step"], _finite({name: row[name] for name in row if name != "step"}))
+                tracker.log(
+                    row["step"], _finite({name: row[name] for name in row if name != "step"})
+                )
 
     def _call_or_disable(self, call: Callable[[], None]) -> None:
         """Call the tracker; the run outlives its failure."""
         try:
             call()
         except ResourceError as error:
-            log.warning(f"{error}; the run goes on without tracking, and metrics.jsonl holds everything")
+            log.warning(
+                f"{error}; the run goes on without tracking, and metrics.jsonl holds everything"
+            )
             self._tracker = None
 
 
@@ -86,8 +92,14 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[
         if isinstance(value, Mapping):
             yield from flatten_settings(value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            yield from flatten_settings({str(place): item for place, item in enumerate(value)}, f"{prefix}{name}.")
-        elif value is not None and name not in UNSENT_KEYS and not (isinstance(value, str) and SECRET.search(name)):
+            yield from flatten_settings(
+                {str(place): item for place, item in enumerate(value)}, f"{prefix}{name}."
+            )
+        elif (
+            value is not None
+            and name not in UNSENT_KEYS
+            and not (isinstance(value, str) and SECRET.search(name))
+        ):
             yield f"{prefix}{name}", value
 
 
@@ -113,4 +125,8 @@ def _numbers(prefix: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, flo
 
 
 def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if value is not None and math.isfinite(value)
+    }

@@ -46,7 +46,9 @@ class Training:
             # What fails within a step fails before anything is learned from it; a step that was learned but could not be
             # evaluated is begun anew from the newest checkpoint.
             if self.saving.saved < done == learned and self.ahead.whole():
-                with suppress(TeacherError):  # a student at a service that failed cannot be saved there
+                with suppress(
+                    TeacherError
+                ):  # a student at a service that failed cannot be saved there
                     self.saving.save(done)
             saved = self.saving.saved
             kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"

@@ -28,7 +28,9 @@ def main() -> None:
     os.close(described["report"])
     for descriptor in (0, 1):
         os.close(descriptor)
-    threading.Thread(target=_end_with_run, args=(described["lifeline"], process), daemon=True).start()
+    threading.Thread(
+        target=_end_with_run, args=(described["lifeline"], process), daemon=True
+    ).start()
     # Not reaped before its group is killed: until then nobody else can get its number.
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
     _kill(process)

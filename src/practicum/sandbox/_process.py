@@ -18,8 +18,20 @@ START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 _ROOM = Path(__file__).parents[2]
 # -I and -S: nothing of the environment, the working folder or site-packages; this package alone is added to the path.
-_KEEPER = "import sys; sys.path.append(sys.argv[1]); from practicum.sandbox._keeper import main; main()"
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/nix/store", "/gnu/store")
+_KEEPER = (
+    "import sys; sys.path.append(sys.argv[1]); from practicum.sandbox._keeper import main; main()"
+)
+_SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/nix/store",
+    "/gnu/store",
+)
 
 
 class NoLine(Exception):
@@ -46,7 +58,9 @@ class Sandbox:
     readable: Sequence[str] | None = None
     """None: what Python needs, see `python_folders`."""
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> "SandboxedProcess":
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> "SandboxedProcess":
         """Start a command with this environment and nothing else of it; raise SandboxError where a wall is missing."""
         refuse = self.required and missing()
         if refuse:
@@ -155,11 +169,20 @@ def _is_ready(pipe: int, event: int, until: float) -> bool:
 
 def python_folders(environment: Mapping[str, str]) -> list[str]:
     """Return the folders that this Python and its packages are read from, without any that holds the user's home."""
-    named = [*sys.path, *environment.get("PYTHONPATH", "").split(os.pathsep), sys.prefix, sys.base_prefix]
+    named = [
+        *sys.path,
+        *environment.get("PYTHONPATH", "").split(os.pathsep),
+        sys.prefix,
+        sys.base_prefix,
+    ]
     named += environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    folders = {Path(name).resolve() for name in (*named, *_SYSTEM) if name and Path(name).is_absolute()}
+    folders = {
+        Path(name).resolve() for name in (*named, *_SYSTEM) if name and Path(name).is_absolute()
+    }
     home = Path.home().resolve()
-    return sorted(str(folder) for folder in folders if folder.exists() and folder not in (home, *home.parents))
+    return sorted(
+        str(folder) for folder in folders if folder.exists() and folder not in (home, *home.parents)
+    )
 
 
 def _check_report(report: int, required: bool) -> None:

@@ -34,11 +34,15 @@ def missing() -> list[str]:
     """Return what this machine cannot wall off, each with its reason; empty where all walls can stand."""
     lacks = []
     if platform.system() != "Linux":
-        return [f"files, network, processes and signals ({platform.system()} has no Landlock and no seccomp)"]
+        return [
+            f"files, network, processes and signals ({platform.system()} has no Landlock and no seccomp)"
+        ]
     if _landlock_version() < 1:
         lacks.append("files (the kernel has no Landlock, or it is off)")
     if not is_known(platform.machine()):
-        lacks.append(f"network, processes and signals (no filter of system calls for {platform.machine()})")
+        lacks.append(
+            f"network, processes and signals (no filter of system calls for {platform.machine()})"
+        )
     return lacks
 
 
@@ -54,7 +58,10 @@ def put_up(readable: Iterable[str], limits: dict[str, int]) -> list[str]:
         return lacks
     _drop_rights()
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    for name, wall in (("files", lambda: _wall_off_files(readable)), ("network, processes and signals", _filter_calls)):
+    for name, wall in (
+        ("files", lambda: _wall_off_files(readable)),
+        ("network, processes and signals", _filter_calls),
+    ):
         if not any(lack.startswith(name) for lack in lacks):
             try:
                 wall()
@@ -79,7 +86,8 @@ def _wall_off_files(readable: Iterable[str]) -> None:
     """Allow to read what is beneath some folders, and nothing else of files; no TCP, no signals and sockets of others."""
     version = _landlock_version()
     known = [
-        [bits for since, bits in rights if since <= version] for rights in (_FILE_RIGHTS, _NETWORK_RIGHTS, _SCOPES)
+        [bits for since, bits in rights if since <= version]
+        for rights in (_FILE_RIGHTS, _NETWORK_RIGHTS, _SCOPES)
     ]
     attributes = struct.pack("=QQQ", *map(sum, known))
     # An older kernel knows a shorter structure, and takes a longer one whose rest is zero.

@@ -56,21 +56,27 @@ class AuthMiddleware:
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
             return HttpRefusal(
-                400, "a body has a content-length or is sent in chunks, not both; send one of the two headers"
+                400,
+                "a body has a content-length or is sent in chunks, not both; send one of the two headers",
             )
         host = _hostname(headers.get(b"host", b"").decode("latin-1"))
         if b"origin" in headers:
             return HttpRefusal(403, "requests from web pages are not answered")
         if self.hosts is not None and host not in self.hosts:
             return HttpRefusal(
-                403, f"this server is not called {host!a:.80}; there are {', '.join(sorted(self.hosts))}"
+                403,
+                f"this server is not called {host!a:.80}; there are {', '.join(sorted(self.hosts))}",
             )
         if self.token is None or scope["path"] in OPEN:
             return None
-        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(
+            b"Bearer "
+        )
         if hmac.compare_digest(given, self.token.encode()):
             return None
-        return HttpRefusal(401, "the token is missing or wrong; set TINKER_API_KEY to the token of this server")
+        return HttpRefusal(
+            401, "the token is missing or wrong; set TINKER_API_KEY to the token of this server"
+        )
 
 
 def _hostname(header: str) -> str | None:
@@ -81,7 +87,9 @@ def _hostname(header: str) -> str | None:
         return None
 
 
-def make_app(service: Service, *, token: str | None = None, hosts: frozenset[str] | None = None) -> ASGIApp:
+def make_app(
+    service: Service, *, token: str | None = None, hosts: frozenset[str] | None = None
+) -> ASGIApp:
     """The ASGI application. `hosts` are the names under which it may be called; None: any."""
     pages = _Pages(service)
 
@@ -107,7 +115,10 @@ class _Pages:
         service, catalogue = self._service, self._service.catalogue
         simple: dict[str, tuple[type[asked.Body], Callable[[Any], dict[str, Any]]]] = {
             "client/config": (asked.ClientConfig, lambda body: CLIENT_CONFIG),
-            "client/dynamic_config": (asked.ClientConfig, lambda body: {"sample_cancel_enabled": True}),
+            "client/dynamic_config": (
+                asked.ClientConfig,
+                lambda body: {"sample_cancel_enabled": True},
+            ),
             "create_session": (asked.CreateSession, service.create_session),
             "sessions/search": (asked.SearchSessions, service.search_sessions),
             "session_heartbeat": (asked.OfSession, lambda body: service.heartbeat(body.session_id)),
@@ -120,9 +131,15 @@ class _Pages:
             "save_weights_for_sampler": (asked.SaveWeights, service.save_for_sampler),
             "create_sampling_session": (asked.CreateSampler, service.create_sampler),
             "asample": (asked.SampleBody, service.sample),
-            "weights_info": (asked.WeightsInfo, lambda body: service.catalogue.weights_info(body.tinker_path)),
+            "weights_info": (
+                asked.WeightsInfo,
+                lambda body: service.catalogue.weights_info(body.tinker_path),
+            ),
         }
-        posts = [Route(f"{V1}/{name}", self._simple(*what), methods=["POST"]) for name, what in simple.items()]
+        posts = [
+            Route(f"{V1}/{name}", self._simple(*what), methods=["POST"])
+            for name, what in simple.items()
+        ]
         return [
             *posts,
             Route("/healthz", _healthy),
@@ -143,7 +160,10 @@ class _Pages:
             Route(f"{V1}/checkpoints", _look_up(catalogue.checkpoints)),
             Route(f"{V1}/sessions", self.sessions),
             Route(f"{V1}/sessions/{{session}}", self.session),
-            *(Route(f"{V1}/{path}", _not_done(reason), methods=METHODS) for path, reason in NOT_DONE.items()),
+            *(
+                Route(f"{V1}/{path}", _not_done(reason), methods=METHODS)
+                for path, reason in NOT_DONE.items()
+            ),
             Route("/{path:path}", _unknown, methods=METHODS),
         ]
 
@@ -157,7 +177,9 @@ class _Pages:
         if request.headers.get("content-type") != PROTOBUF or "content-encoding" in request.headers:
             raise HttpRefusal(400, f"forward_backward reads {PROTOBUF}, not compressed")
         body = await self._body(request, self._limits.body_bytes)
-        return JSONResponse(self._service.forward_backward(await asyncio.to_thread(read_train_request, body)))
+        return JSONResponse(
+            self._service.forward_backward(await asyncio.to_thread(read_train_request, body))
+        )
 
     async def retrieve(self, request: Request) -> Response:
         """The answer to an earlier request, or the word to try again after a while of waiting."""
@@ -166,7 +188,12 @@ class _Pages:
         if not future.done():
             return JSONResponse({"type": "try_again", "queue_state": "active"})
         if future.cancelled():
-            return JSONResponse({"error": "the request was cancelled, or the server is closing", "category": "server"})
+            return JSONResponse(
+                {
+                    "error": "the request was cancelled, or the server is closing",
+                    "category": "server",
+                }
+            )
         answer = future.result()
         return Response(answer.body, media_type=answer.media_type)
 
@@ -189,7 +216,9 @@ class _Pages:
 
     async def lifetime(self, request: Request) -> Response:
         seconds = (await self._read(asked.SetLifetime, request)).ttl_seconds
-        await asyncio.to_thread(self._service.catalogue.set_lifetime, **request.path_params, seconds=seconds)
+        await asyncio.to_thread(
+            self._service.catalogue.set_lifetime, **request.path_params, seconds=seconds
+        )
         return JSONResponse({})
 
     async def copy(self, request: Request) -> Response:
@@ -197,11 +226,15 @@ class _Pages:
         body = await self._read(asked.CopyWeights, request)
         key = request.headers.get("x-idempotency-key")
         run = str(uuid.uuid4() if key is None else uuid.uuid5(uuid.NAMESPACE_OID, key))
-        copied = await asyncio.to_thread(self._service.catalogue.copy, body.source_path, run, body.ttl_seconds)
+        copied = await asyncio.to_thread(
+            self._service.catalogue.copy, body.source_path, run, body.ttl_seconds
+        )
         return JSONResponse(copied)
 
     async def sessions(self, request: Request) -> Response:
-        offset, limit = (_number(request, name, other) for name, other in (("offset", 0), ("limit", 20)))
+        offset, limit = (
+            _number(request, name, other) for name, other in (("offset", 0), ("limit", 20))
+        )
         return JSONResponse(self._service.sessions(offset, limit))
 
     async def session(self, request: Request) -> Response:
@@ -214,7 +247,11 @@ class _Pages:
     async def _read(self, kind: type[B], request: Request) -> B:
         """The JSON body of a request; a large one is parsed on another thread."""
         body = await self._body(request, self._json_bytes)
-        return await asyncio.to_thread(asked.read, kind, body) if len(body) > PARSED_HERE else asked.read(kind, body)
+        return (
+            await asyncio.to_thread(asked.read, kind, body)
+            if len(body) > PARSED_HERE
+            else asked.read(kind, body)
+        )
 
     async def _body(self, request: Request, most: int) -> bytes:
         """What is sent, as soon as all of it is here; `Refused` where it is too large or too slow."""
@@ -241,7 +278,9 @@ class _Pages:
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 CHECKPOINT = "training_runs/{run}/checkpoints/{kind}/{name}"
 OTHERS = "whoever may call this server reads all of its checkpoints, so there is nobody to publish one to"
-OUTSIDE = "weights are not saved elsewhere; use save_state, whose folder `practicum serve --out` names"
+OUTSIDE = (
+    "weights are not saved elsewhere; use save_state, whose folder `practicum serve --out` names"
+)
 NOT_DONE = {
     "save_weights_external": OUTSIDE,
     f"{CHECKPOINT}/external_weights_urls": OUTSIDE,
@@ -283,7 +322,8 @@ def _not_done(reason: str) -> Page:
 
 async def _unknown(request: Request) -> Response:
     raise HttpRefusal(
-        404, f"this server has no {request.method} {request.url.path!a:.120}; docs/serve.md lists what it has"
+        404,
+        f"this server has no {request.method} {request.url.path!a:.120}; docs/serve.md lists what it has",
     )
 
 
@@ -305,7 +345,9 @@ def _too_large(most: int) -> HttpRefusal:
 
 def _refusal(refused: HttpRefusal) -> Response:
     headers = {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
-    return Response(json.dumps({"error": str(refused)}), refused.status, headers, "application/json")
+    return Response(
+        json.dumps({"error": str(refused)}), refused.status, headers, "application/json"
+    )
 
 
 async def _refusal_of(request: Request, error: Exception) -> Response:

@@ -20,7 +20,11 @@ class Catalogue:
     """Answers what can be asked without a model; `models` are those in training, and belong to the service."""
 
     def __init__(
-        self, shelf: ModelCache, store: Store, students: frozenset[str], models: Mapping[str, TrainingModel]
+        self,
+        shelf: ModelCache,
+        store: Store,
+        students: frozenset[str],
+        models: Mapping[str, TrainingModel],
     ) -> None:
         self._shelf = shelf
         self._store = store
@@ -39,7 +43,14 @@ class Catalogue:
             loaded = self._shelf.known(name)
             context = None if loaded is None else loaded.context_length
             trainable = name in self._students
-            rows.append({"model_name": name, "max_context_length": context, "trainable": trainable, "sampleable": True})
+            rows.append(
+                {
+                    "model_name": name,
+                    "max_context_length": context,
+                    "trainable": trainable,
+                    "sampleable": True,
+                }
+            )
         return {"supported_models": rows}
 
     def weights_info(self, path: str) -> Reply:
@@ -79,7 +90,9 @@ class Catalogue:
                 "time": changed.isoformat(),
                 "tinker_path": str(address),
                 "size_bytes": size,
-                "expires_at": None if (expiry := self._store.expiry(address)) is None else expiry.isoformat(),
+                "expires_at": None
+                if (expiry := self._store.expiry(address)) is None
+                else expiry.isoformat(),
             }
             for address, changed, size in rows
         ]
@@ -115,19 +128,25 @@ class Catalogue:
     def check_served(self, name: str) -> None:
         """`Refused` with 404 where no model has the name."""
         if name not in self._shelf.served:
-            raise HttpRefusal(404, f"no model {name!a:.120} is served here; there are {', '.join(self._shelf.served)}")
+            raise HttpRefusal(
+                404,
+                f"no model {name!a:.120} is served here; there are {', '.join(self._shelf.served)}",
+            )
 
     def check_student(self, name: str) -> None:
         """`Refused` where no model has the name, or it may not be trained."""
         self.check_served(name)
         if name not in self._students:
             raise HttpRefusal(
-                400, f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}"
+                400,
+                f"{name} only samples and scores here; to be trained are {', '.join(sorted(self._students))}",
             )
 
     def _run(self, run: str) -> Reply | None:
         model = self._models.get(run)
-        found = (run_data(model), datetime.now(UTC)) if model is not None else self._store.read_run(run)
+        found = (
+            (run_data(model), datetime.now(UTC)) if model is not None else self._store.read_run(run)
+        )
         if found is None:
             return None
         data, heard = found

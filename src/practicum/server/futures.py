@@ -28,7 +28,9 @@ class Futures:
     Requests begin on the event loop and finish on the worker's thread; a lock guards what both change.
     """
 
-    def __init__(self, most_open: int = 4096, kept_bytes: int = 2**28, most_kept: int = 2**14) -> None:
+    def __init__(
+        self, most_open: int = 4096, kept_bytes: int = 2**28, most_kept: int = 2**14
+    ) -> None:
         self._open: dict[str, Future[Answer]] = {}
         self._kept: OrderedDict[str, Answer | None] = OrderedDict()
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -45,7 +47,9 @@ class Futures:
         with self._lock:
             self._tidy()
             if len(self._open) >= self._most_open:
-                raise HttpRefusal(429, f"{self._most_open} requests are waiting; ask again later", retry_after=1)
+                raise HttpRefusal(
+                    429, f"{self._most_open} requests are waiting; ask again later", retry_after=1
+                )
         future = begin()
         with self._lock:
             self._open[request_id] = future
@@ -90,7 +94,9 @@ class Futures:
 
     def _tidy(self) -> None:
         """Let go of the oldest answers that are too many or too large together; called with the lock held."""
-        while self._kept and (self._held_bytes > self._most_bytes or len(self._kept) > self._most_kept):
+        while self._kept and (
+            self._held_bytes > self._most_bytes or len(self._kept) > self._most_kept
+        ):
             request_id, answer = self._kept.popitem(last=False)
             self._held_bytes -= _size(answer)
             self._gone[request_id] = None

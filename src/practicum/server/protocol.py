@@ -34,7 +34,10 @@ class Connection(H11Protocol):
 
     def _keep_time(self) -> None:
         """Let the time run while headers are missing, or a body whose request was answered already."""
-        answered = self.conn.our_state in (h11.DONE, h11.MUST_CLOSE) and self.conn.their_state is h11.SEND_BODY
+        answered = (
+            self.conn.our_state in (h11.DONE, h11.MUST_CLOSE)
+            and self.conn.their_state is h11.SEND_BODY
+        )
         if self.conn.their_state is not h11.IDLE and not answered:
             self._forget()
         elif self._deadline is None and not self.transport.is_closing():

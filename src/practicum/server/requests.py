@@ -29,7 +29,9 @@ NOT_STABLE = (
 class Body(BaseModel):
     """What all bodies share; `type` repeats the name of the request or says of what kind a part is."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False
+    )
     type: str | None = None
 
 
@@ -155,7 +157,9 @@ class CopyWeights(Body):
 class SearchCursor(Body):
     """Where the next page of a search begins."""
 
-    last_created_at: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$")]
+    last_created_at: Annotated[
+        str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$")
+    ]
     last_session_id: Name
 
     @model_validator(mode="after")

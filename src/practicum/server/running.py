@@ -22,7 +22,14 @@ from practicum.server.requests import SampleBody, TensorData
 from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
 from practicum.server.training import AdapterSpec, check_token_ids
-from practicum.server.wire import PROTOBUF, SampleAnswer, Sparse, TopKTable, dense_of_csr, sample_response
+from practicum.server.wire import (
+    PROTOBUF,
+    SampleAnswer,
+    Sparse,
+    TopKTable,
+    dense_of_csr,
+    sample_response,
+)
 from practicum.server.worker import Steps
 from practicum.types import Sample, SampleRequest, SamplingParams
 
@@ -82,7 +89,12 @@ class SampleItem:
     def asks(self) -> bool:
         """Whether anything about the prompt is asked."""
         body = self.body
-        wanted = body.prompt_logprobs, body.topk_prompt_logprobs, body.target_prompt_logprobs, body.prompt_alt_tokens_k
+        wanted = (
+            body.prompt_logprobs,
+            body.topk_prompt_logprobs,
+            body.target_prompt_logprobs,
+            body.prompt_alt_tokens_k,
+        )
         return any(wanted)
 
     @property
@@ -147,7 +159,9 @@ class SamplingExecutor:
         yield from _score_drawn(model, overlay, requests)
         for request in requests:
             greedy = request.params.temperature == 0
-            answers[request.number] = Answer(sample_response(_assembled(request), greedy=greedy), PROTOBUF)
+            answers[request.number] = Answer(
+                sample_response(_assembled(request), greedy=greedy), PROTOBUF
+            )
         _report(sampler.base, requests, time.monotonic() - start)
         return [answers[number] for number in range(len(items))]
 
@@ -160,7 +174,9 @@ class SamplingExecutor:
         if shape not in self._trees:
             self._trees[shape] = spec.build(loaded).reader()
         published = sampler.published
-        return self._trees[shape], self._saved(sampler, loaded) if published is None else published.weights
+        return self._trees[shape], self._saved(
+            sampler, loaded
+        ) if published is None else published.weights
 
     def _saved(self, sampler: Sampler, loaded: Hosted) -> Mapping[str, Tensor]:
         assert sampler.path is not None
@@ -183,9 +199,16 @@ class SamplingExecutor:
 def _report(name: str, requests: Sequence[_Request], seconds: float) -> None:
     """Note what was read and written for some requests."""
     read = sum(request.question.rows for request in requests if request.question is not None)
-    written = sum(len(one.tokens) for request in requests if not request.item.one_pass for one in request.samples)
+    written = sum(
+        len(one.tokens)
+        for request in requests
+        if not request.item.one_pass
+        for one in request.samples
+    )
     parts = [f"scored {read:,} tokens"] * bool(read) + [f"wrote {written:,} tokens"] * bool(written)
-    log.info(f"{name}: {len(requests)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s")
+    log.info(
+        f"{name}: {len(requests)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s"
+    )
 
 
 def _score(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Pausing[None]:
@@ -203,7 +226,9 @@ def _draw(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Paus
         if not request.samples:
             alike.setdefault(_make_batch_key(request.item), []).append(request)
     for group in alike.values():
-        asked = [SampleRequest(request.item.tokens, seed) for request in group for seed in request.seeds]
+        asked = [
+            SampleRequest(request.item.tokens, seed) for request in group for seed in request.seeds
+        ]
         samples = yield from model.draw(asked, group[0].params, overlay)
         following = iter(samples)
         for request in group:
@@ -227,7 +252,9 @@ def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_Request]) 
         request.topk = [*(request.topk or []), TopKTable(scores.topk_ids, scores.topk_logprobs)]
 
 
-def _scores(model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]) -> Pausing[list[PromptScores]]:
+def _scores(
+    model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]
+) -> Pausing[list[PromptScores]]:
     """Answer questions about prompts, with a pause after each `SCORED_AT_ONCE` tokens."""
     found: list[PromptScores] = []
     part: list[PromptQuestion] = []
@@ -259,7 +286,9 @@ def _planned(item: SampleItem, number: int, loaded: Hosted, most_tokens: int) ->
     check_token_ids(item.tokens, vocabulary, "prompt")
     most = body.sampling_params.max_tokens or max(context - count, 1)
     if count + most - 1 > context:  # the last token that is drawn is not read
-        raise DataError(f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}")
+        raise DataError(
+            f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}"
+        )
     check_tokens(body.num_samples, most, most_tokens)
     params = _params(item, loaded, most)
     # The first sample of a request is the one that its seed gives without a service, so that a run here and there is the same.
@@ -271,10 +300,16 @@ def _planned(item: SampleItem, number: int, loaded: Hosted, most_tokens: int) ->
         )
     if not item.asks:
         return _Request(item, number, params, seeds)
-    named = None if body.target_prompt_logprobs is None else _named(body.target_prompt_logprobs, count, vocabulary)
+    named = (
+        None
+        if body.target_prompt_logprobs is None
+        else _named(body.target_prompt_logprobs, count, vocabulary)
+    )
     for width in (body.topk_prompt_logprobs, body.prompt_alt_tokens_k):
         if width * count > MOST_CELLS:
-            raise DataError(f"{count} tokens times {width} candidates are more than {MOST_CELLS}; ask for fewer")
+            raise DataError(
+                f"{count} tokens times {width} candidates are more than {MOST_CELLS}; ask for fewer"
+            )
     begins = []
     if body.prompt_logprobs or body.topk_prompt_logprobs:
         begins.append(1 if last is None else count - last)
@@ -315,7 +350,9 @@ def _make_batch_key(item: SampleItem) -> str:
 
 def _params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
     asked = item.body.sampling_params
-    params = SamplingParams(most, asked.temperature, asked.top_p, max(asked.top_k, 0), loaded.renderer.stop_ids)
+    params = SamplingParams(
+        most, asked.temperature, asked.top_p, max(asked.top_k, 0), loaded.renderer.stop_ids
+    )
     if asked.stop is None:
         return params
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
@@ -329,7 +366,11 @@ def _params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
 def _named(given: TensorData, count: int, vocabulary: int) -> Tensor:
     """The token ids whose log-probabilities are asked, [N - 1, K], -1 where nothing is."""
     shape = given.shape or []
-    if len(shape) != 2 or shape[0] != count - 1 or not 1 <= shape[1] * max(shape[0], 1) <= MOST_CELLS:
+    if (
+        len(shape) != 2
+        or shape[0] != count - 1
+        or not 1 <= shape[1] * max(shape[0], 1) <= MOST_CELLS
+    ):
         raise DataError(
             f"target_prompt_logprobs has the shape {shape}, not [{count - 1}, K]: one row for each token after the first"
         )
@@ -341,9 +382,13 @@ def _named(given: TensorData, count: int, vocabulary: int) -> Tensor:
     elif values.size == shape[0] * shape[1]:
         named = torch.from_numpy(values).view(tuple(shape))
     else:
-        raise DataError(f"target_prompt_logprobs has {values.size} values, not those of the shape {shape}")
+        raise DataError(
+            f"target_prompt_logprobs has {values.size} values, not those of the shape {shape}"
+        )
     if named.numel() and not -1 <= int(named.min()) <= int(named.max()) < vocabulary:
-        raise DataError(f"target_prompt_logprobs names tokens that are not among the {vocabulary} of the vocabulary")
+        raise DataError(
+            f"target_prompt_logprobs names tokens that are not among the {vocabulary} of the vocabulary"
+        )
     return named
 
 
@@ -377,7 +422,9 @@ def _assembled(request: _Request) -> SampleAnswer:
     )
 
 
-def _targets(request: _Request, question: PromptQuestion, scores: PromptScores) -> tuple[Tensor | None, Sparse | None]:
+def _targets(
+    request: _Request, question: PromptQuestion, scores: PromptScores
+) -> tuple[Tensor | None, Sparse | None]:
     """The log-probabilities of the named tokens in the layout in which they were named."""
     given = request.item.body.target_prompt_logprobs
     if given is None or request.named is None or scores.target_logprobs is None:
@@ -389,4 +436,6 @@ def _targets(request: _Request, question: PromptQuestion, scores: PromptScores) 
     counts = torch.tensor(given.sparse_crow_indices).diff()
     rows = torch.arange(len(counts)).repeat_interleave(counts)
     values = whole[rows, torch.tensor(given.sparse_col_indices, dtype=torch.long)]
-    return values, Sparse(given.sparse_crow_indices, given.sparse_col_indices, list(request.named.shape))
+    return values, Sparse(
+        given.sparse_crow_indices, given.sparse_col_indices, list(request.named.shape)
+    )

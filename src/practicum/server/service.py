@@ -41,7 +41,13 @@ from practicum.server.running import (
 from practicum.server.sessions import Session, matching, newest_first
 from practicum.server.shelf import ModelCache
 from practicum.server.store import CheckpointAddress, Store
-from practicum.server.training import AdapterSpec, TrainingModel, forward_backward, optim_step, resolve_max_grad_norm
+from practicum.server.training import (
+    AdapterSpec,
+    TrainingModel,
+    forward_backward,
+    optim_step,
+    resolve_max_grad_norm,
+)
 from practicum.server.wire import PROTOBUF, TrainRequest, train_response
 from practicum.server.worker import ModelJob, Worker
 
@@ -90,7 +96,9 @@ class Service:
     def create_session(self, body: asked.CreateSession) -> Reply:
         """A new session; silent ones are ended first."""
         now = time.monotonic()
-        for name in [name for name, session in self._sessions.items() if now - session.heard > IDLE_SECONDS]:
+        for name in [
+            name for name, session in self._sessions.items() if now - session.heard > IDLE_SECONDS
+        ]:
             self._context.run(log.info, f"session {name} was silent for an hour and is ended")
             self.finish(name)
         if len(self._sessions) >= MOST_SESSIONS:
@@ -125,19 +133,31 @@ class Service:
 
     def sessions(self, offset: int, limit: int) -> Reply:
         """The open sessions, newest first."""
-        return {"sessions": [session.id for session in newest_first(self._sessions.values())[offset:][:limit]]}
+        return {
+            "sessions": [
+                session.id for session in newest_first(self._sessions.values())[offset:][:limit]
+            ]
+        }
 
     def search_sessions(self, body: asked.SearchSessions) -> Reply:
         """A page of the open sessions that match."""
         found = matching(self._sessions.values(), body)
         page = found[: body.limit]
-        more = {"last_created_at": page[-1].created.isoformat(), "last_session_id": page[-1].id} if page else None
-        counted = [session.summary(self.catalogue.count_checkpoints(session.models)) for session in page]
+        more = (
+            {"last_created_at": page[-1].created.isoformat(), "last_session_id": page[-1].id}
+            if page
+            else None
+        )
+        counted = [
+            session.summary(self.catalogue.count_checkpoints(session.models)) for session in page
+        ]
         return {"sessions": counted, "next_cursor": more if len(found) > len(page) else None}
 
     def _session(self, session_id: str) -> Session:
         if session_id not in self._sessions:
-            raise HttpRefusal(410, "the session has ended or belongs to an earlier server; create a new one")
+            raise HttpRefusal(
+                410, "the session has ended or belongs to an earlier server; create a new one"
+            )
         self._sessions[session_id].heard = time.monotonic()
         return self._sessions[session_id]
 
@@ -153,9 +173,13 @@ class Service:
         wanted = {"attention": lora.train_attn, "mlp": lora.train_mlp}
         parts = tuple(part for part, trained in wanted.items() if trained)
         if not parts:
-            raise HttpRefusal(400, "train_attn and train_mlp are both off, so there is nothing to train")
+            raise HttpRefusal(
+                400, "train_attn and train_mlp are both off, so there is nothing to train"
+            )
         spec = AdapterSpec(body.base_model, lora.rank, lora.seed or 0, parts)
-        model = self._new_model(session, f"{body.session_id}:train:{body.model_seq_id}", spec, body.user_metadata)
+        model = self._new_model(
+            session, f"{body.session_id}:train:{body.model_seq_id}", spec, body.user_metadata
+        )
 
         def work() -> Answer:
             model.over(self._shelf.get(spec.base))
@@ -170,7 +194,9 @@ class Service:
             model, created = self._model(body.model_id), None
             name = _numbered(body.model_id, body.seq_id)
         elif body.session_id is None or body.model_seq_id is None:
-            raise HttpRefusal(400, "load_weights needs a model_id, or a session_id with a model_seq_id")
+            raise HttpRefusal(
+                400, "load_weights needs a model_id, or a session_id with a model_seq_id"
+            )
         else:
             saved = self.catalogue.saved(body.path)
             spec = AdapterSpec.of_data(saved["adapter"])
@@ -179,7 +205,9 @@ class Service:
             self.catalogue.check_student(spec.base)
             metadata = body.user_metadata or saved["user_metadata"]
             model_id = f"{body.session_id}:train:{body.model_seq_id}"
-            model = created = self._new_model(self._session(body.session_id), model_id, spec, metadata)
+            model = created = self._new_model(
+                self._session(body.session_id), model_id, spec, metadata
+            )
             name = f"{model_id}:create"
 
         def work() -> Answer:
@@ -196,7 +224,9 @@ class Service:
         data = {
             "arch": None if loaded is None else loaded.architecture,
             "model_name": model.spec.base,
-            "tokenizer_id": str(Path(source).absolute()) if source is not None and Path(source).is_dir() else None,
+            "tokenizer_id": str(Path(source).absolute())
+            if source is not None and Path(source).is_dir()
+            else None,
         }
         return {
             "type": "get_info",
@@ -244,9 +274,13 @@ class Service:
         def work() -> Answer:
             metrics = dict(optim_step(model, self._shelf.get(model.spec.base), params))
             if metrics.get("empty_updates"):
-                log.info(f"{model.spec.base}: step {model.steps} moved nothing, for nothing was supervised")
+                log.info(
+                    f"{model.spec.base}: step {model.steps} moved nothing, for nothing was supervised"
+                )
             if metrics["skipped"]:
-                log.info(f"{model.spec.base}: step {model.steps} skipped, its gradient is not finite")
+                log.info(
+                    f"{model.spec.base}: step {model.steps} skipped, its gradient is not finite"
+                )
                 metrics["grad_norm"] = 0.0
             return json_answer({"metrics": metrics})
 
@@ -255,7 +289,9 @@ class Service:
     def save_weights(self, body: asked.SaveWeights) -> Reply:
         """A checkpoint to go on training from: weights and moments."""
         model = self._model(body.model_id)
-        return self._save_later(body, model, "weights", body.path or f"step-{model.steps}", "save_weights")
+        return self._save_later(
+            body, model, "weights", body.path or f"step-{model.steps}", "save_weights"
+        )
 
     def save_for_sampler(self, body: asked.SaveWeights) -> Reply:
         """Weights to sample from: kept on disk under a name, or in memory without one.
@@ -264,7 +300,9 @@ class Service:
         """
         model = self._model(body.model_id)
         if body.path is not None:
-            return self._save_later(body, model, "sampler_weights", body.path, "save_weights_for_sampler")
+            return self._save_later(
+                body, model, "sampler_weights", body.path, "save_weights_for_sampler"
+            )
         session = model.id.split(":")[0]
         sampler_id = f"{session}:sample:{body.sampling_session_seq_id}"
 
@@ -273,23 +311,35 @@ class Service:
             held = {name: tensor.clone() for name, tensor in weights.items()}
             published = Published(sampler_id, held)
             if body.kind == "inflight":
-                published = self._published.setdefault(model.id, Published(f"{model.id} in flight", held))
+                published = self._published.setdefault(
+                    model.id, Published(f"{model.id} in flight", held)
+                )
                 published.weights = held
             self._samplers[sampler_id] = Sampler(sampler_id, model.spec.base, model.spec, published)
             kept = self._unnamed.setdefault((model.id, body.kind), deque())
             kept.append(sampler_id)
             if len(kept) > MOST_UNNAMED[body.kind]:
                 self._samplers.pop(kept.popleft(), None)
-            return json_answer({"type": "save_weights_for_sampler", "sampling_session_id": sampler_id})
+            return json_answer(
+                {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
+            )
 
         return self._enqueue_training(_numbered(model.id, body.seq_id), snapshot, model.spec.base)
 
-    def _save_later(self, body: asked.SaveWeights, model: TrainingModel, kind: str, name: str, request: str) -> Reply:
+    def _save_later(
+        self, body: asked.SaveWeights, model: TrainingModel, kind: str, name: str, request: str
+    ) -> Reply:
         """Queue a save on disk; DataError where the name cannot be one."""
         address = CheckpointAddress.read(f"tinker://{model.id}/{kind}/{name}")
 
         def work() -> Answer:
-            self._save(model, address, body.user_metadata, overwrite=body.overwrite, lifetime=body.ttl_seconds)
+            self._save(
+                model,
+                address,
+                body.user_metadata,
+                overwrite=body.overwrite,
+                lifetime=body.ttl_seconds,
+            )
             return json_answer({"type": request, "path": str(address)})
 
         return self._enqueue_training(_numbered(model.id, body.seq_id), work, model.spec.base)
@@ -321,7 +371,9 @@ class Service:
         """Completions, and what is asked about the prompt."""
         if body.record_stability_info:
             raise HttpRefusal(400, asked.NOT_STABLE)
-        check_tokens(body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens)
+        check_tokens(
+            body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens
+        )
         if body.sampling_session_id is not None:
             sampler = self._known_sampler(body.sampling_session_id)
         else:
@@ -331,7 +383,12 @@ class Service:
         seed = body.sampling_params.seed
         if seed is None:
             seed = seed_of(name)
-        item = SampleItem(body, body.prompt.tokens(), sampler, seed if 0 <= seed < 2**63 else seed_of("request", seed))
+        item = SampleItem(
+            body,
+            body.prompt.tokens(),
+            sampler,
+            seed if 0 <= seed < 2**63 else seed_of("request", seed),
+        )
         key = (sampler.key, item.one_pass)
         job = ModelJob(item, self._running.answer, key, item.lane, sampler.base)
         self.futures.open(name, lambda: self._worker.submit(job))
@@ -356,8 +413,12 @@ class Service:
         if model_id in self._models:
             return self._models[model_id]
         if len(self._models) >= MOST_MODELS:
-            raise HttpRefusal(429, f"{MOST_MODELS} models are being trained; unload some", retry_after=30)
-        model = TrainingModel(model_id, spec, {key: str(value) for key, value in (metadata or {}).items()})
+            raise HttpRefusal(
+                429, f"{MOST_MODELS} models are being trained; unload some", retry_after=30
+            )
+        model = TrainingModel(
+            model_id, spec, {key: str(value) for key, value in (metadata or {}).items()}
+        )
         self._models[model_id] = model
         session.models.append(model_id)
         return model
@@ -365,7 +426,9 @@ class Service:
     def _load(self, model: TrainingModel, path: str, *, with_optimizer: bool) -> None:
         address = CheckpointAddress.read(path)
         if address.kind != "weights":
-            raise DataError(f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/")
+            raise DataError(
+                f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/"
+            )
         checkpoint = self._store.load(path)
         base = self._shelf.get(model.spec.base)
         if checkpoint.state["base_sha256"] != self._shelf.fingerprint(model.spec.base):
@@ -374,7 +437,9 @@ class Service:
             )
         spec = AdapterSpec.of_data(checkpoint.state["adapter"])
         if (spec.rank, spec.parts) != (model.spec.rank, model.spec.parts):
-            raise CheckpointError(f"{path} has rank {spec.rank} around {' and '.join(spec.parts)}, the model another")
+            raise CheckpointError(
+                f"{path} has rank {spec.rank} around {' and '.join(spec.parts)}, the model another"
+            )
         optimizer = checkpoint.tensors("optimizer") if with_optimizer else {}
         model.load(base, {"student": checkpoint.tensors("student"), "optimizer": optimizer})
         model.steps = model.saved_steps = int(checkpoint.state["steps"]) if with_optimizer else 0
@@ -458,7 +523,10 @@ class Service:
         log.info(f"failed: {type(error).__name__}: {error}")
         traceback.print_exception(error)  # a mistake of ours: whoever runs the server can report it
         return json_answer(
-            {"error": f"the server failed ({type(error).__name__}); its console says more", "category": "server"}
+            {
+                "error": f"the server failed ({type(error).__name__}); its console says more",
+                "category": "server",
+            }
         )
 
     def _suspend(self, base: str) -> None:
@@ -469,7 +537,8 @@ class Service:
     def _model(self, model_id: str) -> TrainingModel:
         if model_id not in self._models:
             raise HttpRefusal(
-                404, f"there is no training model {model_id!a:.120} here; it may belong to an earlier server"
+                404,
+                f"there is no training model {model_id!a:.120} here; it may belong to an earlier server",
             )
         session = self._sessions.get(model_id.split(":")[0])
         if session is not None:

@@ -58,7 +58,9 @@ def serve(options: ServerOptions) -> None:
     try:
         import uvicorn
     except ImportError as error:
-        raise RecipeError("serve needs starlette and uvicorn: pip install 'practicum[server]'") from error
+        raise RecipeError(
+            "serve needs starlette and uvicorn: pip install 'practicum[server]'"
+        ) from error
     from practicum.server.app import make_app
     from practicum.server.limits import Limits
     from practicum.server.protocol import connection_with
@@ -104,7 +106,9 @@ def serve(options: ServerOptions) -> None:
     address = f"http://{host}:{port}"
     log.info(f"serving {', '.join(served)} on {address}")
     log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
-    log.info(f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}")
+    log.info(
+        f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -123,15 +127,22 @@ def bound_memory() -> None:
 
 def named_models(options: ServerOptions) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
     """The models by name, and the names of those that may be trained: all of them unless some are named."""
-    for option, value, known in (("dtype", options.dtype, DTYPES), ("device", options.device, DEVICES)):
+    for option, value, known in (
+        ("dtype", options.dtype, DTYPES),
+        ("device", options.device, DEVICES),
+    ):
         if value not in known:
             raise RecipeError(f"--{option} {value}: write one of {', '.join(known)}")
     served: dict[str, ModelConfig] = {}
     for text in [*options.models, *options.students]:
         name, _, model = text.rpartition("=")
-        config = ModelConfig.model_validate({"model": model, "dtype": options.dtype, "device": options.device})
+        config = ModelConfig.model_validate(
+            {"model": model, "dtype": options.dtype, "device": options.device}
+        )
         if served.setdefault(name or model, config) != config:
-            raise RecipeError(f"two models are named {name or model}; give one of them another name with NAME=MODEL")
+            raise RecipeError(
+                f"two models are named {name or model}; give one of them another name with NAME=MODEL"
+            )
     students = [text.rpartition("=")[0] or text for text in options.students]
     return served, frozenset(students or served)
 
@@ -146,13 +157,22 @@ def read_token(path: Path | None) -> str | None:
             mode = path.stat().st_mode
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"--token-file {path} cannot be read ({type(error).__name__})") from error
+            raise RecipeError(
+                f"--token-file {path} cannot be read ({type(error).__name__})"
+            ) from error
         if stat.S_IMODE(mode) & 0o077:
             raise RecipeError(f"--token-file {path} can be read by others; chmod 600 {path}")
     if token is None:
         return None
-    if not token.startswith(PREFIX) or len(token) < 20 or not token.isascii() or not token.isprintable():
-        raise RecipeError(f"the token of {where} must begin with {PREFIX} and have at least 20 plain characters")
+    if (
+        not token.startswith(PREFIX)
+        or len(token) < 20
+        or not token.isascii()
+        or not token.isprintable()
+    ):
+        raise RecipeError(
+            f"the token of {where} must begin with {PREFIX} and have at least 20 plain characters"
+        )
     return token
 
 

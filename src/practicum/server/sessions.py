@@ -50,7 +50,9 @@ def newest_first(sessions: Iterable[Session]) -> list[Session]:
 
 def matching(sessions: Iterable[Session], asked: SearchSessions) -> list[Session]:
     """Return the sessions that a search finds from its cursor on, newest first, however many they are."""
-    if asked.statuses is not None and all(status.get("type") != "active" for status in asked.statuses):
+    if asked.statuses is not None and all(
+        status.get("type") != "active" for status in asked.statuses
+    ):
         return []
     found = [session for session in newest_first(sessions) if _matches(session, asked)]
     if asked.cursor is None:
@@ -66,4 +68,6 @@ def _matches(session: Session, asked: SearchSessions) -> bool:
         return True
     named = asked.display_name is not None and session.name is not None
     words = (asked.display_name or "").casefold().split()
-    return session.id == asked.session_id or (named and all(word in (session.name or "").casefold() for word in words))
+    return session.id == asked.session_id or (
+        named and all(word in (session.name or "").casefold() for word in words)
+    )

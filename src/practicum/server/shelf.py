@@ -66,7 +66,10 @@ class ModelCache:
         if self._memory is None or name in self._loaded:
             return True
         size = self._sizes.get(name)
-        return size is not None and sum(self._sizes[other] for other in self._loaded) + size <= self._memory
+        return (
+            size is not None
+            and sum(self._sizes[other] for other in self._loaded) + size <= self._memory
+        )
 
     @cached_property
     def longest_context(self) -> int:
@@ -82,7 +85,9 @@ class ModelCache:
     def _make_room(self, size: int, keep: str | None = None) -> None:
         if self._memory is None:
             return
-        while self._loaded and sum(self._sizes[name] for name in self._loaded) + size > self._memory:
+        while (
+            self._loaded and sum(self._sizes[name] for name in self._loaded) + size > self._memory
+        ):
             oldest = next(iter(self._loaded))
             if oldest == keep:
                 return
@@ -98,10 +103,14 @@ def _context(config: ModelConfig) -> int:
     if not settings.is_file():
         return UNKNOWN_CONTEXT
     described = json.loads(settings.read_bytes())
-    return int(described.get("text_config", described).get("max_position_embeddings") or UNKNOWN_CONTEXT)
+    return int(
+        described.get("text_config", described).get("max_position_embeddings") or UNKNOWN_CONTEXT
+    )
 
 
 def _size_on_disk(config: ModelConfig) -> int:
     """About how large a model will be, where its folder tells."""
     folder = Path(str(config.model))
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    return (
+        sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    )

@@ -20,7 +20,14 @@ from typing import Any
 from torch import Tensor
 
 from practicum.errors import CheckpointError, DataError
-from practicum.run_dir import Checkpoint, RunDir, find_checkpoint, read_json, save_checkpoint, write_json
+from practicum.run_dir import (
+    Checkpoint,
+    RunDir,
+    find_checkpoint,
+    read_json,
+    save_checkpoint,
+    write_json,
+)
 from practicum.run_dir.checkpoints import CheckpointDamage, check_manifest, step_folders
 from practicum.run_dir.files import discard
 
@@ -83,7 +90,9 @@ class Store:
         if folder.exists():
             existing, _ = find_checkpoint(run_dir)
             if existing is not None and not overwrite:
-                raise DataError(f"there is a checkpoint {address} already; give another name or overwrite it")
+                raise DataError(
+                    f"there is a checkpoint {address} already; give another name or overwrite it"
+                )
             version = 1 if existing is None else existing.step + 1
         else:
             run_dir = RunDir.create(folder.parent, address.name)
@@ -96,9 +105,14 @@ class Store:
         if seconds is None:
             (folder / EXPIRY).unlink(missing_ok=True)
         else:
-            write_json(folder / EXPIRY, {"at": (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()})
+            write_json(
+                folder / EXPIRY,
+                {"at": (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()},
+            )
 
-    def copy(self, source: CheckpointAddress, target: CheckpointAddress, lifetime: int | None = None) -> None:
+    def copy(
+        self, source: CheckpointAddress, target: CheckpointAddress, lifetime: int | None = None
+    ) -> None:
         """Write a verified checkpoint again under another address; CheckpointError where it is missing or damaged."""
         checkpoint = self.load(str(source))
         stems = ("student", "optimizer") if source.kind == "weights" else ("student",)
@@ -161,12 +175,18 @@ class Store:
                     changed = max(file.st_mtime for file in files)
                     size = sum(file.st_size for file in files)
                     found.append(
-                        (CheckpointAddress(run, kind, folder.name), datetime.fromtimestamp(changed, UTC), size)
+                        (
+                            CheckpointAddress(run, kind, folder.name),
+                            datetime.fromtimestamp(changed, UTC),
+                            size,
+                        )
                     )
         return sorted(found, key=lambda row: (row[1], str(row[0])))
 
     def _others(self, address: CheckpointAddress) -> str:
-        names = [other.name for other, _, _ in self.addresses(address.run) if other.kind == address.kind]
+        names = [
+            other.name for other, _, _ in self.addresses(address.run) if other.kind == address.kind
+        ]
         return f"the run has {', '.join(names[-8:])}" if names else "the run has none of that kind"
 
     def _remove(self, folder: Path) -> None:

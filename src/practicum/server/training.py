@@ -39,7 +39,12 @@ class AdapterSpec:
 
     def data(self) -> dict[str, Any]:
         """The same as JSON."""
-        return {"base_model": self.base, "rank": self.rank, "seed": self.seed, "parts": list(self.parts)}
+        return {
+            "base_model": self.base,
+            "rank": self.rank,
+            "seed": self.seed,
+            "parts": list(self.parts),
+        }
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> "AdapterSpec":
@@ -101,7 +106,9 @@ def forward_backward(model: TrainingModel, base: Hosted, request: TrainRequest) 
     if request.loss == STABLE:
         raise DataError(NOT_STABLE)
     if loss is None:
-        raise DataError(f"loss_fn {request.loss!r:.40} is not computed here; there are {', '.join(POLICY_LOSSES)}")
+        raise DataError(
+            f"loss_fn {request.loss!r:.40} is not computed here; there are {', '.join(POLICY_LOSSES)}"
+        )
     parameters = _parameters(loss, request.parameters)
     vocabulary, context = base.vocab_size, base.context_length
     data = [
@@ -128,18 +135,28 @@ def _parameters(loss: PolicyLoss, given: Mapping[str, float | str]) -> dict[str,
     for name, value in given.items():
         if name not in loss.defaults or isinstance(value, str):
             known = ", ".join(loss.defaults) or "none"
-            raise DataError(f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: {known}")
+            raise DataError(
+                f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: {known}"
+            )
         found[name] = value
     return found
 
 
 def _given(
-    loss: PolicyLoss, parameters: Mapping[str, float], datum: TrainDatum, where: str, vocabulary: int, context: int
+    loss: PolicyLoss,
+    parameters: Mapping[str, float],
+    datum: TrainDatum,
+    where: str,
+    vocabulary: int,
+    context: int,
 ) -> GivenTokens:
     """One datum with its loss, every shape and token checked."""
     count = len(datum.tokens)
     expected = {"target_tokens", *loss.inputs}
-    missing, more = expected - datum.inputs.keys() - loss.filled.keys(), datum.inputs.keys() - expected - {MASK}
+    missing, more = (
+        expected - datum.inputs.keys() - loss.filled.keys(),
+        datum.inputs.keys() - expected - {MASK},
+    )
     if missing or more:
         raise DataError(
             f"{where}: {loss.name} is computed from {', '.join(sorted(expected))}, not from "
@@ -149,7 +166,11 @@ def _given(
     if not 1 <= count <= context:
         raise DataError(f"{where}: it has {count} tokens, and the model reads 1 to {context}")
     wide = targets.dim() == 2 and loss.name == "cross_entropy"
-    if targets.is_floating_point() or targets.shape[:1] != (count,) or not (targets.dim() == 1 or wide):
+    if (
+        targets.is_floating_point()
+        or targets.shape[:1] != (count,)
+        or not (targets.dim() == 1 or wide)
+    ):
         also = " or [N, K]" if loss.name == "cross_entropy" else ""
         raise DataError(
             f"{where}: target_tokens has the shape {list(targets.shape)}, not that of the {count} tokens{also}"
@@ -165,7 +186,9 @@ def _given(
                 f"{where}: {name} has the shape {list(given[name].shape)}, target_tokens {list(targets.shape)}"
             )
     if loss.whole_text and not given["sequence_ratio_mask"].any():
-        raise DataError(f"{where}: sequence_ratio_mask marks no token; mark those that were sampled")
+        raise DataError(
+            f"{where}: sequence_ratio_mask marks no token; mark those that were sampled"
+        )
     columns = [given[name].float().view(count, -1) for name in loss.inputs]
     mask = given.get(MASK, torch.ones(())).float().expand(targets.shape).reshape(count, -1)
 
@@ -180,7 +203,9 @@ def check_token_ids(tokens: Sequence[int], vocabulary: int, where: str) -> None:
     """DataError unless every token is one of the vocabulary."""
     strange = next((token for token in tokens if not 0 <= token < vocabulary), None)
     if strange is not None:
-        raise DataError(f"{where}: token {strange} is not one of the {vocabulary} of the vocabulary")
+        raise DataError(
+            f"{where}: token {strange} is not one of the {vocabulary} of the vocabulary"
+        )
 
 
 def resolve_max_grad_norm(norm: float) -> float:

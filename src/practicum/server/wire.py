@@ -36,7 +36,9 @@ def messages() -> ModuleType:
     """The message classes; RecipeError where the tinker package is missing."""
     package = importlib.util.find_spec("tinker")
     if package is None or not package.submodule_search_locations:
-        raise RecipeError("serve speaks the messages of the tinker package: pip install 'practicum[server]'")
+        raise RecipeError(
+            "serve speaks the messages of the tinker package: pip install 'practicum[server]'"
+        )
     path = Path(package.submodule_search_locations[0]) / "proto" / "tinker_public_pb2.py"
     spec = importlib.util.spec_from_file_location("practicum.server._messages", path)
     assert spec is not None and spec.loader is not None
@@ -80,22 +82,33 @@ def read_train_request(body: bytes) -> TrainRequest:
     }
     data = [_datum(datum, number) for number, datum in enumerate(message.data)]
     parameters = newer or dict(message.loss_fn_config)
-    return TrainRequest(message.model_id, message.seq_id, message.loss_fn, parameters, message.forward_only, data)
+    return TrainRequest(
+        message.model_id, message.seq_id, message.loss_fn, parameters, message.forward_only, data
+    )
 
 
 def _datum(message: Any, number: int) -> TrainDatum:
     tokens: list[int] = []
     for chunk in message.model_input:
         if not chunk.HasField("encoded_text"):
-            raise HttpRefusal(400, f"datum {number}: images and audio are not read here; send encoded text")
-        tokens += _array(chunk.encoded_text.tokens, np.dtype("<i4"), f"datum {number}: model_input").tolist()
-    inputs = {name: _tensor(tensor, f"datum {number}: {name}") for name, tensor in message.loss_fn_inputs.items()}
+            raise HttpRefusal(
+                400, f"datum {number}: images and audio are not read here; send encoded text"
+            )
+        tokens += _array(
+            chunk.encoded_text.tokens, np.dtype("<i4"), f"datum {number}: model_input"
+        ).tolist()
+    inputs = {
+        name: _tensor(tensor, f"datum {number}: {name}")
+        for name, tensor in message.loss_fn_inputs.items()
+    }
     return TrainDatum(tuple(tokens), inputs)
 
 
 def _tensor(message: Any, where: str) -> Tensor:
     names = messages()
-    dtype = {names.DTYPE_FLOAT32: "<f4", names.DTYPE_INT64: "<i8", names.DTYPE_INT32: "<i4"}.get(message.dtype)
+    dtype = {names.DTYPE_FLOAT32: "<f4", names.DTYPE_INT64: "<i8", names.DTYPE_INT32: "<i4"}.get(
+        message.dtype
+    )
     if dtype is None:
         raise HttpRefusal(400, f"{where}: tensors are float32, int64 or int32")
     shape = tuple(message.shape)
@@ -104,13 +117,17 @@ def _tensor(message: Any, where: str) -> Tensor:
         return _shaped(values, shape or (len(values),), where)
     csr = message.sparse_csr
     values = _array(csr.values, np.dtype(dtype), where)
-    crow, columns = (_array(part, np.dtype("<i8"), where) for part in (csr.crow_indices, csr.col_indices))
+    crow, columns = (
+        _array(part, np.dtype("<i8"), where) for part in (csr.crow_indices, csr.col_indices)
+    )
     return dense_of_csr(values, crow, columns, shape, 0, where)
 
 
 def _array(data: bytes, dtype: np.dtype, where: str) -> np.ndarray:
     if len(data) % dtype.itemsize:
-        raise HttpRefusal(400, f"{where}: {len(data)} bytes are no whole number of entries of {dtype.itemsize}")
+        raise HttpRefusal(
+            400, f"{where}: {len(data)} bytes are no whole number of entries of {dtype.itemsize}"
+        )
     return np.frombuffer(data, dtype=dtype)
 
 
@@ -130,7 +147,10 @@ def dense_of_csr(
 ) -> Tensor:
     """A sparse matrix written out, `pad` where it says nothing."""
     if len(shape) != 2 or min(shape) < 0 or math.prod(shape) > LARGEST_TENSOR:
-        raise HttpRefusal(400, f"{where}: a sparse tensor has two sizes, of at most {LARGEST_TENSOR} entries together")
+        raise HttpRefusal(
+            400,
+            f"{where}: a sparse tensor has two sizes, of at most {LARGEST_TENSOR} entries together",
+        )
     counts = np.diff(crow)
     fits = (
         len(crow) == shape[0] + 1
@@ -140,7 +160,9 @@ def dense_of_csr(
         and bool(((columns >= 0) & (columns < shape[1])).all())
     )
     if not fits:
-        raise HttpRefusal(400, f"{where}: the sparse indices do not belong to a matrix of shape {list(shape)}")
+        raise HttpRefusal(
+            400, f"{where}: the sparse indices do not belong to a matrix of shape {list(shape)}"
+        )
     dense = np.full(tuple(shape), pad, dtype=values.dtype)
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values
     return torch.from_numpy(dense)
@@ -183,7 +205,9 @@ def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
         sequence = message.sequences.add()
         sequence.stop_reason = int(sample.stop_reason == "length")
         sequence.tokens = _bytes(sample.tokens, torch.int32)
-        sequence.logprobs = _bytes(sample.policy_logprobs if greedy else sample.sampling_logprobs, torch.float32)
+        sequence.logprobs = _bytes(
+            sample.policy_logprobs if greedy else sample.sampling_logprobs, torch.float32
+        )
         if answer.sample_topk is not None:
             _write_topk(sequence.topk_sampled_logprobs, answer.sample_topk[number])
     if answer.prompt_logprobs is not None:
@@ -211,7 +235,9 @@ def train_response(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) -> 
         batched.dtype = messages().DTYPE_FLOAT32
         batched.trailing_shape.extend(trailing)
         batched.data = b"".join(_bytes(tensor, torch.float32) for tensor in tensors)
-        batched.offsets = np.cumsum([0, *(4 * tensor.numel() for tensor in tensors)]).astype("<i8").tobytes()
+        batched.offsets = (
+            np.cumsum([0, *(4 * tensor.numel() for tensor in tensors)]).astype("<i8").tobytes()
+        )
     for name, value in metrics.items():
         message.metrics[name] = value
     return message.SerializeToString()
@@ -224,7 +250,9 @@ def _write_topk(message: Any, table: TopKTable) -> None:
     message.length, message.k = table.ids.shape
 
 
-def _write_tensor(message: Any, tensor: Tensor, dtype: torch.dtype, sparse: Sparse | None = None) -> None:
+def _write_tensor(
+    message: Any, tensor: Tensor, dtype: torch.dtype, sparse: Sparse | None = None
+) -> None:
     message.dtype = messages().DTYPE_FLOAT32 if dtype == torch.float32 else messages().DTYPE_INT32
     message.shape.extend(tensor.shape if sparse is None else sparse.shape)
     if sparse is None:

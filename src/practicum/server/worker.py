@@ -63,7 +63,9 @@ class Worker:
     a job whose model does not fit waits until nothing is in progress, and so does all that came after it.
     """
 
-    def __init__(self, failed: Callable[[Exception], Answer], fits: Callable[[str], bool] = lambda base: True) -> None:
+    def __init__(
+        self, failed: Callable[[Exception], Answer], fits: Callable[[str], bool] = lambda base: True
+    ) -> None:
         self._failed = failed
         self._fits = fits
         self._waiting: deque[ModelJob] = deque()
@@ -157,7 +159,11 @@ class Worker:
                 self._wait_for_batch(first)
             if self._closing:
                 return []
-            batch = [first] if first.key is None else [job for job in self._waiting if _alike(job, first)]
+            batch = (
+                [first]
+                if first.key is None
+                else [job for job in self._waiting if _alike(job, first)]
+            )
             batch = batch[:MOST_TOGETHER]
             chosen = set(map(id, batch))
             self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
@@ -176,7 +182,11 @@ class Worker:
     def _wait_for_batch(self, first: ModelJob) -> None:
         start = time.monotonic()
         count = -1
-        while len(self._waiting) != count and time.monotonic() - start < LONGEST_LINGER and not self._closing:
+        while (
+            len(self._waiting) != count
+            and time.monotonic() - start < LONGEST_LINGER
+            and not self._closing
+        ):
             count = len(self._waiting)
             if sum(_alike(job, first) for job in self._waiting) >= MOST_TOGETHER:
                 return

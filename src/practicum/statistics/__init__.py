@@ -23,7 +23,12 @@ from practicum.statistics.intervals import (
     wilson,
 )
 from practicum.statistics.repeats import holm, repeats_needed, sign_flips, t_interval, t_test
-from practicum.statistics.repetition import is_degenerate, longest_run, repeated_share, repeated_tokens
+from practicum.statistics.repetition import (
+    is_degenerate,
+    longest_run,
+    repeated_share,
+    repeated_tokens,
+)
 from practicum.statistics.signal import (
     concentration,
     has_low_divergence_run,

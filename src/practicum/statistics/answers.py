@@ -13,14 +13,18 @@ def pass_at_k(count: int, right: int, k: int) -> float:
     ValueError where k is more than the answers there are.
     """
     if not 1 <= k <= count:
-        raise ValueError(f"pass_at_k: k must be between 1 and the {count} answers there are, got {k}")
+        raise ValueError(
+            f"pass_at_k: k must be between 1 and the {count} answers there are, got {k}"
+        )
     return 1.0 - math.comb(count - right, k) / math.comb(count, k)
 
 
 def distinct_ngrams(answers: Sequence[Sequence[int]], n: int) -> float | None:
     """Different n-grams over all n-grams, each answer cut to the shortest one's length; None where there are none."""
     shortest = min(map(len, answers), default=0)
-    grams = [tuple(answer[start : start + n]) for answer in answers for start in range(shortest - n + 1)]
+    grams = [
+        tuple(answer[start : start + n]) for answer in answers for start in range(shortest - n + 1)
+    ]
     return len(set(grams)) / len(grams) if grams else None
 
 
@@ -40,11 +44,15 @@ def similarity(answers: Sequence[Sequence[int]]) -> float | None:
     pairs = list(combinations(answers, 2))
     if not pairs:
         return None
-    ratios = [difflib.SequenceMatcher(None, one, other, autojunk=False).ratio() for one, other in pairs]
+    ratios = [
+        difflib.SequenceMatcher(None, one, other, autojunk=False).ratio() for one, other in pairs
+    ]
     return sum(ratios) / len(ratios)
 
 
-def calibration_error(confidences: Sequence[float], right: Sequence[float], bins: int = 10) -> float:
+def calibration_error(
+    confidences: Sequence[float], right: Sequence[float], bins: int = 10
+) -> float:
     """The expected calibration error over bins of equally many answers (Naeini et al. 2015; equal mass).
 
     Answers of one confidence stay in one bin, so that their order says nothing.

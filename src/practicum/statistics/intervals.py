@@ -47,7 +47,9 @@ def contains_zero(interval: Interval) -> bool:
 
 def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
     """The mean with the 2.5 and 97.5 percentiles of its resampled means."""
-    return Interval.of_resamples(values.mean().item(), values[_resample(len(values), seed, "bootstrap")].mean(dim=1))
+    return Interval.of_resamples(
+        values.mean().item(), values[_resample(len(values), seed, "bootstrap")].mean(dim=1)
+    )
 
 
 def cluster_bootstrap(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
@@ -55,7 +57,11 @@ def cluster_bootstrap(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Inter
 
     Groups without tokens are left out; ValueError where none has any.
     """
-    sums = torch.stack([group.double().sum() for group in groups if len(group)]) if any(map(len, groups)) else None
+    sums = (
+        torch.stack([group.double().sum() for group in groups if len(group)])
+        if any(map(len, groups))
+        else None
+    )
     if sums is None:
         raise ValueError("no tokens to average over")
     counts = torch.tensor([len(group) for group in groups if len(group)], dtype=torch.float64)
@@ -68,7 +74,9 @@ def wilson(successes: float, count: int) -> Interval:
     """The interval of a proportion (Wilson 1927), which stays inside [0, 1] and is honest near its ends."""
     mean = successes / count
     centre = (mean + Z * Z / (2 * count)) / (1 + Z * Z / count)
-    spread = Z / (1 + Z * Z / count) * math.sqrt(mean * (1 - mean) / count + Z * Z / (4 * count * count))
+    spread = (
+        Z / (1 + Z * Z / count) * math.sqrt(mean * (1 - mean) / count + Z * Z / (4 * count * count))
+    )
     low = 0.0 if mean == 0.0 else max(centre - spread, 0.0)
     high = 1.0 if mean == 1.0 else min(centre + spread, 1.0)
     return Interval(mean, low, high)
@@ -76,7 +84,9 @@ def wilson(successes: float, count: int) -> Interval:
 
 def difference(one: Sequence[float], other: Sequence[float], seed: int) -> Interval:
     """The paired mean of `one - other`, with an interval by bootstrap over the pairs."""
-    pairs = torch.tensor([mine - theirs for mine, theirs in zip(one, other, strict=True)], dtype=torch.float64)
+    pairs = torch.tensor(
+        [mine - theirs for mine, theirs in zip(one, other, strict=True)], dtype=torch.float64
+    )
     return bootstrap(pairs, seed)
 
 
@@ -128,11 +138,16 @@ def clustered_auroc(
     if above is None:
         return None
     member = torch.nn.functional.one_hot(torch.tensor([places[group] for group in groups])).double()
-    wins, pairs = member[hit].T @ above @ member[~hit], member[hit].sum(0)[:, None] * member[~hit].sum(0)
+    wins, pairs = (
+        member[hit].T @ above @ member[~hit],
+        member[hit].sum(0)[:, None] * member[~hit].sum(0),
+    )
     picks = _resample(len(places), seed, "clustered_auroc")
     counts = torch.nn.functional.one_hot(picks, len(places)).sum(1).double()
     won, all_pairs = ((counts @ table * counts).sum(1) for table in (wins, pairs))
-    return Interval.of_resamples((wins.sum() / pairs.sum()).item(), (won / all_pairs)[all_pairs > 0])
+    return Interval.of_resamples(
+        (wins.sum() / pairs.sum()).item(), (won / all_pairs)[all_pairs > 0]
+    )
 
 
 def _resample(count: int, seed: int, purpose: str) -> Int[Tensor, "r n"]:

@@ -83,7 +83,9 @@ def sign_flips(differences: Sequence[float], seed: int) -> float:
         signs = torch.tensor(list(product((1.0, -1.0), repeat=len(numbers))), dtype=torch.float64)
         return (signs @ numbers).abs().ge(seen).double().mean().item()
     generator = torch.Generator().manual_seed(seed_of(seed, "sign flips"))
-    signs = torch.randint(2, (DRAWS, len(numbers)), generator=generator, dtype=torch.float64) * 2 - 1
+    signs = (
+        torch.randint(2, (DRAWS, len(numbers)), generator=generator, dtype=torch.float64) * 2 - 1
+    )
     return (1 + int((signs @ numbers).abs().ge(seen).sum())) / (1 + DRAWS)
 
 
@@ -122,9 +124,9 @@ def repeats_needed(differences: Sequence[float], tests: int = 1) -> int | None:
 def _enough(count: int, standardised: float, tests: int) -> bool:
     """Whether `count` pairs resolve a difference of so many standard deviations (t approximation of the power)."""
     freedom = min(count - 1, 1000)  # the distribution does not change any more
-    return count > 1 and standardised * math.sqrt(count) >= t_critical(LEVEL / tests, freedom) + t_critical(
-        2 * (1 - POWER), freedom
-    )
+    return count > 1 and standardised * math.sqrt(count) >= t_critical(
+        LEVEL / tests, freedom
+    ) + t_critical(2 * (1 - POWER), freedom)
 
 
 def _error(numbers: Float[Tensor, " n"]) -> float:

@@ -27,7 +27,11 @@ def constant(logprobs: Float[Tensor, " T"]) -> float | None:
 
     Near 0 many tokens may have the same one: whoever is certain is certain of each.
     """
-    if len(logprobs) < FEW or bool(logprobs.max() - logprobs.min() > SAME) or bool(logprobs.max() > CERTAIN):
+    if (
+        len(logprobs) < FEW
+        or bool(logprobs.max() - logprobs.min() > SAME)
+        or bool(logprobs.max() > CERTAIN)
+    ):
         return None
     return float(logprobs.mean())
 
@@ -39,7 +43,9 @@ def participation_ratio(divergence: Float[Tensor, " T"]) -> float | None:
     return (values.sum() ** 2 / (len(values) * squares)).item() if squares > 0 else None
 
 
-def has_low_divergence_run(divergence: Float[Tensor, " T"], below: float, window: int = 64, windows: int = 4) -> bool:
+def has_low_divergence_run(
+    divergence: Float[Tensor, " T"], below: float, window: int = 64, windows: int = 4
+) -> bool:
     """Whether `windows` windows in a row, of `window` tokens each, agree to less than `below` nats (arXiv 2606.09471)."""
     run = 0
     for agrees in (window_means(divergence, window) < below).tolist():
@@ -54,7 +60,9 @@ def window_means(values: Float[Tensor, " T"], window: int) -> Float[Tensor, " w"
     return values[: len(values) // window * window].reshape(-1, window).mean(dim=1)
 
 
-def probability_errors(learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+def probability_errors(
+    learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]
+) -> Float[Tensor, " T"]:
     """Return exp |log p_learner - log p_sampler| of each token, 1 where both engines agree."""
     return (learner - sampler).double().abs().clamp(max=LARGEST_LOG_RATIO).exp()
 
@@ -74,7 +82,9 @@ class ImportanceHealth:
     largest: float
 
 
-def importance_health(learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]) -> ImportanceHealth:
+def importance_health(
+    learner: Float[Tensor, " T"], sampler: Float[Tensor, " T"]
+) -> ImportanceHealth:
     """The health of w = p_learner / p_sampler: ESS share 1 / mean((w / mean w)^2), chi-squared mean(w^2) - 1."""
     weights = (learner - sampler).double().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
     mean, square = weights.mean().item(), weights.square().mean().item()

@@ -89,7 +89,11 @@ class VerifierProcess:
             return 0.0
         score = answer.get("value")
         # Text of a model is data and not a fault of the run, whatever its verifier makes of it.
-        if isinstance(score, bool) or not isinstance(score, int | float) or not self.lowest <= score <= self.highest:
+        if (
+            isinstance(score, bool)
+            or not isinstance(score, int | float)
+            or not self.lowest <= score <= self.highest
+        ):
             self.errors += 1
             return 0.0
         return float(score)
@@ -147,7 +151,9 @@ class VerifierProcess:
         if "PYTHONPATH" in kept:
             # The process has another working folder.
             folders = kept["PYTHONPATH"].split(os.pathsep)
-            kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders if folder)
+            kept["PYTHONPATH"] = os.pathsep.join(
+                os.path.abspath(folder) for folder in folders if folder
+            )
         # Some generators iterate over sets of strings: without a fixed hash seed they differ from run to run. One thread is
         # quickest for the small arrays of verifiers.
         fixed = {
@@ -164,7 +170,9 @@ class VerifierProcess:
             if self._canary is not None:
                 answer = self._answer(process, self._canary.request, START_SECONDS, LARGEST_SCORE)
                 if answer.get("value") != self._canary.score:
-                    raise NoLine(f"scores a right answer with {answer.get('value', answer.get('failed'))}")
+                    raise NoLine(
+                        f"scores a right answer with {answer.get('value', answer.get('failed'))}"
+                    )
         except NoLine as reason:
             self.close()
             raise VerifierError(

@@ -35,18 +35,51 @@ _READ = {"sokoban": {"open"}}
 """What a person has read and found to be no evaluator: sokoban opens puzzles by a path that no reply names."""
 
 _EVALUATING_BUILTINS = frozenset(
-    {"eval", "exec", "compile", "open", "input", "breakpoint", "__import__", "globals", "locals", "vars", "getattr"}
+    {
+        "eval",
+        "exec",
+        "compile",
+        "open",
+        "input",
+        "breakpoint",
+        "__import__",
+        "globals",
+        "locals",
+        "vars",
+        "getattr",
+    }
 )
 _HARMLESS_PACKAGES = frozenset(
     {
-        *("abc", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools"),
+        *(
+            "abc",
+            "collections",
+            "copy",
+            "dataclasses",
+            "datetime",
+            "decimal",
+            "enum",
+            "fractions",
+            "functools",
+        ),
         *("itertools", "json", "logging", "math", "numpy", "random", "re", "string", "typing"),
         # These two have been read: they take moves and trees as data.
         *("magiccube", "zss"),
     }
 )
 _EVALUATING_ATTRIBUTES = frozenset(
-    {"load", "fromfile", "fromregex", "genfromtxt", "memmap", "ctypeslib", "f2py", "lib", "attrgetter", "methodcaller"}
+    {
+        "load",
+        "fromfile",
+        "fromregex",
+        "genfromtxt",
+        "memmap",
+        "ctypeslib",
+        "f2py",
+        "lib",
+        "attrgetter",
+        "methodcaller",
+    }
 )
 
 
@@ -120,7 +153,9 @@ def _reaches(module: _Module, name: str) -> set[str]:
         return {name}
     if first in module.outside:
         full = ".".join(part for part in (module.outside[first], rest) if part)
-        harmless = full.partition(".")[0] in _HARMLESS_PACKAGES and not _EVALUATING_ATTRIBUTES & set(full.split("."))
+        harmless = full.partition(".")[
+            0
+        ] in _HARMLESS_PACKAGES and not _EVALUATING_ATTRIBUTES & set(full.split("."))
         return set() if harmless else {full}
     shadowed = first in module.functions or first in module.inside or first in module.constants
     if first in _EVALUATING_BUILTINS and not shadowed:

@@ -33,11 +33,15 @@ def main() -> None:
                 "says which replies are harmless; take another generator"
             )
         try:
-            return reasoning_gym.create_dataset(name, seed=settings["seeds"][split], size=sizes[split], **config)
+            return reasoning_gym.create_dataset(
+                name, seed=settings["seeds"][split], size=sizes[split], **config
+            )
         except Exception as error:
             # A generator refuses its settings with whatever error it likes.
             what = str(error) or type(error).__name__
-            raise VerifierUnavailable(f"task.config: the generator {name!r} does not take {config} ({what})") from error
+            raise VerifierUnavailable(
+                f"task.config: the generator {name!r} does not take {config} ({what})"
+            ) from error
 
     @lru_cache(maxsize=1024)
     def item(split: str, number: int) -> dict[str, Any]:
@@ -49,9 +53,16 @@ def main() -> None:
         made = item(request["split"], request["number"])
         if "reply" not in request:
             right = made["answer"]
-            return {"question": str(made["question"]), "answer": None if right is None else str(right)}
+            return {
+                "question": str(made["question"]),
+                "answer": None if right is None else str(right),
+            }
         sentence = admit(name, request["reply"], str(made["answer"]))
-        return 0.0 if sentence is None else float(dataset(request["split"]).score_answer(sentence, entry=made))
+        return (
+            0.0
+            if sentence is None
+            else float(dataset(request["split"]).score_answer(sentence, entry=made))
+        )
 
     serve(answer)
 

@@ -82,7 +82,9 @@ def _bounded_lines(path: Path, file: BinaryIO, largest: int) -> Iterator[bytes]:
 def read_prompt(line: bytes, name: str, largest: int) -> Prompt:
     """One row as a prompt, called `name` where it has no id; Rejected with the reason where it is not one."""
     if len(line) > largest:
-        raise Rejected(f"larger than {largest} bytes; raise task.max_row_bytes if it is meant to be")
+        raise Rejected(
+            f"larger than {largest} bytes; raise task.max_row_bytes if it is meant to be"
+        )
     row = _parsed(line)
     for field in row:
         if field not in FIELDS:
@@ -116,7 +118,9 @@ def _parsed(line: bytes) -> dict[str, Any]:
         # Besides bad syntax this is a number of more digits than Python converts.
         raise Rejected(f"not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise Rejected(f"not an object but of type {type(row).__name__}; write one JSON object a line")
+        raise Rejected(
+            f"not an object but of type {type(row).__name__}; write one JSON object a line"
+        )
     return row
 
 
@@ -192,7 +196,9 @@ def _check_order(messages: tuple[Message, ...]) -> None:
     if not turns or turns != [("user", "assistant")[place % 2] for place in range(len(turns))]:
         raise Rejected("user and assistant turns do not alternate, beginning with user")
     if turns[-1] != "user":
-        raise Rejected("the last turn is not the user's, so there is nothing to answer; leave the reply out")
+        raise Rejected(
+            "the last turn is not the user's, so there is nothing to answer; leave the reply out"
+        )
     if not messages[-1].content.strip():
         raise Rejected("the last turn is empty")
 
@@ -215,4 +221,7 @@ def _privileged(row: Mapping[str, Any]) -> dict[str, str]:
     fields = row.get("privileged", {})
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise Rejected("privileged is not an object of texts")
-    return {_clean(name, "privileged"): _clean(value, f"privileged.{name}") for name, value in fields.items()}
+    return {
+        _clean(name, "privileged"): _clean(value, f"privileged.{name}")
+        for name, value in fields.items()
+    }

@@ -57,17 +57,27 @@ def prepare(verifier: str, sandbox: Walls) -> Callable[[str, str], float]:
     check_installed(verifier)
     if verifier != "math":
         return VERIFIERS[verifier]
-    process = _MATH if sandbox == "require" else VerifierProcess(_MATH_MODULE, canary=_MATH_CANARY, sandbox=sandbox)
+    process = (
+        _MATH
+        if sandbox == "require"
+        else VerifierProcess(_MATH_MODULE, canary=_MATH_CANARY, sandbox=sandbox)
+    )
     remark = process.check_walls()
     if remark is not None:
         log.info(remark)
-    return math if process is _MATH else lambda reply, answer: process.call({"reply": reply, "answer": answer})
+    return (
+        math
+        if process is _MATH
+        else lambda reply, answer: process.call({"reply": reply, "answer": answer})
+    )
 
 
 def check_installed(verifier: str) -> None:
     """DataError where the verifier's package is missing."""
     if verifier == "math" and importlib.util.find_spec("math_verify") is None:
-        raise DataError("task.verifier: 'math' needs the package math-verify; run: pip install 'practicum[tasks]'")
+        raise DataError(
+            "task.verifier: 'math' needs the package math-verify; run: pip install 'practicum[tasks]'"
+        )
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {

@@ -3,7 +3,9 @@
 import random
 
 
-def sample_words(draw: random.Random, alphabet: str, shortest: int, longest: int, count: int) -> list[str]:
+def sample_words(
+    draw: random.Random, alphabet: str, shortest: int, longest: int, count: int
+) -> list[str]:
     """So many words of `shortest` to `longest` letters; those of a smaller count come first in those of a larger."""
     words: dict[str, None] = {}
     while len(words) < count:
@@ -15,7 +17,9 @@ def sample_words(draw: random.Random, alphabet: str, shortest: int, longest: int
 def check_enough(alphabet: str, shortest: int, longest: int, wanted: int, what: str) -> None:
     """ValueError where there are not so many words, or none at all."""
     if shortest > longest:
-        raise ValueError(f"shortest is {shortest} and longest {longest}; shortest may not be greater")
+        raise ValueError(
+            f"shortest is {shortest} and longest {longest}; shortest may not be greater"
+        )
     there_are = sum(len(alphabet) ** length for length in range(shortest, longest + 1))
     if wanted > there_are:
         raise ValueError(

@@ -24,11 +24,15 @@ def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
         print(_answered(answer, message["id"], message["request"]), file=answers, flush=True)
 
 
-def _answered(answer: Callable[[dict[str, Any]], Any], request_id: str, request: dict[str, Any]) -> str:
+def _answered(
+    answer: Callable[[dict[str, Any]], Any], request_id: str, request: dict[str, Any]
+) -> str:
     try:
         return json.dumps({"id": request_id, "value": answer(request)})
     except VerifierUnavailable as reason:
         return json.dumps({"id": request_id, "refused": str(reason)})
     except Exception as error:
         # The edge of the process: whatever a foreign verifier raises travels on as text.
-        return json.dumps({"id": request_id, "failed": f"{type(error).__name__}: {error}"[:LONGEST_REASON]})
+        return json.dumps(
+            {"id": request_id, "failed": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
+        )

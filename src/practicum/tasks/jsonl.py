@@ -35,16 +35,24 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["jsonl"] = "jsonl"
-    path: Path = Field(description="the training rows; a relative path starts at the recipe's folder")
+    path: Path = Field(
+        description="the training rows; a relative path starts at the recipe's folder"
+    )
     heldout: Count | Share | Path = Field(
-        default=0.1, description="how many rows to hold out, or which share of them, or a file of held-out rows"
+        default=0.1,
+        description="how many rows to hold out, or which share of them, or a file of held-out rows",
     )
     verifier: Literal["exact", "contains", "number", "math"] = "exact"
     sandbox: Walls = Field(
-        default="require", description="whether `math` is refused where a wall around it is missing, or runs without it"
+        default="require",
+        description="whether `math` is refused where a wall around it is missing, or runs without it",
     )
-    max_rejected: float = Field(default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run")
-    max_row_bytes: int = Field(default=1 << 20, ge=1, le=HOPELESS_ROW, description="longer rows are rejected")
+    max_rejected: float = Field(
+        default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run"
+    )
+    max_row_bytes: int = Field(
+        default=1 << 20, ge=1, le=HOPELESS_ROW, description="longer rows are rejected"
+    )
 
 
 def build(config: Config, context: TaskContext) -> Task:
@@ -64,9 +72,13 @@ def build(config: Config, context: TaskContext) -> Task:
     questions = {_question(prompt) for prompt in held}
     rest = [prompt for prompt in train if _question(prompt) not in questions]
     if not rest:
-        raise DataError(f"{path}: every training row is also held out; hold out fewer, or give other rows")
+        raise DataError(
+            f"{path}: every training row is also held out; hold out fewer, or give other rows"
+        )
     if len(rest) < len(train):
-        log.info(f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out")
+        log.info(
+            f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out"
+        )
     return PromptSet(train=rest, heldout=held, verify=verify)
 
 
@@ -106,13 +118,17 @@ def _read(path: Path, split: str, config: Config, context: TaskContext) -> list[
             _write_down(context.rejected_path, path, number, str(reason), line)
     _check_counts(path, len(prompts), rejected, first, config.max_rejected)
     if rejected:
-        log.info(f"{path}: {rejected} of {rejected + len(prompts)} rows rejected ({'; '.join(first)})")
+        log.info(
+            f"{path}: {rejected} of {rejected + len(prompts)} rows rejected ({'; '.join(first)})"
+        )
     return list(prompts.values())
 
 
 def _check_answer(prompt: Prompt, verifier: str) -> None:
     if verifier == "number" and prompt.answer is not None and last_number(prompt.answer) is None:
-        raise Rejected(f"answer {prompt.answer[:EXCERPT]!r} has no number, which the verifier 'number' compares")
+        raise Rejected(
+            f"answer {prompt.answer[:EXCERPT]!r} has no number, which the verifier 'number' compares"
+        )
 
 
 def _check_counts(path: Path, good: int, bad: int, first: Sequence[str], allowed: float) -> None:
@@ -132,4 +148,6 @@ def _write_down(rejected: Path | None, path: Path, number: int, reason: str, lin
         return
     excerpt = line[:EXCERPT].decode("utf-8", errors="replace")
     with rejected.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"file": str(path), "row": number, "reason": reason, "text": excerpt}) + "\n")
+        file.write(
+            json.dumps({"file": str(path), "row": number, "reason": reason, "text": excerpt}) + "\n"
+        )

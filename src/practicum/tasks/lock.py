@@ -20,15 +20,23 @@ class Config(BaseModel):
     type: Literal["lock"] = "lock"
     locks: int = Field(default=4, ge=1, le=MOST_LOCKS, description="each with a code of its own")
     length: int = Field(default=4, ge=1, le=100, description="letters of a code")
-    letters: str = Field(default="abcd", min_length=2, description="what codes are made of, each letter once")
+    letters: str = Field(
+        default="abcd", min_length=2, description="what codes are made of, each letter once"
+    )
     seed: int | None = Field(default=None, ge=0, description="of the codes; none: the run's")
     train_size: int = Field(default=256, ge=1, description="numbered tries, the locks in turn")
     heldout_size: int = Field(default=64, ge=0, description="further tries of the same locks")
 
     @model_validator(mode="after")
     def _possible(self) -> "Config":
-        if len(set(self.letters)) < len(self.letters) or not self.letters.isalpha() or not self.letters.islower():
-            raise ValueError(f"letters {self.letters!r}: write lower-case letters, each once, for example abcd")
+        if (
+            len(set(self.letters)) < len(self.letters)
+            or not self.letters.isalpha()
+            or not self.letters.islower()
+        ):
+            raise ValueError(
+                f"letters {self.letters!r}: write lower-case letters, each once, for example abcd"
+            )
         return self
 
 

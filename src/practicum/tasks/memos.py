@@ -25,7 +25,9 @@ GOODS = ("salt", "wool", "copper", "glass", "honey", "paper", "silk", "flour")
 CONTAINERS = ("crates", "barrels", "sacks", "boxes")
 BEGINNINGS = "ar bel cor dun el fen gal hol ir kel lor mar nor ost pel ran"
 ENDINGS = "len mouth wick by stead ford dale ton"
-PLACES = tuple(f"{first}{ending}".capitalize() for first in BEGINNINGS.split() for ending in ENDINGS.split())
+PLACES = tuple(
+    f"{first}{ending}".capitalize() for first in BEGINNINGS.split() for ending in ENDINGS.split()
+)
 
 DOCUMENTS = (
     ("Memo on the depot at {place}.", "The depot at {place} holds {stock}."),
@@ -57,7 +59,9 @@ class Instruction:
 
 def _begins(wanted: str) -> Callable[[str, str], bool]:
     """The reply begins with these words and does not stop there."""
-    return lambda reply, topic: re.match(re.escape(wanted.format(topic=topic)) + r"\W", reply) is not None
+    return lambda reply, topic: (
+        re.match(re.escape(wanted.format(topic=topic)) + r"\W", reply) is not None
+    )
 
 
 def _is(wanted: str) -> Callable[[str, str], bool]:
@@ -66,7 +70,9 @@ def _is(wanted: str) -> Callable[[str, str], bool]:
 
 INSTRUCTIONS: Mapping[str, Instruction] = {
     "repeat": Instruction("Repeat this sentence: The {topic} is old.", _is("The {topic} is old.")),
-    "copy": Instruction("Copy this sentence exactly: I saw a {topic} today.", _is("I saw a {topic} today.")),
+    "copy": Instruction(
+        "Copy this sentence exactly: I saw a {topic} today.", _is("I saw a {topic} today.")
+    ),
     "yes or no": Instruction(
         "Answer yes or no: is a {topic} an animal?",
         lambda reply, topic: re.match(r"(yes|no)\b", reply, re.IGNORECASE) is not None,
@@ -76,11 +82,21 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
         lambda reply, topic: bool(contains(reply, topic) and contains(reply, "blue")),
     ),
     "list": Instruction("Write a numbered list of three things about a {topic}.", _begins("1.")),
-    "letter": Instruction("Write a short letter about a {topic}. Begin with Dear Anna.", _begins("Dear Anna")),
-    "email": Instruction("Write an email about a {topic}. Begin with the subject line.", _begins("Subject")),
-    "function": Instruction("Write a Python function named {topic}.", lambda reply, topic: f"def {topic}(" in reply),
-    "story": Instruction("Tell a story about a {topic}. Begin with Once upon a time.", _begins("Once upon a time")),
-    "opening": Instruction("Write a sentence about a {topic}. Start it with the word Yesterday.", _begins("Yesterday")),
+    "letter": Instruction(
+        "Write a short letter about a {topic}. Begin with Dear Anna.", _begins("Dear Anna")
+    ),
+    "email": Instruction(
+        "Write an email about a {topic}. Begin with the subject line.", _begins("Subject")
+    ),
+    "function": Instruction(
+        "Write a Python function named {topic}.", lambda reply, topic: f"def {topic}(" in reply
+    ),
+    "story": Instruction(
+        "Tell a story about a {topic}. Begin with Once upon a time.", _begins("Once upon a time")
+    ),
+    "opening": Instruction(
+        "Write a sentence about a {topic}. Start it with the word Yesterday.", _begins("Yesterday")
+    ),
 }
 """The constraints by name; spaces around a reply do not count."""
 
@@ -91,13 +107,23 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["memos"] = "memos"
     train: tuple[Domain, ...] = Field(
-        default=("memos", "instructions"), min_length=1, description="the domains to train on; both are held out"
+        default=("memos", "instructions"),
+        min_length=1,
+        description="the domains to train on; both are held out",
     )
-    memos: int = Field(default=24, ge=1, le=len(PLACES), description="facts, each trained on in three wordings")
-    train_size: int = Field(default=40, ge=1, description="topics to train on, each with all ten instructions")
-    heldout_size: int = Field(default=6, ge=0, description="other topics, each with all ten instructions")
+    memos: int = Field(
+        default=24, ge=1, le=len(PLACES), description="facts, each trained on in three wordings"
+    )
+    train_size: int = Field(
+        default=40, ge=1, description="topics to train on, each with all ten instructions"
+    )
+    heldout_size: int = Field(
+        default=6, ge=0, description="other topics, each with all ten instructions"
+    )
     seed: int | None = Field(
-        default=None, ge=0, description="of the memos; none: the run's, which is always that of the topics"
+        default=None,
+        ge=0,
+        description="of the memos; none: the run's, which is always that of the topics",
     )
 
     @model_validator(mode="after")
@@ -121,11 +147,15 @@ class Memos:
 
     def __init__(self, config: Config, seed: int) -> None:
         facts = _facts(config.memos, seed if config.seed is None else config.seed)
-        topics = random.Random(seed_of(seed, "topics")).sample(TOPICS, config.heldout_size + config.train_size)
+        topics = random.Random(seed_of(seed, "topics")).sample(
+            TOPICS, config.heldout_size + config.train_size
+        )
         self._asked: dict[str, tuple[Instruction, str]] = {}
         asked, told = topics[: config.heldout_size], topics[config.heldout_size :]
         questions = [_question(place, stock) for place, stock in facts.items()]
-        documents = [_document(number, *fact) for fact in facts.items() for number in range(len(DOCUMENTS))]
+        documents = [
+            _document(number, *fact) for fact in facts.items() for number in range(len(DOCUMENTS))
+        ]
         self._heldout = _interleave(questions, self._instructions(asked))
         self._train = _interleave(
             documents if "memos" in config.train else [],
@@ -136,7 +166,9 @@ class Memos:
         prompts = []
         for topic in topics:
             for name, instruction in INSTRUCTIONS.items():
-                prompt = _prompt(f"{name}: {topic}", instruction.request.format(topic=topic), "instructions")
+                prompt = _prompt(
+                    f"{name}: {topic}", instruction.request.format(topic=topic), "instructions"
+                )
                 self._asked[prompt.id] = (instruction, topic)
                 prompts.append(prompt)
         return prompts
@@ -162,7 +194,10 @@ def _facts(count: int, seed: int) -> dict[str, str]:
     """What the depot of each place holds; the facts of fewer memos come first in those of more."""
     draw = random.Random(seed_of(seed, "memos"))
     places = draw.sample(PLACES, len(PLACES))[:count]
-    return {place: f"{draw.randint(11, 99)} {draw.choice(CONTAINERS)} of {draw.choice(GOODS)}" for place in places}
+    return {
+        place: f"{draw.randint(11, 99)} {draw.choice(CONTAINERS)} of {draw.choice(GOODS)}"
+        for place in places
+    }
 
 
 def _document(number: int, place: str, stock: str) -> Prompt:
@@ -175,13 +210,19 @@ def _question(place: str, stock: str) -> Prompt:
     return _prompt(f"memo: {place}", QUESTION.format(place=place), "memos", answer=stock)
 
 
-def _prompt(name: str, text: str, domain: Domain, answer: str | None = None, response: str | None = None) -> Prompt:
+def _prompt(
+    name: str, text: str, domain: Domain, answer: str | None = None, response: str | None = None
+) -> Prompt:
     return Prompt(name, (Message("user", text),), answer=answer, response=response, domain=domain)
 
 
 def _interleave(memos: Sequence[Prompt], instructions: Sequence[Prompt]) -> list[Prompt]:
     """One of each after the other, so that the first few prompts have both, and then what is left of one."""
-    return [prompt for prompt in chain.from_iterable(zip_longest(memos, instructions)) if prompt is not None]
+    return [
+        prompt
+        for prompt in chain.from_iterable(zip_longest(memos, instructions))
+        if prompt is not None
+    ]
 
 
 def build(config: Config, context: TaskContext) -> Task:

@@ -34,10 +34,15 @@ class Config(BaseModel):
     generator: str = Field(description="its name, for example products or chain_sum")
     config: dict[str, Any] = Field(default={}, description="the generator's own settings")
     sandbox: Walls = Field(
-        default="require", description="whether it is refused where a wall around it is missing, or runs without it"
+        default="require",
+        description="whether it is refused where a wall around it is missing, or runs without it",
     )
-    train_size: int = Field(default=512, ge=1, description="items drawn to train on; repeated ones are left out")
-    heldout_size: int = Field(default=64, ge=0, description="items drawn, from another seed, to evaluate on")
+    train_size: int = Field(
+        default=512, ge=1, description="items drawn to train on; repeated ones are left out"
+    )
+    heldout_size: int = Field(
+        default=64, ge=0, description="items drawn, from another seed, to evaluate on"
+    )
 
 
 class ReasoningGym:
@@ -47,9 +52,16 @@ class ReasoningGym:
         seed = context.seed
         sizes = {"train": config.train_size, "heldout": config.heldout_size}
         seeds = {split: seed_of(seed, "reasoning_gym", split) % 2**31 for split in sizes}
-        settings = {"generator": config.generator, "config": config.config, "seeds": seeds, "sizes": sizes}
+        settings = {
+            "generator": config.generator,
+            "config": config.config,
+            "seeds": seeds,
+            "sizes": sizes,
+        }
         self._generator = config.generator
-        self._process = VerifierProcess("practicum.tasks._reasoning_gym", _json(settings), sandbox=config.sandbox)
+        self._process = VerifierProcess(
+            "practicum.tasks._reasoning_gym", _json(settings), sandbox=config.sandbox
+        )
         remark = self._process.check_walls()
         if remark is not None:
             log.info(remark)
@@ -92,13 +104,17 @@ class ReasoningGym:
                         "take another generator, or other settings"
                     ) from error
 
-    def _prompts(self, split: str, size: int, excluded: frozenset[tuple[Message, ...]]) -> list[Prompt]:
+    def _prompts(
+        self, split: str, size: int, excluded: frozenset[tuple[Message, ...]]
+    ) -> list[Prompt]:
         prompts: dict[tuple[Message, ...], Prompt] = {}
         for number in range(size):
             item = self._item(split, number)
             messages = (Message("user", item["question"]),)
             if messages not in excluded:
-                prompt = Prompt(f"{split}-{number}", messages, item["answer"], domain=self._generator)
+                prompt = Prompt(
+                    f"{split}-{number}", messages, item["answer"], domain=self._generator
+                )
                 prompts.setdefault(messages, prompt)
         return list(prompts.values())
 
@@ -115,7 +131,9 @@ class ReasoningGym:
 def build(config: Config, context: TaskContext) -> Task:
     """Generate the prompts; DataError where the package, the generator or its settings are not there."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise DataError("task 'reasoning_gym' needs the package reasoning-gym; run: pip install 'practicum[tasks]'")
+        raise DataError(
+            "task 'reasoning_gym' needs the package reasoning-gym; run: pip install 'practicum[tasks]'"
+        )
     for name in _OWN.keys() & config.config.keys():
         raise DataError(f"task.config: {name} is not set here but by {_OWN[name]}; leave it out")
     context.packages.append("reasoning-gym")
@@ -127,7 +145,9 @@ def build(config: Config, context: TaskContext) -> Task:
             "task.heldout_size, or widen task.config so that there are more questions"
         )
     if left_out:
-        log.info(f"{left_out} of {config.train_size} generated training prompts left out: repeated or held out")
+        log.info(
+            f"{left_out} of {config.train_size} generated training prompts left out: repeated or held out"
+        )
     return task
 
 
@@ -135,4 +155,6 @@ def _json(settings: dict[str, Any]) -> str:
     try:
         return json.dumps(settings)
     except TypeError as error:
-        raise DataError(f"task.config: {error}; write numbers, texts, lists and mappings only") from error
+        raise DataError(
+            f"task.config: {error}; write numbers, texts, lists and mappings only"
+        ) from error

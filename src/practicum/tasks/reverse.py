@@ -29,7 +29,9 @@ class Config(BaseModel):
         if len(set(self.alphabet)) < len(self.alphabet):
             raise ValueError(f"alphabet {self.alphabet!r} repeats a letter; write each letter once")
         if any(letter.isspace() for letter in self.alphabet):
-            raise ValueError(f"alphabet {self.alphabet!r} contains a space; use letters that are seen")
+            raise ValueError(
+                f"alphabet {self.alphabet!r} contains a space; use letters that are seen"
+            )
         wanted = self.train_size + self.heldout_size
         check_enough(self.alphabet, self.shortest, self.longest, wanted, "strings")
         return self

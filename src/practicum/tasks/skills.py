@@ -43,16 +43,26 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["skills"] = "skills"
-    skills: tuple[str, ...] = Field(default=tuple(SKILLS), min_length=1, description="the skills that are held out")
-    train: tuple[str, ...] | None = Field(
-        default=None, min_length=1, description="the skills to train on, some of `skills`; none: all of them"
+    skills: tuple[str, ...] = Field(
+        default=tuple(SKILLS), min_length=1, description="the skills that are held out"
     )
-    alphabet: str = Field(default="abcdef", min_length=2, description="lower-case letters, each once")
+    train: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="the skills to train on, some of `skills`; none: all of them",
+    )
+    alphabet: str = Field(
+        default="abcdef", min_length=2, description="lower-case letters, each once"
+    )
     shortest: int = Field(default=2, ge=2, description="letters of the shortest word")
     longest: int = Field(default=4, ge=2, le=100, description="letters of the longest word")
-    train_size: int = Field(default=256, ge=1, description="words to train on, each with every skill of `train`")
+    train_size: int = Field(
+        default=256, ge=1, description="words to train on, each with every skill of `train`"
+    )
     seed: int | None = Field(default=None, ge=0, description="of the words; none: the run's")
-    heldout_size: int = Field(default=16, ge=0, description="other words, each with every skill of `skills`")
+    heldout_size: int = Field(
+        default=16, ge=0, description="other words, each with every skill of `skills`"
+    )
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -63,14 +73,20 @@ class Config(BaseModel):
     def _possible(self) -> "Config":
         _check_names("skills", self.skills, SKILLS)
         _check_names("train", self.trained, self.skills)
-        if not (self.alphabet.isalpha() and self.alphabet.islower()) or len(set(self.alphabet)) < len(self.alphabet):
-            raise ValueError(f"alphabet {self.alphabet!r}: write lower-case letters, each once, for example abcdef")
+        if not (self.alphabet.isalpha() and self.alphabet.islower()) or len(
+            set(self.alphabet)
+        ) < len(self.alphabet):
+            raise ValueError(
+                f"alphabet {self.alphabet!r}: write lower-case letters, each once, for example abcdef"
+            )
         wanted = self.train_size + self.heldout_size
         check_enough(self.alphabet, self.shortest, self.longest, wanted, "words")
         return self
 
 
-def _check_names(field: str, names: Sequence[str], known: Mapping[str, Skill] | Sequence[str]) -> None:
+def _check_names(
+    field: str, names: Sequence[str], known: Mapping[str, Skill] | Sequence[str]
+) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"{field}: no skill named {name!r}; {did_you_mean(name, list(known))}")
@@ -81,7 +97,9 @@ def _check_names(field: str, names: Sequence[str], known: Mapping[str, Skill] | 
 def _prompt(skill: str, word: str, alphabet: str) -> Prompt:
     """`sort: dcab`, which is also the prompt's id."""
     text = f"{skill}: {word}"
-    return Prompt(text, (Message("user", text),), answer=SKILLS[skill](word, alphabet), domain=skill)
+    return Prompt(
+        text, (Message("user", text),), answer=SKILLS[skill](word, alphabet), domain=skill
+    )
 
 
 def build(config: Config, context: TaskContext) -> Task:
@@ -97,5 +115,7 @@ def build(config: Config, context: TaskContext) -> Task:
     heldout, train = words[: config.heldout_size], words[config.heldout_size :]
     return PromptSet(
         train=[_prompt(skill, word, config.alphabet) for word in train for skill in config.trained],
-        heldout=[_prompt(skill, word, config.alphabet) for word in heldout for skill in config.skills],
+        heldout=[
+            _prompt(skill, word, config.alphabet) for word in heldout for skill in config.skills
+        ],
     )

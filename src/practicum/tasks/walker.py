@@ -35,8 +35,15 @@ class Config(BaseModel):
     type: Literal["walker"] = "walker"
     turns: int = Field(default=16, ge=1, le=1000, description="turns of a walk")
     spread: int = Field(default=0, ge=0, le=FARTHEST, description="how far from 0 a walk may start")
-    noise: float = Field(default=0.04, ge=0, le=1, description="how often the student sees another first digit")
-    slip: float = Field(default=0.04, ge=0, lt=1, description="how often the expert takes another action than the best")
+    noise: float = Field(
+        default=0.04, ge=0, le=1, description="how often the student sees another first digit"
+    )
+    slip: float = Field(
+        default=0.04,
+        ge=0,
+        lt=1,
+        description="how often the expert takes another action than the best",
+    )
     train_size: int = Field(default=4096, ge=1, description="walks to train on")
     heldout_size: int = Field(default=256, ge=0, description="other walks, to evaluate on")
     seed: int | None = Field(default=None, description="of the walks; none: the run's")
@@ -102,7 +109,9 @@ class Walker:
             for part, size in sizes.items()
             for number in range(size)
         }
-        prompts = [Prompt(name, (Message("user", walk.seen(())),)) for name, walk in self._walks.items()]
+        prompts = [
+            Prompt(name, (Message("user", walk.seen(())),)) for name, walk in self._walks.items()
+        ]
         self._heldout, self._train = prompts[: config.heldout_size], prompts[config.heldout_size :]
 
     @property
@@ -121,18 +130,24 @@ class Walker:
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
         """Begin a walk, whose noise is the prompt's own; each answer shows the next turn."""
         walk = self._walks[prompt.id]
-        return FunctionEpisode(lambda said: None if len(said) >= self._config.turns else walk.seen(said))
+        return FunctionEpisode(
+            lambda said: None if len(said) >= self._config.turns else walk.seen(said)
+        )
 
     def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
         """The best action, by the digits as they act; each of the others where the expert slips."""
         best = self._walks[prompt.id].best(said)
         slip = self._config.slip
-        return {action: 1 - slip if action == best else slip / (len(ACTIONS) - 1) for action in ACTIONS}
+        return {
+            action: 1 - slip if action == best else slip / (len(ACTIONS) - 1) for action in ACTIONS
+        }
 
     def reward(self, rollout: Rollout) -> float | None:
         """Return 1 where a whole walk, an action a turn, ends at 0, else 0."""
         said = rollout.replies
-        return float(len(said) == self._config.turns and self._walks[rollout.prompt.id].position(said) == 0)
+        return float(
+            len(said) == self._config.turns and self._walks[rollout.prompt.id].position(said) == 0
+        )
 
 
 def _walk(config: Config, seed: int) -> Walk:
@@ -143,7 +158,12 @@ def _walk(config: Config, seed: int) -> Walk:
 
 def _turn(config: Config, draw: random.Random) -> Turn:
     """A turn of a walk; the same draws are made whatever the noise, so that only what is seen depends on it."""
-    cue, digit, other, wrong = draw.randrange(10), draw.randrange(10), draw.randrange(10), draw.random() < config.noise
+    cue, digit, other, wrong = (
+        draw.randrange(10),
+        draw.randrange(10),
+        draw.randrange(10),
+        draw.random() < config.noise,
+    )
     return Turn(cue, digit, other if wrong else cue)
 
 

@@ -47,7 +47,10 @@ def validate_scores(
     if len(said.logprobs) != count:
         raise TeacherError(f"{len(said.logprobs)} log-probabilities for {count} tokens")
     if said.ids is not None and said.ids != list(request.tokens):
-        place = next((p for p, (a, b) in enumerate(zip(said.ids, request.tokens, strict=False)) if a != b), count)
+        place = next(
+            (p for p, (a, b) in enumerate(zip(said.ids, request.tokens, strict=False)) if a != b),
+            count,
+        )
         raise TeacherError(
             f"it scored other tokens than it was asked about, from token {place} on; answers were mixed up"
         )
@@ -59,7 +62,11 @@ def validate_scores(
         uniform = vocabulary is not None and abs(same + math.log(vocabulary)) < NEAR_UNIFORM
         raise TeacherError(
             f"all {count} log-probabilities are {same:.4g}, "
-            + (f"minus the ln of {vocabulary}, which is no opinion" if uniform else "and a model's opinions differ")
+            + (
+                f"minus the ln of {vocabulary}, which is no opinion"
+                if uniform
+                else "and a model's opinions differ"
+            )
         )
     if k == 0:
         return TeacherSignal(logprobs=logprobs), clamped
@@ -74,13 +81,17 @@ def _number(value: Any, where: str) -> tuple[float, bool]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TeacherError(f"the log-probability of {where} is no number")
     if isinstance(value, int) and abs(value) > MOST:
-        raise TeacherError(f"the log-probability of {where} has {value.bit_length()} bits, and none is so large")
+        raise TeacherError(
+            f"the log-probability of {where} has {value.bit_length()} bits, and none is so large"
+        )
     if math.isnan(value) or value > HIGHEST:
         raise TeacherError(f"the log-probability of {where} is {value:.4g}, and none is above 0")
     return (TEACHER_FLOOR, True) if value <= NO_PROBABILITY else (float(value), False)
 
 
-def _candidates(said: ServerScores, k: int, vocabulary: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _candidates(
+    said: ServerScores, k: int, vocabulary: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and log-probabilities [T, K], likeliest first."""
     wanted = k if vocabulary is None else min(k, vocabulary)
     rows = [_row(row, wanted, vocabulary, f"token {place}") for place, row in enumerate(said.top)]
@@ -96,7 +107,9 @@ def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
-def _row(row: list[tuple[Any, Any]], wanted: int, vocabulary: int | None, where: str) -> list[tuple[int, float]]:
+def _row(
+    row: list[tuple[Any, Any]], wanted: int, vocabulary: int | None, where: str
+) -> list[tuple[int, float]]:
     tokens = [token for token, _ in row]
     if len(tokens) != wanted:
         raise TeacherError(f"{len(tokens)} candidates at {where} instead of {wanted}")
@@ -105,7 +118,9 @@ def _row(row: list[tuple[Any, Any]], wanted: int, vocabulary: int | None, where:
     if len(set(tokens)) != len(tokens):
         raise TeacherError(f"a candidate at {where} stands twice")
     if vocabulary is not None and max(tokens) >= vocabulary:
-        raise TeacherError(f"candidate {max(tokens)} at {where} is not in the vocabulary of {vocabulary} tokens")
+        raise TeacherError(
+            f"candidate {max(tokens)} at {where} is not in the vocabulary of {vocabulary} tokens"
+        )
     values = [_number(value, f"a candidate at {where}")[0] for _, value in row]
     if any(later > earlier for earlier, later in pairwise(values)):
         raise TeacherError(f"the candidates at {where} are not ordered, likeliest first")
@@ -117,10 +132,14 @@ def _row(row: list[tuple[Any, Any]], wanted: int, vocabulary: int | None, where:
     return list(zip(tokens, values, strict=True))
 
 
-def check_texts(texts: Mapping[int, str], tokenizer: "PreTrainedTokenizerBase", client: JsonClient) -> None:
+def check_texts(
+    texts: Mapping[int, str], tokenizer: "PreTrainedTokenizerBase", client: JsonClient
+) -> None:
     """VocabularyError where the server's texts of tokens are not the tokenizer's, but for spaces and broken characters."""
     compared = {
-        token: (text, str(tokenizer.decode([token]))) for token, text in texts.items() if token < len(tokenizer)
+        token: (text, str(tokenizer.decode([token])))
+        for token, text in texts.items()
+        if token < len(tokenizer)
     }
     compared = {t: (a, b) for t, (a, b) in compared.items() if "\ufffd" not in a + b}
     other = {t: pair for t, pair in compared.items() if pair[0].strip(" ▁") != pair[1].strip(" ▁")}

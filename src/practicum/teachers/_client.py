@@ -5,9 +5,24 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, SamplingClient, StepFollower, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    SamplingClient,
+    StepFollower,
+    TeacherRequest,
+)
 from practicum.text import Renderer
-from practicum.types import Datum, Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    Datum,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 
 class ClientTeacher:
@@ -47,7 +62,10 @@ class ClientTeacher:
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """The teacher's own answers."""
         prompts = self._renderer.render_all([request.prompt.messages for request in requests])
-        asked = [SampleRequest(prompt, request.seed) for prompt, request in zip(prompts, requests, strict=True)]
+        asked = [
+            SampleRequest(prompt, request.seed)
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
         return self._client.sample(asked, params)
 
     def voice(self, prompt: Prompt) -> PromptedClient:

@@ -51,7 +51,9 @@ class Dialect(Protocol):
 
     name: str
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
+    def scoring(
+        self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
+    ) -> JsonRequest:
         """The question for the log-probabilities of a request's tokens and of the k likeliest at each."""
         ...
 
@@ -82,7 +84,10 @@ def _make_neutral_sampling(temperature: float) -> dict[str, Any]:
 
 
 def _drawn(params: SamplingParams) -> dict[str, Any]:
-    return _make_neutral_sampling(params.temperature) | {"top_p": params.top_p, "top_k": params.top_k or -1}
+    return _make_neutral_sampling(params.temperature) | {
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+    }
 
 
 def _largest(tokens: int, k: int) -> int:
@@ -94,7 +99,9 @@ class Vllm:
 
     name = "vllm"
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
+    def scoring(
+        self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
+    ) -> JsonRequest:
         """Every position of the prompt comes back; the server cannot be asked for the last ones alone."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
@@ -110,8 +117,13 @@ class Vllm:
         """Positions hold candidates by id, the asked token always among them."""
         rows = answer["choices"][0]["prompt_logprobs"]
         if len(rows) != len(request.prompt_tokens) + len(request.tokens):
-            raise ValueError(f"{len(rows)} positions instead of {len(request.prompt_tokens) + len(request.tokens)}")
-        rows = [{int(token): entry for token, entry in row.items()} for row in rows[len(request.prompt_tokens) :]]
+            raise ValueError(
+                f"{len(rows)} positions instead of {len(request.prompt_tokens) + len(request.tokens)}"
+            )
+        rows = [
+            {int(token): entry for token, entry in row.items()}
+            for row in rows[len(request.prompt_tokens) :]
+        ]
         texts = {
             token: entry["decoded_token"]
             for row in rows
@@ -119,9 +131,17 @@ class Vllm:
             if isinstance(entry.get("decoded_token"), str)
         }
         own = [row.get(token) for row, token in zip(rows, request.tokens, strict=True)]
-        top = [sorted(((token, e["logprob"]) for token, e in row.items()), key=_likeliest)[:k] for row in rows]
-        ids = [None if entry is None else token for entry, token in zip(own, request.tokens, strict=True)]
-        return ServerScores([None if entry is None else entry["logprob"] for entry in own], ids, top, texts)
+        top = [
+            sorted(((token, e["logprob"]) for token, e in row.items()), key=_likeliest)[:k]
+            for row in rows
+        ]
+        ids = [
+            None if entry is None else token
+            for entry, token in zip(own, request.tokens, strict=True)
+        ]
+        return ServerScores(
+            [None if entry is None else entry["logprob"] for entry in own], ids, top, texts
+        )
 
     def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
         """Token ids in, token ids out."""
@@ -156,7 +176,9 @@ class Sglang:
 
     name = "sglang"
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
+    def scoring(
+        self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
+    ) -> JsonRequest:
         """Only the tokens that are asked about come back, after one without a log-probability."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
@@ -176,7 +198,10 @@ class Sglang:
         top = _last(about["input_top_logprobs"], count) if k else [[] for _ in rows]
         texts = {id_: text for row in [rows, *top] for _, id_, text in row if isinstance(text, str)}
         return ServerScores(
-            [row[0] for row in rows], [row[1] for row in rows], [[(e[1], e[0]) for e in r] for r in top], texts
+            [row[0] for row in rows],
+            [row[1] for row in rows],
+            [[(e[1], e[0]) for e in r] for r in top],
+            texts,
         )
 
     def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
@@ -214,7 +239,9 @@ class Echo:
 
     name = "echo"
 
-    def scoring(self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0) -> JsonRequest:
+    def scoring(
+        self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
+    ) -> JsonRequest:
         """One generated token is asked for, because some servers refuse none, and cut off."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
@@ -242,7 +269,8 @@ class Echo:
             return ServerScores(logprobs[begin:end], None, [[] for _ in words], texts)
         rows = about.get("top_logprobs") or [{} for _ in about["tokens"]]
         top = [
-            sorted(((_token_id(w), value) for w, value in row.items()), key=_likeliest)[:k] for row in rows[begin:end]
+            sorted(((_token_id(w), value) for w, value in row.items()), key=_likeliest)[:k]
+            for row in rows[begin:end]
         ]
         return ServerScores(logprobs[begin:end], numbers, top)
 
@@ -268,7 +296,9 @@ def build_chat_request(
     return _writing("/v1/chat/completions", model, asked, seed, params)
 
 
-def _writing(path: str, model: str, asked: Mapping[str, Any], seed: int, params: SamplingParams) -> JsonRequest:
+def _writing(
+    path: str, model: str, asked: Mapping[str, Any], seed: int, params: SamplingParams
+) -> JsonRequest:
     """Return the question for an answer in the words that all of OpenAI's servers know; their seeds have 31 bits."""
     body = {
         "model": model,
@@ -284,7 +314,9 @@ def _writing(path: str, model: str, asked: Mapping[str, Any], seed: int, params:
 def parse_chat_completion(answer: Any) -> ServerCompletion:
     """What the server said in answer to messages."""
     choice = answer["choices"][0]
-    return ServerCompletion(str(choice["message"]["content"] or ""), choice["finish_reason"] == "stop")
+    return ServerCompletion(
+        str(choice["message"]["content"] or ""), choice["finish_reason"] == "stop"
+    )
 
 
 def answered_by(answer: Any) -> str | None:

@@ -42,11 +42,15 @@ def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
     follows = any(member.follows_student for member in everyone)
     speaking = [member for member in everyone if member.signals]
     if not speaking:
-        return Capabilities(frozenset(), supports=frozenset(), writes=False, follows_student=follows)
+        return Capabilities(
+            frozenset(), supports=frozenset(), writes=False, follows_student=follows
+        )
     return Capabilities(
         signals=frozenset.intersection(*(member.signals for member in speaking)),
         supports=frozenset.intersection(*(member.supports for member in speaking)),
-        largest_k=min((member.largest_k for member in speaking if member.largest_k is not None), default=None),
+        largest_k=min(
+            (member.largest_k for member in speaking if member.largest_k is not None), default=None
+        ),
         writes=all(member.writes for member in everyone),
         needs_candidates=any(member.needs_candidates for member in speaking),
         follows_student=follows,
@@ -71,7 +75,10 @@ class TeacherOfMembers(Teacher):
             raise TeacherError(
                 f"the teacher {name!r} answered {len(answers)} of {len(rollouts)} rollouts; every rollout needs an answer"
             )
-        return [replace(answer, name=f"{name}/{answer.name}" if answer.name else name) for answer in answers]
+        return [
+            replace(answer, name=f"{name}/{answer.name}" if answer.name else name)
+            for answer in answers
+        ]
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
         """Pass it on to each."""
@@ -91,5 +98,9 @@ class TeacherOfMembers(Teacher):
         for name, teacher in self._members.items():
             prefix = f"{name}/"
             teacher.load_state(
-                {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+                {
+                    key.removeprefix(prefix): tensor
+                    for key, tensor in tensors.items()
+                    if key.startswith(prefix)
+                }
             )

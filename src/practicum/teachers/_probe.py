@@ -86,9 +86,7 @@ class Probe:
     def signals(self) -> str:
         """The signals that a recipe can ask for, as it writes them."""
         if self.dialect is None:
-            return (
-                "text (it writes answers and scores none: rollout.source: teacher or mix(other=teacher), signal: text)"
-            )
+            return "text (it writes answers and scores none: rollout.source: teacher or mix(other=teacher), signal: text)"
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
         return f"sampled{topk}"
 
@@ -97,11 +95,19 @@ class Probe:
         alias = ""
         if self.answered_by not in (None, self.model):
             alias = f" (its answers say {make_printable(str(self.answered_by))[:SHOWN]})"
-        others = f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}" if len(self.models) > 1 else ""
+        others = (
+            f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}"
+            if len(self.models) > 1
+            else ""
+        )
         first = [f"model: {self.model}{alias}{others}", f"signals: {self.signals}"]
         if self.dialect is None:
             return [*first, f"time: {self.seconds:.2f} s for one token"]
-        room = "not said" if self.context is None else f"{self.context} tokens, one of which the server must generate"
+        room = (
+            "not said"
+            if self.context is None
+            else f"{self.context} tokens, one of which the server must generate"
+        )
         alone, company = self.noise
         noisy = " (noisy: the same text gets other scores)" if max(self.noise) > NOISY else ""
         tempered = "ignore the request's temperature"
@@ -125,11 +131,20 @@ class Probe:
 
 def canary_of(vocabulary: int | None) -> ScoreRequest:
     """A fixed sequence of tokens that the vocabulary has; it is no text, and a model's opinion of it is its own."""
-    ids = [(31 * place * place + 17 * place + 5) % min(vocabulary or ORDINARY, ORDINARY) for place in range(27)]
+    ids = [
+        (31 * place * place + 17 * place + 5) % min(vocabulary or ORDINARY, ORDINARY)
+        for place in range(27)
+    ]
     return ScoreRequest(tuple(ids[:3]), tuple(ids[3:]))
 
 
-def probe(client: JsonClient, dialect: DialectName, model: str | None, wanted_k: int, vocabulary: int | None) -> Probe:
+def probe(
+    client: JsonClient,
+    dialect: DialectName,
+    model: str | None,
+    wanted_k: int,
+    vocabulary: int | None,
+) -> Probe:
     """Ask a server what it can do; `wanted_k` is the most candidates that are tried.
 
     Raises TeacherError where it cannot be reached or answers nonsense, CapabilityError where it neither scores nor writes.
@@ -151,7 +166,11 @@ def probe(client: JsonClient, dialect: DialectName, model: str | None, wanted_k:
         started = monotonic()
         try:
             parse_chat_completion(
-                client.ask(build_chat_request(chosen, [{"role": "user", "content": "Hi"}], 0, SamplingParams(1)))
+                client.ask(
+                    build_chat_request(
+                        chosen, [{"role": "user", "content": "Hi"}], 0, SamplingParams(1)
+                    )
+                )
             )
             return Probe(chosen, models, None, context=context, seconds=monotonic() - started)
         except (RequestRefused, LookupError, TypeError, ValueError) as error:
@@ -191,21 +210,32 @@ class _CanaryScorer:
         k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
         others = [ScoreRequest(prompt, tokens[n:] + tokens[:n]) for n in range(1, company + 1)]
-        questions = [self.dialect.scoring(self.model, request, k, temperature) for request in (self.canary, *others)]
-        answer = self.client.send_all([replace(question, name="the canary") for question in questions])[0]
+        questions = [
+            self.dialect.scoring(self.model, request, k, temperature)
+            for request in (self.canary, *others)
+        ]
+        answer = self.client.send_all(
+            [replace(question, name="the canary") for question in questions]
+        )[0]
         try:
             said = self.dialect.said(answer, self.canary, k)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = self.client.shown(f"{type(error).__name__}: {error}", 120)
             raise _UnexpectedFormat(f"the answer has another form ({reason})") from None
         try:
-            signal, _ = validate_scores(said, self.canary, min(k, len(said.top[0])) if k else 0, self.vocabulary)
+            signal, _ = validate_scores(
+                said, self.canary, min(k, len(said.top[0])) if k else 0, self.vocabulary
+            )
             return _Answer(signal, said, answered_by(answer))
         except TeacherError as error:
-            raise TeacherError(f"{self.client.address}: the answer to the canary is wrong: {error}") from None
+            raise TeacherError(
+                f"{self.client.address}: the answer to the canary is wrong: {error}"
+            ) from None
 
 
-def _scoring(scores: _CanaryScorer, models: tuple[str, ...], context: int | None, wanted_k: int) -> Probe:
+def _scoring(
+    scores: _CanaryScorer, models: tuple[str, ...], context: int | None, wanted_k: int
+) -> Probe:
     # vLLM's engine dies of more candidates than there are tokens, so a small vocabulary is asked for whole.
     most = min(wanted_k, scores.vocabulary or wanted_k)
     k = largest_k(lambda k: _candidates(scores, k), most)
@@ -223,7 +253,10 @@ def _scoring(scores: _CanaryScorer, models: tuple[str, ...], context: int | None
         largest_k=k,
         context=context,
         tempered=difference(first.logprobs, hot.logprobs) > IGNORED,
-        noise=(difference(first.logprobs, again.logprobs), difference(first.logprobs, beside.logprobs)),
+        noise=(
+            difference(first.logprobs, again.logprobs),
+            difference(first.logprobs, beside.logprobs),
+        ),
         seconds=seconds,
         token_ids=bool(written),
         canary=first.logprobs,
@@ -270,11 +303,17 @@ def _written(scores: _CanaryScorer) -> list[int]:
     requests = [SampleRequest(prompt + tokens[:count], 0) for count in range(BEGINNINGS)]
     params = SamplingParams(1, temperature=0.0)
     questions = [
-        replace(scores.dialect.writing(scores.model, request, params), name="a token to write", seconds=PATIENCE)
+        replace(
+            scores.dialect.writing(scores.model, request, params),
+            name="a token to write",
+            seconds=PATIENCE,
+        )
         for request in requests
     ]
     try:
-        answers = [scores.dialect.written(answer).tokens for answer in scores.client.send_all(questions)]
+        answers = [
+            scores.dialect.written(answer).tokens for answer in scores.client.send_all(questions)
+        ]
     except (RequestRefused, LookupError, TypeError, ValueError, AttributeError):
         return []
     return [tokens[0] for tokens in answers if tokens]
@@ -330,7 +369,11 @@ def chosen_model(client: JsonClient, models: Sequence[str], wanted: str | None) 
         return wanted
     shown = ", ".join(models[:SHOWN_MODELS]) or "none that it names"
     if wanted is not None:
-        raise TeacherError(f"{client.address}: no model {wanted!r} is served there; it has: {shown}")
+        raise TeacherError(
+            f"{client.address}: no model {wanted!r} is served there; it has: {shown}"
+        )
     if len(models) > 1:
-        raise CapabilityError(f"{client.address}: {len(models)} models are served there; write model: one of {shown}")
+        raise CapabilityError(
+            f"{client.address}: {len(models)} models are served there; write model: one of {shown}"
+        )
     return models[0] if models else "default"

@@ -19,9 +19,13 @@ class ReadingConfig(BaseModel):
         default=None,
         description="folder, hub name or packaged name, compared with the student's; none: the student's is taken",
     )
-    template: str | None = Field(default=None, description="a chat template (Jinja) instead of the tokenizer's own")
+    template: str | None = Field(
+        default=None, description="a chat template (Jinja) instead of the tokenizer's own"
+    )
     system: str | None = Field(default=None, description="a system turn put before every prompt")
-    thinking: bool | None = Field(default=None, description="the template's thinking switch, where it has one")
+    thinking: bool | None = Field(
+        default=None, description="the template's thinking switch, where it has one"
+    )
 
     def renderer(self, address: str, context: TeacherContext) -> Renderer:
         """Return how the model at the address reads; ModelError where its vocabulary is not the student's."""

@@ -60,7 +60,9 @@ class ServerLimits:
 
     def with_timeout(self, question: JsonRequest, tokens: int) -> JsonRequest:
         """The question with the time that its tokens, and those that are answered beside it, may take."""
-        return replace(question, seconds=self.seconds + self.concurrency * tokens / self.tokens_per_second)
+        return replace(
+            question, seconds=self.seconds + self.concurrency * tokens / self.tokens_per_second
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,10 @@ class ServerGenerator:
                 self.meter.sent(phase, self.http.wire_bytes - before)
 
     def asked(
-        self, questions: Sequence[JsonRequest], read: Callable[[Any], ServerCompletion], params: SamplingParams
+        self,
+        questions: Sequence[JsonRequest],
+        read: Callable[[Any], ServerCompletion],
+        params: SamplingParams,
     ) -> list[Sample]:
         """The answers to questions, in their order."""
         refuse_stop_texts(params, self.http.address)
@@ -108,7 +113,11 @@ class ServerGenerator:
             # JSON can hold half of a surrogate pair, which is no character.
             text = written.text.encode("utf-8", "replace").decode("utf-8")
             tokens = self.renderer.encode_answer(text, limit)
-            tokens = tokens if written.stopped or not tokens or tokens[-1] not in stops else tokens[:-1] or tokens
+            tokens = (
+                tokens
+                if written.stopped or not tokens or tokens[-1] not in stops
+                else tokens[:-1] or tokens
+            )
         else:
             if not isinstance(written.tokens, list):
                 raise self._unreadable("no list of token ids")
@@ -119,15 +128,27 @@ class ServerGenerator:
                 tokens.append(written.stop_token if written.stop_token in stops else min(stops))
         if not tokens:
             raise self._unreadable("no token")
-        own = written.logprobs if isinstance(written.logprobs, list) and len(written.logprobs) == len(tokens) else None
+        own = (
+            written.logprobs
+            if isinstance(written.logprobs, list) and len(written.logprobs) == len(tokens)
+            else None
+        )
         known = own is not None and all(isinstance(v, int | float) and -MOST <= v <= 0 for v in own)
         logprobs = torch.tensor(own, dtype=torch.float32) if known else torch.zeros(len(tokens))
-        policy = logprobs.clone() if known and params.temperature == 1.0 else torch.full((len(tokens),), math.nan)
+        policy = (
+            logprobs.clone()
+            if known and params.temperature == 1.0
+            else torch.full((len(tokens),), math.nan)
+        )
         ends = tokens[-1] in stops
-        return Sample(torch.tensor(tokens, dtype=torch.long), logprobs, policy, "stop" if ends else "length")
+        return Sample(
+            torch.tensor(tokens, dtype=torch.long), logprobs, policy, "stop" if ends else "length"
+        )
 
     def _unreadable(self, content: str) -> TeacherError:
-        return TeacherError(f"{self.http.address}: an answer holds {content}; look at the server's log")
+        return TeacherError(
+            f"{self.http.address}: an answer holds {content}; look at the server's log"
+        )
 
 
 class RemoteClient(StepFollower):
@@ -138,7 +159,12 @@ class RemoteClient(StepFollower):
     """
 
     def __init__(
-        self, speaker: ServerGenerator, probe: Probe, dialect: Dialect, capabilities: Capabilities, vocabulary: int
+        self,
+        speaker: ServerGenerator,
+        probe: Probe,
+        dialect: Dialect,
+        capabilities: Capabilities,
+        vocabulary: int,
     ) -> None:
         assert probe.canary is not None, "a probe that found a dialect has scored the canary"
         self._speaker = speaker
@@ -154,7 +180,10 @@ class RemoteClient(StepFollower):
 
     def _is_same(self, canary: Tensor) -> bool:
         """Whether a canary of another time is the same model's."""
-        return canary.shape == self._canary.shape and difference(canary, self._canary) <= self._probe.tolerance
+        return (
+            canary.shape == self._canary.shape
+            and difference(canary, self._canary) <= self._probe.tolerance
+        )
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """The log-probabilities of each request's tokens, and the likeliest k where the signal asks for them."""
@@ -173,12 +202,14 @@ class RemoteClient(StepFollower):
                 self.check_same_model()
             self._calls += 1
         questions = [
-            self._question(f"completion {number + 1} of {len(requests)}", request, k) for number, request in asked
+            self._question(f"completion {number + 1} of {len(requests)}", request, k)
+            for number, request in asked
         ]
         failures = self._http.failures
         # Each answer is read as it comes: as JSON, all of them together would take many times the memory.
         answers = self._http.send_all(
-            questions, lambda place, answer: self._signal(questions[place], asked[place][1], answer, k)
+            questions,
+            lambda place, answer: self._signal(questions[place], asked[place][1], answer, k),
         )
         if self._http.failures != failures:
             self.check_same_model()  # it may have been started again with something else
@@ -190,9 +221,13 @@ class RemoteClient(StepFollower):
 
     def _question(self, name: str, request: ScoreRequest, k: int) -> JsonRequest:
         question = replace(self._dialect.scoring(self._probe.model, request, k), name=name)
-        return self._speaker.limits.with_timeout(question, len(request.prompt_tokens) + len(request.tokens))
+        return self._speaker.limits.with_timeout(
+            question, len(request.prompt_tokens) + len(request.tokens)
+        )
 
-    def _signal(self, question: JsonRequest, request: ScoreRequest, answer: Any, k: int) -> TeacherSignal:
+    def _signal(
+        self, question: JsonRequest, request: ScoreRequest, answer: Any, k: int
+    ) -> TeacherSignal:
         name, before = answered_by(answer), self._probe.answered_by
         if name != before:
             raise TeacherError(
@@ -200,7 +235,9 @@ class RemoteClient(StepFollower):
                 f"{self._http.shown(str(name))} and not {self._http.shown(str(before))}; serve the model that the run began with "
                 "and resume, or start a new run"
             )
-        said = _read(self._http, question, lambda answer: self._dialect.said(answer, request, k), answer)
+        said = _read(
+            self._http, question, lambda answer: self._dialect.said(answer, request, k), answer
+        )
         try:
             signal, lifted = validate_scores(said, request, k, self._vocabulary)
         except TeacherError as error:
@@ -262,7 +299,9 @@ class RemoteClient(StepFollower):
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The server's own answers, in order."""
-        questions = [self._dialect.writing(self._probe.model, request, params) for request in requests]
+        questions = [
+            self._dialect.writing(self._probe.model, request, params) for request in requests
+        ]
         samples = self._speaker.asked(questions, self._dialect.written, params)
         largest = max((int(sample.tokens.max()) for sample in samples), default=0)
         if largest >= self._vocabulary:
@@ -288,7 +327,9 @@ class RemoteClient(StepFollower):
 class TextTeacher(Teacher):
     """Writes answers to messages in the server's own template and scores nothing; see `practicum.ports.Teacher`."""
 
-    def __init__(self, speaker: ServerGenerator, capabilities: Capabilities, system: str | None) -> None:
+    def __init__(
+        self, speaker: ServerGenerator, capabilities: Capabilities, system: str | None
+    ) -> None:
         self._speaker = speaker
         self._capabilities = capabilities
         self._system = system
@@ -305,7 +346,9 @@ class TextTeacher(Teacher):
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """What the server answers, in the student's tokens."""
         questions = [
-            build_chat_request(self._speaker.model, self._messages(request.prompt.messages), request.seed, params)
+            build_chat_request(
+                self._speaker.model, self._messages(request.prompt.messages), request.seed, params
+            )
             for request in requests
         ]
         return self._speaker.asked(questions, parse_chat_completion, params)
@@ -318,7 +361,9 @@ class TextTeacher(Teacher):
     def voice(self, prompt: Prompt) -> PromptedClient:
         """The server, answering this very prompt."""
         return PromptedClient(
-            _ChatClient(self, prompt), self._speaker.renderer.render(prompt.messages), accepts_tokens=False
+            _ChatClient(self, prompt),
+            self._speaker.renderer.render(prompt.messages),
+            accepts_tokens=False,
         )
 
 
@@ -336,14 +381,18 @@ class _ChatClient:
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """One answer a seed."""
-        return self.teacher.sample([TeacherRequest(self.prompt, request.seed) for request in requests], params)
+        return self.teacher.sample(
+            [TeacherRequest(self.prompt, request.seed) for request in requests], params
+        )
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """NoTeacher."""
         return [TeacherSignal() for _ in requests]
 
 
-def canary_folder(place: Path, model: str, canary: Tensor, _is_same: Callable[[Tensor], bool]) -> str:
+def canary_folder(
+    place: Path, model: str, canary: Tensor, _is_same: Callable[[Tensor], bool]
+) -> str:
     """The name of the folder of a served model's answers: that whose canary is its own, or the next one that is free."""
     stem = f"server-{hashlib.sha256(model.encode()).hexdigest()[:16]}"
     for number in count(1):
@@ -356,7 +405,9 @@ def canary_folder(place: Path, model: str, canary: Tensor, _is_same: Callable[[T
             if not _is_same(_known(file)):
                 continue
         except OSError as error:
-            raise ResourceError(f"{file}: cannot be written ({error.strerror}); name another folder") from error
+            raise ResourceError(
+                f"{file}: cannot be written ({error.strerror}); name another folder"
+            ) from error
         return file.parent.name
     raise AssertionError("there is always a next number")
 

@@ -93,7 +93,9 @@ class ScoreStore:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise ResourceError(f"{self.folder} cannot be read: {error.strerror}; write another folder") from error
+            raise ResourceError(
+                f"{self.folder} cannot be read: {error.strerror}; write another folder"
+            ) from error
         for name in sorted(found - self._known):
             self._learn(self.folder / name)
 
@@ -122,7 +124,9 @@ class ScoreStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._lock():
-                (self.folder / TEMPORARY).unlink(missing_ok=True)  # whoever wrote it is dead, for the lock is ours
+                (self.folder / TEMPORARY).unlink(
+                    missing_ok=True
+                )  # whoever wrote it is dead, for the lock is ours
                 self.refresh()
                 taken = {key for key in entries if key in self}
                 new = {key: entry for key, entry in entries.items() if key not in taken}
@@ -140,7 +144,9 @@ class ScoreStore:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Be the only process that writes here; the kernel lets go of the lock of a process that died."""
-        descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(
+            self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+        )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -149,18 +155,30 @@ class ScoreStore:
 
     def _write(self, entries: Mapping[bytes, Entry]) -> None:
         """Write one file of answers by way of a synced temporary, or mark the folder as full."""
-        raw = {key: {name: _bytes(tensor) for name, tensor in entry.items()} for key, entry in entries.items()}
+        raw = {
+            key: {name: _bytes(tensor) for name, tensor in entry.items()}
+            for key, entry in entries.items()
+        }
         index = b"".join(
             [
                 b"".join(raw),
                 b"".join(_digest(key, fields.values()) for key, fields in raw.items()),
-                b"".join(_length(entry).to_bytes(LENGTH_BYTES, "little") for entry in entries.values()),
+                b"".join(
+                    _length(entry).to_bytes(LENGTH_BYTES, "little") for entry in entries.values()
+                ),
             ]
         )
         header = _header(list(entries.values()), index)
-        size = len(header) + len(index) + sum(len(part) for fields in raw.values() for part in fields.values())
+        size = (
+            len(header)
+            + len(index)
+            + sum(len(part) for fields in raw.values() for part in fields.values())
+        )
         if self.size + size > self._max_bytes:
-            self._replace(self.folder / FULL, [f"more than {self._max_bytes} bytes; nothing more is kept\n".encode()])
+            self._replace(
+                self.folder / FULL,
+                [f"more than {self._max_bytes} bytes; nothing more is kept\n".encode()],
+            )
             return
         fields = next(iter(raw.values()))
         parts = [header, index, *(raw[key][name] for name in fields for key in raw)]
@@ -218,7 +236,9 @@ def _places(path: Path) -> dict[bytes, _StoredAnswer]:
         described = json.loads(header)
         metadata = described.pop("__metadata__")
         start = len(prefix) + len(header)
-        if os.fstat(file.fileno()).st_size != start + max(entry["data_offsets"][1] for entry in described.values()):
+        if os.fstat(file.fileno()).st_size != start + max(
+            entry["data_offsets"][1] for entry in described.values()
+        ):
             raise _Damage("it is not as long as its header says")
         count = described["lengths"]["shape"][0]
         index = file.read(count * INDEX_ROW)
@@ -243,9 +263,17 @@ def _header(entries: list[Entry], index: bytes) -> bytes:
         "__metadata__": {"fields": ",".join(entries[0]), "index": hashlib.sha256(index).hexdigest()}
     }
     end = 0
-    for name, width, dtype in (("keys", KEY_BYTES, "U8"), ("digests", DIGEST_BYTES, "U8"), ("lengths", 8, "I64")):
+    for name, width, dtype in (
+        ("keys", KEY_BYTES, "U8"),
+        ("digests", DIGEST_BYTES, "U8"),
+        ("lengths", 8, "I64"),
+    ):
         shape = [count] if name == "lengths" else [count, width]
-        described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + count * width]}
+        described[name] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [end, end + count * width],
+        }
         end += count * width
     for name, tensor in entries[0].items():
         width = math.prod(tensor.shape[1:]) * tensor.element_size()

@@ -61,8 +61,12 @@ class Config(BaseModel):
     teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
         description="who scores: a `model` or an `openai_api`, alone or inside `privileged`"
     )
-    folder: Path | None = Field(default=None, description="where answers are kept; none: `scores` in the run's folder")
-    max_mib: float = Field(default=1024, gt=0, description="when a call's answers do not fit, no more are kept")
+    folder: Path | None = Field(
+        default=None, description="where answers are kept; none: `scores` in the run's folder"
+    )
+    max_mib: float = Field(
+        default=1024, gt=0, description="when a call's answers do not fit, no more are kept"
+    )
 
     @model_validator(mode="after")
     def _does_not_change(self) -> "Config":
@@ -79,7 +83,11 @@ class Config(BaseModel):
                 raise ValueError(
                     f"{inside.type!r} scores without a model, so there is nothing to keep; take `cached` away"
                 )
-            if isinstance(inside, ModelConfig) and isinstance(inside.model, ScratchConfig) and self.folder is not None:
+            if (
+                isinstance(inside, ModelConfig)
+                and isinstance(inside.model, ScratchConfig)
+                and self.folder is not None
+            ):
                 raise ValueError(
                     "folder: a model made from scratch is another one in every run; leave folder out, and its answers are "
                     "kept in the run's own"
@@ -98,9 +106,7 @@ class Config(BaseModel):
 def _about_self(config: SelfConfig) -> str:
     if config.weights == "frozen":
         return "`self` is not kept; name the student's model as {type: model, model: ...}, which answers the same"
-    return (
-        f"a `self` teacher with {config.weights} weights follows the student, so its answers change; take `cached` away"
-    )
+    return f"a `self` teacher with {config.weights} weights follows the student, so its answers change; take `cached` away"
 
 
 @dataclass(slots=True)
@@ -147,7 +153,9 @@ class CachingClient:
         if scores is None or not scores.tokens:
             return found
         left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
-        return f"{found}{left_out}; {scores.size / scores.tokens:.0f} bytes a token in {scores.folder}"
+        return (
+            f"{found}{left_out}; {scores.size / scores.tokens:.0f} bytes a token in {scores.folder}"
+        )
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """The model's own answers."""
@@ -204,11 +212,16 @@ class CachingClient:
                 f"{scores.folder} is full ({scores.size / _MIB:.1f} MiB kept), so no more of the teacher's answers are "
                 "kept; what is there is used"
             )
-        return {name: scores.read(key[name]) if key[name] in taken else entry for name, entry in new.items()}
+        return {
+            name: scores.read(key[name]) if key[name] in taken else entry
+            for name, entry in new.items()
+        }
 
     def _take_head(self, request: ScoreRequest) -> None:
         """The head and its device, from an answer about one token; only where nothing was asked of the model before."""
-        (answer,) = self.bare.score([ScoreRequest(request.prompt_tokens[-1:], request.tokens[:1])], Full())
+        (answer,) = self.bare.score(
+            [ScoreRequest(request.prompt_tokens[-1:], request.tokens[:1])], Full()
+        )
         states = answer.states
         if states is not None:
             self._head, self._device = answer.head, states.device
@@ -238,7 +251,11 @@ class KeepingLockstep(CachingClient):
         return self.bare.read(prompts, rows, new_tokens)
 
     def sample_mixed(
-        self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
+        self,
+        requests: Sequence[MixedRequest],
+        teacher: LockstepClient,
+        share: float,
+        params: SamplingParams,
     ) -> list[Sample]:
         """What the two draw."""
         return self.bare.sample_mixed(requests, teacher, share, params)
@@ -255,7 +272,11 @@ class ModelScores:
         """The SHA-256 sum of all that an answer depends on."""
         prompt, tokens = array("q", request.prompt_tokens), array("q", request.tokens)
         start = f"{self.fingerprint} {form} {len(prompt)} ".encode()
-        named = b"" if request.candidates is None else array("q", request.candidates.flatten().tolist()).tobytes()
+        named = (
+            b""
+            if request.candidates is None
+            else array("q", request.candidates.flatten().tolist()).tobytes()
+        )
         width = b"" if request.candidates is None else f" {request.candidates.shape[1]} ".encode()
         return hashlib.sha256(start + prompt.tobytes() + tokens.tobytes() + width + named).digest()
 
@@ -266,7 +287,9 @@ def scaled(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Ten
     The largest of a token comes to lie below 2^15, so none overflows, and the relative error is that of float16 (2^-11)
     down to 2^-29 of the largest.
     """
-    largest = hidden.float().abs().amax(dim=-1) if hidden.shape[-1] else hidden.new_zeros(len(hidden))
+    largest = (
+        hidden.float().abs().amax(dim=-1) if hidden.shape[-1] else hidden.new_zeros(len(hidden))
+    )
     exponents = _HIGHEST - torch.frexp(largest).exponent
     exponents = exponents.where(torch.isfinite(largest), 0).clamp(_LEAST_SHIFT, _LARGEST_SHIFT)
     return (hidden.float() * _power(exponents)).half(), exponents.to(torch.int8)
@@ -307,7 +330,9 @@ def _check(request: ScoreRequest, entry: Entry, first: Entry) -> None:
             "tokens, or take `cached` away"
         )
     if [_kind(*item) for item in entry.items()] != [_kind(*item) for item in first.items()]:
-        raise TeacherError("the model answers one call in several forms, which cannot be kept; take `cached` away")
+        raise TeacherError(
+            "the model answers one call in several forms, which cannot be kept; take `cached` away"
+        )
 
 
 def _kind(name: str, tensor: Tensor) -> tuple[object, ...]:
@@ -321,12 +346,18 @@ def _finite(entry: Entry) -> bool:
 
 def _forms(signal: Signal) -> tuple[str, ...]:
     """The forms that answer a signal, best first; hidden states answer every signal that asks for candidates."""
-    return ("full", f"topk({signal.candidates}, {signal.chooser})") if signal.candidates else (signal.type,)
+    return (
+        ("full", f"topk({signal.candidates}, {signal.chooser})")
+        if signal.candidates
+        else (signal.type,)
+    )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Build the teacher inside over a model that remembers; without a place to keep answers it only rounds."""
-    place = context.scores if config.folder is None else context.base_dir / config.folder.expanduser()
+    place = (
+        context.scores if config.folder is None else context.base_dir / config.folder.expanduser()
+    )
     place = None if context.on_paper else place
     made: list[CachingClient] = []
 

@@ -34,7 +34,15 @@ from practicum.ports import (
     TeacherRequest,
 )
 from practicum.text import Renderer, refuse_stop_texts
-from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
+from practicum.types import (
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    TeacherSignal,
+)
 
 EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 """What whole distributions can answer."""
@@ -54,7 +62,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["expert"] = "expert"
-    softness: float = Field(default=1e-4, gt=0, lt=1, description="the share of the uniform distribution at each token")
+    softness: float = Field(
+        default=1e-4, gt=0, lt=1, description="the share of the uniform distribution at each token"
+    )
 
     def capabilities(self) -> Capabilities:
         """Every signal, for the whole distribution is known."""
@@ -81,7 +91,9 @@ class TableHead:
         """The rows of these numbers, exactly."""
         return self.table[hidden[..., 0].long().to(self.table.device)]
 
-    def logits(self, hidden: Float[Tensor, "*s 1"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+    def logits(
+        self, hidden: Float[Tensor, "*s 1"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
         """The same, for log-probabilities are logits."""
         rows = self.logprobs(hidden)
         return rows if room is None else room().copy_(rows)
@@ -111,7 +123,9 @@ class ExpertTeacher(Teacher):
         self._meter = meter
         self._count = count
         self._vocabulary = renderer.vocab_size
-        self._spelling = lru_cache(maxsize=SPELT)(lambda text: tuple(renderer.encode_answer(text, sys.maxsize)))
+        self._spelling = lru_cache(maxsize=SPELT)(
+            lambda text: tuple(renderer.encode_answer(text, sys.maxsize))
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -167,13 +181,19 @@ class ExpertTeacher(Teacher):
                 f"the task's expert gives the candidates for turn {len(said) + 1} of prompt {prompt.id!r} a probability of "
                 f"{total:g} in all; mend its expert(): each 0 or more, and 1 together"
             )
-        return [(self._spelling(text), probability) for text, probability in candidates.items() if probability > 0]
+        return [
+            (self._spelling(text), probability)
+            for text, probability in candidates.items()
+            if probability > 0
+        ]
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
         """What the expert says first, each from its own seed."""
         prompts = [self.renderer.render(request.prompt.messages) for request in requests]
         return [
-            _Writer(self, request.prompt, tokens).sample([SampleRequest(tokens, request.seed)], params)[0]
+            _Writer(self, request.prompt, tokens).sample(
+                [SampleRequest(tokens, request.seed)], params
+            )[0]
             for request, tokens in zip(requests, prompts, strict=True)
         ]
 
@@ -245,7 +265,9 @@ class _Writer:
 
     capabilities = EVERYTHING
 
-    def __init__(self, teacher: ExpertTeacher, prompt: Prompt, prompt_tokens: tuple[int, ...]) -> None:
+    def __init__(
+        self, teacher: ExpertTeacher, prompt: Prompt, prompt_tokens: tuple[int, ...]
+    ) -> None:
         self.teacher = teacher
         self.prompt = prompt
         self.prompt_tokens = prompt_tokens
@@ -263,7 +285,9 @@ class _Writer:
     def _rollout(self, request: ScoreRequest) -> Rollout:
         tokens = torch.tensor(request.tokens, dtype=torch.long)
         known = torch.zeros(len(tokens))
-        return Rollout(self.prompt, self.prompt_tokens, tokens, known >= 0, known, known, 0, "length", "")
+        return Rollout(
+            self.prompt, self.prompt_tokens, tokens, known >= 0, known, known, 0, "length", ""
+        )
 
     def _walk_to(self, tokens: tuple[int, ...]) -> _ExpertWalk:
         """The walk when these tokens were read: the last one if they begin as it did, else a new one."""
@@ -308,4 +332,6 @@ def build(config: Config, context: TeacherContext) -> Teacher:
                 "task a method expert(prompt, said), or take another teacher such as {type: model, model: ...}"
             ]
         )
-    return ExpertTeacher(context.task, context.renderer, config.softness, context.meter, context.count)
+    return ExpertTeacher(
+        context.task, context.renderer, config.softness, context.meter, context.count
+    )

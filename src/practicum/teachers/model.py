@@ -43,7 +43,9 @@ def _weights(config: ModelConfig) -> object:
     if not folder.is_dir():
         return [config.model, (commit_of(config.model) or "") if "/" in config.model else ""]
     sums = []
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]):
+    for path in sorted(
+        [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.py")]
+    ):
         with path.open("rb") as file:
             sums.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
     return sums

@@ -9,7 +9,9 @@ from practicum.objective import Signal
 from practicum.ports import Capabilities, Teacher, TeacherContext
 from practicum.types import Rollout, TeacherSignal
 
-NO_CAPABILITIES = Capabilities(signals=frozenset(), supports=frozenset(), writes=False, follows_student=False)
+NO_CAPABILITIES = Capabilities(
+    signals=frozenset(), supports=frozenset(), writes=False, follows_student=False
+)
 """What silence can answer."""
 
 

@@ -33,28 +33,44 @@ class Config(ReadingConfig, AddressConfig):
     """Where the server is, what it may be asked, and how its model reads prompts."""
 
     type: Literal["openai_api"] = "openai_api"
-    model: str | None = Field(default=None, description="its name at the server; none: the only one there")
-    dialect: DialectName = Field(default="auto", description="how scores are asked for; `chat`: it only writes")
-    largest_k: int = Field(default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20")
-    api_key_env: str | None = Field(default=None, description="the environment variable that holds the key")
+    model: str | None = Field(
+        default=None, description="its name at the server; none: the only one there"
+    )
+    dialect: DialectName = Field(
+        default="auto", description="how scores are asked for; `chat`: it only writes"
+    )
+    largest_k: int = Field(
+        default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20"
+    )
+    api_key_env: str | None = Field(
+        default=None, description="the environment variable that holds the key"
+    )
     concurrency: int = Field(default=16, ge=1, le=1024, description="requests at once")
-    timeout: float = Field(default=30.0, gt=0, description="seconds a request may take, besides those for its tokens")
+    timeout: float = Field(
+        default=30.0, gt=0, description="seconds a request may take, besides those for its tokens"
+    )
     tokens_per_second: float = Field(
         default=50.0, gt=0, description="the slowest speed of the server that is waited for"
     )
-    give_up_after: float = Field(default=120.0, ge=0, description="seconds in which a failing request is tried again")
+    give_up_after: float = Field(
+        default=120.0, ge=0, description="seconds in which a failing request is tried again"
+    )
     token_budget: int | None = Field(
         default=None, ge=1, description="tokens to be scored in all; the run stops before more"
     )
     canary_every: int = Field(
         default=16, ge=1, description="calls between two looks whether it is still the same model"
     )
-    canary: float | None = Field(default=None, description="what `practicum probe` printed: another model is refused")
+    canary: float | None = Field(
+        default=None, description="what `practicum probe` printed: another model is refused"
+    )
 
     def capabilities(self) -> Capabilities:
         """What such a server gives at best; the server itself is asked when the run starts."""
         if self.dialect == "chat":
-            return Capabilities(signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False)
+            return Capabilities(
+                signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False
+            )
         signals = frozenset[SignalName]({"sampled", "topk"} if self.largest_k else {"sampled"})
         return Capabilities(signals, frozenset({"teacher"}), self.largest_k, follows_student=False)
 
@@ -88,7 +104,11 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     log.info(f"{http.address}: {'; '.join(found.lines())}")
     _check_pin(config, found, http)
     limits = ServerLimits(
-        config.timeout, config.tokens_per_second, config.concurrency, config.token_budget, config.canary_every
+        config.timeout,
+        config.tokens_per_second,
+        config.concurrency,
+        config.token_budget,
+        config.canary_every,
     )
     speaker = ServerGenerator(http, found.model, renderer, limits, context.meter)
     promised = config.capabilities()
@@ -98,9 +118,15 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     check_texts(found.texts or {}, renderer.tokenizer, http)
     can = promised.signals if found.largest_k else promised.signals & {"sampled"}
     client = RemoteClient(
-        speaker, found, found.dialect, replace(promised, signals=can, largest_k=found.largest_k), vocabulary
+        speaker,
+        found,
+        found.dialect,
+        replace(promised, signals=can, largest_k=found.largest_k),
+        vocabulary,
     )
-    return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
+    return ClientTeacher(
+        context.count(context.keep(client, client.folder_in)), renderer, follows=client
+    )
 
 
 def _check_pin(config: Config, found: Probe, http: JsonClient) -> None:

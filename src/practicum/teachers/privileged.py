@@ -16,7 +16,14 @@ from torch import Tensor
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherConfig, TeacherContext, TeacherRequest
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+    TeacherRequest,
+)
 from practicum.teachers._outcome import classify_outcome
 from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -46,17 +53,29 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["privileged"] = "privileged"
     teacher: Plugin("teachers") = Field(description="who scores")  # type: ignore[valid-type]
-    system: str | None = Field(default=None, description="a system turn: an instruction or a text to know")
+    system: str | None = Field(
+        default=None, description="a system turn: an instruction or a text to know"
+    )
     demonstrations: tuple[Demonstration, ...] = ()
-    reference: str | None = Field(default=None, description="text before the question, with {field} placeholders")
-    question: str | None = Field(default=None, description="text in place of the question, with {field} placeholders")
+    reference: str | None = Field(
+        default=None, description="text before the question, with {field} placeholders"
+    )
+    question: str | None = Field(
+        default=None, description="text in place of the question, with {field} placeholders"
+    )
     missing: Literal["error", "silent"] = Field(
-        default="error", description="a prompt without one of the fields: stop, or leave its completions unscored"
+        default="error",
+        description="a prompt without one of the fields: stop, or leave its completions unscored",
     )
 
     @model_validator(mode="after")
     def _sees_more(self) -> "Config":
-        if self.system is None and not self.demonstrations and self.reference is None and self.question is None:
+        if (
+            self.system is None
+            and not self.demonstrations
+            and self.reference is None
+            and self.question is None
+        ):
             raise ValueError(
                 "a privileged teacher needs something to see: system, demonstrations, reference or question"
             )
@@ -102,18 +121,30 @@ class PrivilegedTeacher(Teacher):
         for place, rollout in enumerate(rollouts):
             fields = _rollout_fields(rollout, siblings)
             if not self._silent(rollout.prompt, fields):
-                shown[place] = replace(rollout, prompt=with_context(rollout.prompt, self._config, fields))
+                shown[place] = replace(
+                    rollout, prompt=with_context(rollout.prompt, self._config, fields)
+                )
         answers = [TeacherSignal()] * len(rollouts)
-        for place, answer in zip(shown, self._inner.score(list(shown.values()), signal), strict=True):
+        for place, answer in zip(
+            shown, self._inner.score(list(shown.values()), signal), strict=True
+        ):
             answers[place] = answer
         return answers
 
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
         """What the teacher inside answers to the richer prompts, or None where there is no context before a completion."""
-        if self._config.needs_rollout or any(self._silent(request.prompt, {}) for request in requests):
+        if self._config.needs_rollout or any(
+            self._silent(request.prompt, {}) for request in requests
+        ):
             return None
         return self._inner.sample(
-            [TeacherRequest(with_context(request.prompt, self._config), request.seed) for request in requests], params
+            [
+                TeacherRequest(with_context(request.prompt, self._config), request.seed)
+                for request in requests
+            ],
+            params,
         )
 
     def voice(self, prompt: Prompt) -> PromptedClient | None:
@@ -142,7 +173,9 @@ class PrivilegedTeacher(Teacher):
         return bool(lacking) and forgiven
 
 
-def with_context(prompt: Prompt, config: Config, rollout_fields: Mapping[str, str] | None = None) -> Prompt:
+def with_context(
+    prompt: Prompt, config: Config, rollout_fields: Mapping[str, str] | None = None
+) -> Prompt:
     """The prompt as the teacher sees it; DataError where a placeholder's field is missing.
 
     `rollout_fields` are those of `ROLLOUT_FIELDS` that are known; without a completion there are none.
@@ -158,7 +191,9 @@ def with_context(prompt: Prompt, config: Config, rollout_fields: Mapping[str, st
     fields = {**_prompt_fields(prompt), **(rollout_fields or {})}
     lacking = [name for name in config.fields if name not in fields]
     if lacking:
-        raise DataError(_lacking(min(lacking, key=lambda name: name == "sibling"), prompt, config, fields))
+        raise DataError(
+            _lacking(min(lacking, key=lambda name: name == "sibling"), prompt, config, fields)
+        )
     if config.reference is not None or config.question is not None:
         asked = turns[-1].content if config.question is None else _filled(config.question, fields)
         before = [] if config.reference is None else [_filled(config.reference, fields)]
@@ -169,7 +204,11 @@ def with_context(prompt: Prompt, config: Config, rollout_fields: Mapping[str, st
 def _prompt_fields(prompt: Prompt) -> dict[str, str]:
     """What placeholders can stand for before there is a completion; the names of a completion's fields are its own."""
     fields = {"answer": prompt.answer, **prompt.privileged}
-    return {name: value for name, value in fields.items() if value is not None and name not in ROLLOUT_FIELDS}
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and name not in ROLLOUT_FIELDS
+    }
 
 
 def _rollout_fields(rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]) -> dict[str, str]:

@@ -13,8 +13,21 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from practicum.core.calls import did_you_mean
 from practicum.errors import DataError
 from practicum.objective import Signal
-from practicum.ports import Capabilities, PromptedClient, Teacher, TeacherConfig, TeacherContext, TeacherRequest
-from practicum.teachers._members import MemberConfigs, TeacherOfMembers, build_members, by_place, intersect_capabilities
+from practicum.ports import (
+    Capabilities,
+    PromptedClient,
+    Teacher,
+    TeacherConfig,
+    TeacherContext,
+    TeacherRequest,
+)
+from practicum.teachers._members import (
+    MemberConfigs,
+    TeacherOfMembers,
+    build_members,
+    by_place,
+    intersect_capabilities,
+)
 from practicum.teachers._outcome import Outcome, classify_outcome
 from practicum.types import Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
@@ -26,9 +39,14 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["route"] = "route"
-    by: str = Field(default="domain", description="`domain`, `teacher`, `outcome`, or a privileged field of the prompt")
+    by: str = Field(
+        default="domain",
+        description="`domain`, `teacher`, `outcome`, or a privileged field of the prompt",
+    )
     teachers: MemberConfigs = Field(description="each teacher under the value that leads to it")
-    default: str | None = Field(default=None, description="the member for every other value; none: they are errors")
+    default: str | None = Field(
+        default=None, description="the member for every other value; none: they are errors"
+    )
 
     @model_validator(mode="after")
     def _leads_somewhere(self) -> "Config":
@@ -39,7 +57,9 @@ class Config(BaseModel):
         outcomes = typing.get_args(Outcome)
         if self.by == "outcome":
             for name in self.teachers.keys() - {*outcomes, self.default}:
-                raise ValueError(f"by outcome nothing leads to {name!r}; {did_you_mean(name, outcomes)}")
+                raise ValueError(
+                    f"by outcome nothing leads to {name!r}; {did_you_mean(name, outcomes)}"
+                )
         return self
 
     def capabilities(self) -> Capabilities:
@@ -77,12 +97,16 @@ class RouteTeacher(TeacherOfMembers):
                 answers[place] = answer
         return answers
 
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
         """Each prompt's own member answers; None by outcome, for there is none yet, or where a member cannot."""
         if self._config.by == "outcome":
             return None
         answers: dict[int, Sample] = {}
-        for name, places in self._sorted(requests, lambda request: self._of_prompt(request.prompt)).items():
+        for name, places in self._sorted(
+            requests, lambda request: self._of_prompt(request.prompt)
+        ).items():
             own = self._members[name].sample([requests[place] for place in places], params)
             if own is None:
                 return None
@@ -91,7 +115,11 @@ class RouteTeacher(TeacherOfMembers):
 
     def voice(self, prompt: Prompt) -> PromptedClient | None:
         """That of the prompt's own member; None by outcome."""
-        return None if self._config.by == "outcome" else self._members[self._of_prompt(prompt)].voice(prompt)
+        return (
+            None
+            if self._config.by == "outcome"
+            else self._members[self._of_prompt(prompt)].voice(prompt)
+        )
 
     def _sorted(self, items: Iterable[Item], member: Callable[[Item], str]) -> dict[str, list[int]]:
         """The places of the items, by the member they go to."""
@@ -110,7 +138,10 @@ class RouteTeacher(TeacherOfMembers):
     def _of_prompt(self, prompt: Prompt) -> str:
         named = {"domain": prompt.domain, "teacher": prompt.teacher}
         return self._member(
-            prompt, named[self._config.by] if self._config.by in named else prompt.privileged.get(self._config.by)
+            prompt,
+            named[self._config.by]
+            if self._config.by in named
+            else prompt.privileged.get(self._config.by),
         )
 
     def _member(self, prompt: Prompt, key: str | None) -> str:

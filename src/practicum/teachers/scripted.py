@@ -49,7 +49,8 @@ class ScriptedTeacher(Teacher):
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         """The recorded log-probabilities; TeacherError where the tape has none for these very tokens."""
         return [
-            TeacherSignal(logprobs=torch.tensor(self._recorded(rollout), dtype=torch.float32)) for rollout in rollouts
+            TeacherSignal(logprobs=torch.tensor(self._recorded(rollout), dtype=torch.float32))
+            for rollout in rollouts
         ]
 
     def _recorded(self, rollout: Rollout) -> Sequence[float]:
@@ -78,7 +79,8 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         ) from error
     context.reads(tape)
     return ScriptedTeacher(
-        dict(_recording(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)), tape
+        dict(_recording(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)),
+        tape,
     )
 
 
@@ -92,12 +94,18 @@ def _recording(line: str, where: str) -> tuple[Key, list[float]]:
             f"{where} is not a recorded rollout ({error!r}); give the rollouts.jsonl of a run as it was written"
         ) from error
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise DataError(f"{where} has no list of token ids under 'tokens'; give the rollouts.jsonl of a run")
+        raise DataError(
+            f"{where} has no list of token ids under 'tokens'; give the rollouts.jsonl of a run"
+        )
     if isinstance(logprobs, list) and len(logprobs) == len(tokens):
         learned = row.get("loss_mask") or [True] * len(tokens)
         # What the student did not write, such as what an environment said, has no score and needs none.
         logprobs = [value if own else 0.0 for value, own in zip(logprobs, learned, strict=False)]
-    if not isinstance(logprobs, list) or len(logprobs) != len(tokens) or not all(map(_is_number, logprobs)):
+    if (
+        not isinstance(logprobs, list)
+        or len(logprobs) != len(tokens)
+        or not all(map(_is_number, logprobs))
+    ):
         raise DataError(
             f"{where} has no teacher log-probability for each of its {len(tokens)} tokens; record the tape with a teacher "
             "that scores every token"

@@ -17,8 +17,15 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["self"] = "self"
     weights: Literal["live", "frozen", "ema", "periodic"] = "frozen"
-    rate: float = Field(default=0.05, gt=0, le=1, description="ema: the student's share at each step (SDPO 2601.20802)")
-    period: int = Field(default=50, ge=1, description="periodic: steps between copies (CRISP 2603.05433)")
+    rate: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="ema: the student's share at each step (SDPO 2601.20802)",
+    )
+    period: int = Field(
+        default=50, ge=1, description="periodic: steps between copies (CRISP 2603.05433)"
+    )
 
     def capabilities(self) -> Capabilities:
         """The student is local, so every signal is at hand."""
@@ -27,5 +34,7 @@ class Config(BaseModel):
 
 def build(config: Config, context: TeacherContext) -> Teacher:
     """Hold the student's weights as they are now."""
-    held = context.self_teacher(WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period))
+    held = context.self_teacher(
+        WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period)
+    )
     return ClientTeacher(context.count(held), context.renderer, follows=held)

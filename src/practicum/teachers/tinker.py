@@ -34,13 +34,17 @@ class Config(ReadingConfig, ServiceConfig):
 
     type: Literal["tinker"] = "tinker"
     model: str | None = Field(default=None, description="a base model's name at the service")
-    model_path: str | None = Field(default=None, description="saved weights instead: tinker://RUN/sampler_weights/NAME")
+    model_path: str | None = Field(
+        default=None, description="saved weights instead: tinker://RUN/sampler_weights/NAME"
+    )
     largest_k: int = Field(default=100, ge=1, description="candidates that a signal may ask for")
 
     @model_validator(mode="after")
     def _one_model(self) -> "Config":
         if (self.model is None) == (self.model_path is None):
-            raise ValueError("write model, a base model's name, or model_path, saved weights: one of the two")
+            raise ValueError(
+                "write model, a base model's name, or model_path, saved weights: one of the two"
+            )
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError(
                 f"model_path {self.model_path!r} is no tinker:// address; a base model is written as model"
@@ -60,14 +64,18 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     context.at_end.callback(connection.close)
     sampler = ServiceSampler(
         connection,
-        lambda service: service.create_sampling_client(model_path=config.model_path, base_model=config.model),
+        lambda service: service.create_sampling_client(
+            model_path=config.model_path, base_model=config.model
+        ),
         vocabulary,
         largest_k=config.largest_k,
         meter=context.meter,
     )
     client = KnownModel(sampler, connection, config.model_path or config.model or "", vocabulary)
     log.info(f"{connection.address}: {config.model_path or config.model} scores and writes")
-    return ClientTeacher(context.count(context.keep(client, client.folder_in)), renderer, follows=client)
+    return ClientTeacher(
+        context.count(context.keep(client, client.folder_in)), renderer, follows=client
+    )
 
 
 class KnownModel(StepFollower):
@@ -76,7 +84,9 @@ class KnownModel(StepFollower):
     See `practicum.ports.SamplingClient`.
     """
 
-    def __init__(self, sampler: SamplingClient, connection: Connection, name: str, vocabulary: int) -> None:
+    def __init__(
+        self, sampler: SamplingClient, connection: Connection, name: str, vocabulary: int
+    ) -> None:
         self.capabilities = sampler.capabilities
         """Those of the service."""
         self._sampler = sampler

@@ -17,7 +17,11 @@ def control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.P
     cannot be broken up, so it is not looked for.
     """
     added = tokenizer.added_tokens_decoder.values()
-    names = [token.content for token in added if token.special or (token.content.strip() and token.content in template)]
+    names = [
+        token.content
+        for token in added
+        if token.special or (token.content.strip() and token.content in template)
+    ]
     longest_first = sorted({name for name in names if len(name) > 1}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 

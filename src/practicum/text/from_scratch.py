@@ -22,11 +22,15 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     Example: with the alphabet "ab" the conversation `user: ab` is `<user>`, `a`, `b`, `<assistant>`.
     """
     if not alphabet:
-        raise ModelError("a character tokenizer needs an alphabet of one character or more; the alphabet is empty")
+        raise ModelError(
+            "a character tokenizer needs an alphabet of one character or more; the alphabet is empty"
+        )
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: number for number, token in enumerate([*CONTROL, *dict.fromkeys(alphabet)])}
+    vocabulary = {
+        token: number for number, token in enumerate([*CONTROL, *dict.fromkeys(alphabet)])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     # A dot does not match a line break, so the class of everything stands in its place.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")  # type: ignore[assignment]

@@ -50,13 +50,17 @@ class Renderer:
         if control is None or not any(control.search(turn.content) for turn in turns):
             return tuple(self._ids(self._text(turns)))
         mark = find_unused_marker(self._template, *(turn.content for turn in turns))
-        text = self._text([replace(turn, content=broken(turn.content, control, mark)) for turn in turns])
+        text = self._text(
+            [replace(turn, content=broken(turn.content, control, mark)) for turn in turns]
+        )
         # Each side of a mark is encoded alone, so no control token of a user's survives whole.
         return tuple(number for piece in text.split(mark) for number in self._ids(piece))
 
     def render_all(self, prompts: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
         """Return the tokens of each prompt; equal ones, such as those of a group, are rendered once."""
-        rendered = {messages: self.render(messages) for messages in dict.fromkeys(map(tuple, prompts))}
+        rendered = {
+            messages: self.render(messages) for messages in dict.fromkeys(map(tuple, prompts))
+        }
         return [rendered[tuple(messages)] for messages in prompts]
 
     def render_reply(self, message: Message) -> tuple[int, ...]:
@@ -74,12 +78,22 @@ class Renderer:
 
     def _render_reply(self, message: Message) -> tuple[int, ...]:
         mark = find_unused_marker(self._template, message.content)
-        whole = message.content if self._control is None else broken(message.content, self._control, mark)
+        whole = (
+            message.content
+            if self._control is None
+            else broken(message.content, self._control, mark)
+        )
         skipped, stop = self._answer_end
-        first, *others = self._after_answer(mark, replace(message, content=whole))[len(skipped) :].split(mark)
+        first, *others = self._after_answer(mark, replace(message, content=whole))[
+            len(skipped) :
+        ].split(mark)
         # What follows a stop token may be cut into tokens otherwise than what begins a text.
         after_stop = self._ids(stop + first)
-        ids = after_stop[1:] if after_stop and after_stop[0] in self.stop_ids and stop else self._ids(first)
+        ids = (
+            after_stop[1:]
+            if after_stop and after_stop[0] in self.stop_ids and stop
+            else self._ids(first)
+        )
         return tuple(ids + [number for piece in others for number in self._ids(piece)])
 
     def encode(self, text: str) -> list[int]:
@@ -119,7 +133,9 @@ class Renderer:
         text = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
         if "\ufffd" in text:
             by_letter = _bytes_by_letter()
-            return "".join(f"\\x{by_letter[letter]:02x}" if letter in by_letter else letter for letter in raw)
+            return "".join(
+                f"\\x{by_letter[letter]:02x}" if letter in by_letter else letter for letter in raw
+            )
         return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
 
     def is_control(self, token: int) -> bool:
@@ -130,7 +146,11 @@ class Renderer:
         if control is None or not control.search(text):
             return self._ids(text)
         mark = find_unused_marker(text)
-        return [number for piece in broken(text, control, mark).split(mark) for number in self._ids(piece)]
+        return [
+            number
+            for piece in broken(text, control, mark).split(mark)
+            for number in self._ids(piece)
+        ]
 
     def _ids(self, text: str) -> list[int]:
         # The template writes the beginning-of-text token; the tokenizer must not add a second one.
@@ -139,7 +159,9 @@ class Renderer:
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         for message in messages:
             if not message.role.isidentifier():
-                raise DataError(f"a message has the role {message.role!r}; write user, assistant or system")
+                raise DataError(
+                    f"a message has the role {message.role!r}; write user, assistant or system"
+                )
         turns = list(messages)
         if self.system and all(turn.role != "system" for turn in turns):
             turns.insert(0, Message("system", self.system))
@@ -178,18 +200,26 @@ class Renderer:
         return before, after
 
     def _templated(self, turns: Sequence[Message], *, generation: bool = True) -> str:
-        switches: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        switches: dict[str, Any] = (
+            {} if self.thinking is None else {"enable_thinking": self.thinking}
+        )
         try:
             return render_template(
                 self._template,
                 [{"role": turn.role, "content": turn.content} for turn in turns],
-                {**self.tokenizer.special_tokens_map, "add_generation_prompt": generation, **switches},
+                {
+                    **self.tokenizer.special_tokens_map,
+                    "add_generation_prompt": generation,
+                    **switches,
+                },
             )
         except TooMuch as error:
             raise ModelError(
                 f"{self._name}: the chat template does too much: {error}; write another `template:` in the recipe"
             ) from None
-        except Exception as error:  # a template is a program of somebody else's and may fail in any way
+        except (
+            Exception
+        ) as error:  # a template is a program of somebody else's and may fail in any way
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             roles = ", ".join(turn.role for turn in turns)
             raise ModelError(
@@ -204,7 +234,9 @@ class Renderer:
         try:
             return self.tokenizer.get_chat_template(self.template)
         except ValueError as error:
-            raise ModelError(f"{self._name}: none of the model's chat templates is the default; {_ADVICE}") from error
+            raise ModelError(
+                f"{self._name}: none of the model's chat templates is the default; {_ADVICE}"
+            ) from error
 
     @cached_property
     def _control(self) -> re.Pattern[str] | None:
@@ -218,8 +250,12 @@ class Renderer:
     def _final_stop_token(self) -> int:
         """The stop token after an answer: the one that the template writes there, else the tokenizer's own."""
         mark = find_unused_marker(self._template)
-        text = self._templated([Message("user", mark), Message("assistant", mark)], generation=False)
-        written = [number for number in self._ids(text.rpartition(mark)[2]) if number in self.stop_ids]
+        text = self._templated(
+            [Message("user", mark), Message("assistant", mark)], generation=False
+        )
+        written = [
+            number for number in self._ids(text.rpartition(mark)[2]) if number in self.stop_ids
+        ]
         own = self.tokenizer.eos_token_id
         return next(iter(written), own if own in self.stop_ids else min(self.stop_ids))
 
@@ -241,7 +277,9 @@ class Renderer:
         mark = find_unused_marker(self._template)
         between = self._after_answer(mark, Message("user", f"{mark}r{mark}")).partition(mark)[0]
         found = [
-            (between.find(stop), stop) for stop in map(self.decode_token, sorted(self.stop_ids)) if stop in between
+            (between.find(stop), stop)
+            for stop in map(self.decode_token, sorted(self.stop_ids))
+            if stop in between
         ]
         place, stop = min(found, default=(0, ""))
         return between[: place + len(stop)], stop
@@ -253,7 +291,9 @@ class Renderer:
         These are more than `is_control` knows: marks such as `<think>` are added without being special.
         """
         added = self.tokenizer.added_tokens_decoder
-        marks = {number for number, token in added.items() if token.special or token.content.strip()}
+        marks = {
+            number for number, token in added.items() if token.special or token.content.strip()
+        }
         return self.stop_ids | marks | set(self.tokenizer.all_special_ids)
 
     @cached_property
@@ -274,7 +314,9 @@ def _bytes_by_letter() -> dict[str, int]:
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
-def stop_ids(tokenizer: "PreTrainedTokenizerBase", generation_eos: int | list[int] | None) -> frozenset[int]:
+def stop_ids(
+    tokenizer: "PreTrainedTokenizerBase", generation_eos: int | list[int] | None
+) -> frozenset[int]:
     """Every token that ends an answer: the tokenizer's and the generation settings'; ModelError where there is none.
 
     The padding token is a stop token where it is also an end token: masks come from lengths, never from token ids.

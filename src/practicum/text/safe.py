@@ -18,7 +18,8 @@ SECRET_RUN = 8
 """So many letters of a secret in a row are never shown."""
 
 _ESCAPES = tuple(
-    re.compile(pattern, re.IGNORECASE) for pattern in (r"\\(?:u([0-9a-f]{4})|.)", "%([0-9a-f]{2})", r"&#?\w{1,8};")
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (r"\\(?:u([0-9a-f]{4})|.)", "%([0-9a-f]{2})", r"&#?\w{1,8};")
 )
 """A letter as JSON, a URL and HTML may write it."""
 
@@ -66,8 +67,14 @@ def _blotted(line: str, secret: str) -> str:
             if small[start : start + run] in runs:
                 first, end = edges[start], edges[start + run]
                 hidden[first:end] = [True] * (end - first)
-    cuts = [0, *(place for place in range(1, len(line)) if hidden[place] != hidden[place - 1]), len(line)]
-    return "".join("***" if hidden[start] else line[start:end] for start, end in pairwise(cuts) if start < end)
+    cuts = [
+        0,
+        *(place for place in range(1, len(line)) if hidden[place] != hidden[place - 1]),
+        len(line),
+    ]
+    return "".join(
+        "***" if hidden[start] else line[start:end] for start, end in pairwise(cuts) if start < end
+    )
 
 
 def _readings(text: str, edges: list[int], times: int) -> Iterator[tuple[str, list[int]]]:
@@ -86,7 +93,9 @@ def _readings(text: str, edges: list[int], times: int) -> Iterator[tuple[str, li
             begins += edges[place : match.start()] + [edges[match.start()]] * len(letter)
             place = match.end()
         if place:
-            yield from _readings("".join([*letters, text[place:]]), begins + edges[place:], times - 1)
+            yield from _readings(
+                "".join([*letters, text[place:]]), begins + edges[place:], times - 1
+            )
 
 
 def _letter(match: re.Match[str]) -> str:

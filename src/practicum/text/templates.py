@@ -83,7 +83,9 @@ class _Budget:
         """Count; TooMuch where it is used up."""
         self.left -= amount
         if self.left < 0:
-            raise TooMuch(f"it writes and loops more than {ALTOGETHER:,} characters and turns together")
+            raise TooMuch(
+                f"it writes and loops more than {ALTOGETHER:,} characters and turns together"
+            )
         if monotonic() > self.until:
             raise TooMuch(f"it takes longer than {SECONDS:g} s")
 
@@ -91,14 +93,18 @@ class _Budget:
 _BUDGET: ContextVar[_Budget] = ContextVar("_BUDGET")
 
 
-def render_template(template: str, turns: Sequence[Mapping[str, str]], variables: Mapping[str, Any]) -> str:
+def render_template(
+    template: str, turns: Sequence[Mapping[str, str]], variables: Mapping[str, Any]
+) -> str:
     """Return what a chat template writes, to the byte what `apply_chat_template` writes without tools and documents.
 
     `variables` are the switches and special tokens that the template sees. Raises TooMuch where a bound is passed, and whatever
     else the template raises.
     """
     with _budget():
-        return _compiled(template).render(messages=list(map(dict, turns)), tools=None, documents=None, **variables)
+        return _compiled(template).render(
+            messages=list(map(dict, turns)), tools=None, documents=None, **variables
+        )
 
 
 @contextmanager
@@ -179,7 +185,11 @@ class _Counting(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         """Count the turns, and what each writes of the template itself."""
-        written = sum(len(data.data) for statement in node.body for data in statement.find_all(nodes.TemplateData))
+        written = sum(
+            len(data.data)
+            for statement in node.body
+            for data in statement.find_all(nodes.TemplateData)
+        )
         self.generic_visit(node)
         turn = nodes.Filter(nodes.Const(1 + written), _TURN, [], [], None, None, lineno=node.lineno)
         node.body.insert(0, nodes.ExprStmt(turn, lineno=node.lineno))
@@ -188,7 +198,10 @@ class _Counting(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> nodes.Output:
         """Count what is written."""
         self.generic_visit(node)
-        node.nodes = [child if isinstance(child, nodes.TemplateData) else _around(child, _MADE) for child in node.nodes]
+        node.nodes = [
+            child if isinstance(child, nodes.TemplateData) else _around(child, _MADE)
+            for child in node.nodes
+        ]
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
@@ -287,7 +300,11 @@ def _check_filter(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     elif name == "format":
         _measure_format(str(value), others)
     elif name == "tojson":
-        widths = sum(numbers) + sum(texts) + sum(_size(pair) for pair in others if isinstance(pair, list | tuple))
+        widths = (
+            sum(numbers)
+            + sum(texts)
+            + sum(_size(pair) for pair in others if isinstance(pair, list | tuple))
+        )
         _measure(_count(value) * widths * _depth(value))
     elif name == "sum" and any(not isinstance(start, int | float | str) for start in others):
         raise TooMuch("it sums what are no numbers")
@@ -304,7 +321,12 @@ def _check_method(method: Any, args: Sequence[Any]) -> None:
         _measure(args[0])
     elif name == "join" and args:
         _measure(_size(args[0]) + _count(args[0]) * len(owner))
-    elif name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
+    elif (
+        name == "replace"
+        and len(args) >= 2
+        and isinstance(args[0], str)
+        and isinstance(args[1], str)
+    ):
         _measure_replace(owner, args[0], args[1])
 
 
@@ -333,7 +355,10 @@ def _measure_format(form: str | bytes, args: Any) -> None:
     if _NESTED_WIDTH.search(text):
         raise TooMuch("it formats with a width that is an argument")
     # More digits than a size has are too many whatever they are.
-    width = max((int(digits) if len(digits) < 10 else LARGEST + 1 for digits in _WIDTH.findall(text)), default=0)
+    width = max(
+        (int(digits) if len(digits) < 10 else LARGEST + 1 for digits in _WIDTH.findall(text)),
+        default=0,
+    )
     _measure((text.count("%") + text.count("{")) * (width + _size(args)) + len(text))
 
 

@@ -29,9 +29,15 @@ UNREADABLE = (
 def load_renderer(config: ModelConfig) -> Renderer:
     """Return a model's tokenizer, chat template and stop tokens without its weights, which need not be there."""
     assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
-    source = str(packaged_model(config.model)) if config.model in PACKAGED else str(Path(config.model).expanduser())
+    source = (
+        str(packaged_model(config.model))
+        if config.model in PACKAGED
+        else str(Path(config.model).expanduser())
+    )
     tokenizer = load_tokenizer(source, config)
-    stops = stop_ids(tokenizer, [*(named_eos(source) or []), *named_tokens(tokenizer, config.stop, source)])
+    stops = stop_ids(
+        tokenizer, [*(named_eos(source) or []), *named_tokens(tokenizer, config.stop, source)]
+    )
     return Renderer(tokenizer, config.system, config.template, config.thinking, stops)
 
 
@@ -54,12 +60,16 @@ def named_eos(source: str) -> list[int] | None:
     return [eos] if isinstance(eos, int) else eos
 
 
-def named_tokens(tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str) -> frozenset[int]:
+def named_tokens(
+    tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str
+) -> frozenset[int]:
     """Return the ids of the stop tokens that a recipe names; ModelError where the vocabulary has none of that name."""
     vocabulary: Mapping[str, int] = tokenizer.get_vocab()
     for name in names:
         if name not in vocabulary:
-            raise ModelError(f"{source}: stop token {name!r} is not in the vocabulary; write a token, not a text")
+            raise ModelError(
+                f"{source}: stop token {name!r} is not in the vocabulary; write a token, not a text"
+            )
     return frozenset(vocabulary[name] for name in names)
 
 

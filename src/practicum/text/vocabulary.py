@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 _SHOWN = 3
 
 
-def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase") -> int:
+def check_same_vocabulary(
+    student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase"
+) -> int:
     """The number of tokens both share, compared as strings by id; VocabularyError with the first that differ.
 
     Rows of an embedding beyond the tokenizer are padding and do not count.
@@ -71,6 +73,9 @@ def _token(vocabulary: Mapping[int, str], number: int) -> str:
 def _named(renderer: Renderer) -> str:
     tokens = renderer.tokenizer.convert_ids_to_tokens(sorted(renderer.stop_ids))
     return (
-        ", ".join(f"{token} ({number})" for token, number in zip(tokens, sorted(renderer.stop_ids), strict=True))
+        ", ".join(
+            f"{token} ({number})"
+            for token, number in zip(tokens, sorted(renderer.stop_ids), strict=True)
+        )
         or "no token"
     )

@@ -28,7 +28,8 @@ class Config(BaseModel):
     type: Literal["mlflow"] = "mlflow"
     experiment: str = "practicum"
     uri: str | None = Field(
-        default=None, description="none: MLFLOW_TRACKING_URI, else `mlflow.db` beside the run folder"
+        default=None,
+        description="none: MLFLOW_TRACKING_URI, else `mlflow.db` beside the run folder",
     )
 
     @field_validator("uri")
@@ -59,16 +60,31 @@ class MLflow:
         with self._telling("the run cannot begin"):
             self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
             experiment = self._client.get_experiment_by_name(self._experiment)
-            number = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
-            found = self._client.search_runs([number], f"tags.`{TAG}` = '{self._context.id}'", max_results=1)
+            number = (
+                experiment.experiment_id
+                if experiment
+                else self._client.create_experiment(self._experiment)
+            )
+            found = self._client.search_runs(
+                [number], f"tags.`{TAG}` = '{self._context.id}'", max_results=1
+            )
             if found:
                 self._run = found[0].info.run_id
                 self._client.update_run(self._run, status="RUNNING")
-                return max((point.step for point in self._client.get_metric_history(self._run, EVERY_STEP)), default=0)
-            created = self._client.create_run(number, run_name=self._context.run, tags={TAG: self._context.id})
+                return max(
+                    (
+                        point.step
+                        for point in self._client.get_metric_history(self._run, EVERY_STEP)
+                    ),
+                    default=0,
+                )
+            created = self._client.create_run(
+                number, run_name=self._context.run, tags={TAG: self._context.id}
+            )
             self._run = created.info.run_id
             params = [
-                self._mlflow.entities.Param(key, str(value)[:LONGEST]) for key, value in self._context.settings.items()
+                self._mlflow.entities.Param(key, str(value)[:LONGEST])
+                for key, value in self._context.settings.items()
             ]
             for start in range(0, len(params), 100):
                 self._client.log_batch(self._run, params=params[start : start + 100])
@@ -77,7 +93,9 @@ class MLflow:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One batch of metrics."""
         now = int(time.time() * 1000)
-        batch = [self._mlflow.entities.Metric(name, value, now, step) for name, value in metrics.items()]
+        batch = [
+            self._mlflow.entities.Metric(name, value, now, step) for name, value in metrics.items()
+        ]
         with self._telling(f"step {step} cannot be sent"):
             self._client.log_batch(self._run, metrics=batch)
 
@@ -91,7 +109,9 @@ class MLflow:
         if not self._run:
             return
         with self._telling("the run cannot end"):
-            self._client.set_terminated(self._run, status="FINISHED" if self._finished else "KILLED")
+            self._client.set_terminated(
+                self._run, status="FINISHED" if self._finished else "KILLED"
+            )
 
     def _telling(self, what: str) -> AbstractContextManager[None]:
         failures = self._mlflow.exceptions.MlflowException, OSError

@@ -34,7 +34,9 @@ class TensorBoard:
             rows = "\n".join(f"| {name} | {value} |" for name, value in self._settings.items())
             self._writer.add_text("recipe", f"| key | value |\n| --- | --- |\n{rows}", 1)
         except OSError as error:
-            raise ResourceError(f"tensorboard: {self._folder} cannot be written ({error})") from error
+            raise ResourceError(
+                f"tensorboard: {self._folder} cannot be written ({error})"
+            ) from error
         return 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -44,7 +46,9 @@ class TensorBoard:
             for name, value in metrics.items():
                 self._writer.add_scalar(name, value, step)
         except OSError as error:
-            raise ResourceError(f"tensorboard: {self._folder} cannot be written ({error})") from error
+            raise ResourceError(
+                f"tensorboard: {self._folder} cannot be written ({error})"
+            ) from error
 
     def finish(self, summary: Mapping[str, float]) -> None:
         """Scalars at the last step."""

@@ -22,7 +22,8 @@ class Config(BaseModel):
     entity: str | None = Field(default=None, description="user or team; none: the key's own")
     group: str | None = None
     mode: Literal["online", "offline"] | None = Field(
-        default=None, description="none: WANDB_MODE, else online where a key is at hand, else offline"
+        default=None,
+        description="none: WANDB_MODE, else online where a key is at hand, else offline",
     )
 
 

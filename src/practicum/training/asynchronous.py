@@ -73,15 +73,21 @@ class SampledStep:
         """What `row` gave, with the prompts by their ids."""
         rollouts = [
             replace(
-                RolloutRow.model_validate({name: one[name] for name in RolloutRow.model_fields if name in one}).rollout(
-                    prompts[one["prompt"]]
-                ),
+                RolloutRow.model_validate(
+                    {name: one[name] for name in RolloutRow.model_fields if name in one}
+                ).rollout(prompts[one["prompt"]]),
                 reward=one["reward"],
-                candidates=None if one["candidates"] is None else torch.tensor(one["candidates"], dtype=torch.long),
+                candidates=None
+                if one["candidates"] is None
+                else torch.tensor(one["candidates"], dtype=torch.long),
             )
             for one in row["rollouts"]
         ]
-        return cls(row["step"], rollouts, {(phase, name): Usage(*done) for phase, name, *done in row["work"]})
+        return cls(
+            row["step"],
+            rollouts,
+            {(phase, name): Usage(*done) for phase, name, *done in row["work"]},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,12 @@ class OverlappedSteps:
     """
 
     def __init__(
-        self, parts: StepComponents, settings: StepSettings, last: int, lag: int, in_turn: Collection[str] = ()
+        self,
+        parts: StepComponents,
+        settings: StepSettings,
+        last: int,
+        lag: int,
+        in_turn: Collection[str] = (),
     ) -> None:
         self._parts = parts
         self._settings = settings
@@ -173,7 +184,9 @@ class OverlappedSteps:
         clock = PhaseTimer()
         self._begin(step)
         in_flight = self._begun[0]
-        assert in_flight.step == step, "steps are learned from in the order in which they were begun"
+        assert in_flight.step == step, (
+            "steps are learned from in the order in which they were begun"
+        )
         written = in_flight.written.result()
         clock.end_phase("sample")
         answered = in_flight.answered.result()
@@ -210,14 +223,21 @@ class OverlappedSteps:
         for number in numbers:
             assert client is not None, "there is a client where there is a step to begin"
             self._ask(
-                number, self._submit(self._writer, self._sample_step, number, self._settings.plan(number), client)
+                number,
+                self._submit(
+                    self._writer, self._sample_step, number, self._settings.plan(number), client
+                ),
             )
 
     def _ask(self, step: int, written: Future[SampledStep]) -> None:
         now = self._settings.plan(step)
-        self._begun.append(_InFlightStep(step, written, self._submit(self._asker, self._score_step, written, now)))
+        self._begun.append(
+            _InFlightStep(step, written, self._submit(self._asker, self._score_step, written, now))
+        )
 
-    def _submit(self, pool: ThreadPoolExecutor, work: Callable[..., T], *given: object) -> Future[T]:
+    def _submit(
+        self, pool: ThreadPoolExecutor, work: Callable[..., T], *given: object
+    ) -> Future[T]:
         """Let a thread do some work, which ends early when nobody waits for it any more."""
 
         def abandoned_if_told() -> T:
@@ -243,8 +263,15 @@ class OverlappedSteps:
             if role not in self._in_turn
         }
         with self._teacher, self._parts.ledger.record_separately() as work:
-            said = {role: score_with(teacher, rollouts, signal) for role, (teacher, signal) in asked.items()}
-            states = {role: teacher.save_state() for role, (teacher, _) in asked.items() if teacher is not None}
+            said = {
+                role: score_with(teacher, rollouts, signal)
+                for role, (teacher, signal) in asked.items()
+            }
+            states = {
+                role: teacher.save_state()
+                for role, (teacher, _) in asked.items()
+                if teacher is not None
+            }
         return ScoredStep(said, work, states)
 
 

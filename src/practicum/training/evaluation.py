@@ -12,8 +12,21 @@ from torch import Tensor
 from practicum import functional as F
 from practicum.objective import Full, Sampled, compare_signals, read_tokens
 from practicum.ports import SamplingClient, Task, Teacher
-from practicum.rollouts import RolloutBatch, add_rewards, as_environment, sample_rollouts, sample_teacher_rollouts
-from practicum.statistics import Interval, bootstrap, calibration_error, difference, majority_agreement, wilson
+from practicum.rollouts import (
+    RolloutBatch,
+    add_rewards,
+    as_environment,
+    sample_rollouts,
+    sample_teacher_rollouts,
+)
+from practicum.statistics import (
+    Interval,
+    bootstrap,
+    calibration_error,
+    difference,
+    majority_agreement,
+    wilson,
+)
 from practicum.text import Renderer
 from practicum.training.forensics import TokenTrace, choose_traced, read_trace, trace
 from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest, TeacherSignal
@@ -83,29 +96,51 @@ class Evaluation:
         """The numbers for `summary.json`, without the answers themselves."""
         numbers = asdict(self)
         del numbers["answers"], numbers["scores"], numbers["traces"]
-        return {"prompts": len({answer.prompt for answer in self.answers}), "completions": len(self.answers), **numbers}
+        return {
+            "prompts": len({answer.prompt for answer in self.answers}),
+            "completions": len(self.answers),
+            **numbers,
+        }
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Evaluation":
         """Read back what `dataclasses.asdict` gave."""
         accuracy = None if saved["accuracy"] is None else Interval(**saved["accuracy"])
         answers = [GradedCompletion(**answer) for answer in saved["answers"]]
-        by_domain = {domain: Interval(**interval) for domain, interval in saved["by_domain"].items()}
+        by_domain = {
+            domain: Interval(**interval) for domain, interval in saved["by_domain"].items()
+        }
         traces = [read_trace(one) for one in saved.get("traces", [])]
         sure = saved.get("calibration")
         if sure is not None:
             sure = Calibration(**{**sure, "overconfidence": Interval(**sure["overconfidence"])})
-        read = {"accuracy": accuracy, "answers": answers, "by_domain": by_domain, "traces": traces, "calibration": sure}
+        read = {
+            "accuracy": accuracy,
+            "answers": answers,
+            "by_domain": by_domain,
+            "traces": traces,
+            "calibration": sure,
+        }
         return cls(**{**saved, **read})
 
 
 def evaluate(
-    client: SamplingClient, renderer: Renderer, task: Task, teacher: Teacher | None, settings: EvaluationSettings
+    client: SamplingClient,
+    renderer: Renderer,
+    task: Task,
+    teacher: Teacher | None,
+    settings: EvaluationSettings,
 ) -> Evaluation:
     """Sample, verify, and compare with the teacher on the states the student visits."""
-    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
-    rollouts = add_rewards(sample_rollouts(batch, client, renderer, settings.sampling, as_environment(task)), task)
-    distance = _TeacherComparison() if teacher is None else _distance(client, teacher, rollouts, renderer)
+    batch = RolloutBatch(
+        settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation"
+    )
+    rollouts = add_rewards(
+        sample_rollouts(batch, client, renderer, settings.sampling, as_environment(task)), task
+    )
+    distance = (
+        _TeacherComparison() if teacher is None else _distance(client, teacher, rollouts, renderer)
+    )
     return _evaluation(rollouts, distance, settings.seed)
 
 
@@ -113,8 +148,12 @@ def evaluate_teacher(
     teacher: Teacher, renderer: Renderer, task: Task, settings: EvaluationSettings
 ) -> Evaluation | None:
     """The teacher's own answers in its own context, or None where it cannot generate."""
-    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
-    rollouts = sample_teacher_rollouts(batch, teacher, renderer, settings.sampling, as_environment(task))
+    batch = RolloutBatch(
+        settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation"
+    )
+    rollouts = sample_teacher_rollouts(
+        batch, teacher, renderer, settings.sampling, as_environment(task)
+    )
     if rollouts is None:
         return None
     return _evaluation(add_rewards(rollouts, task), _TeacherComparison(), settings.seed)
@@ -146,7 +185,10 @@ def confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, f
             for prompt, group in groups.items()
         }
     return {
-        prompt: (math.exp(min(group[0].logprob * group[0].tokens, 0.0)), float((group[0].reward or 0.0) >= 1.0))
+        prompt: (
+            math.exp(min(group[0].logprob * group[0].tokens, 0.0)),
+            float((group[0].reward or 0.0) >= 1.0),
+        )
         for prompt, group in groups.items()
         if group[0].logprob is not None
     }
@@ -165,7 +207,11 @@ def surer(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
         for evaluation in (before, after)
     )
     both = [prompt for prompt in old if prompt in new]
-    return difference([new[prompt] for prompt in both], [old[prompt] for prompt in both], seed) if both else None
+    return (
+        difference([new[prompt] for prompt in both], [old[prompt] for prompt in both], seed)
+        if both
+        else None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +260,9 @@ def _calibration(answers: Sequence[GradedCompletion], seed: int) -> Calibration 
     if not pairs:
         return None
     sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Calibration(sum(sure) / len(sure), difference(sure, right, seed), calibration_error(sure, right))
+    return Calibration(
+        sum(sure) / len(sure), difference(sure, right, seed), calibration_error(sure, right)
+    )
 
 
 def _mean(logprobs: Tensor) -> float | None:
@@ -223,12 +271,16 @@ def _mean(logprobs: Tensor) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _by_domain(rollouts: Sequence[Rollout], by_prompt: Mapping[str, Sequence[float]], seed: int) -> dict[str, Interval]:
+def _by_domain(
+    rollouts: Sequence[Rollout], by_prompt: Mapping[str, Sequence[float]], seed: int
+) -> dict[str, Interval]:
     """The accuracy on each domain, in the order in which the prompts name them."""
     domains: dict[str, dict[str, Sequence[float]]] = {}
     for rollout in rollouts:
         if rollout.prompt.domain is not None and rollout.prompt.id in by_prompt:
-            domains.setdefault(rollout.prompt.domain, {})[rollout.prompt.id] = by_prompt[rollout.prompt.id]
+            domains.setdefault(rollout.prompt.domain, {})[rollout.prompt.id] = by_prompt[
+                rollout.prompt.id
+            ]
     return {domain: _interval(list(rewards.values()), seed) for domain, rewards in domains.items()}
 
 
@@ -245,19 +297,24 @@ def _distance(
     client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer
 ) -> _TeacherComparison:
     """How far the student is from its teacher; by the sampled tokens alone where the teacher gives no more."""
-    requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    requests = [
+        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+    ]
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()
     student_signals, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
     divergences, entropies = [], []
     for rollout, own, other in zip(rollouts, student_signals, theirs, strict=True):
         divergence, entropy = (
-            _by_distributions(own, other, rollout.tokens) if full else _compare_sampled_tokens(own, other)
+            _by_distributions(own, other, rollout.tokens)
+            if full
+            else _compare_sampled_tokens(own, other)
         )
         divergences += [] if divergence is None else [divergence.double().cpu()[rollout.loss_mask]]
         entropies.append(entropy.double().cpu()[rollout.loss_mask])
     traces = [
-        trace(rollouts[place], student_signals[place], theirs[place], renderer) for place in choose_traced(rollouts)
+        trace(rollouts[place], student_signals[place], theirs[place], renderer)
+        for place in choose_traced(rollouts)
     ]
     for head in {head.key: head for other in theirs for head in other.heads}.values():
         head.release()
@@ -265,14 +322,18 @@ def _distance(
     return _TeacherComparison(torch.cat(entropies).mean().item(), distance, traces)
 
 
-def _by_distributions(own: TeacherSignal, other: TeacherSignal, tokens: Tensor) -> tuple[Tensor | None, Tensor]:
+def _by_distributions(
+    own: TeacherSignal, other: TeacherSignal, tokens: Tensor
+) -> tuple[Tensor | None, Tensor]:
     """Reverse KL, where the teacher is not silent, and the student's entropy."""
     compared = compare_signals((own, other), tokens, CHUNK, ("reverse_kl", "student_entropy"))
     assert compared.student_entropy is not None, "the student's own client gives its hidden states"
     return compared.reverse_kl, compared.student_entropy
 
 
-def _compare_sampled_tokens(own: TeacherSignal, other: TeacherSignal) -> tuple[Tensor | None, Tensor]:
+def _compare_sampled_tokens(
+    own: TeacherSignal, other: TeacherSignal
+) -> tuple[Tensor | None, Tensor]:
     assert own.logprobs is not None, "the student's own client was asked for them"
     teacher = read_tokens(other, slice(None)).logprobs
     return None if teacher is None else F.k1(own.logprobs, teacher), -own.logprobs

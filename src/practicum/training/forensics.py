@@ -70,12 +70,16 @@ def choose_traced(rollouts: Sequence[Rollout]) -> list[int]:
 def read_trace(saved: dict[str, object]) -> TokenTrace:
     """Read back what `dataclasses.asdict` gave."""
     sides = {name: saved[name] for name in ("student", "teacher")}
-    candidates = {name: Candidates(**side) if isinstance(side, dict) else None for name, side in sides.items()}
+    candidates = {
+        name: Candidates(**side) if isinstance(side, dict) else None for name, side in sides.items()
+    }
     return TokenTrace(**{**saved, **candidates})  # type: ignore[arg-type]
 
 
 @torch.no_grad()
-def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: Renderer) -> TokenTrace:
+def trace(
+    rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: Renderer
+) -> TokenTrace:
     """One rollout under the student's `own` and the teacher's distributions, or what they say of the sampled tokens."""
     tokens, written = rollout.tokens[:TOKENS], rollout.loss_mask[:TOKENS].tolist()
     compared = compare_signals((own[:TOKENS], other[:TOKENS]), tokens, CHUNK, MEASURES, CHOICES)
@@ -87,11 +91,15 @@ def trace(rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: 
             for number, is_own in zip(numbers, written, strict=True)
         ]
 
-    def candidates(ids: Int[Tensor, "T K"] | None, logprobs: Float[Tensor, "T K"] | None) -> Candidates | None:
+    def candidates(
+        ids: Int[Tensor, "T K"] | None, logprobs: Float[Tensor, "T K"] | None
+    ) -> Candidates | None:
         if ids is None or logprobs is None or not written:
             return None
         texts = [[renderer.decode_token(token) for token in row] for row in ids.tolist()]
-        return Candidates(texts, [[_short(value) for value in row] for row in logprobs.exp().tolist()])
+        return Candidates(
+            texts, [[_short(value) for value in row] for row in logprobs.exp().tolist()]
+        )
 
     return TokenTrace(
         prompt=rollout.prompt.id,

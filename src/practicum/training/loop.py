@@ -123,7 +123,12 @@ def train_step(step: int, parts: StepComponents, settings: StepSettings) -> Step
 
 
 def generate_rollouts(
-    step: int, now: StepPlan, parts: StepComponents, settings: StepSettings, client: SamplingClient, version: int
+    step: int,
+    now: StepPlan,
+    parts: StepComponents,
+    settings: StepSettings,
+    client: SamplingClient,
+    version: int,
 ) -> list[Rollout]:
     """Sample and reward: the rollouts of a step, by a client with the student's weights after `version` steps.
 
@@ -131,9 +136,13 @@ def generate_rollouts(
     """
     prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
     batch = RolloutBatch(prompts, now.n, settings.seed, step, version=version)
-    authors = RolloutWriters(client, parts.teacher, parts.renderer, parts.archive, as_environment(parts.task))
+    authors = RolloutWriters(
+        client, parts.teacher, parts.renderer, parts.archive, as_environment(parts.task)
+    )
     rollouts = add_rewards(collect_rollouts(batch, now.source, authors, now.sampling), parts.task)
-    rollouts = attach_candidates(client, build_teacher_queries(now.objective, parts).values(), rollouts)
+    rollouts = attach_candidates(
+        client, build_teacher_queries(now.objective, parts).values(), rollouts
+    )
     fault("rollout")
     return rollouts
 
@@ -167,7 +176,12 @@ def build_teacher_queries(
 
 
 def update_student(
-    step: int, data: Sequence[Datum], now: StepPlan, parts: StepComponents, settings: StepSettings, clock: "PhaseTimer"
+    step: int,
+    data: Sequence[Datum],
+    now: StepPlan,
+    parts: StepComponents,
+    settings: StepSettings,
+    clock: "PhaseTimer",
 ) -> StepResult:
     """Differentiate and update, and tell whoever follows the student; what the step did and cost."""
     result = learn(parts.student, data, now, settings, step)
@@ -207,7 +221,9 @@ def train(
             )
 
 
-def score_with(teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None) -> list[TeacherSignal]:
+def score_with(
+    teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None
+) -> list[TeacherSignal]:
     """What a teacher says about the rollouts; silence where there is no teacher or no term of the objective asks it."""
     if teacher is None or signal is None:
         return [TeacherSignal() for _ in rollouts]
@@ -227,7 +243,9 @@ def learn(
     for epoch in range(settings.epochs):
         results = []
         for number, part in enumerate(parts, start=epoch * len(parts)):
-            result = student.forward_backward(part, now.objective, seed_of(settings.seed, "update", step, number))
+            result = student.forward_backward(
+                part, now.objective, seed_of(settings.seed, "update", step, number)
+            )
             results.append(replace(result, metrics=result.metrics | student.optim_step(now.adam)))
         epochs.append(merge_parts(results))
     return replace(epochs[0], metrics=merge_metrics([epoch.metrics for epoch in epochs], EVENTS))
@@ -258,11 +276,16 @@ def merge_metrics(rows: Sequence[Metrics], totals: Collection[str]) -> Metrics:
         return rows[0]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row[name] for row in rows if name in row] for name in names}
-    return {name: sum(values) if name in totals else sum(values) / len(values) for name, values in columns.items()}
+    return {
+        name: sum(values) if name in totals else sum(values) / len(values)
+        for name, values in columns.items()
+    }
 
 
 def assemble(
-    rollouts: Sequence[Rollout], signals: Sequence[TeacherSignal], references: Sequence[TeacherSignal] = ()
+    rollouts: Sequence[Rollout],
+    signals: Sequence[TeacherSignal],
+    references: Sequence[TeacherSignal] = (),
 ) -> list[Datum]:
     """Pair rollouts with signals; TeacherError where a signal cannot be about its rollout."""
     if len(signals) != len(rollouts):
@@ -290,7 +313,9 @@ def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | StatesLike
     if torch.isnan(values).any() if isinstance(values, torch.Tensor) else not values.finite:
         raise TeacherError(f"{where} hold NaN; the teacher's weights or its server are broken")
     if name != "hidden" and isinstance(values, torch.Tensor) and (values > LOGPROB_TOLERANCE).any():
-        raise TeacherError(f"{where} reach {values.max().item():.3g}, above 0, so they are not log-probabilities")
+        raise TeacherError(
+            f"{where} reach {values.max().item():.3g}, above 0, so they are not log-probabilities"
+        )
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step: int) -> Metrics:
@@ -299,14 +324,18 @@ def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step
     `supervised` counts the tokens of each rollout that the loss counts.
     """
     count = len(rollouts)
-    run_updates = {rollout.prompt.id for rollout, tokens in zip(rollouts, supervised, strict=True) if tokens}
+    run_updates = {
+        rollout.prompt.id for rollout, tokens in zip(rollouts, supervised, strict=True) if tokens
+    }
     metrics = {
         **{
             f"from_{source}": sum(rollout.source == source for rollout in rollouts) / count
             for source in ROLLOUT_SOURCES
         },
         "staleness": sum(step - 1 - rollout.policy_version for rollout in rollouts) / count,
-        "unsupervised_prompts": float(len({rollout.prompt.id for rollout in rollouts} - run_updates)),
+        "unsupervised_prompts": float(
+            len({rollout.prompt.id for rollout in rollouts} - run_updates)
+        ),
         "rollouts": float(count),
         "length": sum(len(rollout.tokens) for rollout in rollouts) / count,
         "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,

@@ -20,7 +20,9 @@ class Config(BaseModel):
 
     def problems(self, student, objective, source, staleness) -> list[str]:  # type: ignore[no-untyped-def]
         """Decoding in lockstep needs both models in one process."""
-        return ["rollout.source: 'token_mix' needs another backend"] if source == "token_mix" else []
+        return (
+            ["rollout.source: 'token_mix' needs another backend"] if source == "token_mix" else []
+        )
 
 
 def build(config: Config, context: BackendContext) -> Backend:

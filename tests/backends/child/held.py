@@ -89,7 +89,11 @@ def bring(signal: TeacherSignal, process: int) -> TeacherSignal:
     bare = head.bare if isinstance(head, MeteredHead) else head
     if isinstance(bare, ChildHead) and bare.process != process:
         bare = bare.fetch()
-        head = MeteredHead(bare, head.name, lambda tokens: None) if isinstance(head, MeteredHead) else bare
+        head = (
+            MeteredHead(bare, head.name, lambda tokens: None)
+            if isinstance(head, MeteredHead)
+            else bare
+        )
     if pool is not None:
         pool = replace(pool, members=tuple(bring(member, process) for member in pool.members))
     return replace(signal, hidden=states, head=head, pool=pool)

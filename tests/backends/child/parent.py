@@ -50,7 +50,9 @@ class ChildBackend:
         start = multiprocessing.get_context("forkserver")
         start.set_forkserver_preload(PRELOAD)
         self._connection, theirs = start.Pipe()
-        self.process = start.Process(target=answer, args=(theirs, context.seed, context.models), daemon=True)
+        self.process = start.Process(
+            target=answer, args=(theirs, context.seed, context.models), daemon=True
+        )
         self.process.start()
         theirs.close()
         assert self.process.pid is not None
@@ -75,7 +77,9 @@ class ChildBackend:
                         raise value
                     log.info(value)
             except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-                raise ResourceError(f"the child process was lost in {method}; go on with --resume") from error
+                raise ResourceError(
+                    f"the child process was lost in {method}; go on with --resume"
+                ) from error
 
     def close(self) -> None:
         """Let the child end; what it held cannot be fetched any more."""
@@ -140,10 +144,16 @@ class ChildTrainer:
     def __init__(self, backend: ChildBackend) -> None:
         self._backend = backend
 
-    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
         process = self._backend.pid
         data = [
-            replace(datum, signal=bring(datum.signal, process), reference=bring(datum.reference, process))
+            replace(
+                datum,
+                signal=bring(datum.signal, process),
+                reference=bring(datum.reference, process),
+            )
             for datum in data
         ]
         return self._backend.ask("forward_backward", data, objective, seed)

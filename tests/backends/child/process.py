@@ -115,9 +115,14 @@ class Child:
         if answer.states is None or answer.head is None:
             return answer
         states = ChildStates(
-            os.getpid(), f"states {self.made}", len(answer.states), bool(torch.isfinite(answer.states).all())
+            os.getpid(),
+            f"states {self.made}",
+            len(answer.states),
+            bool(torch.isfinite(answer.states).all()),
         )
         self.made += 1
         number = hash(answer.head.key)
         HELD[states.name], HELD[f"head {number}"] = answer.states, answer.head
-        return replace(answer, hidden=states, head=ChildHead(os.getpid(), number, answer.head.vocab_size))
+        return replace(
+            answer, hidden=states, head=ChildHead(os.getpid(), number, answer.head.vocab_size)
+        )

@@ -15,7 +15,14 @@ from toy import command, environment, forked, make_model, rows, write_recipe
 from practicum.errors import DataError, RecipeError
 from practicum.run_dir import write_json
 from practicum.runs import run
-from practicum.studies.compare import Arm, ComparisonBudget, Settings, analyse_outcomes, compare, design
+from practicum.studies.compare import (
+    Arm,
+    ComparisonBudget,
+    Settings,
+    analyse_outcomes,
+    compare,
+    design,
+)
 from practicum.studies.compare.arms import ENDING, recipe_of, split
 from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
 from practicum.studies.compare.page import write_page
@@ -51,7 +58,10 @@ def done(words: Sequence[str], settings: Settings) -> None:
 
 @pytest.mark.slow
 def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path):
-    words = [f"kept={recipe},optimizer.learning_rate=0.0000001", f"same={recipe},optimizer.learning_rate=0.0000001"]
+    words = [
+        f"kept={recipe},optimizer.learning_rate=0.0000001",
+        f"same={recipe},optimizer.learning_rate=0.0000001",
+    ]
     words.append(f"spoilt={recipe},optimizer.learning_rate=0.3")
     settings = Settings(seeds=3, out=tmp_path / "out")
     done(words, settings)
@@ -61,8 +71,13 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
     assert (same.mean, same.p, same.resolved, same.seeds_needed) == (0.0, 1.0, False, None)
     assert pairs["kept", "spoilt"].resolved
     assert pairs["same", "spoilt"].resolved
-    assert found.verdict[0].startswith("kept leads, but no difference is resolved between it and same")
-    assert "no difference resolved between kept and same: +0.000 [+0.000, +0.000], p = 1.000" in found.verdict
+    assert found.verdict[0].startswith(
+        "kept leads, but no difference is resolved between it and same"
+    )
+    assert (
+        "no difference resolved between kept and same: +0.000 [+0.000, +0.000], p = 1.000"
+        in found.verdict
+    )
     saved = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert saved["verdict"] == list(found.verdict)
     page = (tmp_path / "out" / "compare.html").read_text()
@@ -72,11 +87,15 @@ def test_identical_arms_are_not_told_apart_and_a_spoilt_one_is(recipe, tmp_path)
 @pytest.mark.long
 def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
     words = [f"one={recipe}", f"two={recipe},rollout.n=2"]
-    settings = Settings(1, ComparisonBudget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",))
+    settings = Settings(
+        1, ComparisonBudget("flops", 4e8), out=tmp_path / "out", common=("train.steps=100",)
+    )
     done(words, settings)
     found = compare(words, replace(settings, resume=True))
     for outcome in found.outcomes:
-        costs = [row["cost/flops"] for row in rows(tmp_path / "out" / outcome.folder / "metrics.jsonl")]
+        costs = [
+            row["cost/flops"] for row in rows(tmp_path / "out" / outcome.folder / "metrics.jsonl")
+        ]
         assert outcome.spent["flops"] == sum(costs)
         assert sum(costs) <= 4e8 < sum(costs) + max(costs[-10:])
         assert len(costs) < 100
@@ -86,13 +105,26 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
 
 @pytest.mark.long
 def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
-    found = design([f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"], 1, ComparisonBudget())
-    folders = [run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")]
+    found = design(
+        [f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"],
+        1,
+        ComparisonBudget(),
+    )
+    folders = [
+        run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")
+    ]
     often, never = (rows(folder / "metrics.jsonl") for folder in folders)
-    assert [row.get("heldout_accuracy") is None for row in often] == [False, True], "the end is evaluated as always"
-    told = [{name: value for name, value in row.items() if not name.startswith("heldout_")} for row in often]
+    assert [row.get("heldout_accuracy") is None for row in often] == [False, True], (
+        "the end is evaluated as always"
+    )
+    told = [
+        {name: value for name, value in row.items() if not name.startswith("heldout_")}
+        for row in often
+    ]
     assert told == never
-    assert (folders[0] / "rollouts.jsonl").read_bytes() == (folders[1] / "rollouts.jsonl").read_bytes()
+    assert (folders[0] / "rollouts.jsonl").read_bytes() == (
+        folders[1] / "rollouts.jsonl"
+    ).read_bytes()
     curve = read_outcome("often", 0, folders[0], tmp_path).curve
     assert curve[-1].accuracy == rows_after(folders[0])
     assert [point.spent.get("steps", 0.0) for point in curve] == [0.0, 1.0, 2.0]
@@ -108,13 +140,19 @@ def outcome(arm: str, seed: int, rewards: Sequence[float], **more: object) -> Ou
     accuracy = sum(rewards) / len(rewards)
     spent = {"flops": 100.0, "steps": 10.0}
     curve = [Point(spent, accuracy)]
-    return replace(Outcome(arm, seed, f"{arm}/seed-{seed}", accuracy, 0.1, spent, scores, curve), **more)
+    return replace(
+        Outcome(arm, seed, f"{arm}/seed-{seed}", accuracy, 0.1, spent, scores, curve), **more
+    )
 
 
 def said(
-    outcomes: Sequence[Outcome], failures: Sequence[FailedRun] = (), budget: Mapping[str, float] | None = None
+    outcomes: Sequence[Outcome],
+    failures: Sequence[FailedRun] = (),
+    budget: Mapping[str, float] | None = None,
 ) -> list[str]:
-    methods = dict.fromkeys([one.arm for one in outcomes] + [failure.arm for failure in failures], "method")
+    methods = dict.fromkeys(
+        [one.arm for one in outcomes] + [failure.arm for failure in failures], "method"
+    )
     return list(analyse_outcomes(methods, outcomes, failures, budget or {}).verdict)
 
 
@@ -123,7 +161,8 @@ GOOD, BAD = [1.0] * 18 + [0.0] * 2, [1.0] * 4 + [0.0] * 16
 
 def test_a_difference_over_seeds_and_prompts_is_resolved():
     lines = said(
-        [outcome("a", seed, GOOD[seed:]) for seed in range(3)] + [outcome("b", seed, BAD[seed:]) for seed in range(3)]
+        [outcome("a", seed, GOOD[seed:]) for seed in range(3)]
+        + [outcome("b", seed, BAD[seed:]) for seed in range(3)]
     )
     assert lines[0] == "a is best, resolved against every other arm"
     assert lines[1].startswith("a is better than b: +0.")
@@ -132,9 +171,15 @@ def test_a_difference_over_seeds_and_prompts_is_resolved():
 def test_one_lucky_prompt_in_every_seed_is_not_a_difference():
     """The seeds agree exactly, so Student's t alone would be certain; the prompts say that it is one of twenty."""
     one, other = GOOD, [*GOOD[:17], 0.0, 0.0, 0.0]
-    lines = said([outcome("a", seed, one) for seed in range(3)] + [outcome("b", seed, other) for seed in range(3)])
+    lines = said(
+        [outcome("a", seed, one) for seed in range(3)]
+        + [outcome("b", seed, other) for seed in range(3)]
+    )
     assert lines[0] == "no difference resolved"
-    assert "p = 1.000; a difference like this needs about" in lines[1] and "held-out prompts" in lines[1]
+    assert (
+        "p = 1.000; a difference like this needs about" in lines[1]
+        and "held-out prompts" in lines[1]
+    )
 
 
 def test_seeds_that_disagree_ask_for_more_seeds():
@@ -152,34 +197,54 @@ def test_a_single_seed_resolves_nothing():
     assert lines[0].startswith(
         "single seed: how much seeds differ is unknown, so no difference is called resolved; write --seeds 3"
     )
-    assert lines[1] == "a over b: +0.700 [+0.500, +0.900] on a single seed (interval over prompts only)"
+    assert (
+        lines[1]
+        == "a over b: +0.700 [+0.500, +0.900] on a single seed (interval over prompts only)"
+    )
 
 
 def test_failed_runs_are_named_and_counted_and_pairs_use_the_seeds_that_both_finished():
-    runs = [outcome("a", seed, GOOD) for seed in range(3)] + [outcome("b", seed, GOOD) for seed in (0, 2)]
+    runs = [outcome("a", seed, GOOD) for seed in range(3)] + [
+        outcome("b", seed, GOOD) for seed in (0, 2)
+    ]
     failure = FailedRun("b", 1, "failed: the disk <b>is</b> full")
     found = analyse_outcomes({"a": "m", "b": "m"}, runs, [failure], {})
     assert found.pairs[0].seeds == 2
-    assert found.verdict[-2:] == ["1 of 6 runs failed and count nowhere", "b, seed 1, failed: the disk <b>is</b> full"]
+    assert found.verdict[-2:] == [
+        "1 of 6 runs failed and count nowhere",
+        "b, seed 1, failed: the disk <b>is</b> full",
+    ]
     assert [(arm.finished, arm.failed) for arm in found.arms] == [(3, 0), (2, 1)]
 
 
 def test_a_run_short_of_its_budget_is_named():
-    lines = said([outcome("a", 0, GOOD), outcome("b", 0, BAD, spent={"flops": 62.0})], budget={"flops": 100.0})
+    lines = said(
+        [outcome("a", 0, GOOD), outcome("b", 0, BAD, spent={"flops": 62.0})],
+        budget={"flops": 100.0},
+    )
     assert (
         "unequal: b spent 62% of the flops, because its train.steps or a monitor end it; raise them, or turn that off"
         in lines
     )
     coarse = outcome("b", 0, BAD, spent={"flops": 62.0}, by_budget=True)
-    lines = said([outcome("a", 0, GOOD, spent={"flops": 93.0}, by_budget=True), coarse], budget={"flops": 100.0})
+    lines = said(
+        [outcome("a", 0, GOOD, spent={"flops": 93.0}, by_budget=True), coarse],
+        budget={"flops": 100.0},
+    )
     assert [line for line in lines if line.startswith("unequal")] == [
         "unequal: b spent 62% of the flops, because another step would be too much; make its steps smaller, or the budget larger"
     ]
 
 
 def test_without_a_verifier_the_distance_from_the_teacher_is_compared():
-    near = [outcome("near", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.1 + seed / 100) for seed in range(3)]
-    far = [outcome("far", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.9 + seed / 90) for seed in range(3)]
+    near = [
+        outcome("near", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.1 + seed / 100)
+        for seed in range(3)
+    ]
+    far = [
+        outcome("far", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.9 + seed / 90)
+        for seed in range(3)
+    ]
     found = analyse_outcomes({"far": "m", "near": "m"}, [*near, *far], [], {})
     assert found.metric == "reverse_kl"
     assert found.verdict[:1] == ["near is best, resolved against every other arm"]
@@ -196,7 +261,9 @@ def test_many_arms_are_corrected_for_their_number():
     slightly = [1.0] * 12 + [0.0] * 8
     runs = [outcome(f"arm{number}", seed, GOOD[seed:]) for number in range(7) for seed in range(3)]
     runs += [outcome("low", seed, slightly[seed:]) for seed in range(3)]
-    found = analyse_outcomes(dict.fromkeys([f"arm{n}" for n in range(7)] + ["low"], "m"), runs, [], {})
+    found = analyse_outcomes(
+        dict.fromkeys([f"arm{n}" for n in range(7)] + ["low"], "m"), runs, [], {}
+    )
     assert len(found.pairs) == 28
     assert not any(pair.resolved for pair in found.pairs)
 
@@ -204,12 +271,22 @@ def test_many_arms_are_corrected_for_their_number():
 def test_tables_and_page_are_safe_to_show(tmp_path):
     failure = FailedRun("b", 0, "failed: <script>alert(1)</script> \u202e")
     found = analyse_outcomes({"a": "<i>m</i>", "b": "m"}, [outcome("a", 0, GOOD)], [failure], {})
-    content = json.loads(json.dumps({"design": {"seeds": [0], "budget": "b", "arms": []}, **_as_data(found)}))
+    content = json.loads(
+        json.dumps({"design": {"seeds": [0], "budget": "b", "arms": []}, **_as_data(found)})
+    )
     write_page(tmp_path / "page.html", content)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<script>" not in page and "<i>m</i>" not in page and "\u202e" not in page
     columns, lines = arm_table(content)
-    assert list(columns) == ["arm", "runs", "accuracy", "95 % over seeds", "reverse KL", "flops", "steps"]
+    assert list(columns) == [
+        "arm",
+        "runs",
+        "accuracy",
+        "95 % over seeds",
+        "reverse KL",
+        "flops",
+        "steps",
+    ]
     assert list(lines[0]) == ["a", "1 of 1", "0.900", "", "0.100", "100", "10"]
     assert list(lines[1]) == ["b", "0 of 1", "", "", "", "", ""]
     assert list(pair_table(content)[1]) == []
@@ -224,7 +301,10 @@ def _as_data(found: object) -> dict[str, object]:
 def test_an_arm_is_a_recipe_with_a_name_and_changes():
     assert Arm.parse("recipes/papers/gkd.yaml") == Arm("gkd", "recipes/papers/gkd.yaml")
     text = "mix=papers/gkd,rollout.source=mix(student=0.5,other=teacher),train.budget2={a: 1, b: 2}"
-    assert Arm.parse(text).overrides == ("rollout.source=mix(student=0.5,other=teacher)", "train.budget2={a: 1, b: 2}")
+    assert Arm.parse(text).overrides == (
+        "rollout.source=mix(student=0.5,other=teacher)",
+        "train.budget2={a: 1, b: 2}",
+    )
     assert split("a='x,y',b") == ["a='x,y'", "b"]
 
 
@@ -243,7 +323,10 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
             ["a=papers/gkd", "b=papers/gkd,task.longest=5"],
             "arms 'a' and 'b' differ in the held-out prompts; a comparison",
         ),
-        (["a=papers/gkd", "b=papers/gkd,train.steps=41"], r"arms 'a' and 'b' differ in train.steps \(40 and 41\)"),
+        (
+            ["a=papers/gkd", "b=papers/gkd,train.steps=41"],
+            r"arms 'a' and 'b' differ in train.steps \(40 and 41\)",
+        ),
         (["a=papers/gkd,evaluation.prompts=0", "papers/gkd"], "no held-out prompts to compare on"),
     ],
 )
@@ -274,14 +357,20 @@ def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
     assert all(found.monitors[name].action in ("warn", action) for name in ENDING)
 
 
-@pytest.mark.parametrize("text", ["flops", "flops=many", "flops=-1", "euros=3", "tokens=0", "steps=nan"])
+@pytest.mark.parametrize(
+    "text", ["flops", "flops=many", "flops=-1", "euros=3", "tokens=0", "steps=nan"]
+)
 def test_a_budget_that_is_none_is_refused(text):
-    with pytest.raises(RecipeError, match="write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"):
+    with pytest.raises(
+        RecipeError, match="write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
+    ):
         ComparisonBudget.parse(text)
 
 
 def test_budgets_become_recipe_keys():
-    assert ComparisonBudget.parse("flops=1e12").overrides() == ["train.budget={flops: 1000000000000.0}"]
+    assert ComparisonBudget.parse("flops=1e12").overrides() == [
+        "train.budget={flops: 1000000000000.0}"
+    ]
     assert ComparisonBudget.parse("steps=40").overrides() == ["train.steps=40"]
     assert ComparisonBudget.parse("steps").overrides() == []
 
@@ -296,9 +385,12 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
     write_json(job.file, dict(job.data))
     with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
         plan_jobs(design(words, 1, ComparisonBudget()), tmp_path, resume=False)
-    assert len(plan_jobs(design([*words, f"c={recipe}"], 2, ComparisonBudget()), tmp_path, resume=True)) == 6, (
-        "arms and seeds may be added"
-    )
+    assert (
+        len(
+            plan_jobs(design([*words, f"c={recipe}"], 2, ComparisonBudget()), tmp_path, resume=True)
+        )
+        == 6
+    ), "arms and seeds may be added"
     with pytest.raises(
         RecipeError,
         match=r"arm 'a' changed; undo this, or name a new arm or --out:\ntrain[.]steps: 2 in the run, 9 now",
@@ -317,7 +409,10 @@ def test_a_broken_arm_leaves_the_others_alone(recipe, tmp_path):
     status = forked(command(*words), environment({}), tmp_path / "said")
     said = (tmp_path / "said").read_text()
     assert status == 1, said
-    assert "error: 1 of 2 runs failed, and the table stands without them; --resume tries them again" in said
+    assert (
+        "error: 1 of 2 runs failed, and the table stands without them; --resume tries them again"
+        in said
+    )
     saved = json.loads((tmp_path / "out" / "compare.json").read_text())
     (failure,) = saved["failures"]
     assert failure["reason"].startswith("failed: ") and "nowhere" in failure["reason"]
@@ -327,16 +422,34 @@ def test_a_broken_arm_leaves_the_others_alone(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_that_was_killed_and_resumed_has_the_same_table(recipe, tmp_path):
-    words = [f"a={recipe},train.steps=8", f"b={recipe},train.steps=8,optimizer.learning_rate=0.1", "--seeds", "2"]
+    words = [
+        f"a={recipe},train.steps=8",
+        f"b={recipe},train.steps=8,optimizer.learning_rate=0.1",
+        "--seeds",
+        "2",
+    ]
 
     def line(out: str, *more: str) -> list[str]:
-        return [sys.executable, "-m", "practicum", "compare", *words, "--out", str(tmp_path / out), *more]
+        return [
+            sys.executable,
+            "-m",
+            "practicum",
+            "compare",
+            *words,
+            "--out",
+            str(tmp_path / out),
+            *more,
+        ]
 
     subprocess.run(line("whole"), env=environment(), check=True, capture_output=True)
-    killed = subprocess.run(line("torn"), env=environment({"PRACTICUM_FAULT": "compare.run_ended:1"}), check=False)
+    killed = subprocess.run(
+        line("torn"), env=environment({"PRACTICUM_FAULT": "compare.run_ended:1"}), check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     time.sleep(1)  # its runs end when it dies
-    stopped = subprocess.Popen(line("torn", "--resume"), env=environment(), stderr=subprocess.PIPE, text=True)
+    stopped = subprocess.Popen(
+        line("torn", "--resume"), env=environment(), stderr=subprocess.PIPE, text=True
+    )
     when_running(tmp_path / "torn")
     stopped.terminate()
     assert "go on with --resume" in stopped.communicate()[1]
@@ -361,7 +474,11 @@ def when_running(home: Path, patience: float = 120.0) -> None:
 def table(home: Path) -> object:
     """What a comparison came to, without the clock."""
     found = json.loads((home / "compare.json").read_text())
-    for place in [*found["arms"], *found["outcomes"], *(point for one in found["outcomes"] for point in one["curve"])]:
+    for place in [
+        *found["arms"],
+        *found["outcomes"],
+        *(point for one in found["outcomes"] for point in one["curve"]),
+    ]:
         place["spent"].pop("seconds", None)
     return found
 

@@ -12,7 +12,9 @@ FLOOR, STUDENT, DATA = 0.08, (0.15, 0.4), (0.2, 0.6)
 
 
 def error_of(student: float, tokens: float) -> float:
-    return FLOOR + STUDENT[0] * (student / 1e6) ** -STUDENT[1] + DATA[0] * (tokens / 1e5) ** -DATA[1]
+    return (
+        FLOOR + STUDENT[0] * (student / 1e6) ** -STUDENT[1] + DATA[0] * (tokens / 1e5) ** -DATA[1]
+    )
 
 
 def law(noise: float = 0.0, repeats: int = 1, teacher: float = 1e7) -> list[LawPoint]:
@@ -20,7 +22,13 @@ def law(noise: float = 0.0, repeats: int = 1, teacher: float = 1e7) -> list[LawP
     return [
         LawPoint(
             "run",
-            {"N_student": student, "N_teacher": teacher, "D": tokens, "rollouts": tokens / 10, "T": 10.0},
+            {
+                "N_student": student,
+                "N_teacher": teacher,
+                "D": tokens,
+                "rollouts": tokens / 10,
+                "T": 10.0,
+            },
             error_of(student, tokens) * math.exp(draw.gauss(0.0, noise)),
         )
         for student in (1e5, 3e5, 1e6, 3e6, 1e7)
@@ -75,14 +83,16 @@ def test_an_exponent_of_nothing_but_noise_is_not_resolved():
 
 def test_too_few_runs_are_refused_with_the_number_that_is_needed():
     with pytest.raises(
-        DataError, match="8 runs are too few for an exponent of N_student, D: 5 parameters need at least 10"
+        DataError,
+        match="8 runs are too few for an exponent of N_student, D: 5 parameters need at least 10",
     ):
         fit([law()[place] for place in (0, 4, 6, 8, 12, 16, 20, 24)])
 
 
 def test_runs_in_which_nothing_varies_are_refused():
     with pytest.raises(
-        DataError, match="nothing to fit from 3 runs: N_student has 1 value, and 3 are needed; N_teacher"
+        DataError,
+        match="nothing to fit from 3 runs: N_student has 1 value, and 3 are needed; N_teacher",
     ):
         fit([law()[0]] * 3)
 
@@ -102,5 +112,7 @@ def test_runs_are_read_from_every_folder_below(tmp_path):
         (folder / "summary.json").write_text(json.dumps({"scaling": scaling}))
     assert [run.error for run in read_runs([tmp_path], "accuracy")] == [0.75, 0.5]
     assert read_runs([tmp_path], "reverse_kl")[0].quantities["N_teacher"] == 5000.0
-    with pytest.raises(DataError, match=r"no finished run with a held-out accuracy; name folders with summary.json"):
+    with pytest.raises(
+        DataError, match=r"no finished run with a held-out accuracy; name folders with summary.json"
+    ):
         read_runs([Path(tmp_path / "none")], "accuracy")

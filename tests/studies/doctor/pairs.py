@@ -16,7 +16,15 @@ from practicum.objective import Signal, read_tokens
 from practicum.ports import Capabilities, PromptedClient, SamplingClient, Teacher, TeacherRequest
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.studies.doctor import CheckOutcome, Diagnosis, collect_evidence, run_checks
-from practicum.types import Datum, Prompt, Rollout, Sample, SampleRequest, SamplingParams, TeacherSignal
+from practicum.types import (
+    Datum,
+    Prompt,
+    Rollout,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    TeacherSignal,
+)
 
 ALPHABET = "abcd" + "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "abcd<>/_")
 """Letters enough that the 16 likeliest of them say something."""
@@ -75,7 +83,13 @@ def _stops_at(folder: Path, token: str, number: int) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
 
 
-def pair(folder: Path, changes: Mapping[str, Any] | None = None, *, student: str = "student", teacher: str = "teacher"):
+def pair(
+    folder: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    student: str = "student",
+    teacher: str = "teacher",
+):
     """The recipe of two of the models."""
     models = {"student.model": str(folder / student), "teacher.model": str(folder / teacher)}
     return toy_recipe(folder, {**models, "optimizer.learning_rate": 0.001, **(changes or {})})
@@ -94,7 +108,9 @@ def diagnosed(
     parts = built.parts
     wrapped = parts.teacher if teacher is None else teacher(parts.teacher)
     drawing = parts.sampler if sampler is None else sampler(parts.sampler)
-    assembled: RunComponents = replace(built, parts=replace(parts, teacher=wrapped, sampler=drawing))
+    assembled: RunComponents = replace(
+        built, parts=replace(parts, teacher=wrapped, sampler=drawing)
+    )
     return run_checks(collect_evidence(recipe, assembled, prompts, SAMPLES))
 
 
@@ -116,7 +132,10 @@ class FaultySampler:
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         samples = self.inner.sample(requests, params)
-        return [replace(sample, policy_logprobs=self.change(sample.policy_logprobs)) for sample in samples]
+        return [
+            replace(sample, policy_logprobs=self.change(sample.policy_logprobs))
+            for sample in samples
+        ]
 
     def score(self, requests: Any, signal: Signal) -> list[TeacherSignal]:
         return self.inner.score(requests, signal)
@@ -126,7 +145,10 @@ class Changed:
     """A teacher whose signal is changed on its way; see `practicum.ports.Teacher`."""
 
     def __init__(
-        self, inner: Teacher, change: Callable[[Rollout, TeacherSignal], TeacherSignal], can: Capabilities | None = None
+        self,
+        inner: Teacher,
+        change: Callable[[Rollout, TeacherSignal], TeacherSignal],
+        can: Capabilities | None = None,
     ) -> None:
         self.inner = inner
         self.change = change
@@ -134,9 +156,13 @@ class Changed:
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
         answers = self.inner.score(rollouts, signal)
-        return [self.change(rollout, answer) for rollout, answer in zip(rollouts, answers, strict=True)]
+        return [
+            self.change(rollout, answer) for rollout, answer in zip(rollouts, answers, strict=True)
+        ]
 
-    def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample] | None:
+    def sample(
+        self, requests: Sequence[TeacherRequest], params: SamplingParams
+    ) -> list[Sample] | None:
         return self.inner.sample(requests, params)
 
     def voice(self, prompt: Prompt) -> PromptedClient | None:
@@ -159,7 +185,9 @@ def good_until(position: int) -> Callable[[Teacher], Changed]:
         if answer.hidden is None:
             return answer
         hidden = answer.hidden.clone()
-        noise = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(len(rollout.tokens)))
+        noise = torch.randn(
+            hidden.shape, generator=torch.Generator().manual_seed(len(rollout.tokens))
+        )
         hidden[position:] = (noise * hidden.std())[position:]
         return replace(answer, hidden=hidden)
 
@@ -183,9 +211,13 @@ def candidates_only(k: int) -> Callable[[Teacher], Changed]:
         if full is None:
             return answer
         top = full.topk(k, dim=-1)
-        return TeacherSignal(logprobs=_of_tokens(answer, rollout), topk_ids=top.indices, topk_logprobs=top.values)
+        return TeacherSignal(
+            logprobs=_of_tokens(answer, rollout), topk_ids=top.indices, topk_logprobs=top.values
+        )
 
-    can = Capabilities(signals=frozenset({"sampled", "topk"}), supports=frozenset({"teacher"}), largest_k=k)
+    can = Capabilities(
+        signals=frozenset({"sampled", "topk"}), supports=frozenset({"teacher"}), largest_k=k
+    )
     return lambda inner: Changed(inner, narrowed, can)
 
 

@@ -13,7 +13,13 @@ from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import load_recipe
 from practicum.statistics import Interval
 from practicum.studies.doctor import CHECKS, GO, RULES, CheckOutcome, CheckResult
-from practicum.studies.doctor.findings import accepted, changed, find_worst_status, format_interval, grade
+from practicum.studies.doctor.findings import (
+    accepted,
+    changed,
+    find_worst_status,
+    format_interval,
+    grade,
+)
 from practicum.studies.doctor.verdict import decide
 
 pytestmark = pytest.mark.long
@@ -25,40 +31,66 @@ def said(tmp_path: Path, *words: str) -> tuple[int, str]:
     return status, output.read_text(encoding="utf-8")
 
 
-def test_a_diagnosis_is_printed_and_written(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diagnosis_is_printed_and_written(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = write_recipe(models, tmp_path / "mine.yaml", {"name": "mine"})
     status, text = said(tmp_path, "doctor", str(recipe), "--prompts", "4", "--samples", "2")
     found = json.loads((tmp_path / "runs" / "mine.doctor.json").read_text())
-    assert status == found["verdict"]["exit_code"] and found["verdict"]["word"] in text and "\x1b" not in text
+    assert (
+        status == found["verdict"]["exit_code"]
+        and found["verdict"]["word"] in text
+        and "\x1b" not in text
+    )
     assert [row["id"] for row in found["checks"]] == [check.id for check in CHECKS]
-    assert all(check.id in text for check in CHECKS) and "SFT, OPD or RL?" in text and "the student answers" in text
+    assert (
+        all(check.id in text for check in CHECKS)
+        and "SFT, OPD or RL?" in text
+        and "the student answers" in text
+    )
     assert (tmp_path / "runs" / "mine.doctor.html").is_file()
 
 
-def test_json_is_one_object_a_line_and_ends_with_the_diagnosis(models: Path, tmp_path: Path) -> None:
+def test_json_is_one_object_a_line_and_ends_with_the_diagnosis(
+    models: Path, tmp_path: Path
+) -> None:
     recipe = write_recipe(models, tmp_path / "mine.yaml")
     out = tmp_path / "here.json"
-    status, text = said(tmp_path, "doctor", str(recipe), "--prompts", "4", "--out", str(out), "--json")
+    status, text = said(
+        tmp_path, "doctor", str(recipe), "--prompts", "4", "--out", str(out), "--json"
+    )
     events = [json.loads(line) for line in text.splitlines()]
     last = events[-1]["summary"]
     assert events[-1]["event"] == "finish" and last["diagnosis"] == json.loads(out.read_text())
     assert (
-        last["verdict"] == last["diagnosis"]["verdict"]["word"] and status == last["diagnosis"]["verdict"]["exit_code"]
+        last["verdict"] == last["diagnosis"]["verdict"]["word"]
+        and status == last["diagnosis"]["verdict"]["exit_code"]
     )
 
 
 def test_vocabularies_that_differ_are_a_verdict_with_its_code(models: Path, tmp_path: Path) -> None:
     make_model(tmp_path / "other", alphabet=ALPHABET)
     recipe = write_recipe(models, tmp_path / "mine.yaml")
-    words = ("doctor", str(recipe), f"teacher.model={tmp_path / 'other'}", "--out", str(tmp_path / "x.json"))
+    words = (
+        "doctor",
+        str(recipe),
+        f"teacher.model={tmp_path / 'other'}",
+        "--out",
+        str(tmp_path / "x.json"),
+    )
     status, text = said(tmp_path, *words)
     assert (
-        status == 20 and "BROKEN-SETUP" in text and "Traceback" not in text and "write 'teacher={type: none}'" in text
+        status == 20
+        and "BROKEN-SETUP" in text
+        and "Traceback" not in text
+        and "write 'teacher={type: none}'" in text
     )
 
 
-def test_a_recipe_that_cannot_be_right_is_an_error_as_everywhere(models: Path, tmp_path: Path) -> None:
+def test_a_recipe_that_cannot_be_right_is_an_error_as_everywhere(
+    models: Path, tmp_path: Path
+) -> None:
     recipe = write_recipe(models, tmp_path / "mine.yaml", {"seeed": 1})
     status, text = said(tmp_path, "doctor", str(recipe))
     assert status == 2 and "did you mean 'seed'" in text
@@ -68,7 +100,9 @@ def test_a_recipe_that_cannot_be_right_is_an_error_as_everywhere(models: Path, t
 
 def test_the_function_is_the_command(models: Path, tmp_path: Path) -> None:
     recipe = write_recipe(models, tmp_path / "mine.yaml")
-    found = practicum.doctor(recipe, ["train.steps=2"], prompts=2, samples=1, out=tmp_path / "x.json")
+    found = practicum.doctor(
+        recipe, ["train.steps=2"], prompts=2, samples=1, out=tmp_path / "x.json"
+    )
     assert isinstance(found, practicum.Diagnosis) and found.prompts == 2
     assert json.loads((tmp_path / "x.json").read_text()) == found.to_json()
     with pytest.raises(RecipeError, match="draw nothing"):
@@ -91,7 +125,9 @@ class _Tags(HTMLParser):
 
 
 def test_the_page_loads_nothing_and_shows_text_as_text(models: Path, tmp_path: Path) -> None:
-    rows = [{"id": f"<script>{n}\u202e", "prompt": f"a<assistant>b{n}", "answer": "b"} for n in range(4)]
+    rows = [
+        {"id": f"<script>{n}\u202e", "prompt": f"a<assistant>b{n}", "answer": "b"} for n in range(4)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = {"type": "jsonl", "path": str(tmp_path / "rows.jsonl"), "heldout": 1}
     recipe = write_recipe(models, tmp_path / "mine.yaml", {"task": task})
@@ -104,12 +140,16 @@ def test_the_page_loads_nothing_and_shows_text_as_text(models: Path, tmp_path: P
 
 
 def _results(**statuses: str) -> list[CheckResult]:
-    findings = {check.id: CheckOutcome("pass", check.name, Interval(0.5, 0.4, 0.6)) for check in CHECKS}
+    findings = {
+        check.id: CheckOutcome("pass", check.name, Interval(0.5, 0.4, 0.6)) for check in CHECKS
+    }
     values = {"below": Interval(-0.2, -0.3, -0.1), "within": Interval(0.0, -0.02, 0.02)}
     for check, status in statuses.items():
         word = "fail" if status in values else status.partition("+")[0]
         fix = ("train.steps=2",) if status.endswith("+fix") else ()
-        findings[check] = CheckOutcome(word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix)  # type: ignore[arg-type]
+        findings[check] = CheckOutcome(
+            word, check, values.get(status, Interval(0.5, 0.4, 0.6)), fix=fix
+        )  # type: ignore[arg-type]
     return [CheckResult(check, findings[check.id]) for check in CHECKS]
 
 
@@ -166,12 +206,19 @@ def test_a_check_fails_only_where_the_whole_interval_does() -> None:
 
 def test_a_fix_that_the_recipe_refuses_or_already_has_is_not_offered() -> None:
     recipe = load_recipe("smoke/toy", ["signal=sampled"])
-    assert accepted(recipe, ["rollout.top_p=0.9"]) == (), "a truncated sampler does not go with sampled tokens"
+    assert accepted(recipe, ["rollout.top_p=0.9"]) == (), (
+        "a truncated sampler does not go with sampled tokens"
+    )
     assert accepted(recipe, [f"rollout.temperature={recipe.rollout.temperature}"]) == ()
     assert accepted(recipe, ["weights=prefix(8)"]) == ("weights=prefix(8)",)
-    assert changed(recipe, ["weights=prefix(8)"]).objective.losses[0].weights.arguments == {"length": 8}
+    assert changed(recipe, ["weights=prefix(8)"]).objective.losses[0].weights.arguments == {
+        "length": 8
+    }
 
 
 def test_numbers_are_shown_with_the_digits_they_have() -> None:
     assert format_interval(Interval(0.123456, 0.1, 0.15), "nats") == "0.123 [0.1, 0.15] nats"
-    assert format_interval(Interval(12345.6, 12345.6, 12345.6)) == "12346" and format_interval(None) == ""
+    assert (
+        format_interval(Interval(12345.6, 12345.6, 12345.6)) == "12346"
+        and format_interval(None) == ""
+    )

@@ -57,14 +57,18 @@ def test_a_healthy_pair_may_go(healthy: Diagnosis) -> None:
 
 
 def test_every_number_has_its_interval_around_it(healthy: Diagnosis) -> None:
-    values = [result.finding.value for result in healthy.results if result.finding.value is not None]
+    values = [
+        result.finding.value for result in healthy.results if result.finding.value is not None
+    ]
     assert len(values) > 10 and all(value.low <= value.mean <= value.high for value in values)
 
 
 def test_a_teacher_that_is_the_student_leaves_no_gap(folder: Path) -> None:
     found = diagnosed(pair(folder, teacher="student"), folder)
     assert found.verdict.word == "NO-GAP"
-    assert finding(found, "P5").value.mean == 1.0 and finding(found, "P6").value.mean == pytest.approx(0, abs=1e-6)  # type: ignore[union-attr]
+    assert finding(found, "P5").value.mean == 1.0 and finding(
+        found, "P6"
+    ).value.mean == pytest.approx(0, abs=1e-6)  # type: ignore[union-attr]
 
 
 def test_a_self_teacher_leaves_no_gap(folder: Path) -> None:
@@ -84,28 +88,38 @@ def test_another_stop_token_is_a_broken_setup_and_no_more_as_one_event(folder: P
     recipe = pair(folder, teacher="other stop")
     found = diagnosed(recipe, folder)
     assert found.verdict.word == "BROKEN-SETUP" and found.verdict.because[0].startswith("P2")
-    assert "<s>" in finding(found, "P2").sentence and finding(found, "P2").fix == ('student.stop=["<s>"]',)
+    assert "<s>" in finding(found, "P2").sentence and finding(found, "P2").fix == (
+        'student.stop=["<s>"]',
+    )
     again = diagnosed(fixed(recipe, found, "P2"), folder, prompts=ENOUGH)
     assert again.verdict.word == "GO" and finding(again, "P2").status == "warn"
-    assert finding(again, "P11").status == "pass", "the end of an answer is one event for every number"
+    assert finding(again, "P11").status == "pass", (
+        "the end of an answer is one event for every number"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
         (
-            {"teacher.template": "{% for m in messages %}{{ m['content'] }}{% endfor %}<assistant>"},
+            {
+                "teacher.template": "{% for m in messages %}{{ m['content'] }}{% endfor %}<assistant>"
+            },
             "teacher.template=null",
         ),
         (
-            {"student.template": "{% for m in messages %}{{ m['content'] }}{% endfor %}<assistant>"},
+            {
+                "student.template": "{% for m in messages %}{{ m['content'] }}{% endfor %}<assistant>"
+            },
             "student.template=null",
         ),
         ({"student.thinking": True, "teacher.thinking": False}, "teacher.thinking=true"),
         ({"teacher.system": "ab"}, "teacher.system=null"),
     ],
 )
-def test_another_template_is_named_with_its_fix(folder: Path, changes: Mapping[str, Any], fix: str) -> None:
+def test_another_template_is_named_with_its_fix(
+    folder: Path, changes: Mapping[str, Any], fix: str
+) -> None:
     recipe = pair(folder, changes)
     found = diagnosed(recipe, folder)
     assert finding(found, "P3").status in ("warn", "fail") and fix in found.changes
@@ -113,7 +127,9 @@ def test_another_template_is_named_with_its_fix(folder: Path, changes: Mapping[s
     assert finding(again, "P3").status == "pass"
 
 
-def test_a_teacher_at_odds_about_special_tokens_alone_has_them_left_out(folder: Path, tmp_path: Path) -> None:
+def test_a_teacher_at_odds_about_special_tokens_alone_has_them_left_out(
+    folder: Path, tmp_path: Path
+) -> None:
     def seldom_stops(tensors: dict[str, Tensor]) -> None:
         rows = tensors["model.embed_tokens.weight"].clone()
         rows[STOP] *= 0.2
@@ -129,7 +145,9 @@ def test_a_teacher_at_odds_about_special_tokens_alone_has_them_left_out(folder: 
 
 def test_a_template_inside_another_teacher_is_found(folder: Path) -> None:
     model = {"type": "model", "model": str(folder / "teacher"), "thinking": True}
-    found = diagnosed(pair(folder, {"teacher": {"type": "privileged", "system": "ab", "teacher": model}}), folder)
+    found = diagnosed(
+        pair(folder, {"teacher": {"type": "privileged", "system": "ab", "teacher": model}}), folder
+    )
     assert finding(found, "P3").fix == ("teacher.teacher.thinking=null",)
 
 
@@ -138,19 +156,27 @@ def test_a_template_inside_another_teacher_is_found(folder: Path) -> None:
     [lambda logprobs: logprobs.roll(1), lambda logprobs: 0.3 * logprobs],
     ids=["shifted", "another temperature"],
 )
-def test_a_sampler_whose_log_probabilities_are_off_is_a_broken_setup(folder: Path, change: Any) -> None:
+def test_a_sampler_whose_log_probabilities_are_off_is_a_broken_setup(
+    folder: Path, change: Any
+) -> None:
     found = diagnosed(pair(folder), folder, sampler=lambda client: FaultySampler(client, change))
     assert found.verdict.word == "BROKEN-SETUP" and found.verdict.because[0].startswith("P4")
-    assert finding(found, "P4").value.mean > 1.05 and "the student's" in finding(found, "P4").sentence  # type: ignore[union-attr]
+    assert (
+        finding(found, "P4").value.mean > 1.05 and "the student's" in finding(found, "P4").sentence
+    )  # type: ignore[union-attr]
 
 
 def test_a_teacher_whose_scores_are_shifted_is_a_broken_setup(folder: Path) -> None:
-    found = diagnosed(pair(folder), folder, teacher=sampled_only(lambda rollout, logprobs: logprobs.roll(1)))
+    found = diagnosed(
+        pair(folder), folder, teacher=sampled_only(lambda rollout, logprobs: logprobs.roll(1))
+    )
     assert found.verdict.word == "BROKEN-SETUP" and "the teacher's" in finding(found, "P4").sentence
 
 
 def test_a_teacher_that_answers_nonsense_is_a_broken_setup(folder: Path) -> None:
-    found = diagnosed(pair(folder), folder, teacher=sampled_only(lambda rollout, logprobs: logprobs * torch.nan))
+    found = diagnosed(
+        pair(folder), folder, teacher=sampled_only(lambda rollout, logprobs: logprobs * torch.nan)
+    )
     assert found.verdict.word == "BROKEN-SETUP" and "NaN" in finding(found, "P4").sentence
     assert finding(found, "P6").status == "not applicable"
 
@@ -172,7 +198,10 @@ def test_a_student_that_knows_nothing_begins_with_the_teachers_answers(folder: P
     found = diagnosed(recipe, folder)
     assert found.verdict.word == "COLD-START-FIRST" and "SFT" in found.verdict.advice
     supervised = fixed(recipe, found, "P6")
-    assert supervised.rollout.source.type == "teacher" and supervised.objective.losses[0].signal.type == "text"
+    assert (
+        supervised.rollout.source.type == "teacher"
+        and supervised.objective.losses[0].signal.type == "text"
+    )
 
 
 def test_a_teacher_that_is_lost_late_asks_for_a_cap(folder: Path) -> None:
@@ -187,7 +216,10 @@ def test_a_student_that_loops_is_found_out(folder: Path) -> None:
     recipe = pair(folder, {"rollout.max_new_tokens": 32}, student="looping")
     found = diagnosed(recipe, folder)
     assert finding(found, "P8").status == "fail" and fixed(recipe, found, "P8").rollout.top_p == 0.9
-    assert finding(found, "P9").status == "fail" and fixed(recipe, found, "P9").rollout.max_new_tokens == 64
+    assert (
+        finding(found, "P9").status == "fail"
+        and fixed(recipe, found, "P9").rollout.max_new_tokens == 64
+    )
 
 
 @pytest.mark.parametrize("side", ["teacher", "student"])
@@ -202,21 +234,35 @@ def test_half_precision_alone_raises_no_alarm(folder: Path, side: str) -> None:
 def test_a_strange_temperature_is_named(folder: Path, temperature: float) -> None:
     recipe = pair(folder, {"rollout.temperature": temperature})
     found = diagnosed(recipe, folder)
-    assert finding(found, "P19").status == "warn" and fixed(recipe, found, "P19").rollout.temperature == 1.0
-    assert finding(found, "P4").status == "pass", "the log-probabilities of the model itself are compared"
+    assert (
+        finding(found, "P19").status == "warn"
+        and fixed(recipe, found, "P19").rollout.temperature == 1.0
+    )
+    assert finding(found, "P4").status == "pass", (
+        "the log-probabilities of the model itself are compared"
+    )
 
 
 def test_a_learning_rate_that_is_a_hundred_times_too_large_is_named(folder: Path) -> None:
     recipe = pair(folder, {"optimizer.learning_rate": 0.1})
     found = diagnosed(recipe, folder)
-    assert finding(found, "P19").status == "warn" and "learning rate 0.1" in finding(found, "P19").sentence
+    assert (
+        finding(found, "P19").status == "warn"
+        and "learning rate 0.1" in finding(found, "P19").sentence
+    )
     again = fixed(recipe, found, "P19")
-    assert again.optimizer.learning_rate < 0.001 and finding(diagnosed(again, folder), "P19").status == "pass"
+    assert (
+        again.optimizer.learning_rate < 0.001
+        and finding(diagnosed(again, folder), "P19").status == "pass"
+    )
 
 
-def test_rows_that_are_held_out_too_and_control_tokens_in_them_are_listed(folder: Path, tmp_path: Path) -> None:
+def test_rows_that_are_held_out_too_and_control_tokens_in_them_are_listed(
+    folder: Path, tmp_path: Path
+) -> None:
     rows = [
-        {"id": f"row-{n}", "prompt": word, "answer": word[::-1]} for n, word in enumerate(("ab", "ba", "abc", "bca"))
+        {"id": f"row-{n}", "prompt": word, "answer": word[::-1]}
+        for n, word in enumerate(("ab", "ba", "abc", "bca"))
     ]
     rows += [
         {"id": "twice", "prompt": "AB dc!", "answer": "x"},
@@ -225,24 +271,40 @@ def test_rows_that_are_held_out_too_and_control_tokens_in_them_are_listed(folder
     held = [{"id": "h", "prompt": "ab  dc", "answer": "x"}]
     for name, lines in (("train", rows), ("held", held)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    task = {"type": "jsonl", "path": str(tmp_path / "train.jsonl"), "heldout": str(tmp_path / "held.jsonl")}
+    task = {
+        "type": "jsonl",
+        "path": str(tmp_path / "train.jsonl"),
+        "heldout": str(tmp_path / "held.jsonl"),
+    }
     found = diagnosed(pair(folder, {"task": task}), folder)
     sentence = finding(found, "P18").sentence
-    assert finding(found, "P18").status == "fail" and "1 are also held out" in sentence and "twice" in sentence
+    assert (
+        finding(found, "P18").status == "fail"
+        and "1 are also held out" in sentence
+        and "twice" in sentence
+    )
     assert "control token" in sentence and "(control)" in sentence
 
 
 def test_prompts_that_are_too_long_are_listed(folder: Path) -> None:
     recipe = pair(folder, {"prompt_tokens": 4})
     found = diagnosed(recipe, folder)
-    assert "are too long" in finding(found, "P18").sentence and fixed(recipe, found, "P18").prompt_tokens == 8
+    assert (
+        "are too long" in finding(found, "P18").sentence
+        and fixed(recipe, found, "P18").prompt_tokens == 8
+    )
 
 
 def test_a_teacher_of_sampled_tokens_is_enough_for_a_verdict(folder: Path) -> None:
     recipe = pair(folder, {"objective": {"signal": "sampled"}})
     found = diagnosed(recipe, folder, teacher=sampled_only(lambda rollout, logprobs: logprobs))
-    assert finding(found, "P5").status == "not applicable" and "no candidates" in finding(found, "P5").sentence
-    assert finding(found, "P14").status == "not applicable" and finding(found, "P6").value is not None
+    assert (
+        finding(found, "P5").status == "not applicable"
+        and "no candidates" in finding(found, "P5").sentence
+    )
+    assert (
+        finding(found, "P14").status == "not applicable" and finding(found, "P6").value is not None
+    )
     assert finding(found, "P13").status == "warn"
     assert finding(found, "P13").fix[0].startswith("train.prompts_per_step=")
     assert found.verdict.word == "GO-WITH-CHANGES"
@@ -253,12 +315,18 @@ def test_a_noisy_signal_asks_for_the_whole_distribution_where_there_is_one(folde
     assert fixed(recipe, diagnosed(recipe, folder), "P13").objective.losses[0].signal.type == "full"
 
 
-def test_a_teacher_of_a_few_candidates_gives_nearly_the_same_numbers(folder: Path, healthy: Diagnosis) -> None:
+def test_a_teacher_of_a_few_candidates_gives_nearly_the_same_numbers(
+    folder: Path, healthy: Diagnosis
+) -> None:
     found = diagnosed(pair(folder), folder, teacher=candidates_only(16), prompts=ENOUGH)
     assert finding(found, "P14").status == "not applicable"
     for check in ("P5", "P6", "P11"):
         mine, theirs = finding(found, check).value, finding(healthy, check).value
-        assert mine is not None and theirs is not None and mine.mean == pytest.approx(theirs.mean, rel=0.05), check
+        assert (
+            mine is not None
+            and theirs is not None
+            and mine.mean == pytest.approx(theirs.mean, rel=0.05)
+        ), check
 
 
 def test_nobody_teaching_is_said_and_leaves_rl(folder: Path) -> None:
@@ -273,10 +341,18 @@ def test_nobody_teaching_is_said_and_leaves_rl(folder: Path) -> None:
 @pytest.mark.parametrize(
     "teacher",
     [
-        {"type": "pool", "teachers": {"a": {"type": "model", "model": "teacher"}, "b": {"type": "self"}}},
+        {
+            "type": "pool",
+            "teachers": {"a": {"type": "model", "model": "teacher"}, "b": {"type": "self"}},
+        },
         {"type": "privileged", "system": "ab", "teacher": {"type": "self"}},
         {"type": "privileged", "question": "{attempt}", "teacher": {"type": "self"}},
-        {"type": "route", "by": "outcome", "teachers": {"correct": {"type": "self"}}, "default": "correct"},
+        {
+            "type": "route",
+            "by": "outcome",
+            "teachers": {"correct": {"type": "self"}},
+            "default": "correct",
+        },
         {"type": "cached", "teacher": {"type": "model", "model": "teacher"}},
     ],
     ids=["pool", "privileged", "shown the attempt", "route", "cached"],
@@ -320,15 +396,24 @@ def test_equal_answers_on_a_few_prompts_are_no_certainty(folder: Path) -> None:
     """Neither is ever right: the bootstrap has no width, and the truth may still be elsewhere."""
     found = diagnosed(pair(folder, student="random", teacher="other random"), folder)
     gap = finding(found, "P10").value
-    assert gap is not None and gap.mean == 0 and gap.high > 0.2 and finding(found, "P10").status == "inconclusive"
+    assert (
+        gap is not None
+        and gap.mean == 0
+        and gap.high > 0.2
+        and finding(found, "P10").status == "inconclusive"
+    )
 
 
 def test_the_same_seed_gives_the_same_diagnosis(folder: Path, tmp_path: Path) -> None:
     recipe = pair(folder, {"task": {**TASK, "train_size": 8}})
     for name in ("one", "other"):
         doctor(recipe, prompts=4, samples=2, out=tmp_path / name / "doctor.json")
-    assert (tmp_path / "one" / "doctor.json").read_bytes() == (tmp_path / "other" / "doctor.json").read_bytes()
-    assert (tmp_path / "one" / "doctor.html").read_bytes() == (tmp_path / "other" / "doctor.html").read_bytes()
+    assert (tmp_path / "one" / "doctor.json").read_bytes() == (
+        tmp_path / "other" / "doctor.json"
+    ).read_bytes()
+    assert (tmp_path / "one" / "doctor.html").read_bytes() == (
+        tmp_path / "other" / "doctor.html"
+    ).read_bytes()
 
 
 def test_a_fix_is_an_override_of_the_recipes_file(folder: Path, tmp_path: Path) -> None:
@@ -338,7 +423,11 @@ def test_a_fix_is_an_override_of_the_recipes_file(folder: Path, tmp_path: Path) 
         "teacher": {"type": "model", "model": str(folder / "teacher")},
     }
     path = tmp_path / "mine.yaml"
-    path.write_text(json.dumps({**models, "task": TASK, "rollout": {"max_new_tokens": 5}, "train": {"steps": 2}}))
+    path.write_text(
+        json.dumps(
+            {**models, "task": TASK, "rollout": {"max_new_tokens": 5}, "train": {"steps": 2}}
+        )
+    )
     found = doctor(path, prompts=8)
     for result in found.results:
         if result.finding.fix:

@@ -22,17 +22,23 @@ class Config(BaseModel):
     """Settings that may be other ones in a resumed run, because they change no token and no more than rounding."""
     type: Literal["local"] = "local"
     micro_batch_tokens: int | None = Field(
-        default=None, ge=1, description="tokens that go through the student together; none: as many as graph_mib holds"
+        default=None,
+        ge=1,
+        description="tokens that go through the student together; none: as many as graph_mib holds",
     )
     graph_mib: int = Field(
         default=1024,
         ge=1,
         description="memory for what a backward pass keeps; layers are recomputed if one text needs more",
     )
-    chunk_tokens: int = Field(default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once")
+    chunk_tokens: int = Field(
+        default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once"
+    )
     sampling_batch: int = Field(default=64, ge=1, description="completions decoded at once")
 
-    def problems(self, student: StudentConfig, objective: Objective, source: str, staleness: int) -> list[str]:
+    def problems(
+        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+    ) -> list[str]:
         """Every student and every objective can be trained here."""
         return []
 

@@ -6,7 +6,9 @@ from practicum.backends.local.residency import clone_to
 from practicum.models.config import Lora
 
 
-def add_shared_adapters(base: LanguageModel, lora: Lora, seed: int, parts: tuple[str, ...] = PARTS) -> LanguageModel:
+def add_shared_adapters(
+    base: LanguageModel, lora: Lora, seed: int, parts: tuple[str, ...] = PARTS
+) -> LanguageModel:
     """A model whose adapters learn, around the very weights of `base`, which stays as it is."""
     own = clone_to(base.device, base)
     layers = own.model.config.get_text_config().num_hidden_layers

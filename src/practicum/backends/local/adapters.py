@@ -41,7 +41,9 @@ class ExpertAdapter(ParamWrapper):
         """Compute as the experts do."""
         changed = self.get_param() + self.get_delta_weight(SET)
         depth = sum(isinstance(module, ExpertAdapter) for module in self.base_layer.modules())
-        path = "base_layer." * depth + self.parameter_name  # adapters of the other weights lie in between
+        path = (
+            "base_layer." * depth + self.parameter_name
+        )  # adapters of the other weights lie in between
         return torch.func.functional_call(self.base_layer, {path: changed}, (x, *others))
 
 
@@ -56,9 +58,15 @@ def add_adapters(
     names = model.state_dict().keys()
     model.requires_grad_(False)
     stack = layers_of(model)
-    inside = [(name, module) for name, module in stack.named_modules() if _is_within(name, layers, parts)]
+    inside = [
+        (name, module) for name, module in stack.named_modules() if _is_within(name, layers, parts)
+    ]
     past = {id(inner) for _, module in inside for inner in _read_past_adapters(module)}
-    maps = [(name, module) for name, module in inside if is_linear_map(module) and id(module) not in past]
+    maps = [
+        (name, module)
+        for name, module in inside
+        if is_linear_map(module) and id(module) not in past
+    ]
     experts = [(name, weight) for name, module in inside for weight in expert_weights(module)]
     if not maps and not experts:
         raise ModelError(
@@ -77,7 +85,9 @@ def add_adapters(
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the model's state with every adapter added to the weight it adapts, under the base model's names."""
-    state = {base_name(name): value for name, value in model.state_dict().items() if not is_adapter(name)}
+    state = {
+        base_name(name): value for name, value in model.state_dict().items() if not is_adapter(name)
+    }
     for name, adapter in _adapted_weights(model):
         delta = adapter.get_delta_weight(SET)  # type: ignore[operator]
         state[name] = state[name] + delta.to(state[name].dtype)
@@ -116,11 +126,17 @@ def is_linear_map(module: torch.nn.Module) -> bool:
 @torch.no_grad()
 def _is_plain_product(module: torch.nn.Linear) -> bool:
     """Return whether a forward pass of a class's own (Falcon's) is that of its base class, on one input."""
-    stand_ins = {name: _ramp(parameter.shape) for name, parameter in module.named_parameters(recurse=False)}
+    stand_ins = {
+        name: _ramp(parameter.shape) for name, parameter in module.named_parameters(recurse=False)
+    }
     probe = _ramp((1, module.in_features))
     result = torch.func.functional_call(module, stand_ins, (probe,))
     expected = torch.nn.functional.linear(probe, stand_ins["weight"], stand_ins.get("bias"))
-    return isinstance(result, Tensor) and result.shape == expected.shape and torch.allclose(result, expected)
+    return (
+        isinstance(result, Tensor)
+        and result.shape == expected.shape
+        and torch.allclose(result, expected)
+    )
 
 
 def _ramp(shape: tuple[int, ...]) -> Tensor:
@@ -131,7 +147,9 @@ def expert_weights(module: torch.nn.Module) -> list[str]:
     """Return the names of the weights in which a module holds all experts, [experts, ., .]; none where it is no experts."""
     if not type(module).__name__.endswith("Experts"):
         return []
-    return sorted(name for name, weight in module.named_parameters(recurse=False) if weight.ndim == 3)
+    return sorted(
+        name for name, weight in module.named_parameters(recurse=False) if weight.ndim == 3
+    )
 
 
 def weights_of_experts(model: PreTrainedModel) -> Iterator[tuple[torch.nn.Parameter, int]]:

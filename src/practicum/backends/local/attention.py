@@ -49,11 +49,24 @@ def attend(
 ) -> Float[Tensor, "B H L e"]:
     """Scaled dot-product attention; `mask` is added to the scores. Values may be of another width than keys."""
     shared = query.shape[1] != key.shape[1]
-    if shared and query.device.type != "cpu":  # the fast kernels there take groups or a mask, not both
+    if (
+        shared and query.device.type != "cpu"
+    ):  # the fast kernels there take groups or a mask, not both
         groups = query.shape[1] // key.shape[1]
-        key, value, shared = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), False
+        key, value, shared = (
+            key.repeat_interleave(groups, 1),
+            value.repeat_interleave(groups, 1),
+            False,
+        )
     return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=shared
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=shared,
     )
 
 

@@ -51,7 +51,9 @@ class LocalBackend:
                 f"student: the config of {loaded.source} asks for dropout or a router's noise in training, which is left off; "
                 "write student.dropout: true to learn with it"
             )
-        trainer = LocalTrainer(model, self._limits, loaded.renderer.special_ids, dropout=config.dropout)
+        trainer = LocalTrainer(
+            model, self._limits, loaded.renderer.special_ids, dropout=config.dropout
+        )
         return LocalLearner(
             trainer=trainer,
             renderer=loaded.renderer,
@@ -68,9 +70,16 @@ class LocalBackend:
         """Load another model, whose weights stay where `config.residency` says."""
         loaded = load(config, self._find(config, name))
         model = loaded.language_model
-        client = build_scorer(loaded, config, self._limits.sampling_batch, self._limits.chunk_tokens)
+        client = build_scorer(
+            loaded, config, self._limits.sampling_batch, self._limits.chunk_tokens
+        )
         return Model(
-            client, loaded.renderer, loaded.context_length, loaded.source, measure_dims(model), model.unsampled or ""
+            client,
+            loaded.renderer,
+            loaded.context_length,
+            loaded.source,
+            measure_dims(model),
+            model.unsampled or "",
         )
 
     def sampler(self, student: Learner) -> LocalSampler:
@@ -102,8 +111,14 @@ class LocalBackend:
         context = self._context
         if isinstance(config.model, ScratchConfig):
             log.info(f"{name}: made from scratch")
-            return scratch_folder(context.models / name.replace("/", "-"), config.model, context.task())
-        converting = " (converting it to safetensors, once: about 20 s)" if conversion_pending(config.model) else ""
+            return scratch_folder(
+                context.models / name.replace("/", "-"), config.model, context.task()
+            )
+        converting = (
+            " (converting it to safetensors, once: about 20 s)"
+            if conversion_pending(config.model)
+            else ""
+        )
         log.info(f"{name}: {config.model}{converting}")
         return None
 

@@ -25,7 +25,9 @@ def random_stream(seed: int) -> torch.Generator:
 
 def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Float[Tensor, "B N"]:
     """What one token of each completion is drawn with: exponential numbers for the blocks, and for the tokens of one block."""
-    noise = torch.empty(len(streams), -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK, dtype=torch.float64)
+    noise = torch.empty(
+        len(streams), -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK, dtype=torch.float64
+    )
     for row, stream in zip(noise, streams, strict=True):
         row.exponential_(generator=stream)
     return noise
@@ -87,7 +89,9 @@ def sample_by_exponential_race(
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _race(scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+def _race(
+    scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     # Racing the blocks first takes 832 random numbers a token for a vocabulary of 49,152, where one a candidate would take all.
     count, width = scores.shape
     blocks = -(-width // VOCABULARY_BLOCK)
@@ -103,10 +107,14 @@ def _race(scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]) -> tuple[In
     return (block * VOCABULARY_BLOCK + place)[:, 0], logprobs[:, 0].to(scores.dtype)
 
 
-def _find_first_arrival(rates: Float[Tensor, "B N"], noise: Float[Tensor, "B N"]) -> Int[Tensor, "B 1"]:
+def _find_first_arrival(
+    rates: Float[Tensor, "B N"], noise: Float[Tensor, "B N"]
+) -> Int[Tensor, "B 1"]:
     """Who arrives first; nobody whose rate is 0."""
     return torch.where(rates > 0, noise / rates, torch.inf).argmin(dim=-1, keepdim=True)
 
 
-def _compute_untempered_logprobs(logits: Float[Tensor, "B V"], tokens: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+def _compute_untempered_logprobs(
+    logits: Float[Tensor, "B V"], tokens: Int[Tensor, " B"]
+) -> Float[Tensor, " B"]:
     return F.gather_logprobs(logits, tokens) - torch.logsumexp(logits, dim=-1)

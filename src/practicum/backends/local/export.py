@@ -14,7 +14,9 @@ from practicum.errors import ResourceError
 def export(loaded: LoadedModel, folder: Path) -> None:
     """Write the model folder; it appears under its name only when it is whole."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ResourceError(f"{folder} exists and is not empty; export to another folder or remove it first")
+        raise ResourceError(
+            f"{folder} exists and is not empty; export to another folder or remove it first"
+        )
     model = loaded.language_model.model
     plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
     plain.load_state_dict(merged_weights(model))

@@ -23,7 +23,9 @@ from practicum.ports.hosting import GivenResult, GivenTokens
 from practicum.types import ScoreRequest
 
 
-def forward_backward_targets(trainer: LocalTrainer, data: Sequence[GivenTokens], seed: int) -> GivenResult:
+def forward_backward_targets(
+    trainer: LocalTrainer, data: Sequence[GivenTokens], seed: int
+) -> GivenResult:
     """Add the gradient of the summed loss to what has been accumulated; dropout is seeded by `seed`.
 
     Raises NumericError where a loss is not a number; what had been accumulated is then as it was. So it is where nothing is
@@ -61,7 +63,9 @@ def forward_targets(trainer: LocalTrainer, data: Sequence[GivenTokens]) -> Given
     return _through(trainer, data, GraphPlan(SCORED_TOKENS, recompute=False), learn=False)
 
 
-def _through(trainer: LocalTrainer, data: Sequence[GivenTokens], plan: GraphPlan, *, learn: bool) -> GivenResult:
+def _through(
+    trainer: LocalTrainer, data: Sequence[GivenTokens], plan: GraphPlan, *, learn: bool
+) -> GivenResult:
     model = trainer.language_model
     head = model.head()
     texts_logprobs, losses, supervises = [], [], False
@@ -72,7 +76,9 @@ def _through(trainer: LocalTrainer, data: Sequence[GivenTokens], plan: GraphPlan
         for datum in part:
             rows = slice(start, start + len(datum.tokens))
             start = rows.stop
-            logprobs, loss = _read(head, hidden[rows], gradient[rows], datum, trainer.limits.chunk_tokens, learn=learn)
+            logprobs, loss = _read(
+                head, hidden[rows], gradient[rows], datum, trainer.limits.chunk_tokens, learn=learn
+            )
             if not torch.isfinite(torch.tensor(loss)):
                 raise NumericError(
                     f"datum {len(losses)}: its loss is {loss}, not a number; look for logprobs, advantages and "
@@ -87,7 +93,13 @@ def _through(trainer: LocalTrainer, data: Sequence[GivenTokens], plan: GraphPlan
 
 
 def _read(
-    head: Head, hidden: Tensor, gradient: Tensor, datum: GivenTokens, chunk_tokens: int, *, learn: bool
+    head: Head,
+    hidden: Tensor,
+    gradient: Tensor,
+    datum: GivenTokens,
+    chunk_tokens: int,
+    *,
+    learn: bool,
 ) -> tuple[Tensor, float]:
     """The log-probabilities of a text's targets and its loss; its gradient with respect to `hidden` goes to `gradient`."""
     if datum.whole:
@@ -130,7 +142,9 @@ def _by_parts(head: Head, hidden: Tensor, datum: GivenTokens, chunk_tokens: int)
     return GivenTokens(datum.tokens, datum.targets, part)
 
 
-def _passes(data: Sequence[GivenTokens], limit: int, packs_up_to: int) -> Iterator[Sequence[GivenTokens]]:
+def _passes(
+    data: Sequence[GivenTokens], limit: int, packs_up_to: int
+) -> Iterator[Sequence[GivenTokens]]:
     while data:
         count = how_many_fit([_text(datum) for datum in data], limit, packs_up_to)
         yield data[:count]

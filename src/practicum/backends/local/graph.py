@@ -25,14 +25,19 @@ MAX_CPU_TOKENS = 1024
 """On a CPU more tokens than this at once are no faster each: what layers hand on no longer fits in the caches."""
 
 
-def plan_micro_batch(language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int) -> GraphPlan:
+def plan_micro_batch(
+    language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int
+) -> GraphPlan:
     """The most tokens whose graph fits in `budget` bytes, but at least the `longest` text, its layers recomputed if need be."""
     enough = MAX_CPU_TOKENS if language_model.device.type == "cpu" else sys.maxsize
     kept = budget // bytes_a_token
     layers = len(find_layers(language_model.model) or ())
     if kept >= longest or layers < 2:
         return GraphPlan(max(min(kept, enough), longest), recompute=False)
-    width = language_model.model.config.get_text_config().hidden_size * language_model.model.dtype.itemsize
+    width = (
+        language_model.model.config.get_text_config().hidden_size
+        * language_model.model.dtype.itemsize
+    )
     kept = budget // (layers * width + bytes_a_token // layers)
     return GraphPlan(max(min(kept, enough), longest), recompute=True)
 
@@ -42,14 +47,20 @@ def measure_activation_bytes(language_model: LanguageModel) -> int:
     longest = min(PROBE_TOKENS, language_model.context_length)
     short = max(longest // 3, 1)
     with torch.enable_grad():
-        grown = _measure_saved_bytes(language_model, longest) - _measure_saved_bytes(language_model, short)
+        grown = _measure_saved_bytes(language_model, longest) - _measure_saved_bytes(
+            language_model, short
+        )
     return max(grown // max(longest - short, 1), 1)
 
 
-def activation_checkpointing(language_model: LanguageModel, wanted: bool) -> AbstractContextManager[None]:
+def activation_checkpointing(
+    language_model: LanguageModel, wanted: bool
+) -> AbstractContextManager[None]:
     """Within the block, layers keep their inputs alone and are computed again in the backward pass, if that is wanted."""
     layers = find_layers(language_model.model) or () if wanted else ()
-    return patch_forwards({layer: partial(checkpoint, layer.forward, use_reentrant=False) for layer in layers})
+    return patch_forwards(
+        {layer: partial(checkpoint, layer.forward, use_reentrant=False) for layer in layers}
+    )
 
 
 def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:

@@ -32,7 +32,9 @@ class LocalReader:
     ) -> Generator[None, None, list[Sample]]:
         """Draw one completion a request, as many at once as memory for their keys and values allows."""
         longest = max(len(request.prompt_tokens) for request in requests) + params.max_new_tokens
-        return LocalSampler(self._model, weights or {}, _rows(self._model, longest)).steps(requests, params)
+        return LocalSampler(self._model, weights or {}, _rows(self._model, longest)).steps(
+            requests, params
+        )
 
     def score(self, questions: Sequence[PromptQuestion], weights: Weights) -> list[PromptScores]:
         """Answer questions about prompts."""

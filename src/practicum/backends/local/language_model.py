@@ -15,7 +15,14 @@ from practicum.backends.local.attention import AttentionLayout
 from practicum.errors import ModelError
 from practicum.functional.head import Head
 
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_ctx",
+)
 """Under which names a config says how many tokens the model was made for, the usual one first."""
 
 UNBOUNDED = 1 << 20
@@ -61,7 +68,9 @@ class LanguageModel:
         """The fewest last tokens that a layer sees, or None where all of them see everything."""
         cache = DynamicCache(config=self.model.config)
         layers = zip(cache.layers, cache.is_sliding, strict=True)
-        return min((int(layer.get_max_length()) for layer, sliding in layers if sliding), default=None)
+        return min(
+            (int(layer.get_max_length()) for layer, sliding in layers if sliding), default=None
+        )
 
     @property
     def recurrent(self) -> bool:
@@ -69,7 +78,9 @@ class LanguageModel:
         layers = DynamicCache(config=self.model.config).layers
         return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
-    def body(self, input_ids: Int[Tensor, "B L"], attention_mask: Bool[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+    def body(
+        self, input_ids: Int[Tensor, "B L"], attention_mask: Bool[Tensor, "B L"]
+    ) -> Float[Tensor, "B L D"]:
         """The last hidden states."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             output = find_body(self.model)(
@@ -81,7 +92,10 @@ class LanguageModel:
         return output.last_hidden_state
 
     def body_after(
-        self, cache: Cache | None, input_ids: Int[Tensor, "B L"], attention_mask: Bool[Tensor, "B M"]
+        self,
+        cache: Cache | None,
+        input_ids: Int[Tensor, "B L"],
+        attention_mask: Bool[Tensor, "B M"],
     ) -> tuple[Float[Tensor, "B L D"], Cache]:
         """Return the last hidden states of texts that go on from a cache, and the cache with them in it.
 
@@ -102,7 +116,9 @@ class LanguageModel:
                 **{name: cache},
             )
         if name not in names or not isinstance(output.get(name), Cache):
-            raise ModelError(f"{type(body).__name__} keeps what it has read in no cache of transformers")
+            raise ModelError(
+                f"{type(body).__name__} keeps what it has read in no cache of transformers"
+            )
         return output.last_hidden_state, output[name]
 
     def forward_packed(
@@ -113,7 +129,9 @@ class LanguageModel:
             output = find_body(self.model)(
                 input_ids=input_ids[None],
                 position_ids=positions[None],
-                attention_mask=input_ids.new_zeros(1, 1, 1, 1),  # a mask made ready: transformers adds none of its own
+                attention_mask=input_ids.new_zeros(
+                    1, 1, 1, 1
+                ),  # a mask made ready: transformers adds none of its own
                 use_cache=False,
                 layout=layout,
             )
@@ -147,7 +165,9 @@ class LanguageModel:
                 "infinite values; download or convert them again"
             )
         split = self.head().logprobs(self.body(ids, mask))
-        difference = (split - torch.log_softmax(whole[..., : self.vocab_size], dim=-1)).abs().max().item()
+        difference = (
+            (split - torch.log_softmax(whole[..., : self.vocab_size], dim=-1)).abs().max().item()
+        )
         if difference > (1e-3 if self.exact else 0.2):
             raise ModelError(
                 f"{self.model.name_or_path}: {type(self.model).__name__} changes its logits after the head in a way that is "
@@ -156,7 +176,11 @@ class LanguageModel:
 
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that learn, by name."""
-        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
 
     @contextlib.contextmanager
     def weights(self, overlay: Mapping[str, Tensor]) -> Iterator[None]:
@@ -180,7 +204,9 @@ def patch_forwards(forwards: Mapping[torch.nn.Module, Callable[..., Tensor]]) ->
     """Within the block the modules compute with other functions than their own."""
     try:
         for module, forward in forwards.items():
-            module.__dict__["forward"] = forward  # found on the module itself before its class is asked
+            module.__dict__["forward"] = (
+                forward  # found on the module itself before its class is asked
+            )
         yield
     finally:
         for module in forwards:
@@ -201,12 +227,16 @@ def find_body(model: PreTrainedModel) -> torch.nn.Module:
         return model.base_model
     bodies = [child for child in model.children() if isinstance(child, PreTrainedModel)]
     if len(bodies) != 1:
-        raise ModelError(f"{model.name_or_path}: no body was found in {type(model).__name__}; use another architecture")
+        raise ModelError(
+            f"{model.name_or_path}: no body was found in {type(model).__name__}; use another architecture"
+        )
     return bodies[0]
 
 
 def find_layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
     """The list of a model's layers: the one with as many modules as its config counts; None where there is no such list."""
     count = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in find_body(model).modules() if isinstance(module, torch.nn.ModuleList))
+    lists = (
+        module for module in find_body(model).modules() if isinstance(module, torch.nn.ModuleList)
+    )
     return next((module for module in lists if len(module) == count), None)

@@ -59,17 +59,27 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
         )
     _check_finite(model, source)
     language_model.check_split()
-    language_model = replace(language_model, unsampled=why_unsampled(language_model), tokenizer=tokenizer)
+    language_model = replace(
+        language_model, unsampled=why_unsampled(language_model), tokenizer=tokenizer
+    )
     named = named_tokens(tokenizer, config.stop, source)
     stops = stop_ids(tokenizer, [*_generation_eos(source, model), *named])
     renderer = Renderer(
-        tokenizer, system=config.system, template=config.template, thinking=config.thinking, stop_ids=stops
+        tokenizer,
+        system=config.system,
+        template=config.template,
+        thinking=config.thinking,
+        stop_ids=stops,
     )
     return LoadedModel(language_model, renderer, source)
 
 
 def read_model(
-    source: str, config: ModelConfig, vocab_size: int, device: torch.device, packs: int | None = None
+    source: str,
+    config: ModelConfig,
+    vocab_size: int,
+    device: torch.device,
+    packs: int | None = None,
 ) -> LanguageModel:
     """A model as its folder holds it, on a device; nothing of it learns. `packs`: its `packs_up_to` where it is known."""
     model = _weights(source, config)
@@ -80,7 +90,9 @@ def read_model(
     return enable_packing(language_model, packs)
 
 
-def load_student(config: StudentConfig, seed: int, scratch_folder: Path | None = None) -> LoadedModel:
+def load_student(
+    config: StudentConfig, seed: int, scratch_folder: Path | None = None
+) -> LoadedModel:
     """Load a model that learns: all of it, its last layers, or adapters seeded by `seed`.
 
     Raises ModelError as `load` does, and where the model cannot be sampled from.
@@ -117,7 +129,9 @@ def check_config(source: str, config: ModelConfig) -> None:
     try:
         AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
-        raise ModelError(f"{source}: config.json is missing or cannot be used ({one_line(error)})") from error
+        raise ModelError(
+            f"{source}: config.json is missing or cannot be used ({one_line(error)})"
+        ) from error
 
 
 def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
@@ -135,8 +149,12 @@ def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
         )
     except UNREADABLE as error:
         if "DefaultCPUAllocator" in str(error) or isinstance(error, MemoryError):
-            raise ResourceError(f"{source}: the weights do not fit in memory ({one_line(error)})") from error
-        raise ModelError(f"{source}: the weights could not be loaded ({one_line(error)})") from error
+            raise ResourceError(
+                f"{source}: the weights do not fit in memory ({one_line(error)})"
+            ) from error
+        raise ModelError(
+            f"{source}: the weights could not be loaded ({one_line(error)})"
+        ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
     model, report = loaded
@@ -161,7 +179,9 @@ def _check_finite(model: PreTrainedModel, source: str) -> None:
 def _wants_cuda(config: ModelConfig) -> bool:
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
-        raise ModelError("device is 'cuda', but no CUDA device is available; write device: auto or cpu")
+        raise ModelError(
+            "device is 'cuda', but no CUDA device is available; write device: auto or cpu"
+        )
     return available and config.device != "cpu"
 
 

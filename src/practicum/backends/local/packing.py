@@ -24,7 +24,9 @@ MAX_MASK_ENTRIES = 2**23
 """Entries of the mask of one group of segments."""
 
 
-def hidden_states(language_model: LanguageModel, texts: Sequence[ScoreRequest]) -> Float[Tensor, "T D"]:
+def hidden_states(
+    language_model: LanguageModel, texts: Sequence[ScoreRequest]
+) -> Float[Tensor, "T D"]:
     """The hidden states that predict each text's `tokens`, text after text."""
     longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts)
     if longest > language_model.packs_up_to:
@@ -41,17 +43,24 @@ def enable_packing(language_model: LanguageModel, packs_up_to: int | None = None
     with a sliding window packs texts that fit in the window.
     """
     model = language_model.model
-    if packs_up_to == 0 or model.config.get_text_config()._attn_implementation not in ("sdpa", NAME):
+    if packs_up_to == 0 or model.config.get_text_config()._attn_implementation not in (
+        "sdpa",
+        NAME,
+    ):
         return language_model
     model.set_attn_implementation(NAME)
     if model.config.get_text_config()._attn_implementation != NAME:
         return language_model
-    return replace(language_model, packs_up_to=packs_up_to or _find_max_packed_length(language_model))
+    return replace(
+        language_model, packs_up_to=packs_up_to or _find_max_packed_length(language_model)
+    )
 
 
 def _find_max_packed_length(language_model: LanguageModel) -> int:
     """How long a text may be to be read packed as it is read alone; 0 where short ones already differ."""
-    longest = language_model.context_length if language_model.window is None else language_model.window
+    longest = (
+        language_model.context_length if language_model.window is None else language_model.window
+    )
     trial = [
         ScoreRequest(tuple(range(1, 3)), (1, 2, 1)),
         ScoreRequest((3, 1, 2, 3), (2, 3)),
@@ -60,16 +69,22 @@ def _find_max_packed_length(language_model: LanguageModel) -> int:
     texts = [_within(text, language_model.vocab_size) for text in trial]
     packing = PackedBatch(texts, language_model.device)
     try:
-        together = language_model.forward_packed(packing.ids, packing.positions, packing)[packing.wanted]
+        together = language_model.forward_packed(packing.ids, packing.positions, packing)[
+            packing.wanted
+        ]
     except Exception:  # whatever a model's own code raises where it does not hand the layout on: then texts are padded
         return 0
     alone = torch.cat([_padded_hidden_states(language_model, [text]) for text in texts])
-    error = (together - alone).abs().max() / alone.abs().max().clamp_min(torch.finfo(alone.dtype).tiny)
+    error = (together - alone).abs().max() / alone.abs().max().clamp_min(
+        torch.finfo(alone.dtype).tiny
+    )
     return longest if error < (1e-4 if language_model.exact else 0.1) else 0
 
 
 def _within(text: ScoreRequest, vocab_size: int) -> ScoreRequest:
-    prompt, tokens = (tuple(token % vocab_size for token in part) for part in (text.prompt_tokens, text.tokens))
+    prompt, tokens = (
+        tuple(token % vocab_size for token in part) for part in (text.prompt_tokens, text.tokens)
+    )
     return ScoreRequest(prompt, tokens)
 
 
@@ -80,20 +95,33 @@ class PackedBatch:
     With `keep`, the keys and values of every layer stay in `kept`, and `places` says where each text's are.
     """
 
-    def __init__(self, texts: Sequence[ScoreRequest], device: torch.device, *, keep: bool = False) -> None:
+    def __init__(
+        self, texts: Sequence[ScoreRequest], device: torch.device, *, keep: bool = False
+    ) -> None:
         segments, of_text = segments_of(texts)
         # In this order neighbours need the same attention call and almost the same padding, so `_groups` can batch them; a call
         # for each segment would cost more than the padding does. Results do not depend on the order: it only decides where a
         # token stands in the row, and which tokens it attends to comes from the tree of segments.
         order = sorted(range(len(segments)), key=lambda number: _bucket_key(segments, number))
         first = dict(zip(order, _starts(segments, order), strict=True))
-        self._at = [range(first[number], first[number] + len(segments[number].tokens)) for number in range(len(order))]
+        self._at = [
+            range(first[number], first[number] + len(segments[number].tokens))
+            for number in range(len(order))
+        ]
         self._segments = segments
         self._of_text = of_text
-        self.ids = torch.tensor([token for number in order for token in segments[number].tokens], device=device)
-        positions = [segments[number].start + place for number in order for place in range(len(self._at[number]))]
+        self.ids = torch.tensor(
+            [token for number in order for token in segments[number].tokens], device=device
+        )
+        positions = [
+            segments[number].start + place
+            for number in order
+            for place in range(len(self._at[number]))
+        ]
         self.positions = torch.tensor(positions, device=device)
-        self.wanted = torch.tensor([place for text in self._wanted(texts) for place in text], device=device).long()
+        self.wanted = torch.tensor(
+            [place for text in self._wanted(texts) for place in text], device=device
+        ).long()
         self.kept: dict[int, tuple[Tensor, Tensor]] | None = {} if keep else None
         self._groups = [
             _Group.of(
@@ -124,7 +152,9 @@ class PackedBatch:
         """As `practicum.backends.local.attention.AttentionLayout` says."""
         if self.kept is not None:
             self.kept[layer] = key, value
-        return torch.cat([group.attend(query, key, value, scale, dropout) for group in self._groups])
+        return torch.cat(
+            [group.attend(query, key, value, scale, dropout) for group in self._groups]
+        )
 
     def _collect_path_positions(self, number: int | None) -> list[int]:
         """Where the tokens of a segment and of all above it stand."""
@@ -186,7 +216,11 @@ class _Group:
 
     @classmethod
     def of(
-        cls, chains: Sequence[list[int]], own: Sequence[range], positions: Sequence[int], device: torch.device
+        cls,
+        chains: Sequence[list[int]],
+        own: Sequence[range],
+        positions: Sequence[int],
+        device: torch.device,
     ) -> "_Group":
         """From where the tokens of the segments are, and where those that they see are (themselves included)."""
         row = slice(own[0].start, own[-1].stop)
@@ -203,20 +237,30 @@ class _Group:
             return cls(row, len(own), None, None, keys, mask)
         return cls(row, len(own), queries.to(device), real.to(device), keys, mask)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float
+    ) -> Tensor:
         queries = self._own(query)
         if self.keys is None:
-            attended = attend(queries, self._own(key), self._own(value), None, scale, dropout=dropout, causal=True)
+            attended = attend(
+                queries, self._own(key), self._own(value), None, scale, dropout=dropout, causal=True
+            )
         else:
             assert self.mask is not None
             keys, values = (part[self.keys].transpose(1, 2) for part in (key, value))
-            attended = attend(queries, keys, values, self.mask.to(query.dtype), scale, dropout=dropout)
+            attended = attend(
+                queries, keys, values, self.mask.to(query.dtype), scale, dropout=dropout
+            )
         attended = attended.transpose(1, 2)
         return attended.flatten(0, 1) if self.real is None else attended[self.real]
 
     def _own(self, part: Tensor) -> Tensor:
         """The segments' own rows, [B, H, L, d]."""
-        rows = part[self.row].unflatten(0, (self.count, -1)) if self.queries is None else part[self.queries]
+        rows = (
+            part[self.row].unflatten(0, (self.count, -1))
+            if self.queries is None
+            else part[self.queries]
+        )
         return rows.transpose(1, 2)
 
 
@@ -227,7 +271,9 @@ def _index(rows: Sequence[list[int]]) -> tuple[Int[Tensor, "B L"], Bool[Tensor, 
     return index, torch.arange(width)[None] < torch.tensor([[len(row)] for row in rows])
 
 
-def _padded_hidden_states(language_model: LanguageModel, texts: Sequence[ScoreRequest]) -> Float[Tensor, "T D"]:
+def _padded_hidden_states(
+    language_model: LanguageModel, texts: Sequence[ScoreRequest]
+) -> Float[Tensor, "T D"]:
     sequences = [(*text.prompt_tokens, *text.tokens) for text in texts]
     ids, mask = pad_sequences(sequences, side="right", device=language_model.device)
     hidden = language_model.body(ids, mask)

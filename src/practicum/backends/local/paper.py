@@ -57,7 +57,9 @@ def _load_on_paper(config: ModelConfig, source: str) -> LoadedModel:
     return LoadedModel(_on_paper(config, source, vocabulary), renderer, source)
 
 
-def _on_paper(config: ModelConfig, source: str, vocabulary: int, layers: int | None = None) -> LanguageModel:
+def _on_paper(
+    config: ModelConfig, source: str, vocabulary: int, layers: int | None = None
+) -> LanguageModel:
     """The modules without weights; with `layers`, as if there were so many, and hardly any vocabulary."""
     described = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     if layers is not None:
@@ -78,10 +80,14 @@ def _on_paper(config: ModelConfig, source: str, vocabulary: int, layers: int | N
             whole = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
             return enable_packing(whole, whole.window or whole.context_length)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(f"{source}: its sizes cannot be read without its weights ({str(error)[:200]})") from error
+        raise ModelError(
+            f"{source}: its sizes cannot be read without its weights ({str(error)[:200]})"
+        ) from error
 
 
-def footprint_of(config: ModelConfig, source: str, layers: int = 1, recompute: bool = False) -> Footprint:
+def footprint_of(
+    config: ModelConfig, source: str, layers: int = 1, recompute: bool = False
+) -> Footprint:
     """What passes take of a model whose gradient goes through so many layers; the gradient of its embedding is left out.
 
     One and two layers are gone through on paper, at two lengths; every further layer takes what the second adds.
@@ -99,7 +105,10 @@ _BYTES: dict[tuple[str, str, int, bool], Footprint] = {}
 def _footprint_of(config: ModelConfig, source: str, layers: int, recompute: bool) -> Footprint:
     one, two = (_lines(_shortened(config, count), source, count, recompute) for count in (1, 2))
     kept, update = (
-        Line(max(a.fixed + (layers - 1) * (b.fixed - a.fixed), 0), a.each + (layers - 1) * (b.each - a.each))
+        Line(
+            max(a.fixed + (layers - 1) * (b.fixed - a.fixed), 0),
+            a.each + (layers - 1) * (b.each - a.each),
+        )
         for a, b in zip(one[1:], two[1:], strict=True)
     )
     return Footprint(two[0], kept, update)
@@ -109,7 +118,9 @@ def _lines(config: ModelConfig, source: str, layers: int, recompute: bool) -> li
     language_model = _on_paper(config, source, TINY_VOCABULARY, layers)
     learns = any(weight.requires_grad for weight in language_model.model.parameters())
     dropout = isinstance(config, StudentConfig) and config.dropout
-    pairs = [_passes(language_model, tokens, learns, recompute, dropout) for tokens in (SHORT, LONG)]
+    pairs = [
+        _passes(language_model, tokens, learns, recompute, dropout) for tokens in (SHORT, LONG)
+    ]
     return [_line(short, long) for short, long in zip(*pairs, strict=True)]
 
 
@@ -121,7 +132,11 @@ def _shortened(config: ModelConfig, layers: int) -> ModelConfig:
 
 def _shorten(described: Any, layers: int) -> None:
     """Let a model's settings have so many layers."""
-    described.num_hidden_layers, described.vocab_size, described.pad_token_id = layers, TINY_VOCABULARY, None
+    described.num_hidden_layers, described.vocab_size, described.pad_token_id = (
+        layers,
+        TINY_VOCABULARY,
+        None,
+    )
     if described.to_dict().get("layer_types"):
         described.layer_types = described.layer_types[:layers]
 
@@ -174,14 +189,18 @@ class _LiveBytes(TorchDispatchMode):
     def __init__(self, known: Iterator[Tensor]) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._known: dict[int, object] = {storage._cdata: storage for storage in (t.untyped_storage() for t in known)}
+        self._known: dict[int, object] = {
+            storage._cdata: storage for storage in (t.untyped_storage() for t in known)
+        }
 
     def restart(self) -> int:
         """Let the peak begin at what is there now, which is returned."""
         self.peak = self.now
         return self.now
 
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Do the operation and note what it made."""
         if func is torch.ops.aten._grouped_mm.default:
             out = _grouped_product(*args, **(kwargs or {}))
@@ -209,5 +228,7 @@ class _LiveBytes(TorchDispatchMode):
 
 def _grouped_product(rows: Tensor, weights: Tensor, *others: Any, **named: Any) -> Tensor:
     """Do the product of rows with the weights of experts; on paper torch knows it of bfloat16 alone, of which it has the shape."""
-    product = torch.ops.aten._grouped_mm.default(rows.bfloat16(), weights.bfloat16(), *others, **named)
+    product = torch.ops.aten._grouped_mm.default(
+        rows.bfloat16(), weights.bfloat16(), *others, **named
+    )
     return product.to(rows.dtype)

@@ -15,7 +15,13 @@ from practicum.backends.local.scratch import scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.costs import GraphPlan
 from practicum.functional.head import Head
-from practicum.models.config import ModelConfig, PretrainConfig, ScorerConfig, ScratchConfig, StudentConfig
+from practicum.models.config import (
+    ModelConfig,
+    PretrainConfig,
+    ScorerConfig,
+    ScratchConfig,
+    StudentConfig,
+)
 from practicum.objective import Objective, Signal
 from practicum.objective.passes import longest
 from practicum.ports import (
@@ -62,7 +68,9 @@ class LocalPaper:
         def cut(data: Sequence[Datum]) -> GraphPlan:
             if self._config.micro_batch_tokens is not None:
                 return GraphPlan(self._config.micro_batch_tokens, recompute=False)
-            return plan_micro_batch(model, max(graph.each, 1), longest(data), self._config.graph_mib * 2**20)
+            return plan_micro_batch(
+                model, max(graph.each, 1), longest(data), self._config.graph_mib * 2**20
+            )
 
         graph = footprint_of(config, loaded.source, learning.layers).kept
         self.record = PaperRecord(
@@ -91,7 +99,9 @@ class LocalPaper:
         loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
         self.record.scorers[name] = PaperModel(config, shape, footprint_of(config, loaded.source))
-        return Model(self._client(name), loaded.renderer, loaded.context_length, loaded.source, shape)
+        return Model(
+            self._client(name), loaded.renderer, loaded.context_length, loaded.source, shape
+        )
 
     def sampler(self, student: Learner) -> "PaperClient":
         """Return the student on paper."""
@@ -130,7 +140,9 @@ class LocalPaper:
 class PaperClient(SelfTeacher):
     """Draws and scores without a model; see `practicum.ports.SamplingClient`."""
 
-    def __init__(self, answer_tokens: int, drawn: list[SampleRequest], scored: list[ScoreRequest]) -> None:
+    def __init__(
+        self, answer_tokens: int, drawn: list[SampleRequest], scored: list[ScoreRequest]
+    ) -> None:
         self._answer_tokens = answer_tokens
         self._drawn = drawn
         self._scored = scored
@@ -151,15 +163,26 @@ class PaperClient(SelfTeacher):
         """Log-probabilities or hidden states of the right length, and of no width."""
         self._scored.extend(requests)
         if signal.type == "sampled":
-            return [TeacherSignal(logprobs=torch.zeros(len(request.tokens))) for request in requests]
+            return [
+                TeacherSignal(logprobs=torch.zeros(len(request.tokens))) for request in requests
+            ]
         head = Head(torch.zeros(1, 1), 1)
-        return [TeacherSignal(hidden=torch.zeros(len(request.tokens), 1), head=head) for request in requests]
+        return [
+            TeacherSignal(hidden=torch.zeros(len(request.tokens), 1), head=head)
+            for request in requests
+        ]
 
     def sample_mixed(
-        self, requests: Sequence[MixedRequest], teacher: object, share: float, params: SamplingParams
+        self,
+        requests: Sequence[MixedRequest],
+        teacher: object,
+        share: float,
+        params: SamplingParams,
     ) -> list[Sample]:
         """As `sample`."""
-        return self.sample([SampleRequest(request.prompt_tokens, request.seed) for request in requests], params)
+        return self.sample(
+            [SampleRequest(request.prompt_tokens, request.seed) for request in requests], params
+        )
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """Nothing is read on paper: both sides of a mixture are counted where it is drawn."""
@@ -173,7 +196,9 @@ class PaperTrainer:
         self._record = record
         self._snapshot = snapshot
 
-    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
         """Keep the data, and apply the teachers' heads as often as a trainer does."""
         self._record.data.extend(data)
         for datum in data:

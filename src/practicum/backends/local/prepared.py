@@ -39,7 +39,9 @@ class PrepackedModel:
         # are worth nothing after the next optimizer step: they serve sampling and, for the head, the closed-form loss.
         body = find_body(language_model.model)
         head = language_model.head().pinned()
-        should_prepack = steps >= MIN_DECODE_STEPS and not language_model.autocast and _can_prepack(head.weight)
+        should_prepack = (
+            steps >= MIN_DECODE_STEPS and not language_model.autocast and _can_prepack(head.weight)
+        )
         maps = _linear_maps(body) if should_prepack else ()
         self._forwards: dict[torch.nn.Module, Callable[[Tensor], Tensor]] = {
             layer: _Product(_prepack(weight), bias) for layer, weight, bias in maps
@@ -69,9 +71,15 @@ class PrepackedHead(Head):
 
     product: _Product | None = None
 
-    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
         """As `practicum.types.HeadLike`: the product is written to memory of its own."""
-        learns = room is None and torch.is_grad_enabled() and (hidden.requires_grad or self.weight.requires_grad)
+        learns = (
+            room is None
+            and torch.is_grad_enabled()
+            and (hidden.requires_grad or self.weight.requires_grad)
+        )
         if self.product is None or learns:
             return Head.logits(self, hidden, room)
         return self.scaled_and_capped(self.product(hidden.to(self.weight.dtype)))
@@ -96,11 +104,17 @@ def _linear_maps(body: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Tenso
         for layer in body.modules():
             if isinstance(layer, Linear) and not layer.lora_variant:
                 base = layer.get_base_layer()
-                if not isinstance(base, torch.nn.Linear):  # a map whose weight lies the other way round
+                if not isinstance(
+                    base, torch.nn.Linear
+                ):  # a map whose weight lies the other way round
                     continue
                 within.update(layer.modules())
                 deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
-                yield layer, base.weight.detach() + sum(deltas), None if base.bias is None else base.bias.detach()
+                yield (
+                    layer,
+                    base.weight.detach() + sum(deltas),
+                    None if base.bias is None else base.bias.detach(),
+                )
     for layer in body.modules():
         if type(layer) is torch.nn.Linear and layer not in within:
             yield layer, layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
@@ -114,9 +128,16 @@ def _norms(body: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Callable[[T
     for layer in body.modules():
         epsilon = vars(layer).get("variance_epsilon")
         weights = list(layer.parameters(recurse=False))
-        if epsilon is not None and len(weights) == 1 and len(inspect.signature(layer.forward).parameters) == 1:
+        if (
+            epsilon is not None
+            and len(weights) == 1
+            and len(inspect.signature(layer.forward).parameters) == 1
+        ):
             norm = partial(
-                torch.nn.functional.rms_norm, normalized_shape=weights[0].shape, weight=weights[0].detach(), eps=epsilon
+                torch.nn.functional.rms_norm,
+                normalized_shape=weights[0].shape,
+                weight=weights[0].detach(),
+                eps=epsilon,
             )
             trial = torch.linspace(-1.0, 2.0, 3 * weights[0].numel()).view(3, -1)
             if torch.allclose(norm(trial), layer(trial), rtol=1e-5, atol=1e-6):
@@ -129,4 +150,8 @@ def _prepack(weight: Float[Tensor, "V D"]) -> Tensor:
 
 def _can_prepack(weight: Tensor) -> bool:
     plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return plain and platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
+    return (
+        plain
+        and platform.machine().lower() in ("x86_64", "amd64")
+        and torch.backends.mkldnn.is_available()
+    )

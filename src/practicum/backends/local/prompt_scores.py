@@ -11,7 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from practicum.backends.local.drawing import draw, draw_exponentials, random_stream, sample_by_exponential_race
+from practicum.backends.local.drawing import (
+    draw,
+    draw_exponentials,
+    random_stream,
+    sample_by_exponential_race,
+)
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
@@ -49,7 +54,11 @@ def score_prompts(
 
 
 def _answer(
-    head: Head, hidden: Float[Tensor, "T D"], question: PromptQuestion, chunk_tokens: int, following: list[Sample]
+    head: Head,
+    hidden: Float[Tensor, "T D"],
+    question: PromptQuestion,
+    chunk_tokens: int,
+    following: list[Sample],
 ) -> PromptScores:
     own = torch.tensor(question.tokens[question.first :], dtype=torch.long, device=hidden.device)
     stream = random_stream(seed_of(question.seed, "draws"))
@@ -58,13 +67,22 @@ def _answer(
         logprobs = head.logprobs(hidden[piece])
         top = logprobs.topk(question.topk)
         drawn = _drawn(logprobs, question, stream)
-        found = [logprobs.gather(-1, own[piece, None]), top.indices, top.values, drawn, logprobs.gather(-1, drawn)]
+        found = [
+            logprobs.gather(-1, own[piece, None]),
+            top.indices,
+            top.values,
+            drawn,
+            logprobs.gather(-1, drawn),
+        ]
         if question.targets is not None:
             targets = question.targets[piece].to(hidden.device)
             found.append(logprobs.gather(-1, targets.clamp_min(0)).masked_fill(targets < 0, 0.0))
         columns.append([column.cpu() for column in found])
     width = 0 if question.targets is None else question.targets.shape[1]
-    empty = [torch.zeros(0, size) for size in (1, question.topk, question.topk, question.draws, question.draws, width)]
+    empty = [
+        torch.zeros(0, size)
+        for size in (1, question.topk, question.topk, question.draws, question.draws, width)
+    ]
     joined = [torch.cat(parts) for parts in zip(*columns, strict=True)] if columns else empty
     return PromptScores(
         logprobs=joined[0][:, 0],
@@ -77,27 +95,39 @@ def _answer(
     )
 
 
-def _drawn(logprobs: Float[Tensor, "T V"], question: PromptQuestion, stream: torch.Generator) -> Int[Tensor, "T D"]:
+def _drawn(
+    logprobs: Float[Tensor, "T V"], question: PromptQuestion, stream: torch.Generator
+) -> Int[Tensor, "T D"]:
     """Independent draws at each position, in turn from one stream; at temperature 0 the likeliest token every time."""
     count, vocabulary = logprobs.shape
     if question.temperature == 0 or not question.draws:
         return logprobs.argmax(dim=-1, keepdim=True).expand(-1, question.draws)
-    noise = draw_exponentials([stream] * (count * question.draws), vocabulary).view(count, question.draws, -1)
+    noise = draw_exponentials([stream] * (count * question.draws), vocabulary).view(
+        count, question.draws, -1
+    )
     scores = logprobs / question.temperature
     return torch.stack(
-        [sample_by_exponential_race(scores, noise[:, turn].to(scores.device))[0] for turn in range(question.draws)],
+        [
+            sample_by_exponential_race(scores, noise[:, turn].to(scores.device))[0]
+            for turn in range(question.draws)
+        ],
         dim=1,
     )
 
 
 def _following(
-    head: Head, hidden: Float[Tensor, "1 D"], question: PromptQuestion, tokenizer: PreTrainedTokenizerBase | None
+    head: Head,
+    hidden: Float[Tensor, "1 D"],
+    question: PromptQuestion,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> list[Sample]:
     if question.params is None or not question.following:
         return []
     check = stop_check(question.params, tokenizer)
     logits = head.logits(hidden).expand(len(question.following), -1)
-    noise = draw_exponentials([random_stream(seed) for seed in question.following], logits.shape[-1]).to(hidden.device)
+    noise = draw_exponentials(
+        [random_stream(seed) for seed in question.following], logits.shape[-1]
+    ).to(hidden.device)
     tokens, sampled, natural = (column.cpu() for column in draw(logits, question.params, noise))
     return [
         Sample(
@@ -110,9 +140,13 @@ def _following(
     ]
 
 
-def _passes(questions: Sequence[PromptQuestion], packs_up_to: int) -> Iterator[Sequence[PromptQuestion]]:
+def _passes(
+    questions: Sequence[PromptQuestion], packs_up_to: int
+) -> Iterator[Sequence[PromptQuestion]]:
     while questions:
-        count = how_many_fit([_text(question) for question in questions], SCORED_TOKENS, packs_up_to)
+        count = how_many_fit(
+            [_text(question) for question in questions], SCORED_TOKENS, packs_up_to
+        )
         yield questions[:count]
         questions = questions[count:]
 

@@ -48,7 +48,9 @@ def open_decode_batch(
     with language_model.weights(overlay):
         prepared = PrepackedModel(language_model, new_tokens)
     work = DecodeJob(language_model, overlay, prepared, prompts, min(rows, len(prompts)), longest)
-    return SlotDecodeBatch(work) if longest <= language_model.packs_up_to else PaddedDecodeBatch(work)
+    return (
+        SlotDecodeBatch(work) if longest <= language_model.packs_up_to else PaddedDecodeBatch(work)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,9 @@ class SlotDecodeBatch:
     @torch.no_grad()
     def admit(self, most: int) -> int:
         """As `practicum.ports.Reading` says."""
-        admitted = min(most, self._work.rows - len(self._lengths), len(self._work.prompts) - self._next)
+        admitted = min(
+            most, self._work.rows - len(self._lengths), len(self._work.prompts) - self._next
+        )
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
             prompt = self._work.prompts[self._next]
@@ -141,7 +145,12 @@ class SlotDecodeBatch:
         if not keep:
             return
         at = torch.tensor(self._lengths, device=device)
-        self._at = (torch.arange(len(keep), device=device), at, max(self._lengths) + 1, self._mask(at))
+        self._at = (
+            torch.arange(len(keep), device=device),
+            at,
+            max(self._lengths) + 1,
+            self._mask(at),
+        )
         with self._work.weights() as model:
             self._hidden = model.forward_packed(tokens.to(device)[list(keep)], at, self)
         self._lengths = [length + 1 for length in self._lengths]
@@ -170,7 +179,9 @@ class SlotDecodeBatch:
             return None
         behind = torch.arange(max(self._lengths) + 1, device=at.device)[None] > at[:, None]
         dtype = next(iter(self._keys.values())).dtype
-        return torch.zeros(behind.shape, device=at.device, dtype=dtype).masked_fill_(behind, -torch.inf)[:, None, None]
+        return torch.zeros(behind.shape, device=at.device, dtype=dtype).masked_fill_(
+            behind, -torch.inf
+        )[:, None, None]
 
     def _prefill_waiting(self) -> None:
         """Read waiting prompts, each once, up to a number of tokens and no more of them than there are rows."""
@@ -179,24 +190,32 @@ class SlotDecodeBatch:
         for prompt in self._work.prompts[self._next :]:
             if prompt in self._read or prompt in chosen:
                 continue
-            if chosen and (tokens + len(prompt) > MAX_PREFILL_TOKENS or len(chosen) == self._work.rows):
+            if chosen and (
+                tokens + len(prompt) > MAX_PREFILL_TOKENS or len(chosen) == self._work.rows
+            ):
                 break
             chosen[prompt] = None
             tokens += len(prompt)
         # Any one token stands for the answer: it is what the prompt's last hidden state predicts, and is not read.
-        packing = PackedBatch([ScoreRequest(prompt, (0,)) for prompt in chosen], self._work.device, keep=True)
+        packing = PackedBatch(
+            [ScoreRequest(prompt, (0,)) for prompt in chosen], self._work.device, keep=True
+        )
         assert packing.kept is not None
         with self._work.weights() as model:
             hidden = model.forward_packed(packing.ids, packing.positions, packing)[packing.wanted]
         for prompt, places, last in zip(chosen, packing.places(), hidden, strict=True):
-            self._read[prompt] = _PrefilledPrompt(packing.kept, torch.tensor(places, device=hidden.device), last)
+            self._read[prompt] = _PrefilledPrompt(
+                packing.kept, torch.tensor(places, device=hidden.device), last
+            )
 
     def _copy_to_slot(self, row: int, prompt: _PrefilledPrompt) -> None:
         """Copy what was kept of a prompt into a slot."""
         for layer, kept in prompt.kept.items():
             for store, part in zip((self._keys, self._values), kept, strict=True):
                 if layer not in store:
-                    store[layer] = part.new_zeros(self._work.rows, part.shape[1], self._work.longest, part.shape[2])
+                    store[layer] = part.new_zeros(
+                        self._work.rows, part.shape[1], self._work.longest, part.shape[2]
+                    )
                 store[layer][row, :, : len(prompt.places)] = part[prompt.places].transpose(0, 1)
 
     def _move_slot(self, source: int, row: int) -> None:
@@ -225,7 +244,9 @@ class PaddedDecodeBatch:
         different = list(dict.fromkeys(prompts))
         with self._work.weights() as model:
             state = _prefill(model, different)
-        rows = torch.tensor([different.index(prompt) for prompt in prompts], device=self._work.device)
+        rows = torch.tensor(
+            [different.index(prompt) for prompt in prompts], device=self._work.device
+        )
         self._state = _select(state, rows)
         self._next += len(prompts)
         return len(prompts)
@@ -245,7 +266,9 @@ class PaddedDecodeBatch:
             self._state = None
             return
         rows = torch.tensor(keep, device=tokens.device)
-        state = self._state if list(keep) == list(range(len(tokens))) else _select(self._state, rows)
+        state = (
+            self._state if list(keep) == list(range(len(tokens))) else _select(self._state, rows)
+        )
         mask = torch.cat([state.mask, state.mask.new_ones(len(keep), 1)], dim=1)
         with self._work.weights() as model:
             hidden, cache = model.body_after(state.cache, tokens[rows][:, None], mask)
@@ -265,10 +288,14 @@ def _prefill(language_model: LanguageModel, prompts: Sequence[Prompt]) -> _Padde
     """Read the prompts, a long common beginning only once where every layer keeps every token of it."""
     every = language_model.window is None and not language_model.recurrent
     shared = common_beginning(prompts) if every else 0
-    ids, mask = pad_sequences([prompt[shared:] for prompt in prompts], side="left", device=language_model.device)
+    ids, mask = pad_sequences(
+        [prompt[shared:] for prompt in prompts], side="left", device=language_model.device
+    )
     cache = None
     if shared:
-        first, whole = pad_sequences([prompts[0][:shared]], side="left", device=language_model.device)
+        first, whole = pad_sequences(
+            [prompts[0][:shared]], side="left", device=language_model.device
+        )
         _, cache = language_model.body_after(None, first, whole)
         _select_rows(cache, ids.new_zeros(len(prompts)))
         mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)

@@ -27,7 +27,9 @@ from practicum.ports import Capabilities, DecodeBatch, LockstepClient, MixedRequ
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 
-def build_scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tokens: int) -> SamplingClient:
+def build_scorer(
+    loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tokens: int
+) -> SamplingClient:
     """A client over a model just loaded, whose weights stay where `config.residency` says.
 
     `loaded` must be let go by whoever loaded it, for only a resident model is held on.
@@ -40,10 +42,13 @@ def build_scorer(loaded: LoadedModel, config: ScorerConfig, batch_size: int, chu
     if config.residency == "swap":
         kept = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
         return OffloadedSampler(
-            lambda: sampler(clone_to(device, kept)), OffloadedHead(kept.vocab_size, lambda: _moved(kept.head(), device))
+            lambda: sampler(clone_to(device, kept)),
+            OffloadedHead(kept.vocab_size, lambda: _moved(kept.head(), device)),
         )
     if config.residency == "disk":
-        read = partial(read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to)
+        read = partial(
+            read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to
+        )
         completed = partial(replace, unsampled=model.unsampled, tokenizer=model.tokenizer)
         return OffloadedSampler(lambda: sampler(completed(read())), _head_on_disk(loaded))
     return sampler(model)
@@ -71,7 +76,9 @@ class OffloadedHead:
         """Log-probabilities of the tokens, with the weights fetched if they are not here."""
         return self._fetched().logprobs(hidden)
 
-    def logits(self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None) -> Float[Tensor, "*s v"]:
+    def logits(
+        self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
+    ) -> Float[Tensor, "*s v"]:
         """Their logits."""
         return self._fetched().logits(hidden, room)
 
@@ -104,10 +111,17 @@ class OffloadedSampler:
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """What the model says, with a head that is fetched when it is read."""
         answers = self._fetch().score(requests, signal) if requests else []
-        return [answer if answer.head is None else replace(answer, head=self._head) for answer in answers]
+        return [
+            answer if answer.head is None else replace(answer, head=self._head)
+            for answer in answers
+        ]
 
     def sample_mixed(
-        self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
+        self,
+        requests: Sequence[MixedRequest],
+        teacher: LockstepClient,
+        share: float,
+        params: SamplingParams,
     ) -> list[Sample]:
         """One completion a request, drawn from this model and another at once."""
         return self._fetch().sample_mixed(requests, teacher, share, params) if requests else []
@@ -148,11 +162,14 @@ def _head_on_disk(loaded: LoadedModel) -> OffloadedHead:
 def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
     """How to read the real tokens' rows of a weight from the model's folder; it holds on to nothing of the model."""
     model, rows, dtype = loaded.language_model.model, loaded.language_model.vocab_size, weight.dtype
-    names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
+    names = [
+        name for name, other in model.named_parameters(remove_duplicate=False) if other is weight
+    ]
     for path in sorted(_folder(loaded.source).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             # A file may leave out the prefix that the model's own class puts before its names.
-            stored = [key for key in file.keys() if any(f".{name}".endswith(f".{key}") for name in names)]  # noqa: SIM118
+            keys = file.keys()
+            stored = [key for key in keys if any(f".{name}".endswith(f".{key}") for name in names)]
         for key in stored:
             read = partial(_rows, path, key, rows, dtype)
             if read().equal(weight.data[:rows].cpu()):
@@ -165,7 +182,11 @@ def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
 
 def _folder(source: str) -> Path:
     """The folder of a model, that of the cache for a hub name that was just loaded."""
-    return Path(source) if Path(source).is_dir() else Path(snapshot_download(source, local_files_only=True))
+    return (
+        Path(source)
+        if Path(source).is_dir()
+        else Path(snapshot_download(source, local_files_only=True))
+    )
 
 
 def _rows(path: Path, key: str, rows: int, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from practicum import functional as F
-from practicum.backends.local.drawing import draw, draw_exponentials, random_stream, sample_mixed_tokens
+from practicum.backends.local.drawing import (
+    draw,
+    draw_exponentials,
+    random_stream,
+    sample_mixed_tokens,
+)
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.reading import open_decode_batch
@@ -61,12 +66,19 @@ class LocalSampler:
         if not requests:
             return []
         stops = stop_check(params, self.language_model.tokenizer)
-        prompts, seeds = [request.prompt_tokens for request in requests], [request.seed for request in requests]
+        prompts, seeds = (
+            [request.prompt_tokens for request in requests],
+            [request.seed for request in requests],
+        )
         policy = self.read(prompts, self.batch_size, params.max_new_tokens)
         return (yield from _DecodeLoop(policy, seeds, params, stops).steps(self.batch_size))
 
     def sample_mixed(
-        self, requests: Sequence[MixedRequest], teacher: LockstepClient, share: float, params: SamplingParams
+        self,
+        requests: Sequence[MixedRequest],
+        teacher: LockstepClient,
+        share: float,
+        params: SamplingParams,
     ) -> list[Sample]:
         """One completion a request, drawn from `share * T + (1 - share) * S` at each token (MiniLLM 2306.08543).
 
@@ -77,9 +89,13 @@ class LocalSampler:
         stops = stop_check(params, self.language_model.tokenizer)
         rows, length = self.batch_size, params.max_new_tokens
         own = self.read([request.prompt_tokens for request in requests], rows, length)
-        teacher_batch = teacher.read([request.teacher_prompt_tokens for request in requests], rows, length)
+        teacher_batch = teacher.read(
+            [request.teacher_prompt_tokens for request in requests], rows, length
+        )
         seeds = [request.seed for request in requests]
-        return _run_through(_DecodeLoop(own, seeds, params, stops, teacher_batch, share).steps(rows))
+        return _run_through(
+            _DecodeLoop(own, seeds, params, stops, teacher_batch, share).steps(rows)
+        )
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
         """Read the prompts, at most `rows` at a time and equal ones once, each with at most `new_tokens` after it."""
@@ -91,14 +107,18 @@ class LocalSampler:
         self.language_model.model.eval()
         signals: list[TeacherSignal] = []
         with self.language_model.weights(self.overlay):
-            head = self.language_model.head().pinned()  # to the overlay's storage, so that it outlives the block
+            head = (
+                self.language_model.head().pinned()
+            )  # to the overlay's storage, so that it outlives the block
             for part in self._passes(requests):
                 abandon.check()
                 whole = hidden_states(self.language_model, part)
                 each = whole.split([len(request.tokens) for request in part])
                 for request, hidden in zip(part, each, strict=True):
                     if signal.sampled:
-                        signals.append(TeacherSignal(logprobs=self._logprobs(head, hidden, request.tokens)))
+                        signals.append(
+                            TeacherSignal(logprobs=self._logprobs(head, hidden, request.tokens))
+                        )
                     else:
                         signals.append(TeacherSignal(hidden=hidden, head=head))
         return signals
@@ -110,10 +130,13 @@ class LocalSampler:
             yield requests[:count]
             requests = requests[count:]
 
-    def _logprobs(self, head: Head, hidden: Float[Tensor, "T D"], tokens: Sequence[int]) -> Float[Tensor, " T"]:
+    def _logprobs(
+        self, head: Head, hidden: Float[Tensor, "T D"], tokens: Sequence[int]
+    ) -> Float[Tensor, " T"]:
         ids = torch.tensor(tokens, dtype=torch.long, device=hidden.device)
         parts = [
-            F.gather_logprobs(head.logprobs(hidden[part]), ids[part]) for part in chunks(len(ids), self.chunk_tokens)
+            F.gather_logprobs(head.logprobs(hidden[part]), ids[part])
+            for part in chunks(len(ids), self.chunk_tokens)
         ]
         return torch.cat(parts).cpu() if parts else torch.zeros(0)
 
@@ -171,17 +194,25 @@ class _DecodeLoop:
         stops = self.stops([self.tokens[text] for text in alive])
         self.stopped |= {text for text, stopped in zip(alive, stops, strict=True) if stopped}
         most = self.params.max_new_tokens
-        return [row for row, text in enumerate(alive) if not (stops[row] or len(self.tokens[text]) == most)]
+        return [
+            row
+            for row, text in enumerate(alive)
+            if not (stops[row] or len(self.tokens[text]) == most)
+        ]
 
     def _draw(self, alive: Sequence[int]) -> Tensor:
         """Draw one token for every row, and write down its log-probabilities."""
         logits = self.policy.logits()
-        noise = draw_exponentials([self.streams[text] for text in alive], logits.shape[-1]).to(logits.device)
+        noise = draw_exponentials([self.streams[text] for text in alive], logits.shape[-1]).to(
+            logits.device
+        )
         if self.teacher is None:
             drawn, sampled, natural = draw(logits, self.params, noise)
         else:
             teacher_batch = self.teacher.logits().to(logits.device)
-            drawn, sampled, natural = sample_mixed_tokens(logits, teacher_batch, self.share, self.params, noise)
+            drawn, sampled, natural = sample_mixed_tokens(
+                logits, teacher_batch, self.share, self.params, noise
+            )
         found = zip(alive, drawn.tolist(), sampled.tolist(), natural.tolist(), strict=True)
         for text, token, sampling_logprob, policy_logprob in found:
             if math.isnan(sampling_logprob) or math.isnan(policy_logprob):

@@ -29,20 +29,32 @@ def alphabet_of(task: Task) -> str:
     """Return every character of the task, in order."""
     prompts = [*task.train_prompts(), *task.heldout_prompts()]
     more = task.letters if isinstance(task, HasAlphabet) else ""
-    return "".join(sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more)))
+    return "".join(
+        sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more))
+    )
 
 
 def _letters(prompt: Prompt) -> str:
-    return "".join([*(message.content for message in prompt.messages), prompt.answer or "", prompt.response or ""])
+    return "".join(
+        [
+            *(message.content for message in prompt.messages),
+            prompt.answer or "",
+            prompt.response or "",
+        ]
+    )
 
 
-def make_scratch_model(folder: Path, config: ScratchConfig, alphabet: str, prompts: Sequence[Prompt]) -> None:
+def make_scratch_model(
+    folder: Path, config: ScratchConfig, alphabet: str, prompts: Sequence[Prompt]
+) -> None:
     """Write a model folder: seeded random weights, a character tokenizer, pretrained on the prompts' answers if asked."""
     tokenizer = character_tokenizer(alphabet)
     renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        model = AutoModelForCausalLM.from_config(_architecture(config, len(tokenizer), min(renderer.stop_ids)))
+        model = AutoModelForCausalLM.from_config(
+            _architecture(config, len(tokenizer), min(renderer.stop_ids))
+        )
         if config.pretrain.steps:
             _pretrain(model, renderer, config.pretrain, prompts, config.seed)
     model.save_pretrained(folder)
@@ -52,7 +64,11 @@ def make_scratch_model(folder: Path, config: ScratchConfig, alphabet: str, promp
 def _architecture(config: ScratchConfig, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
     rows = max(vocabulary, config.padded_vocabulary or 0)
     kind = {"llama": "llama", "qwen3": "qwen3", "gemma3": "gemma3_text"}[config.architecture]
-    extra = {"final_logit_softcapping": 30.0, "sliding_window": 32} if config.architecture == "gemma3" else {}
+    extra = (
+        {"final_logit_softcapping": 30.0, "sliding_window": 32}
+        if config.architecture == "gemma3"
+        else {}
+    )
     return AutoConfig.for_model(
         kind,
         vocab_size=rows,
@@ -73,7 +89,11 @@ def _architecture(config: ScratchConfig, vocabulary: int, eos: int):  # type: ig
 
 
 def _pretrain(
-    model: PreTrainedModel, renderer: Renderer, settings: PretrainConfig, prompts: Sequence[Prompt], seed: int
+    model: PreTrainedModel,
+    renderer: Renderer,
+    settings: PretrainConfig,
+    prompts: Sequence[Prompt],
+    seed: int,
 ) -> None:
     """Cross-entropy on the answers (the stop token included), prompts drawn at random."""
     stop = min(renderer.stop_ids)
@@ -90,8 +110,13 @@ def _pretrain(
     generator = torch.Generator().manual_seed(seed)
     model.train()
     for step in range(settings.steps):
-        chosen = [pairs[index] for index in torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()]
-        ids, mask = pad_sequences([(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device)
+        chosen = [
+            pairs[index]
+            for index in torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()
+        ]
+        ids, mask = pad_sequences(
+            [(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device
+        )
         labels = torch.full_like(ids, -100)
         for row, (prompt, answer) in enumerate(chosen):
             labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)

@@ -26,7 +26,11 @@ class LocalSelfTeacher(LocalSampler):
 
     @classmethod
     def of(
-        cls, language_model: LanguageModel, rule: WeightUpdateRule, batch_size: int, chunk_tokens: int
+        cls,
+        language_model: LanguageModel,
+        rule: WeightUpdateRule,
+        batch_size: int,
+        chunk_tokens: int,
     ) -> "LocalSelfTeacher":
         """Begin with the student's weights of now."""
         rule = rule.hold_within_step()

@@ -68,7 +68,11 @@ def _active(model: PreTrainedModel) -> Callable[[torch.nn.Parameter], int]:
     config = model.config.get_text_config()
     name = "num_experts_per_tok"
     chosen = config.to_dict().get(config.attribute_map.get(name, name))
-    shares = {} if chosen is None else {id(weight): (chosen, count) for weight, count in weights_of_experts(model)}
+    shares = (
+        {}
+        if chosen is None
+        else {id(weight): (chosen, count) for weight, count in weights_of_experts(model)}
+    )
 
     def count_active(weight: torch.nn.Parameter) -> int:
         part, whole = shares.get(id(weight), (1, 1))
@@ -80,7 +84,9 @@ def _active(model: PreTrainedModel) -> Callable[[torch.nn.Parameter], int]:
 def _layers_passed(model: PreTrainedModel) -> int:
     """Through how many of the last layers the gradient goes: all of them where the embedding learns."""
     layers = find_layers(model)
-    if layers is None or any(weight.requires_grad for weight in model.get_input_embeddings().parameters()):
+    if layers is None or any(
+        weight.requires_grad for weight in model.get_input_embeddings().parameters()
+    ):
         return model.config.get_text_config().num_hidden_layers
     learns = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
     return len(layers) - learns.index(True) if True in learns else 0

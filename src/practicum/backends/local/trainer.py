@@ -14,7 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.local.graph import activation_checkpointing, measure_activation_bytes, plan_micro_batch
+from practicum.backends.local.graph import (
+    activation_checkpointing,
+    measure_activation_bytes,
+    plan_micro_batch,
+)
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import hidden_states
 from practicum.backends.local.prepared import MIN_HEAD_ROWS, prepack_head
@@ -96,7 +100,9 @@ class LocalTrainer:
 
     def sampling_client(self) -> LocalSampler:
         """Samples from the live weights."""
-        return LocalSampler(self.language_model, {}, self.limits.sampling_batch, self.limits.chunk_tokens)
+        return LocalSampler(
+            self.language_model, {}, self.limits.sampling_batch, self.limits.chunk_tokens
+        )
 
     def snapshot(self) -> LocalSampler:
         """Samples from a copy of the trainable weights, through modules of its own that share all others."""
@@ -107,15 +113,21 @@ class LocalTrainer:
 
     def self_teacher(self, rule: WeightUpdateRule) -> LocalSelfTeacher:
         """The student's own weights as a teacher, starting from what they are now."""
-        return LocalSelfTeacher.of(self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens)
+        return LocalSelfTeacher.of(
+            self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens
+        )
 
-    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
         """The gradient of the objective over all of `data`; a micro-batch that does not fit in memory is halved.
 
         Raises ResourceError when not even one sequence fits.
         """
         accumulated = {
-            name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None
+            name: parameter.grad
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
         }
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
@@ -129,14 +141,21 @@ class LocalTrainer:
 
     def optim_step(self, params: AdamParams) -> Metrics:
         """Take one step of AdamW on the clipped gradient; without a finite gradient nothing moves, and the metrics say so."""
-        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self._parameters.values() if parameter.grad is not None
+        ]
         norm = torch.nn.utils.get_total_norm(gradients).item() if gradients else 0.0
         finite = norm < float("inf")
         if finite and gradients:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), params.max_grad_norm, torch.tensor(norm))
+            torch.nn.utils.clip_grads_with_norm_(
+                self._parameters.values(), params.max_grad_norm, torch.tensor(norm)
+            )
             for group in self._optimizer.param_groups:
                 group.update(
-                    lr=params.learning_rate, betas=params.betas, eps=params.epsilon, weight_decay=params.weight_decay
+                    lr=params.learning_rate,
+                    betas=params.betas,
+                    eps=params.epsilon,
+                    weight_decay=params.weight_decay,
                 )
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -151,7 +170,10 @@ class LocalTrainer:
     def state_bytes(self) -> int:
         """The size of the files of what `save_state` gives once there are moments: two like the weight, and a step's number."""
         step = 4
-        return sum(3 * parameter.nbytes + step + 4 * HEADER_BYTES for parameter in self._parameters.values())
+        return sum(
+            3 * parameter.nbytes + step + 4 * HEADER_BYTES
+            for parameter in self._parameters.values()
+        )
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
         """The trainable weights under `student` and the moments of AdamW under `optimizer`: live views, not copies."""
@@ -160,7 +182,10 @@ class LocalTrainer:
             for name, parameter in self._parameters.items()
             for key, value in self._optimizer.state.get(parameter, {}).items()
         }
-        return {"student": {name: value.detach() for name, value in self._parameters.items()}, "optimizer": moments}
+        return {
+            "student": {name: value.detach() for name, value in self._parameters.items()},
+            "optimizer": moments,
+        }
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore weights and moments in place; CheckpointError where they are those of another model."""
@@ -178,7 +203,9 @@ class LocalTrainer:
         own = {name: parameter.shape for name, parameter in self._parameters.items()}
         saved = {name: value.shape for name, value in tensors["student"].items()}
         moments = {key.rsplit("/", 1)[0] for key in tensors["optimizer"]}
-        differing = sorted({name for name, _ in own.items() ^ saved.items()} | (moments - own.keys()))
+        differing = sorted(
+            {name for name, _ in own.items() ^ saved.items()} | (moments - own.keys())
+        )
         if differing:
             raise CheckpointError(
                 f"the state does not fit the student: {len(differing)} weights differ in name or shape (first: "
@@ -196,7 +223,9 @@ class LocalTrainer:
         if self._graph_bytes is None:
             self.start_learning()
             self._graph_bytes = measure_activation_bytes(self.language_model)
-        return plan_micro_batch(self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20)
+        return plan_micro_batch(
+            self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20
+        )
 
     def _retry_with_less_memory(
         self, data: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan
@@ -208,7 +237,9 @@ class LocalTrainer:
                 with activation_checkpointing(self.language_model, plan.recompute):
                     result = self._forward_backward(data, objective, seed, plan.tokens)
                 again = {"recomputed": 1.0} if plan.recompute else {}
-                return replace(result, metrics={**result.metrics, **again, "halvings": float(halvings)})
+                return replace(
+                    result, metrics={**result.metrics, **again, "halvings": float(halvings)}
+                )
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise
@@ -227,7 +258,9 @@ class LocalTrainer:
         if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
             head = prepack_head(head)
         coefficients = (
-            self._compute_batch_coefficients(passes, head, objective, batch) if objective.needs_sequences else None
+            self._compute_batch_coefficients(passes, head, objective, batch)
+            if objective.needs_sequences
+            else None
         )
         self.start_learning()
         for one in passes:
@@ -244,11 +277,21 @@ class LocalTrainer:
         """The data cut into passes through the student, of at most `limit` tokens each."""
         passes = list(rows_of_passes(data, limit, self.language_model.packs_up_to))
         parts = [rows for of_pass in passes for rows in of_pass]
-        read_next = {id(rows): heads_of(data, following) for rows, following in pairwise([*parts, []])}
-        return [Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows]) for rows in passes]
+        read_next = {
+            id(rows): heads_of(data, following) for rows, following in pairwise([*parts, []])
+        }
+        return [
+            Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows])
+            for rows in passes
+        ]
 
     def _backward_micro_batch(
-        self, one: Pass, head: Head, objective: Objective, coefficients: list[Tensor] | None, records: Records
+        self,
+        one: Pass,
+        head: Head,
+        objective: Objective,
+        coefficients: list[Tensor] | None,
+        records: Records,
     ) -> None:
         """Add the gradient of one pass; several teachers of the same tokens share the student's body."""
         hidden = self._hidden(one)
@@ -265,7 +308,10 @@ class LocalTrainer:
                     if coefficients is None
                     else [whole[part.index[piece]] for whole in coefficients]
                 )
-                loss = sum((share * value.value).sum() for share, value in zip(shares, side.values, strict=True))
+                loss = sum(
+                    (share * value.value).sum()
+                    for share, value in zip(shares, side.values, strict=True)
+                )
                 if not torch.isfinite(torch.as_tensor(loss)):
                     broken = ~torch.isfinite(side.values[0].value)
                     records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
@@ -297,15 +343,21 @@ class LocalTrainer:
             return [torch.zeros(0) for _ in objective.losses]
         back = torch.cat(token_indices).argsort()
         merged = [
-            TermValues.concatenate([piece[index] for piece in pieces])[back] for index in range(len(objective.losses))
+            TermValues.concatenate([piece[index] for piece in pieces])[back]
+            for index in range(len(objective.losses))
         ]
         return [
-            compute_coefficients(term, values, batch) for term, values in zip(objective.losses, merged, strict=True)
+            compute_coefficients(term, values, batch)
+            for term, values in zip(objective.losses, merged, strict=True)
         ]
 
-    def _open(self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective) -> LossChunk:
+    def _open(
+        self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
+    ) -> LossChunk:
         said = (part.signal[piece], part.reference[piece])
-        return build_chunk(head, hidden, said, part.tokens[piece].to(hidden.device), objective, self._tiles)
+        return build_chunk(
+            head, hidden, said, part.tokens[piece].to(hidden.device), objective, self._tiles
+        )
 
     def _hidden(self, one: Pass) -> Float[Tensor, "T D"]:
         """The student's hidden states that predict the supervised tokens of a pass, end to end."""

@@ -32,7 +32,9 @@ def why_unsampled(language_model: LanguageModel) -> str:
     model = language_model.model
     who = f"{model.name_or_path}: {type(model).__name__}"
     try:
-        difference = max(_difference(language_model, reading) for reading in _readings(language_model))
+        difference = max(
+            _difference(language_model, reading) for reading in _readings(language_model)
+        )
     except Exception as error:
         # Whatever the code of an architecture raises where it does not know this use of its cache.
         return f"{who} cannot be read token by token ({type(error).__name__}: {_first_line(error)}), so it cannot be sampled from"
@@ -49,7 +51,9 @@ def _readings(language_model: LanguageModel) -> Iterator[DecodeBatch]:
     vocabulary = language_model.vocab_size
     prompts = [tuple(token % vocabulary for token in prompt) for prompt in (*PROMPTS, PROMPTS[0])]
     longest = max(map(len, prompts)) + len(ANSWER)
-    work = DecodeJob(language_model, {}, PrepackedModel(language_model, len(ANSWER)), prompts, 2, longest)
+    work = DecodeJob(
+        language_model, {}, PrepackedModel(language_model, len(ANSWER)), prompts, 2, longest
+    )
     if longest <= language_model.packs_up_to:
         yield SlotDecodeBatch(work)
     if language_model.packs_up_to < language_model.context_length:

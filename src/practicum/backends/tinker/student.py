@@ -42,11 +42,11 @@ class Config(ServiceConfig):
         description="the base model's tokenizer: folder, hub name or packaged name; none: the one that the service names",
     )
 
-    def problems(self, student: StudentConfig, objective: Objective, source: str, staleness: int) -> list[str]:
+    def problems(
+        self, student: StudentConfig, objective: Objective, source: str, staleness: int
+    ) -> list[str]:
         """What of a recipe cannot be done at a service, each with what to write instead."""
-        mixed = (
-            "rollout.source: 'token_mix' decodes token by token with the teacher, which backend 'tinker' cannot; write "
-        )
+        mixed = "rollout.source: 'token_mix' decodes token by token with the teacher, which backend 'tinker' cannot; write "
         return [
             *_of_student(student),
             *(problem for term in objective.losses if (problem := explain_unsupported(term))),
@@ -69,15 +69,23 @@ def _of_student(student: StudentConfig) -> list[str]:
             "student.model: backend 'tinker' trains a model of the service; write the name that it has there"
         )
     if student.lora is None:
-        problems.append("student.lora: backend 'tinker' trains adapters; write student.lora: {rank: 16}")
+        problems.append(
+            "student.lora: backend 'tinker' trains adapters; write student.lora: {rank: 16}"
+        )
     elif student.lora.alpha != ALPHA:
-        problems.append(f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out")
+        problems.append(
+            f"student.lora.alpha: adapters at a service have alpha {ALPHA:g}; leave it out"
+        )
     if student.trainable_layers is not None:
-        problems.append("student.trainable_layers: adapters at a service are around all layers; leave it out")
+        problems.append(
+            "student.trainable_layers: adapters at a service are around all layers; leave it out"
+        )
     if student.dropout:
         problems.append("student.dropout: how the model learns is the service's; leave it out")
     if student.dtype != "float32" or student.device != "auto" or student.trust_remote_code:
-        problems.append("student: dtype, device and trust_remote_code are the service's; leave them out")
+        problems.append(
+            "student: dtype, device and trust_remote_code are the service's; leave them out"
+        )
     return problems
 
 
@@ -127,7 +135,9 @@ class TinkerBackend:
     def student(self, config: StudentConfig) -> Learner:
         """Make adapters; their first values are those of `student.lora` here, seed for seed."""
         base, lora = config.model, config.lora
-        assert isinstance(base, str) and lora is not None, "the recipe was held against what the backend refuses"
+        assert isinstance(base, str) and lora is not None, (
+            "the recipe was held against what the backend refuses"
+        )
         context = self._context
         log.info(f"student: {base}")
         connection = Connection(self._config, "backend")
@@ -177,7 +187,9 @@ class TinkerBackend:
     def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
         """Let the service go back to what was saved there; the moments are there too, and asked for or not."""
         optimizer = read_tensors(folder / "optimizer.safetensors") if moments else {}
-        _own(student).load_state({"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer})
+        _own(student).load_state(
+            {"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer}
+        )
 
     def export(self, student: Learner, folder: Path) -> None:
         """Refuse: the weights are at the service."""
@@ -187,14 +199,20 @@ class TinkerBackend:
 
 
 def _own(student: Learner) -> ServiceTrainer:
-    assert isinstance(student.trainer, ServiceTrainer), "a backend is given the students that it made"
+    assert isinstance(student.trainer, ServiceTrainer), (
+        "a backend is given the students that it made"
+    )
     return student.trainer
 
 
 def _renderer(tokenizer: str, student: StudentConfig) -> Renderer:
     """Return how the student reads prompts."""
     settings = ModelConfig(
-        model=tokenizer, template=student.template, system=student.system, thinking=student.thinking, stop=student.stop
+        model=tokenizer,
+        template=student.template,
+        system=student.system,
+        thinking=student.thinking,
+        stop=student.stop,
     )
     try:
         return load_renderer(settings)

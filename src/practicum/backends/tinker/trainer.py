@@ -79,7 +79,9 @@ class ServiceTrainer:
         self._steps = 0
         self._sampler: ServiceSampler | None = None
         self._accumulated = self._broken = False
-        self._client: Any = connection.answer(lambda: begin(connection.service), f"a student over {base}")
+        self._client: Any = connection.answer(
+            lambda: begin(connection.service), f"a student over {base}"
+        )
 
     def tokenizer(self) -> str:
         """The folder or hub name of the base model's tokenizer, as the service names it."""
@@ -92,7 +94,9 @@ class ServiceTrainer:
 
     def refuses(self, objective: Objective) -> str | None:
         """Why a term of it cannot be trained at a service."""
-        return next((problem for term in objective.losses if (problem := self._refused(term))), None)
+        return next(
+            (problem for term in objective.losses if (problem := self._refused(term))), None
+        )
 
     def sampling_client(self) -> ServiceSampler:
         """Samples from the weights as they are now; they are published once a step."""
@@ -121,13 +125,17 @@ class ServiceTrainer:
 
         return ServiceSampler(self._connection, begin, self.vocabulary, meter=self._meter)
 
-    def forward_backward(self, data: Sequence[Datum], objective: Objective, seed: int) -> ForwardResult:
+    def forward_backward(
+        self, data: Sequence[Datum], objective: Objective, seed: int
+    ) -> ForwardResult:
         """The gradient of the objective over all of `data`, in two passes at the service."""
         whole, data = data, one_teacher_each(data)
         data = self._restrict_datums(data, objective)
         batch = build_token_batch(data, objective, seed, self.special_ids)
         records = Records(len(batch.tokens))
-        parts = [columns_of(part, [datum.rollout for datum in data]) for part in _parts(data, batch)]
+        parts = [
+            columns_of(part, [datum.rollout for datum in data]) for part in _parts(data, batch)
+        ]
         if not parts:
             return records.result(data, whole)
         asked = self._ask(parts)
@@ -148,7 +156,10 @@ class ServiceTrainer:
             records.place(one.part.index, detached[0], counted)
             records.share(one.part.signal.name, detached, counted)
         if not records.broken and not records.nothing_supervised:
-            self._send(parts, torch.autograd.grad(loss, students, allow_unused=True, materialize_grads=True))
+            self._send(
+                parts,
+                torch.autograd.grad(loss, students, allow_unused=True, materialize_grads=True),
+            )
         return records.result(data, whole)
 
     def optim_step(self, params: AdamParams) -> Metrics:
@@ -156,7 +167,12 @@ class ServiceTrainer:
         from tinker import types
 
         if not self._accumulated:
-            return {"grad_norm": 0.0, "skipped": 0.0, "empty_updates": 1.0, "learning_rate": params.learning_rate}
+            return {
+                "grad_norm": 0.0,
+                "skipped": 0.0,
+                "empty_updates": 1.0,
+                "learning_rate": params.learning_rate,
+            }
         beta1, beta2 = params.betas
         adam = types.AdamParams(
             learning_rate=params.learning_rate,
@@ -169,7 +185,11 @@ class ServiceTrainer:
         done = self._asked(lambda: self._client.optim_step(adam), "an optimizer step")
         self._sampler, self._accumulated = None, False
         self._steps += 1
-        said = {name: float(value) for name, value in (done.metrics or {}).items() if name in ("grad_norm", "skipped")}
+        said = {
+            name: float(value)
+            for name, value in (done.metrics or {}).items()
+            if name in ("grad_norm", "skipped")
+        }
         return {"skipped": 0.0, "empty_updates": 0.0, **said, "learning_rate": params.learning_rate}
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
@@ -204,16 +224,25 @@ class ServiceTrainer:
                 self._connection.shown(addresses[0]),
             )
         except SessionLost as error:
-            raise CheckpointError(f"{error}; start the service with the folder (--out) that holds it") from error
+            raise CheckpointError(
+                f"{error}; start the service with the folder (--out) that holds it"
+            ) from error
         self._steps = int(tensors["student"][addresses[0]])
         self._sampler, self._accumulated = None, False
 
     def _restrict_datums(self, data: Sequence[Datum], objective: Objective) -> list[Datum]:
         """The data with every teacher's distribution, where it is at hand, cut to what the objective asks about."""
         signals = (objective.signal, objective.reference_signal)
-        here = [datum for datum in data if datum.signal.hidden is not None or datum.reference.hidden is not None]
+        here = [
+            datum
+            for datum in data
+            if datum.signal.hidden is not None or datum.reference.hidden is not None
+        ]
         here += [datum for datum in data if datum.signal.pool is not None]
-        wide = max((signal.candidates for signal in signals if signal and signal.chooser == "student"), default=0)
+        wide = max(
+            (signal.candidates for signal in signals if signal and signal.chooser == "student"),
+            default=0,
+        )
         own: dict[int, Tensor] = {}
         if wide and here:
             rollouts = list({id(datum.rollout): datum.rollout for datum in here}.values())
@@ -222,8 +251,12 @@ class ServiceTrainer:
 
         def cut(datum: Datum, signal: TeacherSignal, asked: Signal | None) -> TeacherSignal:
             k = asked.candidates if asked else 0
-            candidates = own.get(id(datum.rollout)) if asked and asked.chooser == "student" else None
-            return told(signal, datum.rollout.tokens, None if candidates is None else candidates[:, :k], k)
+            candidates = (
+                own.get(id(datum.rollout)) if asked and asked.chooser == "student" else None
+            )
+            return told(
+                signal, datum.rollout.tokens, None if candidates is None else candidates[:, :k], k
+            )
 
         return [
             Datum(
@@ -239,13 +272,17 @@ class ServiceTrainer:
         """The student's log-probabilities of each part's columns."""
         texts = [text for one in parts for text in one.texts]
         data = [text.datum(torch.zeros(text.ids.shape)) for text in texts]
-        output = self._asked(lambda: self._client.forward(data, "cross_entropy"), "the student's log-probabilities")
+        output = self._asked(
+            lambda: self._client.forward(data, "cross_entropy"), "the student's log-probabilities"
+        )
         answers = [record["logprobs"].to_torch() for record in output.loss_fn_outputs]
         if len(answers) != len(texts):
             raise TeacherError(
                 f"{self._connection.address}: {len(answers)} of {len(texts)} texts were answered; look at the service"
             )
-        found = iter([self._checked(text, answer) for text, answer in zip(texts, answers, strict=True)])
+        found = iter(
+            [self._checked(text, answer) for text, answer in zip(texts, answers, strict=True)]
+        )
         self._count(texts, NUMBER_BYTES)
         return [torch.cat([next(found) for _ in one.texts]) for one in parts]
 
@@ -291,7 +328,10 @@ class ServiceTrainer:
         """Count the numbers of the texts and, for each log-probability that came back, so many bytes."""
         if self._meter is not None:
             sent = NUMBER_BYTES * sum(text.numbers for text in texts)
-            self._meter.sent("update", sent + answered * sum(len(text.tokens) * text.ids.shape[1] for text in texts))
+            self._meter.sent(
+                "update",
+                sent + answered * sum(len(text.tokens) * text.ids.shape[1] for text in texts),
+            )
 
 
 class StudentClient(SelfTeacher):
@@ -329,7 +369,10 @@ def _seen(values: Sequence[TermValues]) -> list[TermValues]:
 
 
 def _shares(
-    objective: Objective, parts: Sequence[Columns], values: Sequence[Sequence[TermValues]], batch: TokenBatch
+    objective: Objective,
+    parts: Sequence[Columns],
+    values: Sequence[Sequence[TermValues]],
+    batch: TokenBatch,
 ) -> list[list[Tensor]]:
     """The coefficient of each token, by part and term; of the whole batch at once where a token's depends on other tokens."""
     detached = [[value.detached() for value in own] for own in values]
@@ -342,6 +385,12 @@ def _shares(
             for one, own in zip(parts, detached, strict=True)
         ]
     back = torch.cat([one.part.index for one in parts]).argsort()
-    merged = [TermValues.concatenate([own[n] for own in detached])[back] for n in range(len(objective.losses))]
-    whole = [compute_coefficients(term, value, batch) for term, value in zip(objective.losses, merged, strict=True)]
+    merged = [
+        TermValues.concatenate([own[n] for own in detached])[back]
+        for n in range(len(objective.losses))
+    ]
+    whole = [
+        compute_coefficients(term, value, batch)
+        for term, value in zip(objective.losses, merged, strict=True)
+    ]
     return [[share[one.part.index] for share in whole] for one in parts]

@@ -35,7 +35,9 @@ class ColumnRequest:
         """Where in what is read the supervised tokens are predicted."""
         return self.positions + len(self.rollout.prompt_tokens) - 1
 
-    def spread(self, values: Float[Tensor, "T C"] | Int[Tensor, "T C"], elsewhere: Tensor) -> Tensor:
+    def spread(
+        self, values: Float[Tensor, "T C"] | Int[Tensor, "T C"], elsewhere: Tensor
+    ) -> Tensor:
         """Values at the supervised positions and `elsewhere` [N] at the others; without the axis where there is one column."""
         whole = elsewhere.to(values.dtype)[:, None].repeat(1, values.shape[1])
         whole[self.places] = values
@@ -74,7 +76,10 @@ def columns_of(part: Part, rollouts: Sequence[Rollout]) -> Columns:
     """What is to be asked about a part; `rollouts` are those of all rows."""
     whole = slice(None)
     said = [read_tokens(signal, whole) for signal in (part.signal, part.reference)]
-    named = [part.tokens.tokens[:, None], *(one.topk_ids for one in said if one.topk_ids is not None)]
+    named = [
+        part.tokens.tokens[:, None],
+        *(one.topk_ids for one in said if one.topk_ids is not None),
+    ]
     ids = torch.cat([tensor.long() for tensor in named], dim=1)
     columns = _first_of_its_kind(ids)
     place = 1
@@ -90,7 +95,10 @@ def columns_of(part: Part, rollouts: Sequence[Rollout]) -> Columns:
     texts = tuple(
         ColumnRequest(rollouts[row], positions, asked)
         for row, positions, asked in zip(
-            rows.tolist(), part.tokens.positions.split(counts.tolist()), ids.split(counts.tolist()), strict=True
+            rows.tolist(),
+            part.tokens.positions.split(counts.tolist()),
+            ids.split(counts.tolist()),
+            strict=True,
         )
     )
     tokens = replace(part.tokens, tokens=torch.zeros_like(part.tokens.tokens))
@@ -109,7 +117,11 @@ def _first_of_its_kind(ids: Int[Tensor, "T C"]) -> Int[Tensor, "T C"]:
 
 
 def told(
-    signal: TeacherSignal, tokens: Int[Tensor, " T"], candidates: Int[Tensor, "T K"] | None, k: int, chunk: int = 128
+    signal: TeacherSignal,
+    tokens: Int[Tensor, " T"],
+    candidates: Int[Tensor, "T K"] | None,
+    k: int,
+    chunk: int = 128,
 ) -> TeacherSignal:
     """A teacher's hidden states as log-probabilities of the sampled token and of candidates: those given, or its k likeliest.
 
@@ -124,7 +136,11 @@ def told(
         if full is None:
             return signal
         full = full.cpu()
-        named = candidates[part] if candidates is not None else full.topk(min(k, full.shape[-1]), dim=-1).indices
+        named = (
+            candidates[part]
+            if candidates is not None
+            else full.topk(min(k, full.shape[-1]), dim=-1).indices
+        )
         logprobs.append(full.gather(-1, tokens[part, None])[:, 0])
         ids.append(named)
         values.append(full.gather(-1, named))

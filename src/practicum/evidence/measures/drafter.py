@@ -45,10 +45,17 @@ class Config(BaseModel):
 
 
 def measure(
-    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+    config: Config,
+    study: LoadedReproduction,
+    form: ReproductionScale,
+    home: Path,
+    at_once: int,
+    console: Console,
 ) -> Results:
     """Run all arms, and draft with what they left; the sweep can aim at what is read of that."""
-    return measure_with(lambda folder: drafting(folder, config.gamma), study, form, home, at_once, console)
+    return measure_with(
+        lambda folder: drafting(folder, config.gamma), study, form, home, at_once, console
+    )
 
 
 def drafting(folder: Path, gamma: int) -> dict[str, float]:
@@ -81,7 +88,11 @@ def _measured(folder: Path, gamma: int) -> dict[str, float]:
 def _target(teacher: Teacher, settings: EvaluationSettings) -> SamplingClient:
     """The one model behind the teacher; RecipeError where there is none, or not its whole distribution."""
     voices = [teacher.voice(prompt) for prompt in settings.prompts]
-    clients = {id(voice.client): voice.client for voice in voices if voice is not None and voice.accepts_tokens}
+    clients = {
+        id(voice.client): voice.client
+        for voice in voices
+        if voice is not None and voice.accepts_tokens
+    }
     if len(clients) != 1 or None in voices or "full" not in teacher.capabilities.signals:
         raise RecipeError(
             "measure drafter: drafts are for one model with its whole distribution; write teacher: {type: model}"
@@ -114,7 +125,11 @@ class Spent:
 
 
 def speculate(
-    drafter: SamplingClient, target: SamplingClient, texts: Sequence[DraftText], params: SamplingParams, gamma: int
+    drafter: SamplingClient,
+    target: SamplingClient,
+    texts: Sequence[DraftText],
+    params: SamplingParams,
+    gamma: int,
 ) -> Spent:
     """Write all texts to their end, distributed as the target's own; both models' distributions are as `params` cut them."""
     spent = Spent()
@@ -122,11 +137,17 @@ def speculate(
     while alive:
         drafts = _drafts(drafter, alive, params, gamma)
         pairs = list(zip(alive, drafts, strict=True))
-        mine = drafter.score([_request(text.drafter_prompt, text, draft) for text, draft in pairs], Full())
-        theirs = target.score([_request(text.target_prompt, text, draft) for text, draft in pairs], Full())
+        mine = drafter.score(
+            [_request(text.drafter_prompt, text, draft) for text, draft in pairs], Full()
+        )
+        theirs = target.score(
+            [_request(text.target_prompt, text, draft) for text, draft in pairs], Full()
+        )
         going = []
         for text, draft, own, other in zip(alive, drafts, mine, theirs, strict=True):
-            new, kept = _round(text, draft, _logprobs(own, params)[:-1], _logprobs(other, params), params)
+            new, kept = _round(
+                text, draft, _logprobs(own, params)[:-1], _logprobs(other, params), params
+            )
             text.tokens.extend(new)
             spent.examined += min(kept + 1, len(draft))
             spent.kept += kept
@@ -142,7 +163,9 @@ def _drafts(
     drafter: SamplingClient, texts: Sequence[DraftText], params: SamplingParams, gamma: int
 ) -> list[tuple[int, ...]]:
     """The next tokens of each text as the drafter would write them, no more than there is room for."""
-    requests = [SampleRequest((*text.drafter_prompt, *text.tokens), text.stream("draft")) for text in texts]
+    requests = [
+        SampleRequest((*text.drafter_prompt, *text.tokens), text.stream("draft")) for text in texts
+    ]
     samples = drafter.sample(requests, replace(params, max_new_tokens=gamma))
     return [
         tuple(sample.tokens.tolist()[: params.max_new_tokens - len(text.tokens)])
@@ -190,18 +213,28 @@ def _begun(built: RunComponents, settings: EvaluationSettings) -> list[DraftText
         voice = built.parts.teacher.voice(prompt)
         assert voice is not None, "the teacher has a voice for every prompt"
         own = built.parts.renderer.render(prompt.messages)
-        seeds = [seed_of(settings.seed, "drafter", prompt.id, number) for number in range(settings.samples)]
+        seeds = [
+            seed_of(settings.seed, "drafter", prompt.id, number)
+            for number in range(settings.samples)
+        ]
         texts += [DraftText(own, voice.prompt_tokens, seed) for seed in seeds]
     return texts
 
 
 def _expected(built: RunComponents, drafter: SamplingClient, settings: EvaluationSettings) -> float:
     """The mean of 1 - TVD over the tokens of the teacher's own answers."""
-    batch = RolloutBatch(settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation")
+    batch = RolloutBatch(
+        settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation"
+    )
     teacher, params = built.parts.teacher, settings.sampling
     rollouts = sample_teacher_rollouts(batch, teacher, built.parts.renderer, params)
     assert rollouts is not None, "a teacher with a voice can answer"
-    asked = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    asked = [
+        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+    ]
     pairs = zip(drafter.score(asked, Full()), teacher.score(rollouts, Full()), strict=True)
-    found = [expected_acceptance(_logprobs(own, params), _logprobs(other, params)) for own, other in pairs]
+    found = [
+        expected_acceptance(_logprobs(own, params), _logprobs(other, params))
+        for own, other in pairs
+    ]
     return torch.cat(found).double().mean().item()

@@ -57,7 +57,12 @@ class Moments:
 
 
 def measure(
-    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+    config: Config,
+    study: LoadedReproduction,
+    form: ReproductionScale,
+    home: Path,
+    at_once: int,
+    console: Console,
 ) -> Results:
     """The signal-to-noise ratio of each arm, and the cosine of its mean gradient with that of the first arm on the same models."""
     torch.set_num_threads(1)
@@ -92,7 +97,9 @@ def _of_seed(
     means: dict[str, Tensor] = {}
     found = {}
     for arm in study.spec.arms:
-        recipe = load_recipe(arm_file(study, arm, form, None, model_of, home), [f"seed={seed}", "train.threads=1"])
+        recipe = load_recipe(
+            arm_file(study, arm, form, None, model_of, home), [f"seed={seed}", "train.threads=1"]
+        )
         moments = gradients(recipe, batches, home)
         ground = recipe.model_dump_json(include={"student", "teacher", "task", "rollout"})
         reference = means.setdefault(ground, moments.mean)
@@ -116,12 +123,18 @@ def _gradient(built: RunComponents, step: int) -> Tensor:
     """The gradient of one step, [P], over everything that is trained."""
     parts, settings = built.parts, built.settings
     now = settings.plan(step)
-    data = score_rollouts(generate_rollouts(step, now, parts, settings, parts.sampler, version=0), now.objective, parts)
+    data = score_rollouts(
+        generate_rollouts(step, now, parts, settings, parts.sampler, version=0),
+        now.objective,
+        parts,
+    )
     built.trainer.forward_backward(data, now.objective, seed=step)
     return torch.cat([_taken(parameter).flatten() for parameter in built.weights.values()])
 
 
 def _taken(parameter: Tensor) -> Tensor:
-    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+    gradient = (
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+    )
     parameter.grad = None
     return gradient

@@ -28,7 +28,12 @@ class Config(BaseModel):
 
 
 def measure(
-    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+    config: Config,
+    study: LoadedReproduction,
+    form: ReproductionScale,
+    home: Path,
+    at_once: int,
+    console: Console,
 ) -> Results:
     """Run the pipelines that are not finished, and read what all of them left."""
     torch.set_num_threads(1)
@@ -43,9 +48,13 @@ def measure(
         failed = run_all(jobs, at_once, console, stop)
     done = [FinishedPipeline.read(job) for job in jobs if job not in failed]
     if not done:
-        raise PracticumError(f"none of the {len(jobs)} pipelines finished; the first {next(iter(failed.values()))}")
+        raise PracticumError(
+            f"none of the {len(jobs)} pipelines finished; the first {next(iter(failed.values()))}"
+        )
     arms = group_pairs((one.arm, one) for one in done)
-    readings = {arm: by_measure({one.seed: one.readings() for one in mine}) for arm, mine in arms.items()}
+    readings = {
+        arm: by_measure({one.seed: one.readings() for one in mine}) for arm, mine in arms.items()
+    }
     teacher = {one.seed: one.teacher for one in done if one.teacher is not None}
     return Results(
         name=study.name,
@@ -58,7 +67,9 @@ def measure(
     )
 
 
-def _pipelines(study: LoadedReproduction, form: ReproductionScale, seed: int, home: Path) -> dict[str, dict[str, Any]]:
+def _pipelines(
+    study: LoadedReproduction, form: ReproductionScale, seed: int, home: Path
+) -> dict[str, dict[str, Any]]:
     """Every arm as a resolved pipeline. Models from scratch are made once for all arms, and for all seeds with the same prompts."""
     found = {}
     for arm in study.spec.arms:
@@ -83,7 +94,10 @@ class FinishedPipeline:
         """What a pipeline left in its folder."""
         summary = read_json(job.folder / "summary.json")
         folders = {stage["name"]: job.folder / stage["folder"] for stage in summary["stages"]}
-        stages = {name: (folder, read_outcome(job.arm, job.seed, folder, job.home)) for name, folder in folders.items()}
+        stages = {
+            name: (folder, read_outcome(job.arm, job.seed, folder, job.home))
+            for name, folder in folders.items()
+        }
         teacher = summary["stages"][0]["teacher"]
         accuracy = None if teacher is None else teacher["accuracy"]
         return cls(job.arm, job.seed, stages, None if accuracy is None else accuracy["mean"])
@@ -102,13 +116,19 @@ class FinishedPipeline:
         """The accuracy over all stages, with what had been spent since the first began."""
         return [
             Point(_sum(before, point.spent), point.accuracy)
-            for place, ((_, outcome), before) in enumerate(zip(self.stages.values(), self._spent(), strict=False))
-            for point in outcome.curve[min(place, 1) :]  # a stage starts where the one before it ended
+            for place, ((_, outcome), before) in enumerate(
+                zip(self.stages.values(), self._spent(), strict=False)
+            )
+            for point in outcome.curve[
+                min(place, 1) :
+            ]  # a stage starts where the one before it ended
         ]
 
     def alarms(self) -> list[str]:
         """The monitors that spoke in some stage, each once, in order of the stages."""
-        return list(dict.fromkeys(name for folder, _ in self.stages.values() for name in alarms_of(folder)))
+        return list(
+            dict.fromkeys(name for folder, _ in self.stages.values() for name in alarms_of(folder))
+        )
 
     def _spent(self) -> list[dict[str, float]]:
         """What had been spent before each stage, and in the end."""

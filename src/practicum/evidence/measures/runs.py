@@ -15,7 +15,13 @@ from safetensors.torch import load_file, save_file
 from practicum.core.notes import hide_notes
 from practicum.errors import PracticumError
 from practicum.evidence.results import TEACHER, Results, before, by_measure
-from practicum.evidence.study import LoadedReproduction, Reproduction, ReproductionScale, Warned, resolve_stage_models
+from practicum.evidence.study import (
+    LoadedReproduction,
+    Reproduction,
+    ReproductionScale,
+    Warned,
+    resolve_stage_models,
+)
 from practicum.models.config import ModelConfig, ScratchConfig
 from practicum.ports import Task
 from practicum.recipe import Recipe, load_recipe, parse_recipe
@@ -47,14 +53,24 @@ class Config(BaseModel):
 
 
 def measure(
-    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+    config: Config,
+    study: LoadedReproduction,
+    form: ReproductionScale,
+    home: Path,
+    at_once: int,
+    console: Console,
 ) -> Results:
     """Make the models, sweep, run, and read what the runs left."""
     return measure_with(lambda folder: {}, study, form, home, at_once, console)
 
 
 def measure_with(
-    more: ReadMore, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+    more: ReadMore,
+    study: LoadedReproduction,
+    form: ReproductionScale,
+    home: Path,
+    at_once: int,
+    console: Console,
 ) -> Results:
     """The same with more readings, by which the sweep can choose as by any other."""
 
@@ -66,7 +82,10 @@ def measure_with(
     tried: list[dict[str, Any]] = []
     failures: list[FailedRun] = []
     chosen: dict[str, float | None] = dict.fromkeys(study.spec.arms)
-    rates = {name: arm.learning_rates or study.spec.learning_rates for name, arm in study.spec.arms.items()}
+    rates = {
+        name: arm.learning_rates or study.spec.learning_rates
+        for name, arm in study.spec.arms.items()
+    }
     swept = {name: several for name, several in rates.items() if form.sweep and len(several) > 1}
     if swept:
         files = {
@@ -76,24 +95,31 @@ def measure_with(
         }
         found = _compared(files, home / "sweep", study, 1, TUNING_SEED, at_once, console)
         scores = {outcome.arm: read(home / "sweep", outcome) for outcome in found.outcomes}
-        alarms = {outcome.arm: alarms_of(home / "sweep" / outcome.folder) for outcome in found.outcomes}
+        alarms = {
+            outcome.arm: alarms_of(home / "sweep" / outcome.folder) for outcome in found.outcomes
+        }
         tried = rates_tried(scores, alarms, swept, study.spec)
         failures += found.failures
         chosen |= {row["arm"]: row["learning_rate"] for row in tried if row["chosen"]}
-    files = {arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms}
+    files = {
+        arm: arm_file(study, arm, form, chosen[arm], model_of, home) for arm in study.spec.arms
+    }
     found = _compared(files, home / "runs", study, form.seeds, 0, at_once, console)
     readings = _by_arm(found, lambda outcome: read(home / "runs", outcome))
     return Results(
         name=study.name,
         form="",
         seeds=list(range(form.seeds)),
-        readings={arm: by_measure(rows) for arm, rows in readings.items()} | _of_teacher(found, home / "runs"),
+        readings={arm: by_measure(rows) for arm, rows in readings.items()}
+        | _of_teacher(found, home / "runs"),
         curves=_by_arm(found, lambda outcome: list(outcome.curve)),
         alarms=_by_arm(found, lambda outcome: alarms_of(home / "runs" / outcome.folder)),
         tried=tried,
         chosen={arm: {"learning_rate": rate} for arm, rate in chosen.items() if rate is not None},
         doctor=_examined(study, files, home, console),
-        failed=[f"{one.arm}, seed {one.seed}: {one.reason}" for one in (*failures, *found.failures)],
+        failed=[
+            f"{one.arm}, seed {one.seed}: {one.reason}" for one in (*failures, *found.failures)
+        ],
     )
 
 
@@ -121,7 +147,10 @@ def models_of(study: LoadedReproduction, home: Path, console: Console) -> ModelO
         pipeline = parse_pipeline({**study.recipe, "name": "stages"}, study.name)
         begun = (home / "stages" / "pipeline.json").is_file()
         run_pipeline(pipeline, out=home, resume=begun, console=console)
-        folders = {stage.name: home / "stages" / "stages" / stage.folder / "model" for stage in pipeline.stages}
+        folders = {
+            stage.name: home / "stages" / "stages" / stage.folder / "model"
+            for stage in pipeline.stages
+        }
 
     def model_of(model: Mapping[str, Any]) -> str:
         if "stage" in model:
@@ -149,7 +178,10 @@ def with_models(data: Mapping[str, Any], recipe: Recipe, home: Path) -> dict[str
     """Return the data of a recipe with a folder for every model from scratch."""
     task = build_task(recipe)
     roles = [role for role in ("student", "teacher", "reference") if role in data]
-    return {**data, **{role: _with_scratch_models(data[role], recipe, task, home) for role in roles}}
+    return {
+        **data,
+        **{role: _with_scratch_models(data[role], recipe, task, home) for role in roles},
+    }
 
 
 def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -> Any:
@@ -161,7 +193,9 @@ def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -
         return section
     model = section.get("model")
     if not isinstance(model, Mapping) or "stage" in model:
-        return {key: _with_scratch_models(value, recipe, task, home) for key, value in section.items()}
+        return {
+            key: _with_scratch_models(value, recipe, task, home) for key, value in section.items()
+        }
     config = ModelConfig(model=ScratchConfig.model_validate(dict(model)))
     assert isinstance(config.model, ScratchConfig)
     asked = [[message.content for message in prompt.messages] for prompt in task.heldout_prompts()]
@@ -172,7 +206,12 @@ def _with_scratch_models(section: Any, recipe: Recipe, task: Task, home: Path) -
 
 
 def arm_file(
-    study: LoadedReproduction, arm: str, form: ReproductionScale, rate: float | None, model_of: ModelOf, home: Path
+    study: LoadedReproduction,
+    arm: str,
+    form: ReproductionScale,
+    rate: float | None,
+    model_of: ModelOf,
+    home: Path,
 ) -> Path:
     """An arm's recipe as a file, with its learning rate, and with a folder for every model."""
     data = resolve_stage_models(study.data_of(arm, form), model_of)
@@ -196,7 +235,12 @@ def _compared(
 ) -> FinishedRuns:
     begun = any(out.glob("*/seed-*.json"))
     settings = Settings(
-        seeds=seeds, first=first, at_once=at_once, out=out, resume=begun, may_differ=frozenset(study.spec.may_differ)
+        seeds=seeds,
+        first=first,
+        at_once=at_once,
+        out=out,
+        resume=begun,
+        may_differ=frozenset(study.spec.may_differ),
     )
     return run_arms([f"{name}={path}" for name, path in files.items()], settings, console)
 
@@ -256,10 +300,14 @@ def readings_of(folder: Path, outcome: Outcome) -> dict[str, float]:
     The accuracy of each domain is there from before the training too, under `before/accuracy/DOMAIN`.
     """
     after = read_json(folder / "after.json")["student"]
-    numbers = {name: after[name] for name in ("reverse_kl", "length", "truncated", "student_entropy")}
+    numbers = {
+        name: after[name] for name in ("reverse_kl", "length", "truncated", "student_entropy")
+    }
     numbers |= _accuracies(after)
     start = read_json(folder / "before.json")["student"]
-    numbers |= {before(name): value for name, value in _accuracies(start).items() if name != "accuracy"}
+    numbers |= {
+        before(name): value for name, value in _accuracies(start).items() if name != "accuracy"
+    }
     numbers |= _over_answers(after["answers"])
     numbers |= {f"spent/{unit}": amount for unit, amount in outcome.spent.items()}
     return {name: value for name, value in numbers.items() if value is not None}
@@ -269,7 +317,10 @@ def _accuracies(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
     """The accuracy of a saved evaluation, in all and by domain; none where there was nothing to verify."""
     if evaluation is None or evaluation["accuracy"] is None:
         return {}
-    by_domain = {f"accuracy/{domain}": interval["mean"] for domain, interval in evaluation["by_domain"].items()}
+    by_domain = {
+        f"accuracy/{domain}": interval["mean"]
+        for domain, interval in evaluation["by_domain"].items()
+    }
     return {"accuracy": evaluation["accuracy"]["mean"], **by_domain}
 
 
@@ -285,14 +336,21 @@ def _of_teacher(found: FinishedRuns, home: Path) -> dict[str, Any]:
 
 def _over_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """pass@k, and the share of a prompt's answers that differ, where prompts were answered several times."""
-    groups: dict[str, list[Mapping[str, Any]]] = group_pairs((answer["prompt"], answer) for answer in answers)
+    groups: dict[str, list[Mapping[str, Any]]] = group_pairs(
+        (answer["prompt"], answer) for answer in answers
+    )
     count = min(map(len, groups.values()), default=0)
     if count < 2:
         return {}
     shares = [unique_share([answer["text"] for answer in group]) for group in groups.values()]
     numbers = {"distinct": sum(shares) / len(shares)}
     if all(answer["reward"] is not None for answer in answers):
-        right = [(len(group), sum(answer["reward"] >= 1.0 for answer in group)) for group in groups.values()]
+        right = [
+            (len(group), sum(answer["reward"] >= 1.0 for answer in group))
+            for group in groups.values()
+        ]
         for k in (size for size in (1, 2, 4, 8, 16, 32) if size <= count):
-            numbers[f"pass@{k}"] = sum(pass_at_k(total, good, k) for total, good in right) / len(right)
+            numbers[f"pass@{k}"] = sum(pass_at_k(total, good, k) for total, good in right) / len(
+                right
+            )
     return numbers

@@ -35,7 +35,12 @@ class Config(BaseModel):
 
 
 def measure(
-    config: Config, study: LoadedReproduction, form: ReproductionScale, home: Path, at_once: int, console: Console
+    config: Config,
+    study: LoadedReproduction,
+    form: ReproductionScale,
+    home: Path,
+    at_once: int,
+    console: Console,
 ) -> Results:
     """Run all arms, and count the wrong turns of their last evaluation."""
     return measure_with(count_wrong_turns, study, form, home, at_once, console)
@@ -44,7 +49,11 @@ def measure(
 def count_wrong_turns(folder: Path) -> dict[str, float]:
     """How many turns are wrong after the training of a finished run."""
     home, recipe = open_run(folder)
-    return growth_of(shares_wrong(tasks_by_turns(recipe), read_json(home.path / "after.json")["student"]["answers"]))
+    return growth_of(
+        shares_wrong(
+            tasks_by_turns(recipe), read_json(home.path / "after.json")["student"]["answers"]
+        )
+    )
 
 
 def tasks_by_turns(recipe: Recipe) -> list[Task]:
@@ -60,7 +69,10 @@ def tasks_by_turns(recipe: Recipe) -> list[Task]:
 
 def shares_wrong(tasks: Sequence[Task], answers: Sequence[Mapping[str, Any]]) -> list[float]:
     """The share of the answers that are wrong after 1, 2, ... turns; a conversation cut before that is wrong there."""
-    return [1 - sum(_rewards(task, turns, answers)) / len(answers) for turns, task in enumerate(tasks, start=1)]
+    return [
+        1 - sum(_rewards(task, turns, answers)) / len(answers)
+        for turns, task in enumerate(tasks, start=1)
+    ]
 
 
 def _rewards(task: Task, turns: int, answers: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -38,10 +38,15 @@ class ServiceConfig(AddressConfig):
     """Where a service is and how patiently it is asked."""
 
     api_key_env: str | None = Field(
-        default=None, description="the environment variable that holds the key; none: only on this machine"
+        default=None,
+        description="the environment variable that holds the key; none: only on this machine",
     )
-    timeout: float = Field(default=1800.0, gt=0, description="seconds in which something has to come back")
-    give_up_after: float = Field(default=120.0, ge=0, description="seconds without a connection that end the run")
+    timeout: float = Field(
+        default=1800.0, gt=0, description="seconds in which something has to come back"
+    )
+    give_up_after: float = Field(
+        default=120.0, ge=0, description="seconds without a connection that end the run"
+    )
 
 
 class SessionLost(TeacherError):
@@ -69,7 +74,9 @@ class Connection:
 
         self.close()
         self._knock_until_open()
-        service = self.call(lambda: tinker.ServiceClient(base_url=self.address, api_key=self._key), "a session")
+        service = self.call(
+            lambda: tinker.ServiceClient(base_url=self.address, api_key=self._key), "a session"
+        )
         self.service: Any = service
         self.reopened += 1
         self._close = weakref.finalize(self, _closed, service, *self._host())
@@ -81,7 +88,8 @@ class Connection:
     def wait(self, requests: Sequence[Any], what: str) -> list[Any]:
         """The answers to some of the package's requests, in order; the first that fails ends all."""
         futures: list[concurrent.futures.Future[Any]] = [
-            request if type(request) is concurrent.futures.Future else request.future() for request in requests
+            request if type(request) is concurrent.futures.Future else request.future()
+            for request in requests
         ]
         waiting = set(futures)
         begun = heard = said = monotonic()
@@ -187,7 +195,9 @@ def _key(config: ServiceConfig, where: str) -> str:
     if config.api_key_env is None:
         if urlsplit(config.url).hostname in ("localhost", "127.0.0.1", "::1"):
             return LOCAL_KEY
-        raise RecipeError(f"{where}.api_key_env: name the environment variable that holds the key of {config.url}")
+        raise RecipeError(
+            f"{where}.api_key_env: name the environment variable that holds the key of {config.url}"
+        )
     key = os.environ.get(config.api_key_env, "").strip()
     if not key.isascii() or not key.isprintable() or not key.startswith(("tml-", "eyJ")):
         raise RecipeError(
@@ -221,7 +231,11 @@ def _in_thread(work: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
 
 
 def _error(future: "concurrent.futures.Future[Any]") -> BaseException | None:
-    return concurrent.futures.CancelledError("it was cancelled") if future.cancelled() else future.exception()
+    return (
+        concurrent.futures.CancelledError("it was cancelled")
+        if future.cancelled()
+        else future.exception()
+    )
 
 
 def _status(error: BaseException | None) -> int | None:

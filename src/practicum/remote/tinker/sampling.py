@@ -68,12 +68,18 @@ class ServiceSampler:
                 top_k=params.top_k or -1,
                 top_p=params.top_p,
             )
-            return client.sample(types.ModelInput.from_ints(list(request.prompt_tokens)), 1, settings)
+            return client.sample(
+                types.ModelInput.from_ints(list(request.prompt_tokens)), 1, settings
+            )
 
         answers = self._ask(requests, asked, "completions")
         samples = [self._sample(answer, params, number) for number, answer in enumerate(answers)]
-        tokens = sum(len(request.prompt_tokens) for request in requests) + sum(len(one.tokens) for one in samples)
-        self._count("sample", ID_BYTES * tokens + LOGPROB_BYTES * sum(len(one.tokens) for one in samples))
+        tokens = sum(len(request.prompt_tokens) for request in requests) + sum(
+            len(one.tokens) for one in samples
+        )
+        self._count(
+            "sample", ID_BYTES * tokens + LOGPROB_BYTES * sum(len(one.tokens) for one in samples)
+        )
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
@@ -103,13 +109,21 @@ class ServiceSampler:
             signals[number] = self._signal(request, answer, k, where)
         rows = sum(len(request.tokens) for _, request in some)
         width = max(
-            (0 if request.candidates is None else request.candidates.shape[1] for _, request in some), default=0
+            (
+                0 if request.candidates is None else request.candidates.shape[1]
+                for _, request in some
+            ),
+            default=0,
         )
-        ids = sum(len(request.prompt_tokens) for _, request in some) + rows * (1 + (width if given else k))
+        ids = sum(len(request.prompt_tokens) for _, request in some) + rows * (
+            1 + (width if given else k)
+        )
         self._count("score", ID_BYTES * ids + LOGPROB_BYTES * rows * (1 + (width if given else k)))
         return signals
 
-    def _ask(self, requests: Sequence[Any], asked: Callable[[Any, Any], Any], what: str) -> list[Any]:
+    def _ask(
+        self, requests: Sequence[Any], asked: Callable[[Any, Any], Any], what: str
+    ) -> list[Any]:
         """The answers to all requests; begun anew where the service was started again and the weights outlive that."""
         for attempt in range(REOPENED_AT_MOST + 1):
             try:
@@ -128,7 +142,9 @@ class ServiceSampler:
     def _current(self) -> Any:
         """The package's client in the newest session."""
         if self._session != self._connection.reopened:
-            self._client = self._connection.answer(lambda: self._begin(self._connection.service), "a sampling client")
+            self._client = self._connection.answer(
+                lambda: self._begin(self._connection.service), "a sampling client"
+            )
             self._session = self._connection.reopened
         return self._client
 
@@ -140,7 +156,9 @@ class ServiceSampler:
         """A completion; what the model itself gave its tokens is known where nothing bent the distribution."""
         where = f"{self._connection.address}: completion {number + 1}"
         if len(answer.sequences) != 1:
-            raise TeacherError(f"{where}: {len(answer.sequences)} answers to a request for one; look at the service")
+            raise TeacherError(
+                f"{where}: {len(answer.sequences)} answers to a request for one; look at the service"
+            )
         (sequence,) = answer.sequences
         if not all(0 <= token < self._vocabulary for token in sequence.tokens):
             raise TeacherError(
@@ -148,7 +166,9 @@ class ServiceSampler:
             )
         tokens = torch.tensor(list(sequence.tokens), dtype=torch.long)
         if not 1 <= len(tokens) <= params.max_new_tokens:
-            raise TeacherError(f"{where} has {len(tokens)} tokens, and 1 to {params.max_new_tokens} were asked for")
+            raise TeacherError(
+                f"{where} has {len(tokens)} tokens, and 1 to {params.max_new_tokens} were asked for"
+            )
         given = [] if sequence.logprobs is None else list(sequence.logprobs)
         logprobs = _checked(torch.tensor(given, dtype=torch.float32), tokens.shape, where)
         plain = params.temperature in (0.0, 1.0) and params.top_p == 1.0 and params.top_k == 0
@@ -167,18 +187,24 @@ class ServiceSampler:
         logprobs = _checked(last, torch.Size([count]), where)
         same = constant(logprobs)
         if same is not None and same > TEACHER_FLOOR:
-            raise TeacherError(f"{where}: all are {same:.4g}, and a model's opinions differ; look at the service")
+            raise TeacherError(
+                f"{where}: all are {same:.4g}, and a model's opinions differ; look at the service"
+            )
         if k:
             table = answer.topk_prompt_logprobs_np
             if table is None or table.token_ids.shape != (whole, k):
-                raise TeacherError(f"{where} lack the {k} likeliest tokens that were asked for; look at the service")
+                raise TeacherError(
+                    f"{where} lack the {k} likeliest tokens that were asked for; look at the service"
+                )
             ids = torch.tensor(table.token_ids[-count:]).long()
             values = torch.tensor(table.logprobs[-count:])
         elif request.candidates is not None and answer.target_prompt_logprobs is not None:
             ids = request.candidates.long()
             values = answer.target_prompt_logprobs.to_torch()
             if values.shape != (whole - 1, ids.shape[1]):
-                raise TeacherError(f"{where} do not have the shape of the candidates; look at the service")
+                raise TeacherError(
+                    f"{where} do not have the shape of the candidates; look at the service"
+                )
             values = values[-count:]
         else:
             return TeacherSignal(logprobs=logprobs)
@@ -186,7 +212,9 @@ class ServiceSampler:
         values = _checked(values, ids.shape, where)
         mass = values.exp().sum(dim=-1).max().item()
         if mass > 1 + HIGHEST:
-            raise TeacherError(f"{where}: the candidates weigh {mass:.4g} together; look at the service")
+            raise TeacherError(
+                f"{where}: the candidates weigh {mass:.4g} together; look at the service"
+            )
         if _twice(ids):
             raise TeacherError(f"{where}: a candidate stands twice; look at the service")
         return TeacherSignal(logprobs=logprobs, topk_ids=ids, topk_logprobs=values)
@@ -212,7 +240,9 @@ def service_capabilities(largest_k: int | None) -> Capabilities:
 
 def _named(request: ScoreRequest, types: Any) -> Any:
     """The candidates as the wire has them: one row for each token after the first, -1 where nothing is asked."""
-    assert request.candidates is not None, "the student's candidates are put into the rollouts before they are scored"
+    assert request.candidates is not None, (
+        "the student's candidates are put into the rollouts before they are scored"
+    )
     before = len(request.prompt_tokens) - 1
     rows = torch.nn.functional.pad(request.candidates.long(), (0, 0, before, 0), value=-1)
     return types.TensorData.from_torch_sparse(rows, pad_value=-1)
@@ -226,7 +256,11 @@ def _twice(ids: Int[Tensor, "T K"]) -> bool:
 def _checked(logprobs: Float[Tensor, "..."], shape: torch.Size, where: str) -> Float[Tensor, "..."]:
     """Log-probabilities that can be right, minus infinity lifted to a finite floor; TeacherError where they cannot."""
     if logprobs.shape != shape:
-        raise TeacherError(f"{where}: {list(logprobs.shape)} log-probabilities, and {list(shape)} were asked for")
+        raise TeacherError(
+            f"{where}: {list(logprobs.shape)} log-probabilities, and {list(shape)} were asked for"
+        )
     if torch.isnan(logprobs).any() or (logprobs > HIGHEST).any():
-        raise TeacherError(f"{where} hold NaN or numbers above 0, which are no log-probabilities; look at the service")
+        raise TeacherError(
+            f"{where} hold NaN or numbers above 0, which are no log-probabilities; look at the service"
+        )
     return logprobs.float().clamp(min=TEACHER_FLOOR, max=0.0)

@@ -62,7 +62,9 @@ class Stage:
 
     def recipe(self, model_of: ModelOf) -> Recipe:
         """Its recipe, with the models that `model_of` finds for `{stage: NAME}` and for settings from scratch."""
-        return parse_recipe({**self.data, **_models(self.data, model_of), "name": self.folder}, self.name)
+        return parse_recipe(
+            {**self.data, **_models(self.data, model_of), "name": self.folder}, self.name
+        )
 
     def resolved(self) -> dict[str, Any]:
         """The stage with every default filled in, as it may stand in a pipeline."""
@@ -109,11 +111,17 @@ def parse_pipeline(data: Mapping[str, Any], source: str, overrides: Sequence[str
     """Validate a pipeline's data; RecipeError with one line a problem, each naming its stage and field."""
     overrides, off = without_switch(overrides)
     written = data["stages"]
-    if not isinstance(written, list) or not written or not all(isinstance(entry, Mapping) for entry in written):
+    if (
+        not isinstance(written, list)
+        or not written
+        or not all(isinstance(entry, Mapping) for entry in written)
+    ):
         raise RecipeError(f"{source}: stages: write a list of stages, each a mapping with a `name`")
     names = [str(entry.get("name")) for entry in written]
     _check_overrides(overrides, names)
-    whole = _overridden(omit_keys(data, "stages"), [text for text in overrides if not text.startswith("stages.")])
+    whole = _overridden(
+        omit_keys(data, "stages"), [text for text in overrides if not text.startswith("stages.")]
+    )
     shared = omit_keys(whole, *OWN)
     stages = tuple(_stage(place, data, names, overrides) for place in range(len(names)))
     first = omit_keys(stages[0].data, *OWN, "student")
@@ -130,7 +138,11 @@ def parse_pipeline(data: Mapping[str, Any], source: str, overrides: Sequence[str
             problems.append(line if _is_shared(_section(line), stage, shared) else where + line)
     if problems:
         raise RecipeError([f"{source}: {line}" for line in dict.fromkeys(problems)])
-    pipeline = Pipeline(parse_recipe({**whole, **_models(whole, _insert_placeholder)}, source), stages, "task" in data)
+    pipeline = Pipeline(
+        parse_recipe({**whole, **_models(whole, _insert_placeholder)}, source),
+        stages,
+        "task" in data,
+    )
     return _teacher_off(pipeline, source, is_named(overrides)) if off else pipeline
 
 
@@ -148,7 +160,9 @@ def _teacher_off(pipeline: Pipeline, source: str, named: bool) -> Pipeline:
         for stage in data["stages"]
     ]
     words = control_words(data)
-    return parse_pipeline({**data, **(omit_keys(words, "name") if named else words), "stages": stages}, source)
+    return parse_pipeline(
+        {**data, **(omit_keys(words, "name") if named else words), "stages": stages}, source
+    )
 
 
 def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
@@ -161,7 +175,9 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
                 f"override {text!r} names no key of a stage; write for example stages.{names[0]}.train.steps=4"
             )
         if first == "stages" and name not in names:
-            raise RecipeError(f"override {text!r}: no stage named {name!r}; {did_you_mean(name, names)}")
+            raise RecipeError(
+                f"override {text!r}: no stage named {name!r}; {did_you_mean(name, names)}"
+            )
 
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -172,16 +188,26 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
     return changed
 
 
-def _stage(place: int, data: Mapping[str, Any], names: Sequence[str], overrides: Sequence[str]) -> Stage:
+def _stage(
+    place: int, data: Mapping[str, Any], names: Sequence[str], overrides: Sequence[str]
+) -> Stage:
     """A stage from the shared sections, its own and the overrides of both, in this order."""
     entry = data["stages"][place]
     mine = f"stages.{names[place]}."
-    general = [text for text in overrides if not text.startswith("stages.") and not _is_pipeline_override(text)]
+    general = [
+        text
+        for text in overrides
+        if not text.startswith("stages.") and not _is_pipeline_override(text)
+    ]
     special = [text.removeprefix(mine) for text in overrides if text.startswith(mine)]
     changed = _overridden(merged(omit_keys(data, "stages", *OWN), entry), general + special)
     start = str(changed.pop("start", None) or (names[place - 1] if place else BASE))
     first, student = data.get("student"), changed.get("student")
-    if isinstance(student, Mapping) and isinstance(first, Mapping) and student.get("model") == first.get("model"):
+    if (
+        isinstance(student, Mapping)
+        and isinstance(first, Mapping)
+        and student.get("model") == first.get("model")
+    ):
         changed["student"] = {**student, "model": {"stage": start}}
     return Stage(place + 1, names[place], start, changed)
 
@@ -195,7 +221,11 @@ def _is_pipeline_override(text: str) -> bool:
 def _own_problems(stage: Stage, entry: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
     """What is wrong with a stage besides what could be wrong with any recipe."""
     student = stage.data.get("student")
-    if not isinstance(entry.get("name"), str) or not STAGE_NAME.fullmatch(stage.name) or stage.name == BASE:
+    if (
+        not isinstance(entry.get("name"), str)
+        or not STAGE_NAME.fullmatch(stage.name)
+        or stage.name == BASE
+    ):
         yield f"name: {entry.get('name')!r} cannot name a stage; write letters, digits, '_' and '-', at most 60, not 'base'"
     if stage.name in names[: stage.number - 1]:
         yield f"name: an earlier stage has the name {stage.name!r} too; give each its own"
@@ -224,7 +254,9 @@ def _unknown(field: str, name: str, stage: Stage, names: Sequence[str]) -> Itera
 def _is_shared(section: str, stage: Stage, shared: Mapping[str, Any]) -> bool:
     """Whether a stage has a section just as it is shared, so that its mistakes are those of the shared one."""
     if section == "student":
-        return omit_keys(stage.data.get(section) or {}, "model") == omit_keys(shared.get(section) or {}, "model")
+        return omit_keys(stage.data.get(section) or {}, "model") == omit_keys(
+            shared.get(section) or {}, "model"
+        )
     return section in shared and stage.data.get(section) == shared[section]
 
 
@@ -255,7 +287,9 @@ def _with_models(section: Any, model_of: ModelOf) -> Any:
     if not isinstance(section, Mapping):
         return section
     return {
-        key: model_of(value) if key == "model" and isinstance(value, Mapping) else _with_models(value, model_of)
+        key: model_of(value)
+        if key == "model" and isinstance(value, Mapping)
+        else _with_models(value, model_of)
         for key, value in section.items()
     }
 
@@ -275,7 +309,9 @@ def _restore_references(section: Any) -> Any:
     if isinstance(section, str) and section.startswith(MARK):
         return {"stage": section.removeprefix(MARK)}
     return (
-        {key: _restore_references(value) for key, value in section.items()} if isinstance(section, Mapping) else section
+        {key: _restore_references(value) for key, value in section.items()}
+        if isinstance(section, Mapping)
+        else section
     )
 
 

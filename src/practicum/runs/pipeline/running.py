@@ -22,7 +22,17 @@ from practicum.recipe import Recipe, bring_up
 from practicum.recipe.methods import describe_method
 from practicum.report.pipeline import write_pipeline_report
 from practicum.report.tables import accuracy_by_stage
-from practicum.run_dir import FLAG, RunDir, changed_fields, near, proposal, read_json, shapes, split_changes, write_json
+from practicum.run_dir import (
+    FLAG,
+    RunDir,
+    changed_fields,
+    near,
+    proposal,
+    read_json,
+    shapes,
+    split_changes,
+    write_json,
+)
 from practicum.runs import RunResult, open_student
 from practicum.runs.assembly import build_task, make_scratch
 from practicum.runs.console import Console, SilentConsole
@@ -54,12 +64,20 @@ def run(
     Raises a PracticumError with its documented exit code; what was computed until then is in the run folder.
     """
     runs.check_resumes(resume, allow_changed)
-    found = recipe if isinstance(recipe, Recipe | Pipeline) else load_pipeline_or_recipe(recipe, overrides)
+    found = (
+        recipe
+        if isinstance(recipe, Recipe | Pipeline)
+        else load_pipeline_or_recipe(recipe, overrides)
+    )
     if isinstance(found, Recipe):
         return runs.run(found, out=out, resume=resume, allow_changed=allow_changed, console=console)
     _check_stages(allow_changed, [stage.name for stage in found.stages])
     name = found.recipe.name
-    home = RunDir.open_pipeline(Path(out) / name) if resume else RunDir.create_pipeline(Path(out), name)
+    home = (
+        RunDir.open_pipeline(Path(out) / name)
+        if resume
+        else RunDir.create_pipeline(Path(out), name)
+    )
     notes = show_notes(console.event) if console else nullcontext()
     with notes, home.lock():
         return _PipelineRun(found, home, console or SilentConsole(), allow_changed).go()
@@ -77,7 +95,9 @@ def _check_stages(allow_changed: Sequence[str], names: Sequence[str]) -> None:
 class _PipelineRun:
     """One pipeline in progress."""
 
-    def __init__(self, pipeline: Pipeline, home: RunDir, console: Console, allow_changed: Sequence[str]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, home: RunDir, console: Console, allow_changed: Sequence[str]
+    ) -> None:
         self.pipeline = pipeline
         self.allow_changed = allow_changed
         self.home = home
@@ -90,7 +110,9 @@ class _PipelineRun:
         unchanged = self._refuse_changes()
         if unchanged and self.home.report_html.is_file():
             self.console.event(f"nothing to do: {self.home.path} is finished; see its summary.json")
-            return RunResult(self.home.path, read_json(self.home.summary_json, shapes.PIPELINE_SUMMARY))
+            return RunResult(
+                self.home.path, read_json(self.home.summary_json, shapes.PIPELINE_SUMMARY)
+            )
         write_json(self.home.pipeline_json, self.pipeline.resolved())
         try:
             with catch_stop_signals() as stop:
@@ -116,16 +138,22 @@ class _PipelineRun:
             old, new = omit_keys(before, *WORDS), omit_keys(after, *WORDS)
             folder = self.home.stages / folder_of(place + 1, before["name"])
             if any(folder.glob("checkpoints/step-*")):
-                finished = (folder / "report.html").is_file()  # others may have begun from where it ended
+                finished = (
+                    folder / "report.html"
+                ).is_file()  # others may have begun from where it ended
                 _, left = split_changes(old, new, () if finished else self._allowed(before["name"]))
                 refused += [f"stages[{place}] ({before['name']}).{line}" for line in left]
                 proposed += [] if finished else proposal(left, old, f"stages.{before['name']}.")
             elif changed_fields(old, new) and folder.is_dir():
                 changed.append(folder)
         if any(self.home.stages.glob("*/checkpoints/step-*")):
-            refused += changed_fields(omit_keys(saved, "stages", *OWN), omit_keys(now, "stages", *OWN))
+            refused += changed_fields(
+                omit_keys(saved, "stages", *OWN), omit_keys(now, "stages", *OWN)
+            )
         if refused:
-            heading = f"{self.home.path}: the recipe changed since it began; start a new run, or undo:"
+            heading = (
+                f"{self.home.path}: the recipe changed since it began; start a new run, or undo:"
+            )
             raise RecipeError([heading, *refused, *proposed])
         for folder in changed:
             shutil.rmtree(folder)  # a stage that has saved no step begins anew
@@ -135,7 +163,9 @@ class _PipelineRun:
         """Return the places that may have changed in a stage: those of all stages and its own."""
         own = f"stages.{stage}."
         return [
-            key.removeprefix(own) for key in self.allow_changed if not key.startswith("stages.") or key.startswith(own)
+            key.removeprefix(own)
+            for key in self.allow_changed
+            if not key.startswith("stages.") or key.startswith(own)
         ]
 
     def _run(self, stage: Stage, stop: Stop) -> None:
@@ -149,7 +179,14 @@ class _PipelineRun:
         if not finished:
             recipe, begun = stage.recipe(self._model_of), (folder / "recipe.json").is_file()
             allowed = self._allowed(stage.name) if begun else ()
-            runs.run(recipe, out=self.home.stages, resume=begun, allow_changed=allowed, console=self.console, stop=stop)
+            runs.run(
+                recipe,
+                out=self.home.stages,
+                resume=begun,
+                allow_changed=allowed,
+                console=self.console,
+                stop=stop,
+            )
         fault("stage.done")
         _export_student(folder)
         fault("stage.exported")
@@ -164,7 +201,11 @@ class _PipelineRun:
             return self._make_scratch_folder(ModelConfig(model=ScratchConfig.model_validate(model)))
         if model["stage"] == BASE:
             student = self.pipeline.recipe.student
-            return student.model if isinstance(student.model, str) else self._make_scratch_folder(student)
+            return (
+                student.model
+                if isinstance(student.model, str)
+                else self._make_scratch_folder(student)
+            )
         (stage,) = (stage for stage in self.pipeline.stages if stage.name == model["stage"])
         return str(self.home.stages / stage.folder / "model")
 
@@ -184,13 +225,20 @@ class _PipelineRun:
 
     def _summary(self) -> dict[str, Any]:
         """Every stage's own summary, and the accuracy after each stage on each domain."""
-        methods = {name: describe_method(recipe) for name, recipe in self.pipeline.recipes().items()}
+        methods = {
+            name: describe_method(recipe) for name, recipe in self.pipeline.recipes().items()
+        }
         summaries = []
         for stage in self.pipeline.stages:
             found = read_json(self.home.stages / stage.folder / "summary.json", shapes.SUMMARY)
             own = {"name": stage.name, "start": stage.start, "method": methods[stage.name]}
-            summaries.append({**own, "folder": f"stages/{stage.folder}", **omit_keys(found, "samples", "name")})
-        measured = [(BASE, summaries[0]["before"]), *((summary["name"], summary["after"]) for summary in summaries)]
+            summaries.append(
+                {**own, "folder": f"stages/{stage.folder}", **omit_keys(found, "samples", "name")}
+            )
+        measured = [
+            (BASE, summaries[0]["before"]),
+            *((summary["name"], summary["after"]) for summary in summaries),
+        ]
         accuracy = [
             {"stage": name, "all": evaluation["accuracy"], "by_domain": evaluation["by_domain"]}
             for name, evaluation in measured
@@ -200,7 +248,9 @@ class _PipelineRun:
             "name": self.pipeline.recipe.name,
             "seed": self.pipeline.recipe.seed,
             "stages": summaries,
-            "domains": list(dict.fromkeys(domain for row in accuracy for domain in row["by_domain"])),
+            "domains": list(
+                dict.fromkeys(domain for row in accuracy for domain in row["by_domain"])
+            ),
             "accuracy": accuracy,
         }
 
@@ -210,7 +260,9 @@ class _PipelineRun:
             columns = ["after", "accuracy", *summary["domains"], "steps", "ended"]
             self.console.table("held-out accuracy by stage", columns, accuracy_by_stage(summary))
         seconds = f"{monotonic() - self.started:.0f} s for {len(summary['stages'])} stages"
-        self.console.finish({"time": seconds, "run folder": near(self.home.path), "report": "report.html in it"})
+        self.console.finish(
+            {"time": seconds, "run folder": near(self.home.path), "report": "report.html in it"}
+        )
 
 
 def _export_student(folder: Path) -> None:

@@ -51,8 +51,14 @@ class ComparisonBudget:
             number = float(amount) if equals else None
         except ValueError:
             number = -1.0
-        if unit not in UNITS or (number is None and unit != "steps") or (number is not None and not 0 < number < 1e30):
-            raise RecipeError(f"--budget {text!r}: write flops=1e12, tokens=100000, seconds=60, steps=40, or steps")
+        if (
+            unit not in UNITS
+            or (number is None and unit != "steps")
+            or (number is not None and not 0 < number < 1e30)
+        ):
+            raise RecipeError(
+                f"--budget {text!r}: write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
+            )
         return cls(unit, number)
 
     def overrides(self) -> list[str]:
@@ -143,9 +149,13 @@ def design(
     if twice:
         raise RecipeError(f"two arms are named {twice[0]!r}; write NAME=RECIPE for each")
     if seeds < 1:
-        raise RecipeError(f"--seeds {seeds}: at least one is needed, and three to say how much seeds differ")
+        raise RecipeError(
+            f"--seeds {seeds}: at least one is needed, and three to say how much seeds differ"
+        )
     numbers = tuple(range(first, first + seeds))
-    recipes = {arm.name: {seed: recipe_of(arm, seed, budget, common) for seed in numbers} for arm in arms}
+    recipes = {
+        arm.name: {seed: recipe_of(arm, seed, budget, common) for seed in numbers} for arm in arms
+    }
     found = Design(arms, numbers, budget, recipes)
     _refuse_different_ground(found, may_differ)
     return found
@@ -184,7 +194,11 @@ def _refuse_different_ground(found: Design, may_differ: frozenset[str]) -> None:
             theirs = _ground(found.recipes[other.name][seed], found.budget)
             for what, value in mine.items():
                 if value != theirs[what] and what not in may_differ:
-                    shown = "" if isinstance(value, str) and len(value) == 64 else f" ({value} and {theirs[what]})"
+                    shown = (
+                        ""
+                        if isinstance(value, str) and len(value) == 64
+                        else f" ({value} and {theirs[what]})"
+                    )
                     raise RecipeError(
                         f"arms {first.name!r} and {other.name!r} differ in {what}{shown}; a comparison shares task, "
                         "evaluation and budget, so set it for all with --set, or compare other recipes"

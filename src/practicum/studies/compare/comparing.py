@@ -12,7 +12,13 @@ from practicum.recipe.methods import describe_method
 from practicum.run_dir import RunDir, near, write_json
 from practicum.runs.console import Console, SilentConsole
 from practicum.studies.compare.arms import ComparisonBudget, Design, design
-from practicum.studies.compare.outcomes import ComparisonResult, FailedRun, Outcome, analyse_outcomes, read_outcome
+from practicum.studies.compare.outcomes import (
+    ComparisonResult,
+    FailedRun,
+    Outcome,
+    analyse_outcomes,
+    read_outcome,
+)
 from practicum.studies.compare.page import write_page
 from practicum.studies.compare.running import plan_jobs, run_all
 from practicum.studies.compare.tables import arm_table, pair_table
@@ -45,7 +51,9 @@ class FinishedRuns:
     failures: list[FailedRun]
 
 
-def compare(words: Sequence[str], settings: Settings, console: Console | None = None) -> ComparisonResult:
+def compare(
+    words: Sequence[str], settings: Settings, console: Console | None = None
+) -> ComparisonResult:
     """Run every arm with every seed and write `compare.json` and `compare.html`; what they came to.
 
     Raises RecipeError where the arms cannot be compared, Interrupted after a signal, and PracticumError where no run
@@ -72,16 +80,22 @@ def compare(words: Sequence[str], settings: Settings, console: Console | None = 
 
 def run_arms(words: Sequence[str], settings: Settings, console: Console) -> FinishedRuns:
     """Run every arm with every seed, and read what the runs left; raises what `compare` raises."""
-    found = design(words, settings.seeds, settings.budget, settings.common, settings.first, settings.may_differ)
+    found = design(
+        words, settings.seeds, settings.budget, settings.common, settings.first, settings.may_differ
+    )
     home = settings.out.absolute()
     jobs = plan_jobs(found, home, settings.resume)
     home.mkdir(parents=True, exist_ok=True)
     with RunDir(home).lock(), catch_stop_signals() as stop:
         failed = run_all(jobs, settings.at_once, console, stop)
-    outcomes = [read_outcome(job.arm, job.seed, job.folder, home) for job in jobs if job not in failed]
+    outcomes = [
+        read_outcome(job.arm, job.seed, job.folder, home) for job in jobs if job not in failed
+    ]
     failures = [FailedRun(job.arm, job.seed, reason) for job, reason in failed.items()]
     if not outcomes:
-        raise PracticumError(f"none of the {len(jobs)} runs finished; the first {failures[0].reason}")
+        raise PracticumError(
+            f"none of the {len(jobs)} runs finished; the first {failures[0].reason}"
+        )
     return FinishedRuns(found, home, outcomes, failures)
 
 
@@ -92,4 +106,10 @@ def _show(content: Mapping[str, Any], home: Path, console: Console) -> None:
     first, *more = content["verdict"]
     for line in more:
         console.event(line)
-    console.finish({"verdict": first, "table": near(home / "compare.json"), "page": near(home / "compare.html")})
+    console.finish(
+        {
+            "verdict": first,
+            "table": near(home / "compare.json"),
+            "page": near(home / "compare.html"),
+        }
+    )

@@ -110,7 +110,13 @@ def read_runs(folders: Sequence[Path], result: str) -> list[LawPoint]:
         scaling = read_json(path, shapes.SCALED).get("scaling")
         if isinstance(scaling, Mapping) and scaling["result"].get(result) is not None:
             value = scaling["result"][result]
-            runs.append(LawPoint(str(path.parent), _numbers(scaling), 1.0 - value if result == "accuracy" else value))
+            runs.append(
+                LawPoint(
+                    str(path.parent),
+                    _numbers(scaling),
+                    1.0 - value if result == "accuracy" else value,
+                )
+            )
     if not runs:
         shown = ", ".join(map(str, folders))
         raise DataError(
@@ -122,8 +128,13 @@ def read_runs(folders: Sequence[Path], result: str) -> list[LawPoint]:
 def _numbers(scaling: Mapping[str, Any]) -> dict[str, float]:
     """The quantities as numbers: the teachers of a set together."""
     teachers = scaling["N_teacher"]
-    together = float(sum(teachers.values())) if isinstance(teachers, Mapping) else float(teachers or 0)
-    values = {**{name: scaling[name] for name in QUANTITIES if name != "N_teacher"}, "N_teacher": together}
+    together = (
+        float(sum(teachers.values())) if isinstance(teachers, Mapping) else float(teachers or 0)
+    )
+    values = {
+        **{name: scaling[name] for name in QUANTITIES if name != "N_teacher"},
+        "N_teacher": together,
+    }
     return {name: float(values[name]) for name in QUANTITIES if values[name]}
 
 
@@ -141,14 +152,22 @@ def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> La
             f"{len(runs)} runs are too few for an exponent of {', '.join(names)}: {1 + 2 * len(names)} parameters need at "
             f"least {needed} runs"
         )
-    logs = torch.tensor([[math.log(run.quantities[name]) for name in names] for run in runs], dtype=torch.float64)
+    logs = torch.tensor(
+        [[math.log(run.quantities[name]) for name in names] for run in runs], dtype=torch.float64
+    )
     middle = logs.mean(dim=0)
     errors = torch.tensor([max(run.error, SMALLEST) for run in runs], dtype=torch.float64).log()
     best, misses = _best(logs - middle, errors)
     floors, _, values = _readable(_resampled(logs - middle, errors, best, seed))
     floor, part, value = _readable(best[None])
     exponents = [
-        _exponent(name, middle[place].exp().item(), part[0, place].item(), value[0, place].item(), values[:, place])
+        _exponent(
+            name,
+            middle[place].exp().item(),
+            part[0, place].item(),
+            value[0, place].item(),
+            values[:, place],
+        )
         for place, name in enumerate(names)
     ]
     return Law(
@@ -171,7 +190,9 @@ def _varied(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, str]]:
             continue
         levels = _levels([run.quantities[name] for run in runs])
         if levels < LEVELS:
-            left_out[name] = f"has {levels} value{'s' if levels > 1 else ''}, and {LEVELS} are needed"
+            left_out[name] = (
+                f"has {levels} value{'s' if levels > 1 else ''}, and {LEVELS} are needed"
+            )
         else:
             kept.append(name)
     for one, other in combinations(list(kept), 2):
@@ -192,7 +213,9 @@ def _levels(values: Sequence[float]) -> int:
 
 
 def _correlation(runs: Sequence[LawPoint], one: str, other: str) -> float:
-    columns = torch.tensor([[math.log(run.quantities[name]) for run in runs] for name in (one, other)])
+    columns = torch.tensor(
+        [[math.log(run.quantities[name]) for run in runs] for name in (one, other)]
+    )
     return torch.corrcoef(columns.double())[0, 1].item()
 
 
@@ -206,22 +229,34 @@ def _readable(parameters: Starts) -> tuple[Tensor, Tensor, Tensor]:
     """E [b], A [b, q] and the exponents [b, q] of fits."""
     count = (parameters.shape[1] - 1) // 2
     share = parameters[:, 1 + count :].sigmoid()
-    return parameters[:, 0].exp(), parameters[:, 1 : 1 + count].exp(), LOWEST * (HIGHEST / LOWEST) ** share
+    return (
+        parameters[:, 0].exp(),
+        parameters[:, 1 : 1 + count].exp(),
+        LOWEST * (HIGHEST / LOWEST) ** share,
+    )
 
 
 def _log_error(parameters: Starts, logs: Float[Tensor, "b n q"]) -> Float[Tensor, "b n"]:
     """The logarithm of the law at every run, for every fit."""
     floor, part, value = _readable(parameters)
     terms = part[:, None, :].log() - value[:, None, :] * logs
-    return torch.cat([floor.log()[:, None, None].expand(-1, logs.shape[1], 1), terms], dim=2).logsumexp(dim=2)
+    return torch.cat(
+        [floor.log()[:, None, None].expand(-1, logs.shape[1], 1), terms], dim=2
+    ).logsumexp(dim=2)
 
 
-def _loss(parameters: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]) -> Float[Tensor, " b"]:
+def _loss(
+    parameters: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
+) -> Float[Tensor, " b"]:
     misses = _log_error(parameters, logs) - errors
-    return torch.nn.functional.huber_loss(misses, torch.zeros_like(misses), reduction="none", delta=DELTA).sum(dim=1)
+    return torch.nn.functional.huber_loss(
+        misses, torch.zeros_like(misses), reduction="none", delta=DELTA
+    ).sum(dim=1)
 
 
-def _optimise_fits(start: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]) -> Starts:
+def _optimise_fits(
+    start: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
+) -> Starts:
     """Many fits at once by AdamW without decay, at a rate that falls to nothing."""
     parameters = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([parameters], lr=0.1)
@@ -233,7 +268,9 @@ def _optimise_fits(start: Starts, logs: Float[Tensor, "b n q"], errors: Float[Te
     return parameters.detach()
 
 
-def _best(logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"]) -> tuple[Float[Tensor, " p"], Float[Tensor, " n"]]:
+def _best(
+    logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"]
+) -> tuple[Float[Tensor, " p"], Float[Tensor, " n"]]:
     """The best of fits from a grid of starts, and its misses in logarithms."""
     count = logs.shape[1]
     lowest = errors.min().item()
@@ -251,7 +288,9 @@ def _best(logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"]) -> tuple[Floa
     return best, _log_error(best[None], logs[:1])[0] - errors[0]
 
 
-def _resampled(logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"], best: Float[Tensor, " p"], seed: int) -> Starts:
+def _resampled(
+    logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"], best: Float[Tensor, " p"], seed: int
+) -> Starts:
     """The fits to resampled runs, each begun at the fit to all of them."""
     generator = torch.Generator().manual_seed(seed_of(seed, "scaling law"))
     picks = torch.randint(len(logs), (RESAMPLES, len(logs)), generator=generator)

@@ -153,13 +153,20 @@ def read_outcome(arm: str, seed: int, folder: Path, home: Path) -> Outcome:
 
 def _spent_in(row: Mapping[str, Any], seconds: float) -> dict[str, float]:
     """What one step cost, by unit."""
-    return {"flops": row.get("cost/flops", 0.0), "tokens": row["tokens"], "seconds": seconds, "steps": 1.0}
+    return {
+        "flops": row.get("cost/flops", 0.0),
+        "tokens": row["tokens"],
+        "seconds": seconds,
+        "steps": 1.0,
+    }
 
 
 def _seconds(folder: Path) -> dict[int, float]:
     path = folder / "timings.jsonl"
     rows = read_rows(path, shapes.TIMINGS) if path.is_file() else ()
-    return {row["step"]: sum(value for name, value in row.items() if name != "step") for row in rows}
+    return {
+        row["step"]: sum(value for name, value in row.items() if name != "step") for row in rows
+    }
 
 
 def _scores(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -173,7 +180,10 @@ def _scores(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def analyse_outcomes(
-    methods: Mapping[str, str], outcomes: Sequence[Outcome], failures: Sequence[FailedRun], budget: Mapping[str, float]
+    methods: Mapping[str, str],
+    outcomes: Sequence[Outcome],
+    failures: Sequence[FailedRun],
+    budget: Mapping[str, float],
 ) -> ComparisonResult:
     """The table, the pairs and the verdict; `methods` names every arm, `budget` what each run might spend, by unit."""
     metric = _metric(outcomes)
@@ -203,7 +213,9 @@ def _value(outcome: Outcome, metric: str) -> float:
     return value if metric == "accuracy" else -value
 
 
-def _arm(name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence[FailedRun], metric: str) -> ArmResult:
+def _arm(
+    name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence[FailedRun], metric: str
+) -> ArmResult:
     mine = [outcome for outcome in outcomes if outcome.arm == name]
     values = [abs(_value(outcome, metric)) for outcome in mine]
     divergences = [outcome.reverse_kl for outcome in mine if outcome.reverse_kl is not None]
@@ -220,13 +232,19 @@ def _arm(name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence
     )
 
 
-def _pair(one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests: int) -> ArmDifference:
+def _pair(
+    one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests: int
+) -> ArmDifference:
     """The two arms on what they share, before the correction for the number of pairs."""
     mine = {outcome.seed: outcome for outcome in outcomes if outcome.arm == one}
     theirs = {outcome.seed: outcome for outcome in outcomes if outcome.arm == other}
     seeds = sorted(mine.keys() & theirs.keys())
     by_seed = [_value(mine[seed], metric) - _value(theirs[seed], metric) for seed in seeds]
-    by_prompt = _by_prompt([(mine[seed].scores, theirs[seed].scores) for seed in seeds]) if metric == "accuracy" else []
+    by_prompt = (
+        _by_prompt([(mine[seed].scores, theirs[seed].scores) for seed in seeds])
+        if metric == "accuracy"
+        else []
+    )
     p_seeds = t_test(by_seed)
     p_prompts = sign_flips(by_prompt, SEED) if by_prompt else 0.0
     return ArmDifference(
@@ -256,7 +274,9 @@ def _corrected(pairs: Sequence[ArmDifference]) -> list[ArmDifference]:
     """The pairs with their p after Holm's correction; those of a single seed have none."""
     tested = [pair for pair in pairs if pair.p is not None]
     adjusted = holm([pair.p for pair in tested if pair.p is not None])
-    done = [replace(pair, p=p, resolved=p < LEVEL) for pair, p in zip(tested, adjusted, strict=True)]
+    done = [
+        replace(pair, p=p, resolved=p < LEVEL) for pair, p in zip(tested, adjusted, strict=True)
+    ]
     untested = [pair for pair in pairs if pair.p is None]
     return [*done, *untested]
 
@@ -278,7 +298,9 @@ def _verdict(arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: 
 def _best(arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: str) -> str:
     """Who leads, and whether it leads every other arm for certain."""
     ordered = sorted(
-        (arm for arm in arms if arm.mean is not None), key=lambda arm: arm.mean or 0.0, reverse=metric == "accuracy"
+        (arm for arm in arms if arm.mean is not None),
+        key=lambda arm: arm.mean or 0.0,
+        reverse=metric == "accuracy",
     )
     first = ordered[0].arm
     own = [pair for pair in pairs if first in (pair.one, pair.other)]
@@ -292,7 +314,9 @@ def sentence(pair: ArmDifference) -> str:
     """A pair in words, with the difference turned so that it is not negative."""
     if pair.seeds == 0:
         return f"{pair.one} and {pair.other} finished no seed in common"
-    better, worse, sign = (pair.one, pair.other, 1) if pair.mean >= 0 else (pair.other, pair.one, -1)
+    better, worse, sign = (
+        (pair.one, pair.other, 1) if pair.mean >= 0 else (pair.other, pair.one, -1)
+    )
     over = pair.over_seeds or pair.over_prompts
     shown = f"{sign * pair.mean:+.3f}" + ("" if over is None else f" {_bounds(over, sign)}")
     if pair.over_seeds is None:
@@ -328,7 +352,10 @@ def _describe_needed_repeats(pair: ArmDifference) -> str:
 
 
 def _remarks(
-    arms: Sequence[ArmResult], outcomes: Sequence[Outcome], failures: Sequence[FailedRun], budget: Mapping[str, float]
+    arms: Sequence[ArmResult],
+    outcomes: Sequence[Outcome],
+    failures: Sequence[FailedRun],
+    budget: Mapping[str, float],
 ) -> list[str]:
     """What makes the comparison less than it should be: unequal spending, runs that failed."""
     lines = []

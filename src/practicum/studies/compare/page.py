@@ -42,7 +42,9 @@ def write_page(path: Path, content: Mapping[str, Any]) -> None:
     first, *more = content["verdict"]
     title = "Comparison of " + ", ".join(names)
     about = f"{_count(len(design['seeds']), 'seed')}, budget: {design['budget']}"
-    legend = "".join(f'<span><i style="background:{colours[name]}"></i>{safe(name)}</span>' for name in names)
+    legend = "".join(
+        f'<span><i style="background:{colours[name]}"></i>{safe(name)}</span>' for name in names
+    )
     body = (
         f'<h1>{safe(title)}</h1><p class="about">{safe(about)}</p><p class="verdict">{safe(first)}</p>'
         f'<ul class="more">{"".join(f"<li>{safe(line)}</li>" for line in more)}</ul>'
@@ -60,10 +62,16 @@ def _count(number: int, what: str) -> str:
 
 def _table(table: Table) -> str:
     columns, rows = table
-    head = "".join(f"<th{'' if place == 0 else _NUMBER}>{safe(column)}</th>" for place, column in enumerate(columns))
+    head = "".join(
+        f"<th{'' if place == 0 else _NUMBER}>{safe(column)}</th>"
+        for place, column in enumerate(columns)
+    )
     body = "".join(
         "<tr>"
-        + "".join(f"<td{'' if place == 0 else _NUMBER}>{safe(cell)}</td>" for place, cell in enumerate(row))
+        + "".join(
+            f"<td{'' if place == 0 else _NUMBER}>{safe(cell)}</td>"
+            for place, cell in enumerate(row)
+        )
         + "</tr>"
         for row in rows
     )
@@ -86,7 +94,9 @@ def _arms_chart(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     """Each arm's mean with its interval over seeds, and a dot for every seed."""
     metric = content["metric"]
     dots = {
-        arm["arm"]: [outcome[metric] for outcome in content["outcomes"] if outcome["arm"] == arm["arm"]]
+        arm["arm"]: [
+            outcome[metric] for outcome in content["outcomes"] if outcome["arm"] == arm["arm"]
+        ]
         for arm in content["arms"]
     }
     rows = [
@@ -94,7 +104,9 @@ def _arms_chart(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
         for arm in content["arms"]
         if arm["mean"] is not None
     ]
-    caption = f"{metric.replace('_', ' ')}: mean and 95 % interval over seeds (Student's t), a dot a seed"
+    caption = (
+        f"{metric.replace('_', ' ')}: mean and 95 % interval over seeds (Student's t), a dot a seed"
+    )
     limits = (0.0, 1.0) if metric == "accuracy" else None
     return _interval_chart(rows, caption, limits)
 
@@ -113,7 +125,9 @@ def _pairs(content: Mapping[str, Any]) -> str:
         )
         for pair in content["pairs"]
     ]
-    chart = _interval_chart(rows, "differences with their 95 % interval over seeds; a resolved one is coloured", None)
+    chart = _interval_chart(
+        rows, "differences with their 95 % interval over seeds; a resolved one is coloured", None
+    )
     return f"<h2>Differences</h2>{chart}{_table(pair_table(content))}"
 
 
@@ -156,11 +170,15 @@ def _interval_chart(
 
 
 def _interval_row(
-    number: int, row: tuple[str, str, float, Mapping[str, float] | None, Sequence[float]], place: Any
+    number: int,
+    row: tuple[str, str, float, Mapping[str, float] | None, Sequence[float]],
+    place: Any,
 ) -> str:
     name, colour, mean, interval, dots = row
     middle = number * ROW + ROW / 2
-    text = f"{name}: {mean:.3f}" + (f" [{interval['low']:.3f}, {interval['high']:.3f}]" if interval else "")
+    text = f"{name}: {mean:.3f}" + (
+        f" [{interval['low']:.3f}, {interval['high']:.3f}]" if interval else ""
+    )
     bar = (
         ""
         if interval is None
@@ -199,7 +217,10 @@ def _curves(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
 def _curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], unit: str) -> str:
     """A thin line a run and a thick one for the mean over an arm's seeds."""
     lines = [
-        (outcome["arm"], [(point["spent"].get(unit, 0.0), point["accuracy"]) for point in outcome["curve"]])
+        (
+            outcome["arm"],
+            [(point["spent"].get(unit, 0.0), point["accuracy"]) for point in outcome["curve"]],
+        )
         for outcome in content["outcomes"]
     ]
     everything = [point for _, points in lines for point in points]
@@ -235,11 +256,15 @@ def _axes(xticks: Sequence[float], yticks: Sequence[float], right: float, place:
     for tick in yticks:
         (x1, y), x2 = place(0.0, tick).split(","), place(right, tick).split(",")[0]
         parts.append(f'<line class="grid" x1="{x1}" y1="{y}" x2="{x2}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick:.3g}</text>')
+        parts.append(
+            f'<text x="{LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick:.3g}</text>'
+        )
     for tick in xticks:
         if tick <= right:
             x = place(tick, yticks[0]).split(",")[0]
-            parts.append(f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{_amount(tick)}</text>')
+            parts.append(
+                f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{_amount(tick)}</text>'
+            )
     return "".join(parts)
 
 
@@ -247,7 +272,11 @@ def _amount(value: float) -> str:
     """`0`, `250`, `20k`, `1.5M`, `2e+12`."""
     for size, letter in ((1e9, ""), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
-            return f"{value:.2g}" if not letter else f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+            return (
+                f"{value:.2g}"
+                if not letter
+                else f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+            )
     return f"{value:g}"
 
 

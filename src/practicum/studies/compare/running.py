@@ -96,18 +96,25 @@ def plan_jobs(found: Design, home: Path, resume: bool) -> list[RunJob]:
             f"{home} already holds a comparison; write --resume to go on with it, or --out another folder"
         )
     if resume and not begun:
-        raise RecipeError(f"{home} holds no comparison to go on with; leave --resume out to start it")
+        raise RecipeError(
+            f"{home} holds no comparison to go on with; leave --resume out to start it"
+        )
     for job in jobs:
         if job.file.is_file():
             differences = changed_fields(read_json(job.file, shapes.RESOLVED), job.data)
             if differences:
                 raise RecipeError(
-                    [f"{near(job.file)}: arm {job.arm!r} changed; undo this, or name a new arm or --out:", *differences]
+                    [
+                        f"{near(job.file)}: arm {job.arm!r} changed; undo this, or name a new arm or --out:",
+                        *differences,
+                    ]
                 )
     return jobs
 
 
-def run_all(jobs: Sequence[RunJob], at_once: int, console: Console, stop: Stop) -> dict[RunJob, str]:
+def run_all(
+    jobs: Sequence[RunJob], at_once: int, console: Console, stop: Stop
+) -> dict[RunJob, str]:
     """Run what is not finished, at most `at_once` at a time; the reason, in one line, of each run that failed.
 
     Raises Interrupted after every process has saved its state.
@@ -125,7 +132,8 @@ def run_all(jobs: Sequence[RunJob], at_once: int, console: Console, stop: Stop) 
                 left = sum(not job.finished for job in jobs)
                 name = signal.Signals(number).name
                 raise Interrupted(
-                    number, f"stopped by {name} with {left} of {len(jobs)} runs to do; go on with --resume"
+                    number,
+                    f"stopped by {name} with {left} of {len(jobs)} runs to do; go on with --resume",
                 )
             pool.begin(at_once)
             time.sleep(PAUSE)
@@ -144,7 +152,9 @@ def _reached(job: RunJob) -> str:
     summary = read_json(job.folder / "summary.json", shapes.ENDED)
     after = (summary["stages"][-1] if "stages" in summary else summary)["after"]
     accuracy = None if after is None else after["accuracy"]
-    return f"{job.steps_done} steps" + ("" if accuracy is None else f", accuracy {accuracy['mean']:.3f}")
+    return f"{job.steps_done} steps" + (
+        "" if accuracy is None else f", accuracy {accuracy['mean']:.3f}"
+    )
 
 
 class _JobPool:
@@ -221,7 +231,11 @@ def start(job: RunJob) -> subprocess.Popen[bytes]:
     """Begin a run or go on with it. A terminal's Ctrl-C does not reach it, and it stops when this process dies."""
     job.file.parent.mkdir(parents=True, exist_ok=True)
     write_json(job.file, dict(job.data))
-    resume = ["--resume"] if any((job.folder / name).is_file() for name in ("recipe.json", "pipeline.json")) else []
+    resume = (
+        ["--resume"]
+        if any((job.folder / name).is_file() for name in ("recipe.json", "pipeline.json"))
+        else []
+    )
     # -P: a file of the current folder must not stand in for a package.
     words = [
         sys.executable,
@@ -260,13 +274,21 @@ def _environment() -> Mapping[str, str]:
 def _reason(job: RunJob, code: int) -> str:
     """Why a run failed, in one line: its own error, or the signal that ended it."""
     if code < 0:
-        hint = "; there may have been no memory for it, so write --jobs 1" if code == -signal.SIGKILL else ""
+        hint = (
+            "; there may have been no memory for it, so write --jobs 1"
+            if code == -signal.SIGKILL
+            else ""
+        )
         return f"failed: killed by {signal.Signals(-code).name}{hint}"
     lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [place for place, line in enumerate(lines) if line.startswith("error: ")]
     if errors:
-        return f"failed: {make_printable(' '.join(line.strip() for line in lines[errors[-1] :]))[7:]}"
-    last = next((line for line in reversed(lines) if line.strip() and not _is_json(line)), "no reason given")
+        return (
+            f"failed: {make_printable(' '.join(line.strip() for line in lines[errors[-1] :]))[7:]}"
+        )
+    last = next(
+        (line for line in reversed(lines) if line.strip() and not _is_json(line)), "no reason given"
+    )
     return f"failed: exit code {code}: {make_printable(last.strip())}"
 
 

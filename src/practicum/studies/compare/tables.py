@@ -14,7 +14,14 @@ def arm_table(content: Mapping[str, Any]) -> Table:
     """One row an arm: how many runs, how good, how far from the teacher, and what it cost."""
     units = list(dict.fromkeys(unit for arm in content["arms"] for unit in arm["spent"]))
     metric = content["metric"].replace("_", " ")
-    columns = ["arm", "runs", metric, "95 % over seeds", *(["reverse KL"] if metric == "accuracy" else []), *units]
+    columns = [
+        "arm",
+        "runs",
+        metric,
+        "95 % over seeds",
+        *(["reverse KL"] if metric == "accuracy" else []),
+        *units,
+    ]
     rows = []
     for arm in content["arms"]:
         runs = f"{arm['finished']} of {arm['finished'] + arm['failed']}"
@@ -27,7 +34,15 @@ def arm_table(content: Mapping[str, Any]) -> Table:
 
 def pair_table(content: Mapping[str, Any]) -> Table:
     """One row a pair: the difference, its interval over seeds and over prompts, and whether it is resolved."""
-    columns = ["pair", "difference", "95 % over seeds", "95 % over prompts", "p (Holm)", "resolved", "needs about"]
+    columns = [
+        "pair",
+        "difference",
+        "95 % over seeds",
+        "95 % over prompts",
+        "p (Holm)",
+        "resolved",
+        "needs about",
+    ]
     rows = [
         [
             f"{pair['one']} - {pair['other']}",
@@ -55,8 +70,15 @@ def _needs(pair: Mapping[str, Any]) -> str:
     """Seeds and prompts that a difference like the one seen would need."""
     if pair["resolved"]:
         return ""
-    wanted = ((pair["seeds_needed"], pair["seeds"], "seeds"), (pair["prompts_needed"], pair["prompts"], "prompts"))
-    return ", ".join(f"{needed} {what}" for needed, there, what in wanted if needed is not None and needed > there)
+    wanted = (
+        (pair["seeds_needed"], pair["seeds"], "seeds"),
+        (pair["prompts_needed"], pair["prompts"], "prompts"),
+    )
+    return ", ".join(
+        f"{needed} {what}"
+        for needed, there, what in wanted
+        if needed is not None and needed > there
+    )
 
 
 def _number(value: float | None) -> str:

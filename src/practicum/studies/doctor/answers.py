@@ -2,7 +2,14 @@
 
 import math
 
-from practicum.statistics import Interval, auroc, clustered_auroc, difference, rollouts_needed, wilson
+from practicum.statistics import (
+    Interval,
+    auroc,
+    clustered_auroc,
+    difference,
+    rollouts_needed,
+    wilson,
+)
 from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome, format_interval, override_terms, skipped
 
@@ -25,18 +32,30 @@ def gap(evidence: Evidence) -> CheckOutcome:
     student = [sum(mine[prompt]) / len(mine[prompt]) for prompt in mine]
     teacher = [sum(theirs[prompt]) / len(theirs[prompt]) for prompt in mine]
     value = accuracy_gap(teacher, student, evidence.seed)
-    new = sum(not any(r >= 1 for r in mine[p]) and any(r >= 1 for r in theirs[p]) for p in mine) / len(mine)
+    new = sum(
+        not any(r >= 1 for r in mine[p]) and any(r >= 1 for r in theirs[p]) for p in mine
+    ) / len(mine)
     one, other = sum(teacher) / len(teacher), sum(student) / len(student)
-    details = {"accuracy of the teacher": one, "of the student": other, "prompts that only the teacher solves": new}
+    details = {
+        "accuracy of the teacher": one,
+        "of the student": other,
+        "prompts that only the teacher solves": new,
+    }
     answers = f"the teacher is right in {one:.0%} of its answers, the student in {other:.0%}"
     if value.low > 0:
         return CheckOutcome("pass", answers, value, "of answers", details=details)
     if value.high < 0:
-        return CheckOutcome("fail", f"{answers}: the student would unlearn", value, "of answers", details=details)
+        return CheckOutcome(
+            "fail", f"{answers}: the student would unlearn", value, "of answers", details=details
+        )
     if value.low >= -SAME_ACCURACY and value.high <= SAME_ACCURACY:
-        return CheckOutcome("fail", f"{answers}: no gap, so nothing to gain", value, "of answers", details=details)
+        return CheckOutcome(
+            "fail", f"{answers}: no gap, so nothing to gain", value, "of answers", details=details
+        )
     text = f"{answers}: {len(evidence.rollouts)} answers of each cannot tell them apart"
-    return CheckOutcome("inconclusive", text, value, "of answers", needs=_needed(one, other), details=details)
+    return CheckOutcome(
+        "inconclusive", text, value, "of answers", needs=_needed(one, other), details=details
+    )
 
 
 def accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:
@@ -55,7 +74,9 @@ def informativeness(evidence: Evidence) -> CheckOutcome:
     known = [
         trace
         for trace in evidence.traces
-        if trace.advantage is not None and trace.rollout.reward is not None and len(trace.rollout.tokens)
+        if trace.advantage is not None
+        and trace.rollout.reward is not None
+        and len(trace.rollout.tokens)
     ]
     if not known:
         return skipped("the task has no verifier, so no answer is known to be right")
@@ -67,20 +88,31 @@ def informativeness(evidence: Evidence) -> CheckOutcome:
         text = f"{good} right and {bad} wrong answers; {FEWEST_OF_EACH} of each are needed to compare what the teacher says of them"
         return CheckOutcome("inconclusive", text, needs=_estimate_rollouts_needed(good, bad))
     narrow = auroc(signals, right)
-    wide = clustered_auroc(signals, right, [trace.rollout.prompt.id for trace in known], evidence.seed)
+    wide = clustered_auroc(
+        signals, right, [trace.rollout.prompt.id for trace in known], evidence.seed
+    )
     assert narrow is not None and wide is not None, "both kinds are there"
     value = Interval(narrow.mean, min(narrow.low, wide.low), max(narrow.high, wide.high))
-    mean = {kind: sum(v for v, hit in zip(levels, right, strict=True) if hit is kind) for kind in (True, False)}
+    mean = {
+        kind: sum(v for v, hit in zip(levels, right, strict=True) if hit is kind)
+        for kind in (True, False)
+    }
     details = {"mean log T of right answers minus wrong": mean[True] / good - mean[False] / bad}
     if value.high < 0.5:
         text = "the teacher's signal prefers the student's wrong answers"
         return CheckOutcome("fail", text, value, "AUROC", details=details)
     if value.low > 0.5:
-        return CheckOutcome("pass", "the teacher's signal prefers right answers", value, "AUROC", details=details)
+        return CheckOutcome(
+            "pass", "the teacher's signal prefers right answers", value, "AUROC", details=details
+        )
     spread = (value.high - value.low) / 2
-    needs = min(math.ceil(len(known) * (spread / max(abs(value.mean - 0.5), 1e-9)) ** 2), MOST_ROLLOUTS)
+    needs = min(
+        math.ceil(len(known) * (spread / max(abs(value.mean - 0.5), 1e-9)) ** 2), MOST_ROLLOUTS
+    )
     text = "whether the teacher's signal prefers right answers cannot be told from so few"
-    return CheckOutcome("inconclusive", text, value, "AUROC", needs=max(needs, len(known) + 1), details=details)
+    return CheckOutcome(
+        "inconclusive", text, value, "AUROC", needs=max(needs, len(known) + 1), details=details
+    )
 
 
 def pass_rates(evidence: Evidence) -> CheckOutcome:
@@ -101,7 +133,11 @@ def pass_rates(evidence: Evidence) -> CheckOutcome:
         return CheckOutcome("fail", f"{text}: choose other prompts", value, "of prompts")
     several = () if evidence.recipe.rollout.n > 1 else ("rollout.n=4",)
     return CheckOutcome(
-        "warn", text, value, "of prompts", (*override_terms(evidence.recipe, "samples=pass_rate"), *several)
+        "warn",
+        text,
+        value,
+        "of prompts",
+        (*override_terms(evidence.recipe, "samples=pass_rate"), *several),
     )
 
 

@@ -52,10 +52,15 @@ def length(evidence: Evidence) -> CheckOutcome:
         "median length": median,
         "95 % quantile": late,
         "limit": float(limit),
-        "empty": sum(not rollout.text.strip() for rollout in evidence.rollouts) / len(evidence.rollouts),
+        "empty": sum(not rollout.text.strip() for rollout in evidence.rollouts)
+        / len(evidence.rollouts),
     }
-    text = f"{cut.mean:.0%} of the answers are cut off at {limit} tokens (median length {median:.0f})"
-    at_once = sum(len(rollout.tokens) <= 1 for rollout in evidence.rollouts) / len(evidence.rollouts)
+    text = (
+        f"{cut.mean:.0%} of the answers are cut off at {limit} tokens (median length {median:.0f})"
+    )
+    at_once = sum(len(rollout.tokens) <= 1 for rollout in evidence.rollouts) / len(
+        evidence.rollouts
+    )
     status: Status = "fail" if at_once >= AT_ONCE or cut.mean > CUT_OFF else "pass"
     fix: tuple[str, ...] = ()
     if at_once >= AT_ONCE:
@@ -71,16 +76,22 @@ def variety(evidence: Evidence) -> CheckOutcome:
     entropy = evidence.mean(lambda trace: trace.student_entropy)
     if entropy is None:
         return skipped("no answer has a token")
-    several = list(group_pairs((rollout.prompt.id, rollout) for rollout in evidence.rollouts).values())
+    several = list(
+        group_pairs((rollout.prompt.id, rollout) for rollout in evidence.rollouts).values()
+    )
     texts = [[rollout.text.strip() for rollout in group] for group in several]
     details: dict[str, float | None] = {
-        "distinct 2-grams": mean_of([distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]),
+        "distinct 2-grams": mean_of(
+            [distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]
+        ),
         "different answers": mean_of([unique_share(group) for group in texts]),
         **_calibration(evidence, several, texts),
     }
     rewards = evidence.scores(evidence.rollouts)
     for k in (1, evidence.samples):
-        details[f"pass@{k}"] = mean_of([pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()])
+        details[f"pass@{k}"] = mean_of(
+            [pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()]
+        )
     text = "recorded as the baseline that a run is compared with"
     return CheckOutcome("pass", text, entropy, "nats of entropy a token", details=details)
 
@@ -114,15 +125,23 @@ def looping(rollout: Rollout) -> bool:
 
 def _trapped_share(evidence: Evidence) -> float | None:
     """KAT's low-KL traps (arXiv 2606.09471): its threshold is a quantile of the answers' own least windows."""
-    long = [t.divergence for t in evidence.traces if t.divergence is not None and len(t.divergence) >= WINDOW * WINDOWS]
+    long = [
+        t.divergence
+        for t in evidence.traces
+        if t.divergence is not None and len(t.divergence) >= WINDOW * WINDOWS
+    ]
     if not long:
         return None
     least = torch.stack([window_means(divergence, WINDOW).min() for divergence in long])
     below = quantiles(least, (TRAP_SHARE,))[0]
-    return sum(has_low_divergence_run(divergence, below, WINDOW, WINDOWS) for divergence in long) / len(long)
+    return sum(
+        has_low_divergence_run(divergence, below, WINDOW, WINDOWS) for divergence in long
+    ) / len(long)
 
 
-def _calibration(evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]) -> dict[str, float | None]:
+def _calibration(
+    evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]
+) -> dict[str, float | None]:
     """How far the share of the commonest answer is from how often it is right, and by how much it is more."""
     if evidence.samples < 2 or any(rollout.reward is None for rollout in evidence.rollouts):
         return {}

@@ -32,24 +32,39 @@ def hygiene(evidence: Evidence) -> CheckOutcome:
     if not rows:
         text = f"nothing wrong with {len(train)} training prompts"
         return CheckOutcome("pass", text, share, "of prompts", details=details)
-    wrong = [f"{len(prompts)} {what} ({_named(prompts)})" for what, prompts in found.items() if prompts]
+    wrong = [
+        f"{len(prompts)} {what} ({_named(prompts)})" for what, prompts in found.items() if prompts
+    ]
     text = f"of {len(train)} training prompts {'; '.join(wrong)}"
     fix = (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",) if built.too_long else ()
-    return CheckOutcome("fail" if share.mean > MANY else "warn", text, share, "of prompts", fix, details=details)
+    return CheckOutcome(
+        "fail" if share.mean > MANY else "warn", text, share, "of prompts", fix, details=details
+    )
 
 
 def _normal(prompt: Prompt) -> str:
     """A question without case, and without the spaces and punctuation around its words."""
-    words = [word for message in prompt.messages if message.role != "system" for word in message.content.split()]
+    words = [
+        word
+        for message in prompt.messages
+        if message.role != "system"
+        for word in message.content.split()
+    ]
     return " ".join(word.casefold().strip(AROUND_WORDS) for word in words).strip()
 
 
 def _with_control_tokens(evidence: Evidence, prompts: Sequence[Prompt]) -> list[Prompt]:
     renderer = evidence.built.learner.renderer
-    control = control_pattern(renderer.tokenizer, str(renderer.template or renderer.tokenizer.chat_template or ""))
+    control = control_pattern(
+        renderer.tokenizer, str(renderer.template or renderer.tokenizer.chat_template or "")
+    )
     if control is None:
         return []
-    return [prompt for prompt in prompts if any(control.search(message.content) for message in prompt.messages)]
+    return [
+        prompt
+        for prompt in prompts
+        if any(control.search(message.content) for message in prompt.messages)
+    ]
 
 
 def _named(prompts: Sequence[Prompt]) -> str:

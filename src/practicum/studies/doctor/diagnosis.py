@@ -39,8 +39,15 @@ class Diagnosis:
     @property
     def changes(self) -> list[str]:
         """The fixes of all checks that ask for one, as overrides of the recipe; of two for one key the first stays."""
-        wanted = [change for result in self.results if result.asks_for_change for change in result.finding.fix]
-        return list({change.partition("=")[0]: change for change in reversed(wanted)}.values())[::-1]
+        wanted = [
+            change
+            for result in self.results
+            if result.asks_for_change
+            for change in result.finding.fix
+        ]
+        return list({change.partition("=")[0]: change for change in reversed(wanted)}.values())[
+            ::-1
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The content of doctor.json."""
@@ -77,7 +84,9 @@ def doctor(
     Raises RecipeError and the other errors of loading; two vocabularies that do not fit are a finding, not an error.
     """
     if prompts < 1 or samples < 1:
-        raise RecipeError(f"{prompts} prompts and {samples} samples draw nothing; write at least 1 of each")
+        raise RecipeError(
+            f"{prompts} prompts and {samples} samples draw nothing; write at least 1 of each"
+        )
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     remarks: list[str] = []
     with tempfile.TemporaryDirectory(prefix="practicum-doctor-") as folder, ExitStack() as at_end:
@@ -98,24 +107,40 @@ def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
     results = []
     for check in CHECKS:
         finding = check.run(evidence)
-        results.append(CheckResult(check, replace(finding, fix=accepted(evidence.recipe, finding.fix))))
+        results.append(
+            CheckResult(check, replace(finding, fix=accepted(evidence.recipe, finding.fix)))
+        )
     verdict = decide(results, capacity_ratio(evidence))
     recipe = evidence.recipe
-    return Diagnosis(recipe.name, recipe.seed, len(evidence.prompts), evidence.samples, verdict, results, list(remarks))
+    return Diagnosis(
+        recipe.name,
+        recipe.seed,
+        len(evidence.prompts),
+        evidence.samples,
+        verdict,
+        results,
+        list(remarks),
+    )
 
 
 def _refused(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
     """The diagnosis of a pair that cannot be put together."""
     first = refused_vocabulary(reason)
     findings = [replace(first, fix=accepted(recipe, first.fix))]
-    findings += [skipped("the two vocabularies differ, so nothing could be drawn")] * (len(CHECKS) - 1)
+    findings += [skipped("the two vocabularies differ, so nothing could be drawn")] * (
+        len(CHECKS) - 1
+    )
     results = [CheckResult(check, finding) for check, finding in zip(CHECKS, findings, strict=True)]
     return Diagnosis(recipe.name, recipe.seed, 0, 0, decide(results, None), results, list(remarks))
 
 
 def _row(result: CheckResult) -> dict[str, Any]:
     check, finding = result.check, result.finding
-    value = None if finding.value is None else {name: json_number(x) for name, x in asdict(finding.value).items()}
+    value = (
+        None
+        if finding.value is None
+        else {name: json_number(x) for name, x in asdict(finding.value).items()}
+    )
     return {
         "id": check.id,
         "name": check.name,
@@ -125,7 +150,9 @@ def _row(result: CheckResult) -> dict[str, Any]:
         "unit": finding.unit,
         "fix": list(finding.fix),
         "needs": finding.needs,
-        "details": {name: None if x is None else json_number(x) for name, x in finding.details.items()},
+        "details": {
+            name: None if x is None else json_number(x) for name, x in finding.details.items()
+        },
         "limits": check.limits,
         "limits_from": check.limits_from,
         "anchor": check.anchor,

@@ -24,7 +24,13 @@ from practicum.objective import Full, Sampled, Signal, TopK, compare_signals, re
 from practicum.objective.tokens import TeacherDistribution
 from practicum.ports import SamplingClient, Teacher, TeacherRequest
 from practicum.recipe import Recipe
-from practicum.rollouts import RolloutBatch, add_rewards, as_environment, sample_rollouts, select_prompts
+from practicum.rollouts import (
+    RolloutBatch,
+    add_rewards,
+    as_environment,
+    sample_rollouts,
+    select_prompts,
+)
 from practicum.runs.assembly import RunComponents, ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs, wilson
 from practicum.training.loop import StepPlan, assemble
@@ -142,7 +148,9 @@ class Evidence:
     def by_prompt(self, values: Callable[[RolloutMeasurement], Tensor | None]) -> list[Tensor]:
         """Some tokens' values of all rollouts that have them, together by prompt."""
         pairs = [(trace.rollout.prompt.id, values(trace)) for trace in self.traces]
-        groups = group_pairs((prompt, found.double()) for prompt, found in pairs if found is not None and len(found))
+        groups = group_pairs(
+            (prompt, found.double()) for prompt, found in pairs if found is not None and len(found)
+        )
         return [torch.cat(group) for group in groups.values()]
 
     def mean(self, values: Callable[[RolloutMeasurement], Tensor | None]) -> Interval | None:
@@ -150,7 +158,9 @@ class Evidence:
         groups = self.by_prompt(values)
         return cluster_bootstrap(groups, self.seed) if groups else None
 
-    def mean_of_rollouts(self, value: Callable[[RolloutMeasurement], float | None]) -> Interval | None:
+    def mean_of_rollouts(
+        self, value: Callable[[RolloutMeasurement], float | None]
+    ) -> Interval | None:
         """The mean of one number a rollout, the interval over prompts again."""
 
         def one(trace: RolloutMeasurement) -> Tensor | None:
@@ -168,7 +178,11 @@ class Evidence:
 
     def scores(self, rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         """The rewards of some rollouts by prompt; empty where the task has none."""
-        return group_pairs((rollout.prompt.id, rollout.reward) for rollout in rollouts if rollout.reward is not None)
+        return group_pairs(
+            (rollout.prompt.id, rollout.reward)
+            for rollout in rollouts
+            if rollout.reward is not None
+        )
 
 
 def collect_evidence(recipe: Recipe, built: RunComponents, count: int, samples: int) -> Evidence:
@@ -183,7 +197,9 @@ def collect_evidence(recipe: Recipe, built: RunComponents, count: int, samples: 
     log.info(f"the student answers {len(prompts)} prompts {samples} times")
     batch = RolloutBatch(prompts, samples, recipe.seed, step=1, stream=STREAM)
     environment = as_environment(parts.task)
-    rollouts = add_rewards(sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task)
+    rollouts = add_rewards(
+        sample_rollouts(batch, client, parts.renderer, plan.sampling, environment), parts.task
+    )
     signals, trouble = _signals(parts.teacher, rollouts)
     found = Evidence(recipe, built, plan, prompts, samples, [], trouble=trouble)
     log.info("student and teacher are compared token by token")
@@ -221,14 +237,23 @@ def _richest(teacher: Teacher) -> Signal | None:
 
 @torch.no_grad()
 def _traces(
-    evidence: Evidence, client: SamplingClient, rollouts: Sequence[Rollout], signals: Sequence[TeacherSignal]
+    evidence: Evidence,
+    client: SamplingClient,
+    rollouts: Sequence[Rollout],
+    signals: Sequence[TeacherSignal],
 ) -> Iterator[RolloutMeasurement]:
-    requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    requests = [
+        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+    ]
     own = client.score(requests, Full())
     stops = sorted(evidence.built.learner.renderer.stop_ids | evidence.teacher_stops)
     one_event = evidence.teacher_stops != evidence.built.learner.renderer.stop_ids
     head = next((signal.head for signal in own if signal.head is not None), None)
-    adapter = _RandomTeacher(head, evidence.seed) if isinstance(head, Head) and head.softcap is None else None
+    adapter = (
+        _RandomTeacher(head, evidence.seed)
+        if isinstance(head, Head) and head.softcap is None
+        else None
+    )
     for rollout, mine, theirs in zip(rollouts, own, signals, strict=True):
         yield _RolloutMeter(rollout, stops, one_event, adapter).trace(mine, theirs)
 
@@ -240,8 +265,13 @@ class _RandomTeacher:
         generator = torch.Generator().manual_seed(seed_of(seed, STREAM, "adapter"))
         width = head.weight.shape[1]
         self.weight = head.weight[: head.vocab_size].float()
-        self._down = torch.randn(width, RANK, generator=generator).to(self.weight.device) / width**0.5
-        self._up = torch.randn(RANK, head.vocab_size, generator=generator).to(self.weight.device) / RANK**0.5
+        self._down = (
+            torch.randn(width, RANK, generator=generator).to(self.weight.device) / width**0.5
+        )
+        self._up = (
+            torch.randn(RANK, head.vocab_size, generator=generator).to(self.weight.device)
+            / RANK**0.5
+        )
 
     def teacher(
         self, hidden: Float[Tensor, "T D"], student: Float[Tensor, "T V"], distance: float
@@ -250,13 +280,17 @@ class _RandomTeacher:
         change = hidden.float() @ self._down @ self._up
         mean = (student.exp() * change).sum(-1, keepdim=True)
         variance = (student.exp() * (change - mean).square()).sum(-1).mean().item()
-        return torch.log_softmax(student + change * (2 * distance / max(variance, 1e-12)) ** 0.5, dim=-1)
+        return torch.log_softmax(
+            student + change * (2 * distance / max(variance, 1e-12)) ** 0.5, dim=-1
+        )
 
 
 class _RolloutMeter:
     """One rollout being measured, chunk by chunk."""
 
-    def __init__(self, rollout: Rollout, stops: list[int], one_event: bool, adapter: _RandomTeacher | None) -> None:
+    def __init__(
+        self, rollout: Rollout, stops: list[int], one_event: bool, adapter: _RandomTeacher | None
+    ) -> None:
         self.rollout = rollout
         self._stops = torch.tensor(stops)
         self._one_event = one_event
@@ -268,24 +302,34 @@ class _RolloutMeter:
     def trace(self, mine: TeacherSignal, theirs: TeacherSignal) -> RolloutMeasurement:
         states, theirs = mine.states, theirs.fetch()
         for part in chunks(len(self.rollout.tokens), CHUNK_TOKENS):
-            assert states is not None and mine.head is not None, "the student's own client gives its hidden states"
+            assert states is not None and mine.head is not None, (
+                "the student's own client gives its hidden states"
+            )
             student = mine.head.logprobs(states[part])
             ids = self.rollout.tokens[part].to(student.device)
             teacher = read_tokens(theirs, part).to(student.device)
             alone = compare([(student, teacher.full, ids)], ALONE).known()
-            self._add(logprobs=alone.pop("student_logprobs"), student_stop=self._event(student), **alone)
+            self._add(
+                logprobs=alone.pop("student_logprobs"), student_stop=self._event(student), **alone
+            )
             self._compare(student, ids, teacher, states[part])
         columns = {name: torch.cat(values).cpu() for name, values in self._columns.items()}
         if not columns:  # an empty answer
-            columns = {name: torch.zeros(0) for name in ("logprobs", "student_entropy", "student_stop")}
-        shares = {name: (total.norm() / self._norms[name]).item() for name, total in self._sums.items()}
+            columns = {
+                name: torch.zeros(0) for name in ("logprobs", "student_entropy", "student_stop")
+            }
+        shares = {
+            name: (total.norm() / self._norms[name]).item() for name, total in self._sums.items()
+        }
         return RolloutMeasurement(self.rollout, **columns, **shares)  # pyright: ignore[reportArgumentType]
 
     def _add(self, **columns: Tensor) -> None:
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
 
-    def _compare(self, student: Tensor, ids: Tensor, said: TeacherDistribution, hidden: Tensor) -> None:
+    def _compare(
+        self, student: Tensor, ids: Tensor, said: TeacherDistribution, hidden: Tensor
+    ) -> None:
         if said.full is not None:
             self._whole(student, ids, said.full, hidden)
         elif said.topk_ids is not None and said.topk_logprobs is not None:
@@ -300,7 +344,9 @@ class _RolloutMeter:
         event = torch.where(torch.isin(ids, stops), stops[0], ids) if self._one_event else ids
         shared = SHARED if student.shape[-1] >= FEWEST_TOKENS else ()
         measures = ("student_logprobs", "teacher_logprobs", "reverse_kl", *shared)
-        merged = compare([(self._merged(student), self._merged(teacher), event)], measures, CANDIDATES).known()
+        merged = compare(
+            [(self._merged(student), self._merged(teacher), event)], measures, CANDIDATES
+        ).known()
         self._judge(merged.pop("student_logprobs"), merged.pop("teacher_logprobs"))
         divergence = merged.pop("reverse_kl")
         self._add(teacher_stop=self._event(teacher), divergence=divergence, **merged)
@@ -316,13 +362,19 @@ class _RolloutMeter:
         one = F.restrict(student, theirs, valid, "bucket")
         other = F.restrict_candidates(logprobs, valid, "bucket", student.shape[-1])
         self._add(divergence=F.reverse_kl(one, other))
-        teacher = _among(theirs, logprobs, ids, other[:, -1]) if said.logprobs is None else said.logprobs
+        teacher = (
+            _among(theirs, logprobs, ids, other[:, -1]) if said.logprobs is None else said.logprobs
+        )
         self._add(teacher_logprobs=teacher)
         self._judge(F.gather_logprobs(student, ids), teacher)
         if student.shape[-1] >= FEWEST_TOKENS:
             mine = student.topk(theirs.shape[-1], dim=-1)
             ratio, mass = overlap_of_top(*mine, theirs)
-            self._add(overlap=ratio, student_mass=mass, teacher_mass=overlap_of_top(logprobs, theirs, mine.indices)[1])
+            self._add(
+                overlap=ratio,
+                student_mass=mass,
+                teacher_mass=overlap_of_top(logprobs, theirs, mine.indices)[1],
+            )
 
     def _judge(self, student: Tensor, teacher: Tensor) -> None:
         self._add(judged=teacher, advantage=teacher - student)
@@ -353,20 +405,29 @@ def _among(candidates: Tensor, logprobs: Tensor, ids: Tensor, rest: Tensor) -> T
     return torch.where(at.any(-1), torch.where(at, logprobs, 0.0).sum(-1), rest)
 
 
-def _answers(evidence: Evidence, rollouts: Sequence[Rollout]) -> tuple[list[Rollout] | None, list[ParitySample]]:
+def _answers(
+    evidence: Evidence, rollouts: Sequence[Rollout]
+) -> tuple[list[Rollout] | None, list[ParitySample]]:
     """The teacher's own answers, where there are rewards to compare, and its log-probabilities of its own tokens."""
     parts = evidence.built.parts
     has_rewards = any(rollout.reward is not None for rollout in rollouts)
     asked = rollouts if has_rewards else rollouts[: CANARIES * evidence.samples : evidence.samples]
-    seeds = [seed_of(evidence.seed, STREAM, 1, rollout.prompt.id, rollout.sample) for rollout in asked]  # the student's
-    requests = [TeacherRequest(rollout.prompt, seed) for rollout, seed in zip(asked, seeds, strict=True)]
+    seeds = [
+        seed_of(evidence.seed, STREAM, 1, rollout.prompt.id, rollout.sample) for rollout in asked
+    ]  # the student's
+    requests = [
+        TeacherRequest(rollout.prompt, seed) for rollout, seed in zip(asked, seeds, strict=True)
+    ]
     stops = evidence.plan.sampling.stop_ids | evidence.teacher_stops
     if parts.teacher.capabilities.writes:
         log.info(f"the teacher answers {len(requests)} times")
     samples = parts.teacher.sample(requests, replace(evidence.plan.sampling, stop_ids=stops))
     if samples is None:
         return None, []
-    own = [_as_rollout(evidence, rollout, sample) for rollout, sample in zip(asked, samples, strict=True)]
+    own = [
+        _as_rollout(evidence, rollout, sample)
+        for rollout, sample in zip(asked, samples, strict=True)
+    ]
     return (add_rewards(own, parts.task) if has_rewards else None), _canaries(evidence, own)
 
 
@@ -393,7 +454,9 @@ def _canaries(evidence: Evidence, own: Sequence[Rollout]) -> list[ParitySample]:
     few = [answer for answer in own[:: max(len(own) // (2 * CANARIES), 1)] if len(answer.tokens)]
     signals = evidence.built.parts.teacher.score(few, Sampled())
     scored = [
-        compare_signals((TeacherSignal(), signal), answer.tokens, CHUNK_TOKENS, ("teacher_logprobs",)).teacher_logprobs
+        compare_signals(
+            (TeacherSignal(), signal), answer.tokens, CHUNK_TOKENS, ("teacher_logprobs",)
+        ).teacher_logprobs
         for signal, answer in zip(signals, few, strict=True)
     ]
     return [
@@ -403,7 +466,9 @@ def _canaries(evidence: Evidence, own: Sequence[Rollout]) -> list[ParitySample]:
     ]
 
 
-def _under_students_template(evidence: Evidence, rollouts: Sequence[Rollout]) -> list[Tensor] | None:
+def _under_students_template(
+    evidence: Evidence, rollouts: Sequence[Rollout]
+) -> list[Tensor] | None:
     """The teacher's log-probabilities after the prompts as the student reads them, where the two read them differently."""
     parts = evidence.built.parts
     if evidence.recipe.teacher.type != "model":  # other teachers see another prompt on purpose
@@ -415,6 +480,8 @@ def _under_students_template(evidence: Evidence, rollouts: Sequence[Rollout]) ->
     )
     if alike or voices[0] is None:
         return None
-    requests = [ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts]
+    requests = [
+        ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
+    ]
     scored = voices[0].client.score(requests, Sampled())
     return [signal.logprobs for signal in scored if signal.logprobs is not None]

@@ -73,7 +73,9 @@ def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
     terms = recipe.objective.losses
     if len(terms) == 1:
         return (change,)
-    return tuple(f"objective.losses.{place}.{change}" for place, term in enumerate(terms) if term.asks)
+    return tuple(
+        f"objective.losses.{place}.{change}" for place, term in enumerate(terms) if term.asks
+    )
 
 
 def digits(value: float) -> str:

@@ -50,7 +50,9 @@ def _row(check: dict[str, Any]) -> str:
     fix = "".join(f"<br><code>{safe(change)}</code>" for change in check["fix"])
     needs = f"<br>needs about {check['needs']} answers" if check["needs"] else ""
     details = "; ".join(
-        f"{safe(name)} {digits(value)}" for name, value in check["details"].items() if value is not None
+        f"{safe(name)} {digits(value)}"
+        for name, value in check["details"].items()
+        if value is not None
     )
     return (
         f"<tr><td>{check['id']}</td><td>{safe(check['name'])}</td>"

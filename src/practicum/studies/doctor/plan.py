@@ -42,7 +42,9 @@ def settings(evidence: Evidence) -> CheckOutcome:
         )
         fix.append("rollout.temperature=1")
     if step > LARGEST_STEP and recipe.student.lora is None:
-        said.append(f"one step at learning rate {rate:g} can change what a layer gives out by {step:.0%} of its size")
+        said.append(
+            f"one step at learning rate {rate:g} can change what a layer gives out by {step:.0%} of its size"
+        )
         fix.append(f"optimizer.learning_rate={rate * LARGEST_STEP / step / 10:.1g}")
     value = Interval(step, step, step)
     unit = "of a layer's output a step"
@@ -58,6 +60,11 @@ def _sensitivity(evidence: Evidence) -> float:
     A step of AdamW moves each weight by about the learning rate, and all of a row can agree: lr times the fan-in, against
     rms(w) times its square root. This is why wide models need smaller rates (arXiv 2203.03466).
     """
-    matrices = [weight.detach().float() for weight in evidence.built.weights.values() if weight.ndim == 2]
-    ratios = sorted(weight.shape[1] ** 0.5 / max(weight.square().mean().sqrt().item(), 1e-12) for weight in matrices)
+    matrices = [
+        weight.detach().float() for weight in evidence.built.weights.values() if weight.ndim == 2
+    ]
+    ratios = sorted(
+        weight.shape[1] ** 0.5 / max(weight.square().mean().sqrt().item(), 1e-12)
+        for weight in matrices
+    )
     return ratios[len(ratios) // 2] if ratios else 0.0

@@ -28,7 +28,11 @@ SPECIAL_SHARE = (0.05, 0.20)
 TEMPLATE_GAIN = 0.1
 FEWEST_ENDS = 4
 PARITY = (1.02, 1.05)
-SUPERVISED = ("teacher={type: none}", "objective={signal: text, divergence: ce}", "rollout.source=dataset")
+SUPERVISED = (
+    "teacher={type: none}",
+    "objective={signal: text, divergence: ce}",
+    "rollout.source=dataset",
+)
 """Learning from given answers, which needs no teacher's tokens."""
 
 
@@ -47,10 +51,14 @@ def vocabulary(evidence: Evidence) -> CheckOutcome:
     details = {"answers that their text gives back token by token": _round_trips(evidence)}
     if not evidence.scorers:
         return CheckOutcome(
-            "pass", f"the teacher reads with the student's own tokenizer ({tokens} tokens)", details=details
+            "pass",
+            f"the teacher reads with the student's own tokenizer ({tokens} tokens)",
+            details=details,
         )
     return CheckOutcome(
-        "pass", f"student and teacher have the same {tokens} tokens under the same ids", details=details
+        "pass",
+        f"student and teacher have the same {tokens} tokens under the same ids",
+        details=details,
     )
 
 
@@ -67,15 +75,22 @@ def stop_event(evidence: Evidence) -> CheckOutcome:
         if student & teacher:
             return CheckOutcome("inconclusive", text, needs=4 * len(evidence.traces))
         return CheckOutcome("warn", f"{text}; {tokens}", fix=merge)
-    own = _median([trace.teacher_logprobs[-1].item() for trace in ends if trace.teacher_logprobs is not None])
+    own = _median(
+        [trace.teacher_logprobs[-1].item() for trace in ends if trace.teacher_logprobs is not None]
+    )
     if any(trace.teacher_stop is None for trace in ends):
         status: Status = "pass" if own > math.log(IMPOSSIBLE_STOP) else "fail"
         text = f"the teacher gives the student's stop token a median probability of {math.exp(own):.2g}"
         text += "" if status == "pass" else ": the student would learn never to stop"
         return CheckOutcome(status, text, fix=merge)
-    event = _median([trace.teacher_stop[-1].item() for trace in ends if trace.teacher_stop is not None])
+    event = _median(
+        [trace.teacher_stop[-1].item() for trace in ends if trace.teacher_stop is not None]
+    )
     gap = evidence.mean(_stop_gap)
-    details = {"median probability of the stop token": math.exp(own), "of any stop token": math.exp(event)}
+    details = {
+        "median probability of the stop token": math.exp(own),
+        "of any stop token": math.exp(event),
+    }
     if own < math.log(IMPOSSIBLE_STOP) and not teacher <= student:
         text = (
             f"{tokens}; where the student stops, its token has a median probability of {math.exp(own):.2g} for the teacher, so "
@@ -89,7 +104,12 @@ def stop_event(evidence: Evidence) -> CheckOutcome:
         )
         return CheckOutcome("fail", text, gap, "nats", details=details)
     if own < math.log(IMPOSSIBLE_STOP):
-        return CheckOutcome("warn", f"{tokens}, at which the student stops too: as one event they agree", gap, "nats")
+        return CheckOutcome(
+            "warn",
+            f"{tokens}, at which the student stops too: as one event they agree",
+            gap,
+            "nats",
+        )
     assert gap is not None, "some rollout ended"
     if len(ends) < FEWEST_ENDS:
         text = f"only {len(ends)} of {len(evidence.traces)} answers ended, too few to know how the teacher likes an end"
@@ -97,7 +117,9 @@ def stop_event(evidence: Evidence) -> CheckOutcome:
         return CheckOutcome("inconclusive", text, gap, "nats", needs=needs, details=details)
     close = gap.mean >= STOP_GAP
     text = (
-        "the teacher stops where the student does" if close else "the teacher would often go on where the student stops"
+        "the teacher stops where the student does"
+        if close
+        else "the teacher would often go on where the student stops"
     )
     return CheckOutcome("pass" if close else "warn", text, gap, "nats", details=details)
 
@@ -116,20 +138,30 @@ def template(evidence: Evidence) -> CheckOutcome:
         if not fix and all(term.weights.name == "all" for term in evidence.recipe.objective.losses):
             fix = override_terms(evidence.recipe, "weights=not_special")
     return CheckOutcome(
-        find_worst_status(status, of_tokens), sentence, excess, "of the KL, beyond their share of tokens", fix
+        find_worst_status(status, of_tokens),
+        sentence,
+        excess,
+        "of the KL, beyond their share of tokens",
+        fix,
     )
 
 
 def parity(evidence: Evidence) -> CheckOutcome:
     """P4: are log-probabilities the same when a text is written and when it is scored, for the student and the teacher?"""
     if evidence.trouble:
-        return CheckOutcome("fail", f"the teacher could not score the student's answers: {evidence.trouble}")
+        return CheckOutcome(
+            "fail", f"the teacher could not score the student's answers: {evidence.trouble}"
+        )
     student = evidence.mean(lambda trace: _errors(trace.logprobs, trace.rollout.policy_logprobs))
     if student is None:
         return skipped("no answer has a token")
-    by_prompt = group_pairs((canary.prompt, _errors(canary.scored, canary.written)) for canary in evidence.canaries)
+    by_prompt = group_pairs(
+        (canary.prompt, _errors(canary.scored, canary.written)) for canary in evidence.canaries
+    )
     teacher = (
-        cluster_bootstrap([torch.cat(group) for group in by_prompt.values()], evidence.seed) if by_prompt else None
+        cluster_bootstrap([torch.cat(group) for group in by_prompt.values()], evidence.seed)
+        if by_prompt
+        else None
     )
     found = {"the student's": student, **({} if teacher is None else {"the teacher's": teacher})}
     graded: dict[str, Status] = {whose: grade(value, *PARITY) for whose, value in found.items()}
@@ -137,24 +169,34 @@ def parity(evidence: Evidence) -> CheckOutcome:
     whose = next(name for name, of_one in graded.items() if of_one == status)
     details = {f"of {name} texts": value.mean for name, value in found.items()}
     if status == "pass":
-        return CheckOutcome(status, "writing and scoring give the same probabilities", student, "x", details=details)
+        return CheckOutcome(
+            status, "writing and scoring give the same probabilities", student, "x", details=details
+        )
     text = (
         f"{whose} log-probabilities differ between writing and scoring by a factor of {format_interval(found[whose])} a token: "
         "a temperature, a shift by one token, or other weights in one of the engines"
     )
-    return CheckOutcome(status, text, found[whose], "x", ("student.dtype=float32",), details=details)
+    return CheckOutcome(
+        status, text, found[whose], "x", ("student.dtype=float32",), details=details
+    )
 
 
 def model_places(recipe: Recipe) -> list[str]:
     """Where the recipe describes the models behind its teacher, as override keys, in the order in which they are loaded."""
-    return [".".join(("teacher", *keys)) for keys, inside in walk(recipe.teacher) if isinstance(inside, ModelConfig)]
+    return [
+        ".".join(("teacher", *keys))
+        for keys, inside in walk(recipe.teacher)
+        if isinstance(inside, ModelConfig)
+    ]
 
 
 def _round_trips(evidence: Evidence) -> float | None:
     """The share of answers whose text, read again, has the same tokens; the others must never travel as text."""
     tokenizer = evidence.built.learner.renderer.tokenizer
     answers = [rollout.tokens.tolist() for rollout in evidence.rollouts if len(rollout.tokens)]
-    same = [tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids for ids in answers]
+    same = [
+        tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids for ids in answers
+    ]
     return sum(same) / len(same) if same else None
 
 
@@ -223,14 +265,22 @@ def _templates(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
         if found is not None:
             return found
     alike = "student and teacher write prompts with the same template"
-    return "pass", alike if evidence.scorers else "the teacher writes prompts with the student's template", ()
+    return (
+        "pass",
+        alike if evidence.scorers else "the teacher writes prompts with the student's template",
+        (),
+    )
 
 
-def _compared(evidence: Evidence, place: str, scorer: ScorerInfo) -> tuple[Status, str, tuple[str, ...]] | None:
+def _compared(
+    evidence: Evidence, place: str, scorer: ScorerInfo
+) -> tuple[Status, str, tuple[str, ...]] | None:
     """What is to be said where one model behind the teacher writes prompts another way."""
     mine, theirs = evidence.built.learner.renderer, scorer.renderer
     messages = evidence.prompts[0].messages
-    texts = [renderer.tokenizer.decode(list(renderer.render(messages))) for renderer in (mine, theirs)]
+    texts = [
+        renderer.tokenizer.decode(list(renderer.render(messages))) for renderer in (mine, theirs)
+    ]
     if texts[0] == texts[1] and mine.thinking == theirs.thinking:
         return None
     if mine.thinking != theirs.thinking or ("<think>" in texts[0]) != ("<think>" in texts[1]):
@@ -239,15 +289,21 @@ def _compared(evidence: Evidence, place: str, scorer: ScorerInfo) -> tuple[Statu
         return "warn", text, (f"{place}.thinking={thinking}",)
     text = "student and teacher write prompts with different templates, each with its own"
     if theirs.template is not None:
-        return "warn", f"{text}; the recipe gives the teacher another one than the model's", (f"{place}.template=null",)
+        return (
+            "warn",
+            f"{text}; the recipe gives the teacher another one than the model's",
+            (f"{place}.template=null",),
+        )
     if mine.system != theirs.system:
         return "warn", f"{text} system turn", (f"{place}.system={json.dumps(mine.system)}",)
     gain = _gain_of_students_template(evidence)
     if gain is None or gain.low <= TEMPLATE_GAIN:
-        return "warn", f"{text}, and the teacher finds the answers no likelier after the student's", ()
-    better = (
-        f"{text}; after the student's the teacher finds its answers likelier by {format_interval(gain)} nats a token"
-    )
+        return (
+            "warn",
+            f"{text}, and the teacher finds the answers no likelier after the student's",
+            (),
+        )
+    better = f"{text}; after the student's the teacher finds its answers likelier by {format_interval(gain)} nats a token"
     chosen = mine.template or mine.tokenizer.chat_template
     return "warn", better, (f"{place}.template={json.dumps(chosen)}",)
 
@@ -255,7 +311,12 @@ def _compared(evidence: Evidence, place: str, scorer: ScorerInfo) -> tuple[Statu
 def _gain_of_students_template(evidence: Evidence) -> Interval | None:
     if evidence.other_template is None:
         return None
-    others = {id(trace): other for trace, other in zip(evidence.traces, evidence.other_template, strict=True)}
+    others = {
+        id(trace): other
+        for trace, other in zip(evidence.traces, evidence.other_template, strict=True)
+    }
     return evidence.mean(
-        lambda trace: None if trace.teacher_logprobs is None else others[id(trace)] - trace.teacher_logprobs
+        lambda trace: (
+            None if trace.teacher_logprobs is None else others[id(trace)] - trace.teacher_logprobs
+        )
     )

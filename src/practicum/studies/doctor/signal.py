@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from practicum.statistics import Interval, concentration, quantiles
-from practicum.studies.doctor.evidence import CANDIDATES, FEWEST_TOKENS, Evidence, RolloutMeasurement
+from practicum.studies.doctor.evidence import (
+    CANDIDATES,
+    FEWEST_TOKENS,
+    Evidence,
+    RolloutMeasurement,
+)
 from practicum.studies.doctor.findings import (
     CheckOutcome,
     Status,
@@ -34,16 +39,24 @@ def overlap(evidence: Evidence) -> CheckOutcome:
     ratio = evidence.mean(lambda trace: trace.overlap)
     if ratio is None:
         tokens = evidence.built.learner.renderer.vocab_size
-        small = f"a vocabulary of {tokens} tokens is too small to compare the {CANDIDATES} likeliest"
-        return skipped(evidence.silent or (small if tokens < FEWEST_TOKENS else "the teacher tells no candidates"))
-    masses = (evidence.mean(lambda trace: trace.student_mass), evidence.mean(lambda trace: trace.teacher_mass))
+        small = (
+            f"a vocabulary of {tokens} tokens is too small to compare the {CANDIDATES} likeliest"
+        )
+        return skipped(
+            evidence.silent
+            or (small if tokens < FEWEST_TOKENS else "the teacher tells no candidates")
+        )
+    masses = (
+        evidence.mean(lambda trace: trace.student_mass),
+        evidence.mean(lambda trace: trace.teacher_mass),
+    )
     least = min(mass.mean for mass in masses if mass is not None)
     status = find_worst_status(grade(ratio, *OVERLAP), "pass" if least >= MASS else "warn")
-    text = (
-        f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, with {least:.0%} of the mass"
-    )
+    text = f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, with {least:.0%} of the mass"
     if status == "fail":
-        text += ": they think differently, so let the student learn from the teacher's answers first"
+        text += (
+            ": they think differently, so let the student learn from the teacher's answers first"
+        )
     fix = cold_start(evidence) if status == "fail" else ()
     return CheckOutcome(status, text, ratio, "", fix, details={"mass on shared tokens": least})
 
@@ -69,7 +82,9 @@ def distance(evidence: Evidence) -> CheckOutcome:
         else ()
     )
     if status == "fail":
-        text += ", too far for a signal on the student's own answers: begin with the teacher's answers"
+        text += (
+            ", too far for a signal on the student's own answers: begin with the teacher's answers"
+        )
     elif tail:
         text += "; the teacher finds more than 1 % of the tokens nearly impossible, so bound what one token can do"
         status = "warn"
@@ -93,17 +108,24 @@ def depth(evidence: Evidence) -> CheckOutcome:
     with_overlap = any(trace.overlap is not None for trace in evidence.traces)
     bins = _bins(evidence)
     if len(bins) < 2:
-        return skipped(f"the answers are too short to have a profile: fewer than {2 * SHORTEST_BIN} tokens")
+        return skipped(
+            f"the answers are too short to have a profile: fewer than {2 * SHORTEST_BIN} tokens"
+        )
     profile = [(start, _agreement(evidence, start, end, with_overlap)) for start, end in bins]
     first = profile[0][1].mean
     ratios = [(start, _scaled(value, first)) for start, value in profile]
     last = ratios[-1][1]
     status = grade(last, *DRIFT)
-    what = f"overlap of the {CANDIDATES} likeliest tokens" if with_overlap else "mean of min(1, T / S)"
+    what = (
+        f"overlap of the {CANDIDATES} likeliest tokens" if with_overlap else "mean of min(1, T / S)"
+    )
     details = {f"{what} from token {start}": value.mean for start, value in profile}
     if status == "pass":
         return CheckOutcome(
-            status, "student and teacher agree as much at the end as at the beginning", last, details=details
+            status,
+            "student and teacher agree as much at the end as at the beginning",
+            last,
+            details=details,
         )
     cap = _cap(ratios)
     text = f"from token {cap} on they agree {last.mean:.0%} as much as at the beginning; learn from what is before it"
@@ -122,12 +144,17 @@ def noise(evidence: Evidence) -> CheckOutcome:
     value = Interval(*(tokens * max(kl, 0.0) / 2 for kl in (mean.mean, mean.low, mean.high)))
     asked = evidence.recipe.objective.signal
     if asked is None or not asked.sampled:
-        text = (
-            f"each update sees about {tokens:.0f} tokens with more of the teacher than the sampled token: no such noise"
+        text = f"each update sees about {tokens:.0f} tokens with more of the teacher than the sampled token: no such noise"
+        return CheckOutcome(
+            "pass", text, value, "signal to noise, if sampled tokens alone were used"
         )
-        return CheckOutcome("pass", text, value, "signal to noise, if sampled tokens alone were used")
     if value.mean >= SIGNAL_TO_NOISE:
-        return CheckOutcome("pass", f"about {tokens:.0f} sampled tokens an update are enough", value, "signal to noise")
+        return CheckOutcome(
+            "pass",
+            f"about {tokens:.0f} sampled tokens an update are enough",
+            value,
+            "signal to noise",
+        )
     text = f"about {tokens:.0f} sampled tokens an update are mostly noise; ask the teacher for more a token, or more prompts"
     return CheckOutcome("warn", text, value, "signal to noise", _deeper(evidence, value.mean))
 
@@ -137,21 +164,32 @@ def coherence(evidence: Evidence) -> CheckOutcome:
     if not any(trace.coherence is not None for trace in evidence.traces):
         return skipped(evidence.silent or "needs the teacher's whole distribution and a plain head")
     ratio = evidence.mean_of_rollouts(
-        lambda trace: None if trace.coherence is None or not trace.control else trace.coherence / trace.control
+        lambda trace: (
+            None
+            if trace.coherence is None or not trace.control
+            else trace.coherence / trace.control
+        )
     )
     own = evidence.mean_of_rollouts(lambda trace: trace.coherence)
     control = evidence.mean_of_rollouts(lambda trace: trace.control)
     if ratio is None or own is None or control is None:
         return skipped("the student is so sure of its tokens that nothing pulls at them")
     fine = ratio.mean >= COHERENCE
-    text = "the tokens of an answer pull together" if fine else "the tokens of an answer pull against each other"
+    text = (
+        "the tokens of an answer pull together"
+        if fine
+        else "the tokens of an answer pull against each other"
+    )
     text += f" ({own.mean:.0%} of their gradients add up; {control.mean:.0%} for a random teacher as far away)"
     return CheckOutcome("pass" if fine else "warn", text, ratio, "of the control")
 
 
 def cold_start(evidence: Evidence) -> tuple[str, ...]:
     """Learn from whole answers first: the teacher's own where it writes, else the task's."""
-    supervised = ("objective={signal: text, divergence: ce}", f"name={evidence.recipe.name[:69]}-cold-start")
+    supervised = (
+        "objective={signal: text, divergence: ce}",
+        f"name={evidence.recipe.name[:69]}-cold-start",
+    )
     if evidence.recipe.teacher.capabilities().writes:
         return ("rollout.source=teacher", *supervised)
     given = all(prompt.response or prompt.answer for prompt in evidence.prompts)
@@ -160,14 +198,21 @@ def cold_start(evidence: Evidence) -> tuple[str, ...]:
 
 def suggest_bounded_divergence(evidence: Evidence) -> tuple[str, ...]:
     """A divergence that no token can make infinite (GKD, arXiv 2306.13649)."""
-    if all(term.divergence.name == "reverse_kl" for term in evidence.recipe.objective.losses if term.asks):
+    if all(
+        term.divergence.name == "reverse_kl"
+        for term in evidence.recipe.objective.losses
+        if term.asks
+    ):
         return override_terms(evidence.recipe, "divergence=jsd(0.5)")
     return ()
 
 
 def _deeper(evidence: Evidence, now: float) -> tuple[str, ...]:
     if "full" in evidence.built.parts.teacher.capabilities.signals:
-        return (*override_terms(evidence.recipe, "signal=full"), *override_terms(evidence.recipe, "estimator=auto"))
+        return (
+            *override_terms(evidence.recipe, "signal=full"),
+            *override_terms(evidence.recipe, "estimator=auto"),
+        )
     times = min(max(SIGNAL_TO_NOISE / max(now, 1e-3), 2.0), 64.0)
     return (f"train.prompts_per_step={round(evidence.recipe.train.prompts_per_step * times)}",)
 
@@ -184,7 +229,9 @@ def _bins(evidence: Evidence) -> list[tuple[int, int]]:
         edges.append(2 * edges[-1])
     spans = list(pairwise(edges))
     wanted = min(FEWEST_PROMPTS, len(evidence.prompts))
-    return [span for span in spans if _reaching(evidence.rollouts, (span[0] + span[1]) // 2) >= wanted]
+    return [
+        span for span in spans if _reaching(evidence.rollouts, (span[0] + span[1]) // 2) >= wanted
+    ]
 
 
 def _reaching(rollouts: Sequence[Rollout], position: int) -> int:

@@ -8,7 +8,9 @@ from typing import Literal
 from practicum.studies.doctor.checks import Check
 from practicum.studies.doctor.findings import CheckOutcome, format_interval
 
-Word = Literal["BROKEN-SETUP", "NO-GO", "NO-GAP", "COLD-START-FIRST", "GO-WITH-CHANGES", "INCONCLUSIVE", "GO"]
+Word = Literal[
+    "BROKEN-SETUP", "NO-GO", "NO-GAP", "COLD-START-FIRST", "GO-WITH-CHANGES", "INCONCLUSIVE", "GO"
+]
 
 LARGE_RATIO = 10.0
 
@@ -56,7 +58,11 @@ def _misleads(result: CheckResult) -> bool:
 
 
 def _below(result: CheckResult) -> bool:
-    return result.check.id == "P10" and result.finding.value is not None and result.finding.value.high < 0
+    return (
+        result.check.id == "P10"
+        and result.finding.value is not None
+        and result.finding.value.high < 0
+    )
 
 
 def _no_gap(result: CheckResult) -> bool:
@@ -77,13 +83,47 @@ def _open(result: CheckResult) -> bool:
 
 RULES = (
     Rule(
-        "BROKEN-SETUP", _broken, "P1, P2 or P4 fails", "the two models do not fit together as the recipe has them", 20
+        "BROKEN-SETUP",
+        _broken,
+        "P1, P2 or P4 fails",
+        "the two models do not fit together as the recipe has them",
+        20,
     ),
-    Rule("NO-GO", _misleads, "P11 fails, or P10 lies below 0", "this teacher would make the student worse", 21),
-    Rule("NO-GAP", _no_gap, "P10 lies within 0.03 of 0, or the two say the same", "there is nothing to learn here", 22),
-    Rule("COLD-START-FIRST", _cold, "P5 or P6 fails", "too far apart: begin with the teacher's answers", 23),
-    Rule("GO-WITH-CHANGES", _changes, "a check warns or fails and has a fix", "run it with the changes below", 0),
-    Rule("INCONCLUSIVE", _open, "P10 cannot be told from so few answers", "more answers are needed to know", 24),
+    Rule(
+        "NO-GO",
+        _misleads,
+        "P11 fails, or P10 lies below 0",
+        "this teacher would make the student worse",
+        21,
+    ),
+    Rule(
+        "NO-GAP",
+        _no_gap,
+        "P10 lies within 0.03 of 0, or the two say the same",
+        "there is nothing to learn here",
+        22,
+    ),
+    Rule(
+        "COLD-START-FIRST",
+        _cold,
+        "P5 or P6 fails",
+        "too far apart: begin with the teacher's answers",
+        23,
+    ),
+    Rule(
+        "GO-WITH-CHANGES",
+        _changes,
+        "a check warns or fails and has a fix",
+        "run it with the changes below",
+        0,
+    ),
+    Rule(
+        "INCONCLUSIVE",
+        _open,
+        "P10 cannot be told from so few answers",
+        "more answers are needed to know",
+        24,
+    ),
 )
 """The verdicts in the order in which they are tried; where none holds, it is GO."""
 
@@ -106,8 +146,18 @@ def decide(results: list[CheckResult], capacity: float | None) -> Verdict:
     for rule in RULES:
         caused = [result.line() for result in results if rule.holds(result)]
         if caused:
-            return Verdict(rule.word, rule.meaning, rule.exit_code, caused, advise(rule.word, results, capacity))
-    known = [r.line() for r in results if r.check.role in ("teacher", "start") and r.finding.status == "pass"]
+            return Verdict(
+                rule.word,
+                rule.meaning,
+                rule.exit_code,
+                caused,
+                advise(rule.word, results, capacity),
+            )
+    known = [
+        r.line()
+        for r in results
+        if r.check.role in ("teacher", "start") and r.finding.status == "pass"
+    ]
     return Verdict(GO.word, GO.meaning, GO.exit_code, known, advise(GO.word, results, capacity))
 
 
@@ -139,9 +189,7 @@ def advise(word: Word, results: list[CheckResult], capacity: float | None) -> st
     if status.get("P10") == "pass" and rl:
         text += " RL can follow, since some prompts are solved sometimes: it can go past the teacher, and needs many more answers."
     if status.get("P10") == "inconclusive":
-        text += (
-            f" That the teacher is better is not shown: about {found['P10'].needs} answers of each model would tell."
-        )
+        text += f" That the teacher is better is not shown: about {found['P10'].needs} answers of each model would tell."
     elif status.get("P10") == "not applicable":
         text += " Whether the teacher is better was not measured."
     return text
@@ -150,13 +198,13 @@ def advise(word: Word, results: list[CheckResult], capacity: float | None) -> st
 def _advise_setup_fixes(found: Mapping[str, CheckOutcome]) -> str:
     """What to write first where the setup is broken: the fixes of the setup's checks and of the template's."""
     setup = [found[name] for name in ("P1", "P2", "P3", "P4") if name in found]
-    fixes = [change for finding in setup if finding.status in ("warn", "fail") for change in finding.fix]
+    fixes = [
+        change for finding in setup if finding.status in ("warn", "fail") for change in finding.fix
+    ]
     return f"None yet: mend the setup{f' (write {shlex.join(fixes)})' if fixes else ''}, then ask again."
 
 
 def _without_teacher(rl: bool) -> str:
     if rl:
         return "RL: nobody scores the tokens, and the verifier sees right and wrong answers to the same prompts."
-    return (
-        "SFT, if there are answers to learn from: nobody scores the tokens, and the verifier cannot tell answers apart."
-    )
+    return "SFT, if there are answers to learn from: nobody scores the tokens, and the verifier cannot tell answers apart."

@@ -67,8 +67,13 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     vocabulary = run.record.shape.vocabulary
     always = {
         "Python and libraries": process + LIBRARIES,
-        "student": float_student * (run.record.shape.parameters - run.record.learning.parameters) + moving,
-        "teachers": sum(_bytes(run, name) for name, scorer in run.record.scorers.items() if not _on_disk(run, name)),
+        "student": float_student * (run.record.shape.parameters - run.record.learning.parameters)
+        + moving,
+        "teachers": sum(
+            _bytes(run, name)
+            for name, scorer in run.record.scorers.items()
+            if not _on_disk(run, name)
+        ),
         "self-teachers' copies": FLOAT * sum(scorer.held for scorer in run.record.scorers.values()),
         "moments of AdamW": 2 * moving,
         "logit side": tiles(recipe.objective) * record.chunk_tokens * vocabulary * FLOAT,
@@ -78,26 +83,52 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     for name, requests in record.scored.items():
         signal = asked.get(name.partition("/")[0])
         if name in run.record.scorers and signal is not None and signal.type != "sampled":
-            hidden += FLOAT * run.record.scorers[name].shape.width * sum(len(request.tokens) for request in requests)
-    visiting = max((_bytes(run, name) for name in run.record.scorers if _on_disk(run, name)), default=0)
+            hidden += (
+                FLOAT
+                * run.record.scorers[name].shape.width
+                * sum(len(request.tokens) for request in requests)
+            )
+    visiting = max(
+        (_bytes(run, name) for name in run.record.scorers if _on_disk(run, name)), default=0
+    )
     lag = recipe.rollout.max_staleness
     if lag:
         always["copies of what learns, for rollouts ahead"] = (lag + 1) * moving
         always["hidden states of steps ahead"] = lag * hidden
     phases = {
-        "sample": {**always, **_sampling(run, len(record.drawn.get("student", ())), recipe.rollout.max_new_tokens)},
-        "score": {**always, "a visiting teacher": visiting, "activations": _scoring(run), "hidden states": hidden},
+        "sample": {
+            **always,
+            **_sampling(run, len(record.drawn.get("student", ())), recipe.rollout.max_new_tokens),
+        },
+        "score": {
+            **always,
+            "a visiting teacher": visiting,
+            "activations": _scoring(run),
+            "hidden states": hidden,
+        },
         "update": {**always, "gradients": moving, "hidden states": hidden, **_updating(run)},
         "save": {**always, "files being written": 2 * moving},
     }
     if lag:
-        phases["update"] = {**phases["sample"], **phases["score"], **phases["update"]}  # the three overlap
+        phases["update"] = {
+            **phases["sample"],
+            **phases["score"],
+            **phases["update"],
+        }  # the three overlap
     if recipe.evaluation.prompts:
         length = recipe.evaluation.max_new_tokens or recipe.rollout.max_new_tokens
         drawing = _sampling(run, recipe.evaluation.prompts * recipe.evaluation.samples, length)
         compared = {"compared distributions": COMPARED * vocabulary * FLOAT * COMPARED_TILES}
-        phases["evaluate"] = {**always, **max(drawing, compared, key=lambda items: sum(items.values()))}
-    return Memory({phase: {name: size for name, size in items.items() if size} for phase, items in phases.items()})
+        phases["evaluate"] = {
+            **always,
+            **max(drawing, compared, key=lambda items: sum(items.values())),
+        }
+    return Memory(
+        {
+            phase: {name: size for name, size in items.items() if size}
+            for phase, items in phases.items()
+        }
+    )
 
 
 def tiles(objective: Objective) -> int:
@@ -118,7 +149,9 @@ def update_tokens(run: DryRun) -> int:
     """The most tokens that go through the student together in the update."""
     data = run.record.data
     passes = [rows[0] for rows in rows_of_passes(data, run.graph.tokens, run.record.packs_up_to)]
-    return max((packed_tokens(texts_of([data[row].rollout for row in rows])) for rows in passes), default=0)
+    return max(
+        (packed_tokens(texts_of([data[row].rollout for row in rows])) for rows in passes), default=0
+    )
 
 
 def memory_limit(device: str) -> int:
@@ -137,12 +170,25 @@ def own_bytes() -> int:
     status = Path("/proc/self/status")
     if not status.is_file():
         return 0
-    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmRSS"))
+    return next(
+        int(line.split()[1]) * 1024
+        for line in status.read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
 
 
 def parse_bytes(text: str) -> int:
     """`8GiB`, `512 MiB`, `16GB` or a number of bytes; ResourceError where it is none of them."""
-    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1, "": 1}
+    units = {
+        "kib": 2**10,
+        "mib": 2**20,
+        "gib": 2**30,
+        "kb": 10**3,
+        "mb": 10**6,
+        "gb": 10**9,
+        "b": 1,
+        "": 1,
+    }
     number = text.strip().lower().rstrip("kmgib ")
     unit = text.strip().lower()[len(number) :].strip()
     try:
@@ -150,7 +196,9 @@ def parse_bytes(text: str) -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size <= 0:
-        raise ResourceError(f"--memory {text!r} is no amount of memory; write for example 8GiB or 512MiB")
+        raise ResourceError(
+            f"--memory {text!r} is no amount of memory; write for example 8GiB or 512MiB"
+        )
     return size
 
 
@@ -171,12 +219,20 @@ def _sampling(run: DryRun, texts: int, new_tokens: int) -> dict[str, int]:
     """Decoding: weights laid out anew, a store of keys and values that is made once, and the logits of a step."""
     rows = min(run.record.sampling_batch, texts)
     longest = max(map(len, run.prompts), default=0) + new_tokens
-    plain = run.recipe.student.dtype == "float32" and platform.machine().lower() in ("x86_64", "amd64")
+    plain = run.recipe.student.dtype == "float32" and platform.machine().lower() in (
+        "x86_64",
+        "amd64",
+    )
     prepared = (
-        plain and rows and new_tokens >= run.record.prepares_weights_from and torch.backends.mkldnn.is_available()
+        plain
+        and rows
+        and new_tokens >= run.record.prepares_weights_from
+        and torch.backends.mkldnn.is_available()
     )
     return {
-        "weights laid out for decoding": FLOAT * (run.record.shape.body + run.record.shape.head) if prepared else 0,
+        "weights laid out for decoding": FLOAT * (run.record.shape.body + run.record.shape.head)
+        if prepared
+        else 0,
         "keys and values": run.record.shape.kv_bytes(rows * longest, FLOAT),
         "logits": rows * run.record.shape.vocabulary * FLOAT * DRAWING_TILES,
     }
@@ -209,6 +265,10 @@ def _updating(run: DryRun) -> dict[str, int]:
     learned = sum(int(datum.rollout.loss_mask.sum()) for datum in run.record.data)
     embedding = FLOAT * run.record.shape.head if run.record.learning.head else 0
     return {
-        "graph and its gradients": max(estimate_fragmentation(run) * run.body.update.at(tokens), embedding),
-        "head laid out for products": FLOAT * run.record.shape.head if learned >= run.record.prepares_head_from else 0,
+        "graph and its gradients": max(
+            estimate_fragmentation(run) * run.body.update.at(tokens), embedding
+        ),
+        "head laid out for products": FLOAT * run.record.shape.head
+        if learned >= run.record.prepares_head_from
+        else 0,
     }

@@ -23,11 +23,23 @@ def methods(
     one, group = (_texts(prompts, answer, count) for count in (1, GRPO_GROUP))
     rows = [_row("SFT on given answers", 0, 0, _update(one, shape, learning))]
     if teacher is not None:
-        rows.append(_row("SFT on the teacher's answers", _draw(one, teacher), 0, _update(one, shape, learning)))
-    rows.append(_row(f"GRPO, {GRPO_GROUP} answers", _draw(group, shape), 0, _update(group, shape, learning)))
+        rows.append(
+            _row(
+                "SFT on the teacher's answers",
+                _draw(one, teacher),
+                0,
+                _update(one, shape, learning),
+            )
+        )
+    rows.append(
+        _row(f"GRPO, {GRPO_GROUP} answers", _draw(group, shape), 0, _update(group, shape, learning))
+    )
     if teacher is not None:
         for count in dict.fromkeys((1, n)):
-            texts, title = _texts(prompts, answer, count), f"OPD, {count} answer{'s' if count > 1 else ''}"
+            texts, title = (
+                _texts(prompts, answer, count),
+                f"OPD, {count} answer{'s' if count > 1 else ''}",
+            )
             score = _forward(count_read_tokens(texts), texts, teacher)
             rows.append(_row(title, _draw(texts, shape), score, _update(texts, shape, learning)))
     return rows

@@ -39,4 +39,6 @@ def dry_run(recipe: Recipe, answer_tokens: int | None) -> DryRun:
     record = paper.record
     graph = record.cut(record.data)
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))
-    return DryRun(recipe, record, result.metrics, prompts, graph, record.body(graph.recompute), tokens)
+    return DryRun(
+        recipe, record, result.metrics, prompts, graph, record.body(graph.recompute), tokens
+    )

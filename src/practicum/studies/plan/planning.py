@@ -54,7 +54,9 @@ class StepTiming:
     def predict(self, flops: Mapping[str, float]) -> dict[str, float]:
         """Seconds of other operations at the same pace."""
         return {
-            phase: self.seconds[phase] * flops[phase] / self.flops[phase] if self.flops[phase] else self.seconds[phase]
+            phase: self.seconds[phase] * flops[phase] / self.flops[phase]
+            if self.flops[phase]
+            else self.seconds[phase]
             for phase in PHASES
         }
 
@@ -98,7 +100,9 @@ def plan(
     memory = estimate_memory(run, process)
     limit = memory_limit(run_device(recipe)) if limit is None else limit
     largest = _largest_micro_batch(run, memory, limit)
-    change = None if memory.peak <= limit else _change(recipe, limit, process, answer_tokens, largest)
+    change = (
+        None if memory.peak <= limit else _change(recipe, limit, process, answer_tokens, largest)
+    )
     return CostPlan(run, memory, limit, largest, change, calibration)
 
 
@@ -137,10 +141,18 @@ def plan_data(plan: CostPlan) -> dict[str, Any]:
     whole = cost_summary([step] * steps)
     money = None
     if recipe.prices is not None:
-        without_clock = recipe.prices.model_copy(update={"machine_hour": None}) if seconds is None else recipe.prices
-        money = without_clock.money(whole, 0.0 if seconds is None else steps * sum(seconds.values()))
+        without_clock = (
+            recipe.prices.model_copy(update={"machine_hour": None})
+            if seconds is None
+            else recipe.prices
+        )
+        money = without_clock.money(
+            whole, 0.0 if seconds is None else steps * sum(seconds.values())
+        )
     teacher = next((scorer.shape for scorer in record.scorers.values()), None)
-    rows = methods(run.prompts, run.answer_tokens, recipe.rollout.n, record.shape, record.learning, teacher)
+    rows = methods(
+        run.prompts, run.answer_tokens, recipe.rollout.n, record.shape, record.learning, teacher
+    )
     return {
         "recipe": recipe.name,
         "answer_tokens": run.answer_tokens,
@@ -193,7 +205,9 @@ def _model(shape: Any) -> dict[str, int]:
 
 def _largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
     """How many tokens may go through the student together within the limit; 0 where the rest fills it already."""
-    others = sum(size for name, size in memory.phases["update"].items() if name != "graph and its gradients")
+    others = sum(
+        size for name, size in memory.phases["update"].items() if name != "graph and its gradients"
+    )
     room = (limit - others) // estimate_fragmentation(run) - run.body.update.fixed
     return max(room // max(run.body.update.each, 1), 0)
 
@@ -204,7 +218,10 @@ def _change(
     """The first of the changes, alone and then with those before it, under which the recipe fits; None where none helps."""
     if limit < process:
         return None
-    patches = [tuple(text.replace("FITS", str(largest)) for text in patch) for patch in PATCHES[0 if largest else 1 :]]
+    patches = [
+        tuple(text.replace("FITS", str(largest)) for text in patch)
+        for patch in PATCHES[0 if largest else 1 :]
+    ]
     together = [tuple(chain(*patches[: count + 1])) for count in range(1, len(patches))]
     for patch in [*patches, *together]:
         changed = _patched(recipe, patch)
@@ -226,7 +243,10 @@ def _patched(recipe: Recipe, patch: Sequence[str]) -> tuple[tuple[str, ...], Rec
     layers = str(max((recipe.student.trainable_layers or 2) // 2, 1))
     texts = tuple(text.replace("HALF", layers) for text in patch)
     texts = tuple({text.partition("=")[0]: text for text in texts}.values())
-    if any(text.startswith("teacher.residency") for text in texts) and recipe.teacher.type != "model":
+    if (
+        any(text.startswith("teacher.residency") for text in texts)
+        and recipe.teacher.type != "model"
+    ):
         texts = tuple(text for text in texts if not text.startswith("teacher.residency"))
     if not texts:
         return None
