@@ -119,7 +119,7 @@ KINDS: dict[str, Kind] = {
 }
 HEALTH = ("reward", "settled_prompts", "truncated", "repetition", "reverse_kl")
 """Readings by which it is seen whether a kind of run is healthy."""
-LawPoint = tuple[str, dict[str, Any], list[dict[str, Any]]]
+AlarmRun = tuple[str, dict[str, Any], list[dict[str, Any]]]
 """The kind of a run, its resolved recipe, its rows."""
 
 
@@ -216,7 +216,7 @@ def looking(
     return found - {"M9", "M10"} if everything else found
 
 
-def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[LawPoint]:
+def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[AlarmRun]:
     """The runs that are kept, and those that are missing, which are kept where that is wanted."""
     done = {} if kept is None else dict(_kept(kept))
     with ExitStack() as stack:
@@ -229,7 +229,7 @@ def _runs(count: int, quick: bool, kept: Path | None) -> Iterator[LawPoint]:
             yield done.pop(number)
 
 
-def _kept(path: Path) -> Iterator[tuple[int, LawPoint]]:
+def _kept(path: Path) -> Iterator[tuple[int, AlarmRun]]:
     """The runs of a file by their number; a last line that was torn by a kill is cut off."""
     whole = path.read_bytes() if path.is_file() else b""
     end = whole.rfind(b"\n") + 1
@@ -240,7 +240,7 @@ def _kept(path: Path) -> Iterator[tuple[int, LawPoint]]:
         yield row["number"], (row["kind"], row["recipe"], row["rows"])
 
 
-def _keep(path: Path, number: int, run: LawPoint) -> None:
+def _keep(path: Path, number: int, run: AlarmRun) -> None:
     row = {"number": number, **dict(zip(("kind", "recipe", "rows"), run, strict=True))}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
@@ -248,7 +248,7 @@ def _keep(path: Path, number: int, run: LawPoint) -> None:
 
 def _new_run(
     number: int, quick: bool, models: dict[tuple[int, str], Path], stack: ExitStack
-) -> LawPoint:
+) -> AlarmRun:
     """One run; pairs of models are made when they are first needed."""
     name = list(KINDS)[number % len(KINDS)]
     kind = KINDS[name]

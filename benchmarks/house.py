@@ -1,9 +1,9 @@
-"""The house in numbers: repeated lines, lengths, names, docstrings, comments, rooms and levels, without running anything.
+"""Measure the source without running it: repetition, lengths, names, docstrings, comments, rooms and levels.
 
     python -m benchmarks house [--names] [--record]
 
-Each measure has a bound that `tests/test_house.py` holds; `--record` writes both into docs/architecture.md. `--names` lists the
-functions that do not begin with a verb and the values that are called by grammar, with the files that they stand in.
+`tests/test_house.py` holds each measure to its bound. `--record` writes the table into docs/architecture.md. `--names` lists the
+places behind the shares: functions without a verb, names that point, docstrings that ask, classes and modules with one name.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import io
 import re
 import tokenize
 import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,29 +23,33 @@ from benchmarks.measuring import table
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "practicum"
 PAGE = ROOT / "docs" / "architecture.md"
+ADDING = ROOT / "docs" / "adding.md"
 BLOCK = 5
-"""So many lines that stand in another file too are a repetition."""
+"""The number of lines that make a repetition when another file has them too."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Place = tuple[str, int, str]
+"""A file, a line and the name or text that stands there."""
 
 
-def _words(text: str) -> frozenset[str]:
+def _split_words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text))
 
 
-DEICTICS = _words(
+DEICTICS = _split_words(
     "said found mine theirs ours one other own whole held told known kept now here home given asked begun written answered shown "
     "drawn taken left wanted done its rest near gone lost spent won learned heard seen each some"
 )
 """Names that point at a value and do not say what it is."""
 
-VAGUE = _words("data value item info res")
-"""Names that say nothing where they live longer than a few lines."""
+VAGUE = _split_words("data value item info res")
+"""Names that say nothing where they live longer than `FEW_LINES`."""
 
 FEW_LINES = 5
-
-OPENINGS = re.compile(r"^(What|Who|Whose|Whether|Where|How|Which)\b")
+OPENINGS = re.compile(r"(What|Who|Whose|Whether|Where|How|Which)\b")
 """Words that begin a question, which a docstring answers."""
 
-VERBS = _words(
+VERBS = _split_words(
     """
     abandon accept accepts adapt add admit advance aggregate align allow announce append apply arrange ask assemble assert assign
     attach attend audit backward balance begin bind blend blot bootstrap bound bring build cache calibrate call cancel cap cast
@@ -69,13 +73,80 @@ VERBS = _words(
     unpack update upload use validate verify visit wait walk warn watch weigh wrap write yield zip
     """
 )
-CONVERSIONS = ("to_", "from_", "as_", "of")
-LENGTHS = {"functions": 80, "files": 500}
+CONVERSIONS = re.compile(r"(to|from|as)_|of($|_)")
+"""Names of conversions, which are called after their result."""
+
+NOUNS = {
+    "property",
+    "cached_property",
+    "contextmanager",
+    "asynccontextmanager",
+    "overload",
+    "setter",
+}
+"""Decorators of functions that are read as values, or that repeat a name."""
+
+PLUGIN_FIELDS = {"Config"}
+"""Classes that every plug-in has under one name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of the package, parsed once; `nodes` are all of its syntax tree."""
+
+    path: str
+    lines: tuple[str, ...]
+    nodes: tuple[ast.AST, ...]
+    comments: frozenset[int]
+    code: frozenset[int]
+
+    @property
+    def functions(self) -> Iterator[Function]:
+        """Yield all functions and methods."""
+        return (node for node in self.nodes if isinstance(node, Function))
+
+
+@cache
+def load_source() -> tuple[SourceFile, ...]:
+    """Parse every file of the package."""
+    return tuple(_parse(path) for path in sorted(SOURCE.rglob("*.py")))
+
+
+def _parse(path: Path) -> SourceFile:
+    text = path.read_text(encoding="utf-8")
+    nodes = tuple(ast.walk(ast.parse(text)))
+    comments: set[int] = set()
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            if not token.string.startswith(("# type:", "# noqa", "# fmt", "# pyright")):
+                comments.add(token.start[0])
+        elif token.string.strip():
+            code.update(range(token.start[0], token.end[0] + 1))
+    for node in nodes:
+        if isinstance(node, ast.Expr) and _read_text(node):
+            code.difference_update(_span(node))
+    name = str(path.relative_to(SOURCE))
+    return SourceFile(name, tuple(text.splitlines()), nodes, frozenset(comments), frozenset(code))
+
+
+def _read_text(node: ast.Expr) -> str | None:
+    """Return the text that stands alone as a statement, such as a docstring."""
+    constant = node.value
+    return (
+        constant.value
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+        else None
+    )
+
+
+def _span(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number about the source, with the bound that it is held to and whether the bound is the least or the most."""
+    """One number about the source and its bound, which is the least value if `at_least` and the greatest otherwise."""
 
     name: str
     value: float
@@ -84,8 +155,176 @@ class Measure:
 
     @property
     def holds(self) -> bool:
-        """Return whether the number is within its bound."""
+        """Return True if the value is within the bound."""
         return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+
+def measure_house() -> list[Measure]:
+    """Return all measures of the source."""
+    files = load_source()
+    lines = sum(len(file.lines) for file in files)
+    functions = [function for file in files for function in file.functions]
+    acting = sum(1 for _ in acting_functions())
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    rooms = [folder for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file()]
+    return [
+        Measure("lines of code", sum(len(file.code) for file in files), 33_806),
+        Measure("lines repeated in another file, %", round(100 * count_repeated() / lines, 2), 1.0),
+        Measure("lines of the longest function", max(len(_span(node)) for node in functions), 80),
+        Measure("lines of the longest file", max(len(file.lines) for file in files), 500),
+        Measure("names that point and do not say", len(deictic_names()), 0),
+        Measure("docstrings that open with a question's word", len(asking_docstrings()), 0),
+        Measure("classes with another class's name", len(repeated_classes()), 0),
+        Measure("modules with the name of two others", len(repeated_modules()), 0),
+        Measure(
+            "functions that begin with a verb, %",
+            round(100 * (1 - len(nameless_functions()) / acting), 1),
+            80.0,
+            at_least=True,
+        ),
+        Measure(
+            "comment lines of 1,000",
+            round(1000 * sum(len(file.comments) for file in files) / lines, 1),
+            15.0,
+            at_least=True,
+        ),
+        Measure("files to add a part", count_files_to_add(), 1),
+        Measure("rooms", len(rooms), 24),
+        Measure("levels", len(contracts["contracts"][0]["layers"]), 12),
+    ]
+
+
+def count_repeated() -> int:
+    """Count the lines in a block of `BLOCK` or more that another file has too, imports left out."""
+    places: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    blocks: list[tuple[str, list[int], tuple[str, ...]]] = []
+    for file in load_source():
+        imports = {
+            number
+            for node in file.nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for number in _span(node)
+        }
+        code = [
+            (number, line.strip())
+            for number, line in enumerate(file.lines, start=1)
+            if line.strip() and number not in imports
+        ]
+        for start in range(len(code) - BLOCK + 1):
+            numbers, block = zip(*code[start : start + BLOCK], strict=True)
+            places[block].add(file.path)
+            blocks.append((file.path, list(numbers), block))
+    repeated = [
+        (path, number)
+        for path, numbers, block in blocks
+        if len(places[block]) > 1
+        for number in numbers
+    ]
+    return len(set(repeated))
+
+
+def deictic_names() -> list[Place]:
+    """Return the names that point, and the vague ones that live longer than `FEW_LINES`."""
+    return [
+        (file, line, name)
+        for file, line, name, life in _assigned_names()
+        if name.strip("_") in DEICTICS or (name in VAGUE and life > FEW_LINES)
+    ]
+
+
+def _assigned_names() -> Iterator[tuple[str, int, str, int]]:
+    """Yield arguments and names that are assigned in functions: file, line, name, lines to the last use."""
+    for file in load_source():
+        for function in file.functions:
+            last: dict[str, int] = {}
+            first: dict[str, int] = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.arg):
+                    first.setdefault(node.arg, node.lineno)
+                elif isinstance(node, ast.Name):
+                    last[node.id] = max(node.lineno, last.get(node.id, 0))
+                    if isinstance(node.ctx, ast.Store):
+                        first.setdefault(node.id, node.lineno)
+            for name, line in first.items():
+                yield file.path, line, name, last.get(name, line) - line
+
+
+def asking_docstrings() -> list[Place]:
+    """Return the docstrings of modules, classes, functions and attributes that open with a question's word."""
+    return [place for place in docstrings() if OPENINGS.match(place[2])]
+
+
+def docstrings() -> Iterator[Place]:
+    """Yield all texts that stand alone as a statement."""
+    for file in load_source():
+        for node in file.nodes:
+            if isinstance(node, ast.Expr) and (text := _read_text(node)):
+                yield file.path, node.lineno, text.strip().partition("\n")[0]
+
+
+def acting_functions() -> Iterator[tuple[str, Function]]:
+    """Yield the functions whose name is to be a verb: no operators, properties, conversions, context managers, mathematics."""
+    for file in load_source():
+        if not file.path.startswith(("functional", "statistics")):
+            for function in file.functions:
+                decorators = {
+                    name
+                    for decorator in function.decorator_list
+                    for name in re.findall(r"\w+", ast.unparse(decorator))
+                }
+                named = function.name.startswith("__") or CONVERSIONS.match(function.name)
+                if not named and not decorators & NOUNS:
+                    yield file.path, function
+
+
+def nameless_functions() -> list[Place]:
+    """Return the functions that do not begin with a verb."""
+    return [
+        (file, function.lineno, function.name)
+        for file, function in acting_functions()
+        if function.name.strip("_").split("_")[0] not in VERBS
+    ]
+
+
+def repeated_classes() -> list[Place]:
+    """Return the classes whose name, a leading underscore left out, is that of an earlier class."""
+    places = [
+        (file.path, node.lineno, node.name.strip("_"))
+        for file in load_source()
+        for node in file.nodes
+        if isinstance(node, ast.ClassDef)
+    ]
+    return _repeated(places, allowed=1, exempt=PLUGIN_FIELDS)
+
+
+def repeated_modules() -> list[Place]:
+    """Return the modules whose name two earlier ones have, packages left out."""
+    places = [(file.path, 1, Path(file.path).stem) for file in load_source()]
+    return _repeated(places, allowed=2, exempt={"__init__"})
+
+
+def _repeated(places: Sequence[Place], allowed: int, exempt: set[str]) -> list[Place]:
+    by_name: dict[str, list[Place]] = defaultdict(list)
+    for place in places:
+        if place[2] not in exempt:
+            by_name[place[2]].append(place)
+    return [place for group in by_name.values() for place in group[allowed:]]
+
+
+def count_files_to_add() -> int:
+    """Count the files of the part that takes the most, of those that docs/adding.md adds and tests/test_adding.py runs."""
+    text = ADDING.read_text(encoding="utf-8")
+    return max(len(re.findall(r"^# file: my_parts/", block, re.M)) for block in text.split("```"))
+
+
+PLACES: dict[str, Callable[[], list[Place]]] = {
+    "no verb": nameless_functions,
+    "points": deictic_names,
+    "asks": asking_docstrings,
+    "class again": repeated_classes,
+    "module again": repeated_modules,
+}
+"""What `--names` lists, by the word that it writes before each place."""
 
 
 def main() -> None:
@@ -93,260 +332,34 @@ def main() -> None:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--names", action="store_true", help="list the names behind the shares")
+    made.add_argument("--names", action="store_true", help="list the places behind the shares")
     made.add_argument(
         "--record", action="store_true", help="write the table into docs/architecture.md"
     )
     options = made.parse_args()
-    print(table(["measure", "now", "bound"], rows()))
-    if options.record:
-        _record()
-    if options.names:
-        for file, line, name in sorted(nameless_functions() + deictic_names()):
-            print(f"{file}:{line} {name}")
-
-
-def _record() -> None:
-    lines = [
-        f"| {' | '.join(row)} |" for row in (["measure", "value", "bound"], ["---"] * 3, *rows())
-    ]
-    block = re.compile(r"(<!-- recorded: house -->\n).*?(<!-- end of recorded -->)", re.DOTALL)
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(
-        block.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text),
-        encoding="utf-8",
-    )
-
-
-def rows() -> list[list[str]]:
-    """Return each measure with its value and its bound, as text."""
-    return [
+    rows = [
         [
             measure.name,
-            f"{measure.value:g}",
-            f"{'at least' if measure.at_least else 'at most'} {measure.bound:g}",
+            f"{measure.value:,g}" if measure.value < 1000 else f"{measure.value:,.0f}",
+            f"{'at least' if measure.at_least else 'at most'} {measure.bound:,g}",
         ]
-        for measure in measures()
+        for measure in measure_house()
     ]
+    header = ["measure", "value", "bound"]
+    print(table(header, rows))
+    if options.record:
+        _record([header, ["---"] * 3, *rows])
+    if options.names:
+        for word, find_places in PLACES.items():
+            for file, line, text in find_places():
+                print(f"{file}:{line} {word}: {text}")
 
 
-@cache
-def measures() -> tuple[Measure, ...]:
-    """Return all measures."""
-    lines = sum(len(text.splitlines()) for text in sources().values())
-    lengths = [length for _, _, length in functions()]
-    rooms, levels = count_rooms()
-    return (
-        Measure("lines repeated in another file, %", round(100 * count_repeated() / lines, 2), 1.0),
-        Measure("lines of the longest function", max(lengths), LENGTHS["functions"]),
-        Measure(
-            "lines of the longest file",
-            max(len(text.splitlines()) for text in sources().values()),
-            LENGTHS["files"],
-        ),
-        Measure(
-            "names that point and do not say, of 1,000 assigned",
-            deictic_share(),
-            BOUNDS["deictics"],
-        ),
-        Measure(
-            "docstrings that open with a question's word, %", opening_share(), BOUNDS["openings"]
-        ),
-        Measure(
-            "functions that begin with a verb, %", verb_share(), BOUNDS["verbs"], at_least=True
-        ),
-        Measure(
-            "comment lines of 1,000",
-            round(1000 * count_comments() / lines, 1),
-            BOUNDS["comments"],
-            at_least=True,
-        ),
-        Measure("rooms", rooms, BOUNDS["rooms"]),
-        Measure("levels", levels, BOUNDS["levels"]),
-    )
-
-
-BOUNDS = {
-    "deictics": 0.0,
-    "openings": 0.0,
-    "verbs": 80.0,
-    "comments": 15.0,
-    "rooms": 24,
-    "levels": 12,
-}
-
-
-@cache
-def sources() -> dict[str, str]:
-    """Return the text of every file of the package by its path."""
-    return {
-        str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8")
-        for path in sorted(SOURCE.rglob("*.py"))
-    }
-
-
-@cache
-def trees() -> dict[str, ast.Module]:
-    """Return the syntax tree of every file by its path."""
-    return {file: ast.parse(text) for file, text in sources().items()}
-
-
-def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, int]]:
-    """Yield every function with its file and its length in lines."""
-    for file, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield file, node, (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def count_repeated() -> int:
-    """Count the lines that stand in a block of five or more that another file has too, imports left out."""
-    places: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    codes = {file: list(_code_lines(file)) for file in sources()}
-    for file, code in codes.items():
-        for start in range(len(code) - BLOCK + 1):
-            places[tuple(line for _, line in code[start : start + BLOCK])].add(file)
-    repeated = {
-        (file, number)
-        for file, code in codes.items()
-        for start in range(len(code) - BLOCK + 1)
-        if len(places[tuple(line for _, line in code[start : start + BLOCK])]) > 1
-        for number, _ in code[start : start + BLOCK]
-    }
-    return len(repeated)
-
-
-def _code_lines(file: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines with code that are no imports, without their indentation."""
-    imports = {
-        number
-        for node in ast.walk(trees()[file])
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    for number, line in enumerate(sources()[file].splitlines(), start=1):
-        if number not in imports and line.strip():
-            yield number, line.strip()
-
-
-def assigned_names() -> Iterator[tuple[str, int, str, int]]:
-    """Yield the names that are assigned in functions, and their arguments: file, line, name, and lines until the last use."""
-    for file, function, _ in functions():
-        lives: dict[str, list[int]] = defaultdict(list)
-        stored: dict[str, int] = {}
-        arguments = function.args
-        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-            stored[argument.arg] = argument.lineno
-        for node in ast.walk(function):
-            if isinstance(node, ast.Name):
-                lives[node.id].append(node.lineno)
-                if isinstance(node.ctx, ast.Store):
-                    stored.setdefault(node.id, node.lineno)
-        for name, line in stored.items():
-            yield file, line, name, max(lives[name], default=line) - line
-
-
-def deictic_names() -> list[tuple[str, int, str]]:
-    """Return the names that point, and the vague ones that live longer than a few lines."""
-    return [
-        (file, line, name)
-        for file, line, name, life in assigned_names()
-        if name.strip("_") in DEICTICS or (name in VAGUE and life > FEW_LINES)
-    ]
-
-
-def deictic_share() -> float:
-    """Return how many of 1,000 assigned names point."""
-    return round(1000 * len(deictic_names()) / sum(1 for _ in assigned_names()), 1)
-
-
-def opening_share() -> float:
-    """Return the percentage of docstrings that open with a question's word."""
-    nodes = (node for tree in trees().values() for node in ast.walk(tree))
-    texts = [
-        text
-        for node in nodes
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and (text := ast.get_docstring(node))
-    ]
-    return round(100 * sum(bool(OPENINGS.match(text)) for text in texts) / len(texts), 1)
-
-
-def named_functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Return the functions whose name is to be a verb: no properties, operators, conversions, context managers and mathematics."""
-    return [
-        (file, node)
-        for file, node, _ in functions()
-        if not file.startswith(("functional", "statistics")) and _acts(node)
-    ]
-
-
-def _acts(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    decorators = {
-        name.id
-        for decorator in node.decorator_list
-        for name in ast.walk(decorator)
-        if isinstance(name, ast.Name)
-    }
-    attributes = {
-        name.attr
-        for decorator in node.decorator_list
-        for name in ast.walk(decorator)
-        if isinstance(name, ast.Attribute)
-    }
-    exempt = {"property", "cached_property", "contextmanager", "asynccontextmanager", "overload"}
-    return not (
-        node.name.startswith("__")
-        or (decorators | attributes) & exempt
-        or node.name.startswith(CONVERSIONS)
-    )
-
-
-def nameless_functions() -> list[tuple[str, int, str]]:
-    """Return the functions that do not begin with a verb."""
-    return [
-        (file, node.lineno, node.name)
-        for file, node in named_functions()
-        if not _begins_with_verb(node.name)
-    ]
-
-
-def _begins_with_verb(name: str) -> bool:
-    return name.strip("_").split("_")[0] in VERBS
-
-
-def verb_share() -> float:
-    """Return the percentage of functions that begin with a verb."""
-    return round(100 * (1 - len(nameless_functions()) / len(named_functions())), 1)
-
-
-def count_comments() -> int:
-    """Count the lines that hold a comment, instructions to tools left out."""
-    tools = ("# type:", "# noqa", "# fmt", "# pyright")
-    tokens = (
-        token
-        for text in sources().values()
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-    )
-    return sum(
-        token.type == tokenize.COMMENT and not token.string.startswith(tools) for token in tokens
-    )
-
-
-def count_rooms() -> tuple[int, int]:
-    """Return the number of rooms, which are the folders of the package, and of levels in the contract of the linter."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
-        "importlinter"
-    ]["contracts"]
-    folders = [path for path in SOURCE.iterdir() if (path / "__init__.py").is_file()]
-    return len(folders), len(contracts[0]["layers"])
-
-
-def most_frequent(count: int = 40) -> list[tuple[str, int]]:
-    """Return the most frequent first words of functions that are not verbs."""
-    return Counter(
-        name.strip("_").split("_")[0] for _, _, name in nameless_functions()
-    ).most_common(count)
+def _record(rows: Sequence[Sequence[str]]) -> None:
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    block = re.compile(r"(<!-- recorded: house -->\n).*?(<!-- end of recorded -->)", re.DOTALL)
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(block.sub(lambda match: match[1] + lines + match[2], text), encoding="utf-8")
 
 
 if __name__ == "__main__":

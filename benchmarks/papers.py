@@ -151,9 +151,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def keep(line: dict[str, Any]) -> None:
     """Put a line in its place by name, those of controls after all others."""
-    index_by_type = {**lines(), _key(line): line}
+    lines_by_key = {**lines(), _key(line): line}
     LINES.write_text(
-        "".join(json.dumps(index_by_type[key]) + "\n" for key in sorted(index_by_type)),
+        "".join(json.dumps(lines_by_key[key]) + "\n" for key in sorted(lines_by_key)),
         encoding="utf-8",
     )
 

@@ -93,8 +93,8 @@ result = trainer.forward_backward(data, Objective(), 0)
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert result.metrics["halvings"] >= 1, result.metrics
 assert abs(result.metrics["loss"] / expected.metrics["loss"] - 1) < 1e-5
-for name, parameter in student.trainable().items():
-    torch.testing.assert_close(parameter.grad, small.language_model.trainable()[name].grad, rtol=1e-3, atol=1e-5)
+for name, parameter in student.trainable_parameters().items():
+    torch.testing.assert_close(parameter.grad, small.language_model.trainable_parameters()[name].grad, rtol=1e-3, atol=1e-5)
 print("halvings", result.metrics["halvings"])
 """
 
