@@ -36,8 +36,8 @@ short: $(VENV)/.ready-dev
 
 gates: $(VENV)/.ready-dev
 	@echo "== gates: lint, format, types, import floors =="
-	@$(BIN)/ruff check src tests benchmarks examples
-	@$(BIN)/ruff format --check src tests benchmarks examples
+	@$(BIN)/ruff check src tests benchmarks examples laboratory
+	@$(BIN)/ruff format --check src tests benchmarks examples laboratory
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 

@@ -24,17 +24,17 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from practicum import errors, recipe, rollouts
-from practicum.cli.app import app
-from practicum.core import plugins
-from practicum.evidence import (
+from laboratory import (
     Results,
     evidence_page,
     load_reproduction,
     read_results,
     reproduction_names,
 )
-from practicum.evidence.plot import plot
+from laboratory.plot import plot
+from practicum import errors, recipe, rollouts
+from practicum.cli.app import app
+from practicum.core import plugins
 from practicum.functional import ADVANTAGES, CORRECTIONS, DIVERGENCES, SAMPLE_WEIGHTS, WEIGHTS
 from practicum.models import config as model_config
 from practicum.monitors import MONITORS, MonitorSettings
@@ -370,18 +370,22 @@ def _commands() -> str:
 
 
 def _floors() -> str:
-    """The layers of the import linter, each room with the first line of its docstring."""
+    """Return the package as a tree: its rooms from the top layer down, each with the first line of its docstring."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
         "importlinter"
     ]
     layers = contracts["contracts"][0]["layers"]
-    rows = [
-        [str(len(layers) - place - 1), f"`{room}`", _first_line(room)]
-        for place, layer in enumerate(layers)
-        for room in re.findall(r"[\w.]+", layer)
-        if _file(room).is_file()
-    ]
-    return _table(["floor", "room", ""], rows)
+    lines = ["src/practicum"]
+    for place, layer in enumerate(layers):
+        for room in re.findall(r"\w+", layer):
+            name = f"{room}/" if _file(room).name == "__init__.py" else f"{room}.py"
+            lines.append(f"{len(layers) - place - 1:>3}  {name:<12} {_first_line(room)}")
+            lines += [
+                f"       {path.parent.name + '/':<10} {_first_line(f'{room}.{path.parent.name}')}"
+                for path in sorted(_file(room).parent.glob("*/__init__.py"))
+                if path.parent.parent.name == room
+            ]
+    return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
 def _file(room: str) -> Path:
@@ -460,7 +464,7 @@ def _recipes() -> str:
 
 
 def _stored() -> dict[str, Results]:
-    """The results that `practicum reproduce` left and that stand beside the page."""
+    """The results that `python -m laboratory` left and that stand beside the page."""
     return {path.stem: read_results(path) for path in sorted((DOCS / "evidence").glob("*.json"))}
 
 

@@ -323,38 +323,6 @@ def compare(  # noqa: PLR0913  (its options, one by one)
         compare_arms(arms, settings, as_json)
 
 
-@app.command(epilog="Example: practicum reproduce signal")
-def reproduce(
-    name: Annotated[
-        str, typer.Argument(help="one of `practicum ls reproductions`, or the file of one")
-    ],
-    full: Annotated[
-        bool, typer.Option("--full", help="the form with sweeps and seeds, not the one of minutes")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="the folder of reproductions")] = Path(
-        "runs/reproductions"
-    ),
-    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, while memory allows")] = 2,
-    resume: Annotated[bool, typer.Option("--resume", help="run only what is not finished")] = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Put a published claim to the test: its arms and controls, a table, a plot, a verdict."""
-    with _errors(debug):
-        from practicum.evidence import reproduce as reproduced
-        from practicum.runs.console import open_console
-
-        with closing(open_console(as_json=as_json)) as console:
-            found = reproduced(
-                name, full=full, out=out, at_once=jobs, resume=resume, console=console
-            )
-        failed = len(found.results.failed)
-        if failed:
-            raise PracticumError(
-                f"runs that failed: {failed}; the verdicts stand without them; --resume tries them again"
-            )
-
-
 @app.command(epilog="Example: practicum probe http://localhost:8000")
 def probe(
     url: Annotated[str, typer.Argument(help="where the server is")],

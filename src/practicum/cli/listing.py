@@ -17,8 +17,6 @@ def list_names(room: str) -> list[dict[str, str]]:
     """The names of a room with their summaries; RecipeError for a room there is not."""
     if room == "recipes":
         return _recipes()
-    if room == "reproductions":
-        return _reproductions()
     if room in FOLDERS:
         return _modules(room)
     if room in TABLES:
@@ -26,7 +24,7 @@ def list_names(room: str) -> list[dict[str, str]]:
     if room in CALLS:
         return _calls(room)
     raise RecipeError(
-        f"nothing to list under {room!r}; {did_you_mean(room, ('recipes', 'reproductions', *FOLDERS, *TABLES, *CALLS))}"
+        f"nothing to list under {room!r}; {did_you_mean(room, ('recipes', *FOLDERS, *TABLES, *CALLS))}"
     )
 
 
@@ -51,20 +49,6 @@ def _recipes() -> list[dict[str, str]]:
             }
         )
     return rows
-
-
-def _reproductions() -> list[dict[str, str]]:
-    from practicum.evidence import load_reproduction, reproduction_names
-
-    found = [load_reproduction(name) for name in reproduction_names()]
-    return [
-        {
-            "name": one.name,
-            "summary": one.spec.question,
-            "paper": ", ".join(sorted({c.paper for c in one.spec.claims})),
-        }
-        for one in found
-    ]
 
 
 def _modules(room: str) -> list[dict[str, str]]:

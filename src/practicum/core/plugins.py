@@ -16,7 +16,7 @@ from practicum.core.calls import did_you_mean
 
 def names(room: str) -> list[str]:
     """The plug-ins of a room, such as `teachers`, in alphabetical order."""
-    package = importlib.import_module(f"practicum.{room}")
+    package = importlib.import_module(_package(room))
     return sorted(
         module.name
         for module in pkgutil.iter_modules(package.__path__)
@@ -30,7 +30,12 @@ def module_of(room: str, name: str) -> Any:
         return _import_external(room, name)
     if name not in names(room):
         raise ValueError(f"no {room.rstrip('s')} named {name!r}; {did_you_mean(name, names(room))}")
-    return importlib.import_module(f"practicum.{room}.{name}")
+    return importlib.import_module(f"{_package(room)}.{name}")
+
+
+def _package(room: str) -> str:
+    """Return the package of a room of practicum, or the dotted name of a package elsewhere as it is."""
+    return room if "." in room else f"practicum.{room}"
 
 
 def _import_external(room: str, name: str) -> Any:

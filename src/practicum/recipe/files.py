@@ -45,10 +45,10 @@ def packaged_recipes() -> Path:
 
 
 def recipe_names() -> list[str]:
-    """The packaged recipes, as `practicum run` takes them; not those to be extended, nor reproductions."""
+    """The packaged recipes, as `practicum run` takes them; not those to be extended."""
     folder = packaged_recipes()
     names = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    return [name for name in names if not name.startswith(("base/", "reproductions/"))]
+    return [name for name in names if not name.startswith("base/")]
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -1,0 +1,337 @@
+"""The packaged reproductions: every arm is a recipe, every test names an arm; and one of them runs."""
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from laboratory import (
+    evidence_page,
+    load_reproduction,
+    read_results,
+    reproduce,
+    reproduction_names,
+)
+from laboratory.__main__ import app
+from laboratory.measures.runs import rates_tried
+from laboratory.study import Reproduction, resolve_stage_models
+from practicum.errors import PracticumError, RecipeError
+from practicum.recipe import parse_recipe
+from practicum.runs.pipeline import parse_pipeline
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", reproduction_names())
+def test_every_arm_is_a_recipe_in_both_forms(name):
+    study = load_reproduction(name)
+    for arm in study.spec.arms:
+        for form in (study.spec.quick, study.spec.full):
+            data = resolve_stage_models(study.data_of(arm, form), lambda model: "made")
+            recipe = parse_recipe({**data, "name": arm}, f"{name}, arm {arm}")
+            assert recipe.train.steps >= 1
+            if study.spec.measure.type == "pipelines":
+                whole = parse_pipeline(
+                    {**study.pipeline_of(arm, form), "name": arm}, f"{name}, arm {arm}"
+                )
+                assert len(whole.stages) == len(study.recipe["stages"]) - len(
+                    study.spec.arms[arm].without
+                )
+
+
+SMALL = {
+    "question": "Is more better?",
+    "student": {"model": {"hidden_size": 16, "layers": 1, "heads": 2, "seed": 1}},
+    "teacher": {
+        "type": "model",
+        "model": {"hidden_size": 16, "layers": 1, "heads": 2, "seed": 2, "pretrain": {"steps": 5}},
+    },
+    "task": {
+        "type": "reverse",
+        "seed": 0,
+        "shortest": 1,
+        "longest": 2,
+        "alphabet": "abcd",
+        "train_size": 8,
+        "heldout_size": 8,
+    },
+    "rollout": {"max_new_tokens": 4},
+    "train": {"steps": 2, "prompts_per_step": 4, "threads": 1},
+    "evaluation": {"prompts": 8, "samples": 2, "temperature": 1.0},
+    "learning_rates": [0.001, 0.01],
+    "arms": {
+        "reverse": {"about": "one", "set": {}},
+        "forward": {
+            "about": "two",
+            "set": {"objective": {"divergence": "forward_kl"}},
+            "learning_rates": [0.001],
+        },
+    },
+    "full": {"seeds": 1},
+    "claims": [
+        {
+            "claim": "one is better",
+            "paper": "2306.13649",
+            "theirs": "1",
+            "tests": [
+                {"better": "reverse", "than": "forward"},
+                {"reaches": "forward", "measure": "pass@2", "least": 0.1},
+            ],
+        }
+    ],
+}
+
+
+def test_a_reproduction_runs_resumes_and_is_written_down(tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    found = reproduce(file, full=True, out=tmp_path / "out")
+    results = read_results(found.folder / "results.json")
+    assert results == found.results
+    assert sorted(results.readings["reverse"]["accuracy"]) == [0]
+    assert [(row["arm"], row["learning_rate"]) for row in results.tried] == [
+        ("reverse", 0.001),
+        ("reverse", 0.01),
+    ]
+    assert [row["chosen"] for row in results.tried].count(True) == 1
+    assert all(isinstance(row["alarms"], list) for row in results.tried)
+    assert set(results.chosen) == {"reverse"}, "an arm with one learning rate is not swept"
+    assert {"pass@1", "pass@2", "distinct", "length", "spent/flops"} <= results.readings[
+        "forward"
+    ].keys()
+    assert "<svg" in (found.folder / "plot.svg").read_text()
+    with pytest.raises(RecipeError, match="already holds this reproduction; write --resume"):
+        reproduce(file, full=True, out=tmp_path / "out")
+    again = reproduce(file, full=True, out=tmp_path / "out", resume=True)
+    assert again.results.readings == results.readings
+
+
+def test_runs_that_failed_are_told_of_by_an_exit_code(tmp_path):
+    file = tmp_path / "broken.yaml"
+    nowhere = {"about": "two", "set": {"teacher": {"model": str(tmp_path / "nothing")}}}
+    claims = [{**SMALL["claims"][0], "tests": [{"better": "reverse", "than": "broken"}]}]
+    arms = {"reverse": SMALL["arms"]["reverse"], "broken": nowhere}
+    file.write_text(yaml.safe_dump({**SMALL, "arms": arms, "claims": claims}))
+    done = CliRunner().invoke(app, [str(file), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert (
+        "runs that failed: 1; the verdicts stand without them; --resume tries them again"
+        in done.output
+    )
+    failed = read_results(tmp_path / "out" / "broken-quick" / "results.json").failed
+    assert len(failed) == 1 and failed[0].startswith("broken, seed 0: failed: ")
+
+
+def test_where_robustness_is_asked_the_sweep_is_drawn_as_a_map_and_the_doctor_is_heard(tmp_path):
+    file = tmp_path / "map.yaml"
+    claims = [{**SMALL["claims"][0], "tests": [{"robust": "reverse"}, {"warned": "forward"}]}]
+    file.write_text(yaml.safe_dump({**SMALL, "claims": claims}))
+    found = reproduce(file, full=True, out=tmp_path / "out")
+    drawn = (found.folder / "plot.svg").read_text()
+    assert drawn.count("<rect") == 2 and "reverse at 0.01: " in drawn
+    page = evidence_page([found.study], {"map": found.results})
+    assert "| arm | 0.001 | 0.01 |" in page and "the doctor, before forward: " in page
+    assert found.results.doctor["forward"]["verdict"] == "INCONCLUSIVE", "four prompts say little"
+
+
+def test_a_gradient_is_measured_without_training(tmp_path):
+    file = tmp_path / "gradient.yaml"
+    sampled = {
+        "about": "two",
+        "set": {"objective": {"signal": "sampled", "estimator": "score_function"}},
+    }
+    data = {
+        **SMALL,
+        "measure": {"type": "gradient", "quick_batches": 3},
+        "arms": {"full": {"about": "one", "set": {}}, "sampled": sampled},
+        "claims": [
+            {
+                "claim": "less noise",
+                "paper": "2306.08543",
+                "theirs": "1",
+                "tests": [
+                    {"ratio": "full", "over": "sampled", "measure": "signal_to_noise", "least": 3}
+                ],
+            }
+        ],
+    }
+    file.write_text(yaml.safe_dump(data))
+    found = reproduce(file, out=tmp_path / "out").results
+    assert found.readings["full"]["cosine"][0] == pytest.approx(1.0)
+    assert found.readings["sampled"]["cosine"][0] < 0.999
+    assert reproduce(file, out=tmp_path / "out", resume=True).results.readings == found.readings
+
+
+def test_a_sweep_chooses_by_what_is_aimed_at():
+    swept = {"one": (0.001, 0.01, 0.1)}
+    scores = {
+        "one-lr0.001": {"accuracy": 0.5, "reverse_kl": 0.3},
+        "one-lr0.01": {"accuracy": 0.4, "reverse_kl": 0.1},
+    }
+
+    def chosen(**aim):
+        rows = rates_tried(
+            scores, {}, swept, Reproduction(question="?", arms={}, claims=SMALL["claims"], **aim)
+        )
+        return next(row for row in rows if row["chosen"])
+
+    assert chosen() == {
+        "arm": "one",
+        "learning_rate": 0.001,
+        "accuracy": 0.5,
+        "chosen": True,
+        "alarms": [],
+    }
+    assert chosen(aim="reverse_kl")["learning_rate"] == 0.001
+    low = {
+        "arm": "one",
+        "learning_rate": 0.01,
+        "accuracy": 0.4,
+        "reverse_kl": 0.1,
+        "chosen": True,
+        "alarms": [],
+    }
+    assert chosen(aim="reverse_kl", aim_at="lowest") == low
+    with pytest.raises(
+        PracticumError, match="no learning rate of arm 'one' finished a run with 'acceptance'"
+    ):
+        chosen(aim="acceptance")
+
+
+STAGES = [
+    {
+        "name": "first",
+        "rollout": {"source": "teacher"},
+        "objective": {"signal": "text", "divergence": "ce"},
+    },
+    {
+        "name": "second",
+        "monitors": {"M31": {"action": "finish", "change": 1.0, "level": -1.0, "persistence": 1}},
+    },
+]
+
+
+def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
+    file = tmp_path / "small.yaml"
+    test = {"better": "whole", "than": "without_first"}
+    data = {
+        **{key: value for key, value in SMALL.items() if key != "learning_rates"},
+        "measure": {"type": "pipelines"},
+        "evaluation": {"prompts": 8, "every": 1},
+        "train": {"steps": 3, "prompts_per_step": 4, "threads": 1},
+        "stages": STAGES,
+        "arms": {
+            "whole": {"about": "both"},
+            "without_first": {"about": "one", "without": ["first"]},
+        },
+        "claims": [{**SMALL["claims"][0], "tests": [test, {**test, "at": "equal_flops"}]}],
+    }
+    file.write_text(yaml.safe_dump(data))
+    found = reproduce(file, out=tmp_path / "out")
+    results = read_results(found.folder / "results.json")
+    whole, one = (
+        {name: by_seed[0] for name, by_seed in results.readings[arm].items()}
+        for arm in found.study.spec.arms
+    )
+    assert (whole["steps/first"], whole["steps/second"], one["steps/second"]) == (3, 1, 1), (
+        "the monitor ends the second"
+    )
+    assert "steps/first" not in one and {"after/second", "reverse_kl", "length"} <= one.keys()
+    assert (
+        whole["spent/steps"] == 4
+        and whole["spent/flops"] == whole["flops/first"] + whole["flops/second"]
+    )
+    curve = results.curves["whole"][0]
+    assert [moment.spent.get("steps", 0) for moment in curve] == [0, 1, 2, 3, 4]
+    assert (curve[3].accuracy, curve[-1].accuracy) == (whole["after/first"], whole["accuracy"])
+    assert curve[-1].spent["flops"] == whole["spent/flops"] and results.alarms["whole"][0] == [
+        "M31"
+    ]
+    assert (
+        0 in results.readings["teacher"]["accuracy"]
+        and "<svg" in (found.folder / "plot.svg").read_text()
+    )
+    assert len(list((found.folder / "models").glob("scratch-*"))) == 2, (
+        "all arms share their models"
+    )
+    seconds = {
+        path: path.stat().st_mtime_ns for path in found.folder.glob("runs/*/seed-0/report.html")
+    }
+    again = reproduce(file, out=tmp_path / "out", resume=True)
+    assert again.results.readings == results.readings and len(seconds) == 2
+    assert {path: path.stat().st_mtime_ns for path in seconds} == seconds, (
+        "what is finished is not run again"
+    )
+    data["arms"]["without_first"]["without"] = ["frist"]
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(
+        RecipeError,
+        match=r"arms.without_first.without: no stage named 'frist'; did you mean 'first'",
+    ):
+        load_reproduction(file)
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(
+        RecipeError,
+        match="no reproduction 'tabel': not a file and not a packaged one; did you mean 'table'",
+    ):
+        load_reproduction("tabel")
+    file = tmp_path / "broken.yaml"
+    claims = [{**SMALL["claims"][0], "tests": [{"better": "revers", "than": "forward"}]}]
+    file.write_text(yaml.safe_dump({**SMALL, "claims": claims}))
+    with pytest.raises(
+        RecipeError, match=r"claims\[0\]: no arm named 'revers'; did you mean 'reverse'"
+    ):
+        load_reproduction(file)
+    file.write_text(yaml.safe_dump({**SMALL, "quick": {"seed": 1}}))
+    with pytest.raises(
+        RecipeError, match=r"broken.yaml: quick.seed: no such key; did you mean 'seeds'"
+    ):
+        load_reproduction(file)
+
+
+def test_they_are_listed_with_their_question_and_papers():
+    listed = CliRunner().invoke(app, ["--json"])
+    assert listed.exit_code == 0
+    rows = json.loads(listed.output)["rows"]
+    assert [name for name, _, _ in rows] == reproduction_names()
+    assert all(question.endswith("?") and papers for _, question, papers in rows)
+
+
+def test_what_a_domain_lost_and_won_back_stands_beside_the_teacher(tmp_path):
+    """Of a task with domains the start of each is read too, and a page shows it with the teacher's own, where a claim asks."""
+    tests = [
+        {"better": "teacher", "than": "forward", "measure": "accuracy/sort", "at": "start"},
+        {"rises": "forward", "measure": "accuracy/copy", "by": -0.1},
+    ]
+    data = {
+        **SMALL,
+        "task": {
+            "type": "skills",
+            "skills": ["copy", "sort"],
+            "alphabet": "abc",
+            "train_size": 4,
+            "heldout_size": 4,
+        },
+        "quick": {"seeds": 1, "sweep": False, "set": {"evaluation": {"samples": 1}}},
+        "claims": [{"claim": "it falls", "paper": "2306.13649", "theirs": "1", "tests": tests}],
+    }
+    file = tmp_path / "domains.yaml"
+    file.write_text(yaml.safe_dump(data))
+    results = reproduce(file, out=tmp_path / "out").results
+    read = results.readings["forward"]
+    assert {
+        "accuracy/sort",
+        "accuracy/copy",
+        "before/accuracy/sort",
+        "before/accuracy/copy",
+    } <= read.keys()
+    assert results.readings["teacher"].keys() == {"accuracy", "accuracy/sort", "accuracy/copy"}
+    page = evidence_page([load_reproduction(file)], {"domains": results})
+    assert (
+        "| arm | accuracy | accuracy/sort | accuracy/copy | accuracy/sort, before | accuracy/copy, before | FLOPs |"
+        in page
+    )
+    assert "| `teacher`: its own answers |" in page

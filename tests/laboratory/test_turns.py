@@ -1,0 +1,114 @@
+"""How mistakes grow with the turns of a conversation: by hand, on walks, and from a finished run."""
+
+from pathlib import Path
+
+import pytest
+
+from laboratory.measures.turns import (
+    count_wrong_turns,
+    growth_of,
+    shares_wrong,
+    tasks_by_turns,
+)
+from practicum.core.plugins import module_of
+from practicum.errors import RecipeError
+from practicum.recipe import parse_recipe
+from practicum.run_dir import read_json
+from practicum.runs import run
+from practicum.tasks.walker import ACTIONS
+from practicum.types import Rollout
+
+WALKER = {
+    "student": {"model": {"hidden_size": 16, "layers": 1, "heads": 2}},
+    "teacher": {"type": "expert"},
+    "train": {"steps": 1, "prompts_per_step": 4, "threads": 1},
+}
+
+
+def walks(turns: int, **settings: object):
+    """The tasks of 1 to so many turns."""
+    recipe = {**WALKER, "task": {"type": "walker", "turns": turns, "heldout_size": 8, **settings}}
+    return tasks_by_turns(parse_recipe(recipe, "walks"))
+
+
+def test_growth_by_hand():
+    assert growth_of([0.1] * 16)["growth"] == pytest.approx(1), (
+        "mistakes that are as likely at every turn"
+    )
+    growing = growth_of([0.01 * turn for turn in range(1, 101)])
+    assert growing["growth"] == pytest.approx(2, abs=0.02), "mistakes that add up"
+    assert growing["wrong_turns"] == pytest.approx(50.5) and growing[
+        "wrong_turns/half"
+    ] == pytest.approx(12.75)
+    assert growth_of([0.0, 0.0, 0.5, 0.5]) == {"wrong_turns": 1.0, "wrong_turns/half": 0.0}, (
+        "no growth from nothing"
+    )
+
+
+@pytest.mark.long
+def test_fewer_turns_are_the_beginning_of_more():
+    short, long = walks(4)[-1], walks(8)[3]
+    assert [prompt.messages for prompt in short.heldout_prompts()] == [
+        prompt.messages for prompt in long.heldout_prompts()
+    ]
+    prompt = short.heldout_prompts()[0]
+    for action in ACTIONS:
+        walk = Rollout.from_text(prompt, *[action] * 4)
+        assert short.reward(walk) == long.reward(walk)
+
+
+@pytest.mark.long
+def test_every_turn_is_judged_as_if_it_were_the_last():
+    tasks = walks(6, slip=0.0)
+    prompt = tasks[-1].heldout_prompts()[0]
+    said: list[str] = []
+    while len(said) < 6:
+        said.append(best(tasks[-1], prompt, said))
+    right = {"prompt": prompt.id, "text": "\n".join(said)}
+    assert shares_wrong(tasks, [right]) == [0.0] * 6
+    cut = {"prompt": prompt.id, "text": "\n".join(said[:2])}
+    assert shares_wrong(tasks, [cut]) == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0], (
+        "what was cut is wrong from there on"
+    )
+    assert shares_wrong(tasks, [right, cut]) == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+
+
+def best(task, prompt, said) -> str:
+    """What the expert would rather say."""
+    chances = task.expert(prompt, said)
+    return max(chances, key=chances.__getitem__)
+
+
+def test_a_task_without_turns_is_refused():
+    for task in ({"type": "reverse"}, {"type": "walker", "turns": 5}):
+        recipe = parse_recipe({**WALKER, "task": {"type": "walker"}}, "walks").model_copy(
+            update={"task": module_of("tasks", task["type"]).Config.model_validate(task)}
+        )
+        with pytest.raises(
+            RecipeError,
+            match="conversations are halved; take a task with an even number of `turns`, as",
+        ):
+            tasks_by_turns(recipe)
+
+
+@pytest.mark.long
+def test_a_run_is_counted_by_its_last_evaluation(tmp_path: Path):
+    recipe = parse_recipe(
+        {
+            **WALKER,
+            "name": "count_wrong_turns",
+            "task": {"type": "walker", "turns": 4, "train_size": 8, "heldout_size": 8},
+            "rollout": {"max_new_tokens": 20},
+            "evaluation": {"prompts": 8},
+        },
+        "count_wrong_turns",
+    )
+    folder = run(recipe, out=tmp_path).folder
+    found = count_wrong_turns(folder)
+    answers = read_json(folder / "after.json")["student"]["answers"]
+    by_hand = shares_wrong(tasks_by_turns(recipe), answers)
+    assert found == growth_of(by_hand)
+    assert by_hand[-1] == pytest.approx(
+        1 - read_json(folder / "after.json")["student"]["accuracy"]["mean"]
+    )
+    assert 0 <= found["wrong_turns/half"] <= found["wrong_turns"] <= 4
