@@ -275,7 +275,7 @@ def test_whole_pipelines_are_compared_with_stages_left_out(tmp_path):
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(
         RecipeError,
-        match="no reproduction 'tabel': not a file and not a packaged one; did you mean 'table'",
+        match="no reproduction 'tabel': not a file and not one of the laboratory; did you mean 'table'",
     ):
         load_reproduction("tabel")
     file = tmp_path / "broken.yaml"
