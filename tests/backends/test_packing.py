@@ -121,7 +121,7 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
 def test_a_texts_last_token_is_not_read():
     texts = [ScoreRequest((3, 4), (5, 6, 7))]
     assert PackedBatch(texts, CPU).ids.tolist() == [3, 4, 5, 6]
-    assert PackedBatch(texts, CPU).wanted.tolist() == [1, 2, 3]
+    assert PackedBatch(texts, CPU).output_positions.tolist() == [1, 2, 3]
 
 
 def test_texts_with_nothing_to_predict_have_no_states():
