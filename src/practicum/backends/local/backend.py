@@ -79,7 +79,7 @@ class LocalBackend:
             loaded.context_length,
             loaded.source,
             measure_dims(model),
-            model.unsampled or "",
+            model.no_sampling_reason,
         )
 
     def sampler(self, student: Learner) -> LocalSampler:

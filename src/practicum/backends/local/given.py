@@ -58,7 +58,7 @@ def _run_micro_batches(
     head = model.head()
     texts_logprobs, losses, supervises = [], [], False
     requests = [_build_request(datum) for datum in datums]
-    for micro_batch in split_by_tokens(requests, plan.tokens, model.packs_up_to):
+    for micro_batch in split_by_tokens(requests, plan.tokens, model.max_packed_tokens):
         hidden = hidden_states(model, requests[micro_batch])
         gradient = torch.zeros_like(hidden)
         start = 0

@@ -34,16 +34,17 @@ class LanguageModel:
     """An `AutoModelForCausalLM` with what this backend knows about it.
 
     `vocab_size` counts the tokenizer's tokens, not the rows of the embedding. Texts of at most
-    `packs_up_to` tokens can be packed (see `practicum.backends.local.packing.enable_packing`).
-    `unsampled` explains why the model cannot be sampled from; it is empty if it can (see
-    `practicum.backends.local.trial`). The `tokenizer` decodes completions that stop at texts.
+    `max_packed_tokens` tokens can be packed (see
+    `practicum.backends.local.packing.enable_packing`). `no_sampling_reason` explains why the model
+    cannot be sampled from; it is empty if it can (see `practicum.backends.local.trial`). The
+    `tokenizer` decodes completions that stop at texts.
     """
 
     model: PreTrainedModel
     vocab_size: int
     autocast: bool = False
-    packs_up_to: int = 0
-    unsampled: str = ""
+    max_packed_tokens: int = 0
+    no_sampling_reason: str = ""
     tokenizer: PreTrainedTokenizerBase | None = None
 
     @property

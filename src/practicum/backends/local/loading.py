@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
-from practicum.backends.local.trial import explain_unsampled
+from practicum.backends.local.trial import explain_no_sampling
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import locate
@@ -60,7 +60,7 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     _check_finite(model, source)
     language_model.check_split()
     language_model = replace(
-        language_model, unsampled=explain_unsampled(language_model), tokenizer=tokenizer
+        language_model, no_sampling_reason=explain_no_sampling(language_model), tokenizer=tokenizer
     )
     extra_stops = named_tokens(tokenizer, config.stop, source)
     stops = stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
@@ -83,7 +83,7 @@ def read_model(
 ) -> LanguageModel:
     """Read a model from its folder to a device, with all weights frozen.
 
-    `packs` is its `packs_up_to` if that is known already; otherwise it is measured.
+    `packs` is its `max_packed_tokens` if that is known already; otherwise it is measured.
     """
     model = _load_weights(source, config)
     model.requires_grad_(False)
@@ -101,10 +101,10 @@ def load_student(
     Raises ModelError as `load` does, and if the model cannot be sampled from.
     """
     loaded = load(config, scratch_folder)
-    if loaded.language_model.unsampled:
+    if loaded.language_model.no_sampling_reason:
         raise ModelError(
-            f"{loaded.language_model.unsampled}; use another architecture, or this one as a "
-            "teacher that only scores"
+            f"{loaded.language_model.no_sampling_reason}; use another architecture, or this one as "
+            "a teacher that only scores"
         )
     set_trainable(loaded.language_model.model, config, seed, loaded.source)
     return loaded

@@ -32,16 +32,18 @@ def hidden_states(
 ) -> Float[Tensor, "T D"]:
     """Return the hidden states that predict each text's `tokens`, concatenated."""
     longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts)
-    if longest > language_model.packs_up_to:
+    if longest > language_model.max_packed_tokens:
         return _compute_padded(language_model, texts)
     return PackedBatch(texts, language_model.device).compute_hidden_states(language_model)
 
 
-def split_by_tokens(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> Iterator[slice]:
+def split_by_tokens(
+    texts: Sequence[ScoreRequest], limit: int, max_packed_tokens: int
+) -> Iterator[slice]:
     """Yield slices of `texts`, in order, that cost at most `limit` tokens each or hold one text."""
     start = 0
     while start < len(texts):
-        stop = start + how_many_fit(texts[start:], limit, packs_up_to)
+        stop = start + how_many_fit(texts[start:], limit, max_packed_tokens)
         yield slice(start, stop)
         start = stop
 
@@ -51,32 +53,35 @@ def iterate_hidden_states(
 ) -> Iterator[Float[Tensor, "T D"]]:
     """Yield the hidden states that predict each text's `tokens`, computed `limit` tokens at a time.
 
-    Raises `practicum.core.abandon.Abandoned` between passes if this thread's work is cancelled.
+    Raises `practicum.core.abandon.Cancelled` between passes if this thread's work is cancelled.
     """
-    for part in split_by_tokens(texts, limit, language_model.packs_up_to):
+    for part in split_by_tokens(texts, limit, language_model.max_packed_tokens):
         abandon.check()
         states = hidden_states(language_model, texts[part])
         yield from states.split([len(text.tokens) for text in texts[part]])
 
 
 @torch.no_grad()
-def enable_packing(language_model: LanguageModel, packs_up_to: int | None = None) -> LanguageModel:
-    """Return the model with packed attention installed and its `packs_up_to` set.
+def enable_packing(
+    language_model: LanguageModel, max_packed_tokens: int | None = None
+) -> LanguageModel:
+    """Return the model with packed attention installed and its `max_packed_tokens` set.
 
-    `packs_up_to` is measured unless it is given. A model cannot pack if its attention is not
+    `max_packed_tokens` is measured unless it is given. A model cannot pack if its attention is not
     exchangeable or if anything else in it mixes tokens. A layer with a sliding window packs texts
     that fit in the window.
     """
     model = language_model.model
     implementation = model.config.get_text_config()._attn_implementation
-    if packs_up_to == 0 or implementation not in ("sdpa", NAME):
+    if max_packed_tokens == 0 or implementation not in ("sdpa", NAME):
         return language_model
     model.set_attn_implementation(NAME)
     # transformers ignores the request for models whose attention cannot be exchanged.
     if model.config.get_text_config()._attn_implementation != NAME:
         return language_model
     return replace(
-        language_model, packs_up_to=packs_up_to or _find_max_packed_length(language_model)
+        language_model,
+        max_packed_tokens=max_packed_tokens or _find_max_packed_length(language_model),
     )
 
 
@@ -249,7 +254,8 @@ class _Group:
             visible = is_key[:, None, :] & (at[keys][:, None, :] <= at[queries][:, :, None])
             mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)[:, None].to(device)
             keys = keys.to(device)
-        if real.all():
+        # By the lengths and not by `real`: weightless models run this over tensors without numbers.
+        if len({len(tokens) for tokens in rows}) == 1:
             return cls(row, len(rows), None, None, keys, mask)
         return cls(row, len(rows), queries.to(device), real.to(device), keys, mask)
 

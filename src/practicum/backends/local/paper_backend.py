@@ -79,7 +79,7 @@ class LocalPaper:
             learning=learning,
             body=partial(measure_footprint, config, loaded.source, learning.layers),
             cut=plan_graph,
-            packs_up_to=model.packs_up_to,
+            packs_up_to=model.max_packed_tokens,
             scored_tokens=SCORED_TOKENS,
             prepares_head_from=MIN_HEAD_ROWS,
             prepares_weights_from=MIN_DECODE_STEPS,

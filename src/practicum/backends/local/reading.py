@@ -29,13 +29,13 @@ from practicum.types import ScoreRequest
 MAX_PREFILL_TOKENS = 1024
 """The most tokens of waiting prompts in one prefill."""
 
-Prompt = tuple[int, ...]
+PromptTokens = tuple[int, ...]
 
 
 def open_decode_batch(
     language_model: LanguageModel,
     overlay: Mapping[str, Tensor],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptTokens],
     rows: int,
     new_tokens: int,
 ) -> DecodeBatch:
@@ -43,14 +43,18 @@ def open_decode_batch(
 
     Raises ModelError if the model cannot be sampled from.
     """
-    if language_model.unsampled:
-        raise ModelError(f"{language_model.unsampled}; use another architecture")
+    if language_model.no_sampling_reason:
+        raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
     longest = max(map(len, prompts), default=0) + new_tokens
     language_model.model.eval()
     with language_model.weights(overlay):
         prepacked = PrepackedModel(language_model, new_tokens)
     job = DecodeJob(language_model, overlay, prepacked, prompts, min(rows, len(prompts)), longest)
-    return SlotDecodeBatch(job) if longest <= language_model.packs_up_to else PaddedDecodeBatch(job)
+    return (
+        SlotDecodeBatch(job)
+        if longest <= language_model.max_packed_tokens
+        else PaddedDecodeBatch(job)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class DecodeJob:
     language_model: LanguageModel
     overlay: Mapping[str, Tensor]
     prepacked: PrepackedModel
-    prompts: Sequence[Prompt]
+    prompts: Sequence[PromptTokens]
     rows: int
     longest: int
 
@@ -117,7 +121,7 @@ class SlotDecodeBatch:
         self._job = job
         self._next = 0
         self._pending_counts = Counter(job.prompts)
-        self._prefilled: dict[Prompt, _PrefilledPrompt] = {}
+        self._prefilled: dict[PromptTokens, _PrefilledPrompt] = {}
         self._keys: dict[int, Float[Tensor, "R G M d"]] = {}
         self._values: dict[int, Float[Tensor, "R G M e"]] = {}
         self._lengths: list[int] = []
@@ -211,7 +215,7 @@ class SlotDecodeBatch:
 
     def _run_waiting_prefill(self) -> None:
         """Prefill waiting prompts, each once, up to `MAX_PREFILL_TOKENS` and the number of rows."""
-        chosen: dict[Prompt, None] = {}
+        chosen: dict[PromptTokens, None] = {}
         tokens = 0
         for prompt in self._job.prompts[self._next :]:
             if prompt in self._prefilled or prompt in chosen:
@@ -311,7 +315,7 @@ class _PaddedState:
     last_hidden: Float[Tensor, "B D"]
 
 
-def _run_prefill(language_model: LanguageModel, prompts: Sequence[Prompt]) -> _PaddedState:
+def _run_prefill(language_model: LanguageModel, prompts: Sequence[PromptTokens]) -> _PaddedState:
     """Prefill the prompts; compute a long shared prefix once if every layer caches all tokens."""
     caches_all_tokens = language_model.window is None and not language_model.is_recurrent
     shared = common_beginning(prompts) if caches_all_tokens else 0

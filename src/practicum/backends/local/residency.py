@@ -47,9 +47,11 @@ def build_scorer(
         )
     if config.residency == "disk":
         read = partial(
-            read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to
+            read_model, loaded.source, config, model.vocab_size, device, model.max_packed_tokens
         )
-        complete = partial(replace, unsampled=model.unsampled, tokenizer=model.tokenizer)
+        complete = partial(
+            replace, no_sampling_reason=model.no_sampling_reason, tokenizer=model.tokenizer
+        )
         return OffloadedSampler(lambda: open_sampler(complete(read())), _open_head_on_disk(loaded))
     return open_sampler(model)
 

@@ -298,7 +298,7 @@ class LocalTrainer:
         self, datums: Sequence[Datum], batch: TokenBatch, limit: int
     ) -> list[Pass]:
         """Cut the datums into micro-batches of at most `limit` tokens."""
-        rows_by_batch = list(rows_of_passes(datums, limit, self.language_model.packs_up_to))
+        rows_by_batch = list(rows_of_passes(datums, limit, self.language_model.max_packed_tokens))
         # A teacher's head stays loaded if the very next rows need it too, also across
         # micro-batches.
         rows_in_order = [rows for teacher_rows in rows_by_batch for rows in teacher_rows]

@@ -26,7 +26,7 @@ ANSWER = (6, 2)
 
 
 @torch.no_grad()
-def explain_unsampled(language_model: LanguageModel) -> str:
+def explain_no_sampling(language_model: LanguageModel) -> str:
     """Explain in one sentence why a model cannot be sampled from; empty if it can.
 
     It cannot if decoding gives other log-probabilities than a forward pass over the same text.
@@ -59,9 +59,9 @@ def _open_batches(language_model: LanguageModel) -> Iterator[DecodeBatch]:
     longest = max(map(len, prompts)) + len(ANSWER)
     prepacked = PrepackedModel(language_model, len(ANSWER))
     job = DecodeJob(language_model, {}, prepacked, prompts, 2, longest)
-    if longest <= language_model.packs_up_to:
+    if longest <= language_model.max_packed_tokens:
         yield SlotDecodeBatch(job)
-    if language_model.packs_up_to < language_model.context_length:
+    if language_model.max_packed_tokens < language_model.context_length:
         yield PaddedDecodeBatch(job)
 
 

@@ -134,20 +134,22 @@ class ServiceTrainer:
         batch = build_token_batch(datums, objective, seed, self.special_ids)
         records = Records(len(batch.tokens))
         rollouts = [datum.rollout for datum in datums]
-        columns = [build_columns(part, rollouts) for part in _gather_parts(datums, batch)]
-        if not columns:
+        parts = [build_columns(part, rollouts) for part in _gather_parts(datums, batch)]
+        if not parts:
             return records.result(datums, data)
-        logprobs = [answer.requires_grad_() for answer in self._request_logprobs(columns)]
+        logprobs = [answer.requires_grad_() for answer in self._request_logprobs(parts)]
         values = [
             _estimate_entropies(
-                compute_term_values(student, part.teacher, part.tokens, objective, part.reference)
+                compute_term_values(
+                    student, columns.teacher, columns.tokens, objective, columns.reference
+                )
             )
-            for student, part in zip(logprobs, columns, strict=True)
+            for student, columns in zip(logprobs, parts, strict=True)
         ]
-        coefficients = _compute_coefficients(objective, columns, values, batch)
+        coefficients = _compute_coefficients(objective, parts, values, batch)
         loss = torch.zeros(())
-        for text, term_values, factors in zip(columns, values, coefficients, strict=True):
-            part = text.part
+        for columns, term_values, factors in zip(parts, values, coefficients, strict=True):
+            part = columns.part
             losses = torch.stack(
                 [factor * term.value for factor, term in zip(factors, term_values, strict=True)]
             )
@@ -163,7 +165,7 @@ class ServiceTrainer:
             gradients = torch.autograd.grad(
                 loss, logprobs, allow_unused=True, materialize_grads=True
             )
-            self._send_gradients(columns, gradients)
+            self._send_gradients(parts, gradients)
         return records.result(datums, data)
 
     def optim_step(self, params: AdamParams) -> Metrics:
@@ -271,9 +273,9 @@ class ServiceTrainer:
             for datum in datums
         ]
 
-    def _request_logprobs(self, columns: Sequence[Columns]) -> list[Float[Tensor, "t C"]]:
+    def _request_logprobs(self, parts: Sequence[Columns]) -> list[Float[Tensor, "t C"]]:
         """Return the student's log-probabilities of each part's columns."""
-        texts = [text for part in columns for text in part.texts]
+        texts = [text for columns in parts for text in columns.texts]
         requests = [text.build_datum(torch.zeros(text.ids.shape)) for text in texts]
         output = self._request_training(
             lambda: self._client.forward(requests, "cross_entropy"),
@@ -286,7 +288,7 @@ class ServiceTrainer:
                 "look at the service"
             )
         logprobs = map(self._check_answer, texts, answers)
-        by_part = [torch.cat([next(logprobs) for _ in part.texts]) for part in columns]
+        by_part = [torch.cat([next(logprobs) for _ in columns.texts]) for columns in parts]
         self._count_bytes(texts, NUMBER_BYTES)
         return by_part
 
@@ -307,19 +309,19 @@ class ServiceTrainer:
             )
         return logprobs
 
-    def _send_gradients(self, columns: Sequence[Columns], gradients: Sequence[Tensor]) -> None:
+    def _send_gradients(self, parts: Sequence[Columns], gradients: Sequence[Tensor]) -> None:
         """Accumulate the gradient at the service: its weights are minus the gradient."""
         requests = []
-        for part, gradient in zip(columns, gradients, strict=True):
-            pieces = gradient.split([len(text.ids) for text in part.texts])
+        for columns, gradient in zip(parts, gradients, strict=True):
+            pieces = gradient.split([len(text.ids) for text in columns.texts])
             requests += [
-                text.build_datum(-piece) for text, piece in zip(part.texts, pieces, strict=True)
+                text.build_datum(-piece) for text, piece in zip(columns.texts, pieces, strict=True)
             ]
         self._request_training(
             lambda: self._client.forward_backward(requests, "cross_entropy"), "the gradient"
         )
         self._accumulated = True
-        self._count_bytes([text for part in columns for text in part.texts], 0)
+        self._count_bytes([text for columns in parts for text in columns.texts], 0)
 
     def _request_training(self, request: Callable[[], Any], what: str) -> Any:
         """Return the answer to a training request; after a failure the weights count as unknown."""
@@ -387,7 +389,7 @@ def _estimate_entropies(values: Sequence[TermValues]) -> list[TermValues]:
 
 def _compute_coefficients(
     objective: Objective,
-    columns: Sequence[Columns],
+    parts: Sequence[Columns],
     values: Sequence[Sequence[TermValues]],
     batch: TokenBatch,
 ) -> list[list[Tensor]]:
@@ -399,14 +401,14 @@ def _compute_coefficients(
     if not objective.needs_sequences:
         return [
             [
-                compute_coefficients(term, term_values, part.part.tokens)
+                compute_coefficients(term, term_values, columns.part.tokens)
                 for term, term_values in zip(objective.losses, part_values, strict=True)
             ]
-            for part, part_values in zip(columns, detached, strict=True)
+            for columns, part_values in zip(parts, detached, strict=True)
         ]
-    batch_order = torch.cat([part.part.index for part in columns]).argsort()
+    batch_order = torch.cat([columns.part.index for columns in parts]).argsort()
     coefficients = []
     for term, part_values in zip(objective.losses, zip(*detached, strict=True), strict=True):
         merged = TermValues.concatenate(list(part_values))[batch_order]
         coefficients.append(compute_coefficients(term, merged, batch))
-    return [[column[part.part.index] for column in coefficients] for part in columns]
+    return [[column[columns.part.index] for column in coefficients] for columns in parts]
