@@ -131,9 +131,10 @@ def _find_norms(
     # Each model class writes its norm in its own words, so a trial decides whether it is RMS norm.
     for layer in body.modules():
         epsilon = vars(layer).get("variance_epsilon")
+        if epsilon is None or len(inspect.signature(layer.forward).parameters) != 1:
+            continue
         weights = list(layer.parameters(recurse=False))
-        takes_hidden_alone = len(inspect.signature(layer.forward).parameters) == 1
-        if epsilon is not None and len(weights) == 1 and takes_hidden_alone:
+        if len(weights) == 1:
             norm = partial(
                 torch.nn.functional.rms_norm,
                 normalized_shape=weights[0].shape,
