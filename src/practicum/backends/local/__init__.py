@@ -1,6 +1,6 @@
-"""The backend `local`: causal language models of transformers, in this process.
+"""The backend `local`: transformers' causal language models in this process, on a CPU or one GPU.
 
-They run on a CPU or on one GPU; see docs/models.md.
+See docs/models.md.
 """
 
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The backend `tinker`: the student lives at a service that speaks the Tinker API.
-
-The loop and the objective run in this process.
+"""The backend `tinker`: the student at a Tinker API service; the loop and the objective stay here.
 
 student   the settings of the student, the recipes it refuses, and the backend
 trainer   gradients in two passes, optimizer steps, checkpoints
