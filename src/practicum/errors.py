@@ -1,4 +1,4 @@
-"""The error tree: one class for each kind of failure a user can meet, each with its documented exit code.
+"""The error tree: one class with a documented exit code for each kind of failure a user can meet.
 
     PracticumError                 1
     ├── RecipeError          2   a recipe or a command line that cannot be right
@@ -10,12 +10,13 @@
     ├── CheckpointError      6   a checkpoint that is missing, damaged or from another run
     ├── NumericError         7   losses and gradients that stopped being numbers
     ├── ResourceError        8   disk, memory, locks
-    │   └── SandboxError     8   walls around untrusted programs that the machine cannot give
+    │   └── SandboxError     8   isolation of untrusted programs that the machine cannot provide
     ├── VerifierError        9   a verifier that hangs or breaks
     ├── AlarmError          10   a monitor that stopped the run
     └── Interrupted    130/143   a signal; the state has been saved
 
-The text of an error is one line: what is wrong, where (field, row, step or path), why, and what to write instead.
+The text of an error is one line: what is wrong, where (field, row, step or path), why, and what to
+write instead.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class PracticumError(Exception):
 
 
 class RecipeError(PracticumError, ValueError):
-    """A recipe or command line that cannot be right; `problems` holds every problem found, one line each."""
+    """A recipe or command line that cannot be right; `problems` holds one line per problem."""
 
     exit_code = 2
 
@@ -76,7 +77,7 @@ class NumericError(PracticumError, ArithmeticError):
 
 
 class ResourceError(PracticumError, OSError):
-    """Disk, memory or locks."""
+    """Disk space, memory or locks that the machine cannot give."""
 
     exit_code = 8
 
@@ -85,7 +86,7 @@ class ResourceError(PracticumError, OSError):
 
 
 class SandboxError(ResourceError):
-    """Walls around a program that is not trusted, which this machine cannot give."""
+    """Isolation of an untrusted program that this machine cannot provide."""
 
 
 class VerifierError(PracticumError, RuntimeError):
@@ -101,7 +102,7 @@ class AlarmError(PracticumError, RuntimeError):
 
 
 class Interrupted(PracticumError):
-    """A signal stopped the run after its state was saved; the exit code is 128 + the signal's number."""
+    """A signal stopped the run after its state was saved; the exit code is 128 + signal number."""
 
     def __init__(self, signal_number: int, message: str) -> None:
         self.exit_code = 128 + signal_number

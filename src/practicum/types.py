@@ -1,4 +1,4 @@
-"""The nouns. Every value that flows through a step is a frozen dataclass; every tensor carries its shape.
+"""The values of a training step, as frozen dataclasses; every tensor carries its shape.
 
 Axes: B rollouts, T tokens of one completion, K candidates, V vocabulary, D hidden width.
 """
@@ -12,14 +12,16 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 StopReason = Literal["stop", "length", "error", "timeout"]
-"""Why a completion ended: its stop token, the limit of its tokens, or an environment that failed or took too long."""
+"""A completion's end: a stop, the token limit, or an environment's failure or timeout."""
 
 FAILURES: tuple[StopReason, ...] = ("error", "timeout")
-"""The stop reasons of a conversation that its environment broke off."""
+"""The stop reasons of a conversation that its environment ended by failing."""
 
 Source = Literal["student", "dataset", "teacher"]
 Author = Literal["student", "dataset", "teacher", "environment"]
 AUTHORS: tuple[Author, ...] = get_args(Author)
+"""All authors; `Rollout.authors` holds indices into this tuple."""
+
 Metrics = dict[str, float]
 
 
@@ -33,11 +35,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question as text: what a task yields, before any tokenizer has seen it.
+    """A question as text, as a task yields it, before tokenization.
 
-    `answer` is what a verifier compares with, `response` a whole worked answer to imitate (the answer where there is
-    none). `privileged` holds the fields that only a teacher may see (a solution, a hint, a document); `domain` and
-    `teacher` are labels for reporting and for routing.
+    A verifier compares with `answer`. `response` is a full worked solution to imitate; without it,
+    `answer` is imitated. `privileged` holds the fields that only a teacher may see (a solution, a
+    hint, a document). `domain` labels the prompt in reports, `teacher` routes it to a teacher.
     """
 
     id: str
@@ -51,10 +53,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token.
+    """The sampling settings: `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 keep every token.
 
-    A completion stops at one of the `stop_ids`, and where it has come to one of the `stop_texts`, which may begin and end within
-    a token; `practicum.text.stop_check` looks for both.
+    A completion stops after one of the `stop_ids` and after one of the `stop_texts`, which may
+    begin and end within a token; `practicum.text.stop_check` looks for both.
     """
 
     max_new_tokens: int
@@ -65,13 +67,13 @@ class SamplingParams:
     stop_texts: tuple[str, ...] = ()
 
     def stops(self, tokens: Sequence[int]) -> bool:
-        """Return whether a completion stops at the last of its tokens, however many it may have."""
+        """Return True if the last token is a stop token. `max_new_tokens` is not checked."""
         return tokens[-1] in self.stop_ids
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One completion to draw: the prompt's tokens and the seed of its own random stream."""
+    """One completion to sample: the prompt's tokens and the seed of its random stream."""
 
     prompt_tokens: tuple[int, ...]
     seed: int
@@ -79,7 +81,11 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """One completion to score: the log-probabilities of `tokens` after `prompt_tokens`, and of `candidates` at each of them."""
+    """One completion to score.
+
+    Asks for the log-probabilities of `tokens` after `prompt_tokens`, and of the K `candidates` at
+    each of these positions.
+    """
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -88,10 +94,10 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One drawn completion. The stop token, where there is one, is its last token.
+    """One sampled completion. If it ended at a stop token, that is its last token.
 
-    `sampling_logprobs` are under the distribution that was sampled from (after temperature, top-k and top-p);
-    `policy_logprobs` are under the model's own, untempered distribution.
+    `sampling_logprobs` are under the sampling distribution (after temperature, top-k and top-p),
+    `policy_logprobs` under the model's untempered distribution.
     """
 
     tokens: Int[Tensor, " T"]
@@ -102,9 +108,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a conversation: the role that speaks, as in `Message`, the number of its tokens, and its text.
+    """One turn of a rollout's conversation: its role (as in `Message`), token count and text.
 
-    The tokens of an environment's turn include what the chat template writes around its text.
+    The tokens of an environment's turn include the chat template's tokens around its text.
     """
 
     role: str
@@ -114,17 +120,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One completion of one prompt, token for token as it was sampled; it is never tokenised again.
+    """One completion of one prompt, token for token as sampled; its text is never tokenized again.
 
-    `loss_mask` is True where the token is learned from. `sample` numbers the completions of one prompt within a step, so
-    (prompt.id, sample) names the rollout and prompt.id names its group. `source` is who wrote the tokens that are
-    learned from; log-probabilities that nobody knows, such as the student's own of a dataset's tokens, are NaN in
-    `policy_logprobs` and 0 in `sampling_logprobs` (a behaviour probability of 1). `candidates` are the student's likeliest
-    tokens at each position, where a teacher has to be told which tokens to score.
+    `loss_mask` is True at the supervised tokens, and `source` is who wrote these. `sample` numbers
+    the completions of one prompt within a step: (prompt.id, sample) names the rollout, prompt.id
+    its group. Unknown log-probabilities, such as the student's for a dataset's tokens, are NaN in
+    `policy_logprobs` and 0 in `sampling_logprobs` (a behaviour probability of 1). `candidates` are
+    the student's K likeliest tokens at each position, for teachers that must be told which tokens
+    to score.
 
-    `authors` gives the writer of each token as its place in `AUTHORS`; None: `source` wrote them all. `turns` are those of a
-    conversation with an environment, in order; a completion that is one answer has none. `notes` are texts about the rollout
-    that were made on the way, by name, such as an environment's feedback; a privileged teacher may show them.
+    `authors` holds the author of each token as an index into `AUTHORS`; None means that `source`
+    wrote all of them. `turns` are the turns of a conversation with an environment, in order; they
+    are empty for a single answer. `notes` are named texts about the rollout, such as an
+    environment's feedback; a privileged teacher may show them.
     """
 
     prompt: Prompt
@@ -146,7 +154,7 @@ class Rollout:
 
     @classmethod
     def from_text(cls, prompt: Prompt, *replies: str) -> "Rollout":
-        """Return a rollout of which only the student's texts are known, one a turn: what a task's reward reads.
+        """Return a rollout of the student's texts alone, one per turn, for a task's reward.
 
         Example: `task.reward(Rollout.from_text(prompt, "8 times 7 is 56"))`.
         """
@@ -157,15 +165,13 @@ class Rollout:
 
     @property
     def replies(self) -> tuple[str, ...]:
-        """The text of each turn of the student's side; the whole text where there are no turns."""
-        return (
-            tuple(turn.text for turn in self.turns if turn.role == "assistant")
-            if self.turns
-            else (self.text,)
-        )
+        """The text of each of the student's turns, or the full text if there are no turns."""
+        if not self.turns:
+            return (self.text,)
+        return tuple(turn.text for turn in self.turns if turn.role == "assistant")
 
     def written_by(self, author: Author) -> Bool[Tensor, " T"]:
-        """Return True at the tokens that `author` wrote."""
+        """Return a mask that is True at the tokens that `author` wrote."""
         if self.authors is None:
             return torch.full(self.loss_mask.shape, self.source == author)
         return self.authors == AUTHORS.index(author)
@@ -173,38 +179,42 @@ class Rollout:
 
 @runtime_checkable
 class HeadLike(Protocol):
-    """What reads hidden states: a `Head`, or one whose weights are elsewhere until they are needed."""
+    """Turns hidden states into logits: a `Head`, or a head that loads its weights when needed."""
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it tells apart."""
+        """The number of tokens in the vocabulary."""
         ...
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What tells two heads apart: hidden states are read together where the keys of their heads are equal."""
+        """The identity of the head; hidden states of heads with equal keys are read together."""
         ...
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
-        """Log-probabilities of the tokens, in float32."""
+        """Return the log-probabilities of all tokens, in float32."""
         ...
 
     def logits(
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
     ) -> Float[Tensor, "*s v"]:
-        """Their logits, in float32; with `room` without a graph, and in the memory it makes unless there is a better place."""
+        """Return the logits, in float32.
+
+        With `room` there is no autograd graph, and the logits may be written into the buffer that
+        `room()` returns.
+        """
         ...
 
     def release(self) -> None:
-        """Let go of what was only brought here to be read; the next `logprobs` brings it back."""
+        """Free weights that were loaded only for reading; the next `logprobs` loads them again."""
         ...
 
 
 @runtime_checkable
 class StatesLike(Protocol):
-    """Hidden states that are in another process until they are read.
+    """Hidden states that stay in another process until they are read.
 
-    `finite` is what was found where they were made: whether every entry is a number.
+    `finite` is True if the process that computed them found every entry finite.
     """
 
     finite: bool
@@ -212,18 +222,18 @@ class StatesLike(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self) -> Float[Tensor, "T D"]:
-        """Bring them here."""
+        """Copy the hidden states into this process."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherSignal:
-    """What a teacher says about one rollout, at each of its T tokens.
+    """The answer of a teacher about one rollout, at each of its T tokens.
 
-    A local teacher answers with `hidden` and its `head`, from which every other form can be computed; a remote one
-    answers with `logprobs` of the sampled tokens and, where it can, with its own top candidates. A signal with none of
-    them is silence: the rollout is not distilled. `name` says which of several teachers it was; `pool` is the answer of
-    several at once.
+    A local teacher gives `hidden` and its `head`, from which every other form can be computed. A
+    remote one gives `logprobs` of the sampled tokens and, if it can, its own top candidates. A
+    signal without any of them is empty: the rollout is not distilled. `name` identifies one of
+    several teachers, and `pool` holds the answers of several at once.
     """
 
     logprobs: Float[Tensor, " T"] | None = None
@@ -236,69 +246,56 @@ class TeacherSignal:
 
     @property
     def states(self) -> Float[Tensor, "T D"] | None:
-        """The hidden states, brought here where they are elsewhere."""
-        return (
-            self.hidden
-            if self.hidden is None or isinstance(self.hidden, Tensor)
-            else self.hidden.fetch()
-        )
+        """The hidden states in this process; fetches them if another process holds them."""
+        hidden = self.hidden
+        return hidden if hidden is None or isinstance(hidden, Tensor) else hidden.fetch()
 
     def fetch(self) -> "TeacherSignal":
-        """Return the signal with all hidden states brought here, those of a pool's members too."""
-        pool = (
-            None
-            if self.pool is None
-            else replace(self.pool, members=tuple(m.fetch() for m in self.pool.members))
-        )
+        """Return the signal with all hidden states in this process, a pool's members included."""
+        pool = self.pool and self.pool.map_members(TeacherSignal.fetch)
         return replace(self, hidden=self.states, pool=pool)
 
     @property
     def silent(self) -> bool:
-        """Whether the teacher said nothing about this rollout."""
-        return (
-            self.logprobs is None
-            and self.topk_logprobs is None
-            and self.hidden is None
-            and self.pool is None
-        )
+        """True if the teacher gave nothing for this rollout."""
+        answers = (self.logprobs, self.topk_logprobs, self.hidden, self.pool)
+        return all(answer is None for answer in answers)
 
     def __getitem__(self, part: slice) -> "TeacherSignal":
-        """The same about some of the tokens."""
-        tensors = {
-            name: None if tensor is None else tensor[part]
-            for name, tensor in (
-                ("logprobs", self.logprobs),
-                ("topk_ids", self.topk_ids),
-                ("topk_logprobs", self.topk_logprobs),
-                ("hidden", self.states),
-            )
-        }
-        pool = (
-            None
-            if self.pool is None
-            else replace(self.pool, members=tuple(m[part] for m in self.pool.members))
+        """Return the signal of some of the tokens."""
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[part]
+
+        return replace(
+            self,
+            logprobs=cut(self.logprobs),
+            topk_ids=cut(self.topk_ids),
+            topk_logprobs=cut(self.topk_logprobs),
+            hidden=cut(self.states),
+            pool=self.pool and self.pool.map_members(lambda member: member[part]),
         )
-        return replace(self, **tensors, pool=pool)
 
     @property
     def heads(self) -> tuple[HeadLike, ...]:
-        """The heads that read its hidden states: its own, and those of a pool's members."""
+        """The heads that read the hidden states, the heads of a pool's members included."""
         members = () if self.pool is None else self.pool.members
-        own = () if self.head is None else (self.head,)
-        return own + tuple(head for member in members for head in member.heads)
+        head = () if self.head is None else (self.head,)
+        return head + tuple(head for member in members for head in member.heads)
 
 
 def fetch_states(signals: Sequence[TeacherSignal]) -> list[Float[Tensor, "T D"] | None]:
-    """Return the hidden states of each signal, brought here where they are elsewhere."""
+    """Return the hidden states of each signal; fetches those that another process holds."""
     return [signal.states for signal in signals]
 
 
 @dataclass(frozen=True, slots=True)
 class PooledSignal:
-    """Several teachers on one rollout: their weighted geometric or arithmetic mean, or the sum of their own losses.
+    """Several teachers' signals on one rollout, and the way to combine them.
 
-    All `members` speak, and each has its `name`. A member whose own entropy at a token exceeds `gate` nats does not count
-    there; see `practicum.functional.member_weights`.
+    `kind` is their weighted geometric or arithmetic mean, or the sum of one loss per member. No
+    member is empty, and each has its `name`. A member whose entropy at a token exceeds `gate` nats
+    does not count there; see `practicum.functional.member_weights`.
     """
 
     kind: Literal["geometric", "arithmetic", "sum"]
@@ -306,12 +303,16 @@ class PooledSignal:
     members: tuple[TeacherSignal, ...]
     gate: float | None = None
 
+    def map_members(self, change: Callable[[TeacherSignal], TeacherSignal]) -> "PooledSignal":
+        """Return the pool with `change` applied to each member."""
+        return replace(self, members=tuple(map(change, self.members)))
+
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """What crosses the boundary to a training client: a rollout, what its teacher said, and what the reference said.
+    """One rollout with the teacher's and the reference's signals, as a training client receives it.
 
-    `weight` is the share of this teacher where several each have a datum of their own for the same rollout.
+    If several teachers each have a datum for the same rollout, `weight` is this teacher's share.
     """
 
     rollout: Rollout
@@ -322,11 +323,12 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """Report what the objective computed at each token of some rollouts, end to end; NaN at tokens that were not learned from.
+    """The per-token numbers of an update, for one or more concatenated rollouts.
 
-    `teacher_logprobs`, `divergence` and `teacher_entropy` (nats) are
-    those of the first term; `weight` is the coefficient that the token side gave the token, summed over the terms;
-    `reverse_kl` is to the teacher itself, whatever the terms.
+    They are NaN at tokens that are not supervised. `teacher_logprobs`, `divergence` and
+    `teacher_entropy` (nats) belong to the first loss term. `weight` is the detached loss
+    coefficient of the token, summed over the terms. `reverse_kl` is to the teacher itself, whatever
+    the terms.
     """
 
     logprobs: Float[Tensor, " T"]
@@ -339,28 +341,28 @@ class TokenRecord:
 
     def columns(self) -> list[Float[Tensor, " T"]]:
         """Return the columns in the order of the fields."""
-        return [getattr(self, each.name) for each in fields(self)]
+        return [getattr(self, column.name) for column in fields(self)]
 
     def split(self, rollouts: "Sequence[Rollout]") -> "list[TokenRecord]":
-        """Return the outputs of each rollout."""
-        parts = [
-            column.split([len(rollout.tokens) for rollout in rollouts]) for column in self.columns()
-        ]
+        """Return the record of each rollout."""
+        lengths = [len(rollout.tokens) for rollout in rollouts]
+        parts = [column.split(lengths) for column in self.columns()]
         return [TokenRecord(*columns) for columns in zip(*parts, strict=True)]
 
     @classmethod
     def join(cls, outputs: "Sequence[TokenRecord]") -> "TokenRecord":
-        """Return the outputs of several parts, end to end."""
+        """Return several records concatenated."""
         return cls(*map(torch.cat, zip(*(part.columns() for part in outputs), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """The outcome of `forward_backward`: means over all tokens, and numbers of each token, in the order of the data.
+    """The outcome of `forward_backward`: means over all tokens, and numbers of each token in order.
 
-    `supervised` counts the tokens of each datum that the loss gives a coefficient other than 0, after filters, weights and
-    advantages. An update in which all of them are 0 leaves weights and moments as they are. `head_reads` are the tokens that
-    teachers' heads were applied to in another process, by the teacher's name; in this one they are counted where they are read.
+    `supervised` counts the tokens of each datum whose loss coefficient is not 0 after filters,
+    weights and advantages. If all of them are 0, the update leaves weights and moments unchanged.
+    `head_reads` are the tokens to which another process applied a teacher's head, by the teacher's
+    name; in this process, the heads themselves count their tokens.
     """
 
     metrics: Metrics

@@ -268,7 +268,7 @@ def outcome(family: Family, folder: Path) -> dict[str, str]:
         with _noting(found, "score"):
             score(load(config).language_model)
         return found
-    found["pack"] = "yes" if student.language_model.packs_up_to else "no"
+    found["pack"] = "yes" if student.language_model.max_packed_tokens else "no"
     began, adapted = copy.deepcopy(student), copy.deepcopy(student)
     trials = {
         "sample": lambda: sample(student.language_model),

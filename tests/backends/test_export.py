@@ -5,7 +5,7 @@ import torch
 from toy import in_check
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from practicum.backends.local.adapters import merged_weights
+from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.export import export
 from practicum.backends.local.loading import load, load_student
 from practicum.backends.local.trainer import LocalTrainer
@@ -97,10 +97,10 @@ def test_bfloat16_adapters_merge_into_the_base(tmp_path):
     assert (logits(plain) - logits(loaded.language_model.model.bfloat16())).abs().max() < 0.1
 
 
-def test_merged_weights_have_the_names_of_the_base(tmp_path):
+def test_merge_adapters_have_the_names_of_the_base(tmp_path):
     folder = model_folder(tmp_path / "base")
     names = set(AutoModelForCausalLM.from_pretrained(folder).state_dict())
-    assert set(merged_weights(trained(folder, lora=Lora(rank=2)).language_model.model)) == names
+    assert set(merge_adapters(trained(folder, lora=Lora(rank=2)).language_model.model)) == names
 
 
 def test_merging_leaves_the_student_as_it_is(tmp_path):

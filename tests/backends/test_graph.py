@@ -79,8 +79,8 @@ def test_recomputed_layers_give_the_same_gradient_and_keep_less():
     expected, result = gradients(student, data, Objective(), TrainerLimits(10**6))
     held = []
     trainer = LocalTrainer(student, TrainerLimits(graph_mib=1))
-    trainer._graph_bytes = 2**20  # a token of which one fits
-    assert trainer.graph_plan(max(map(length_of, data))).recompute
+    trainer._bytes_a_token = 2**20  # a token of which one fits
+    assert trainer.plan_micro_batch(max(map(length_of, data))).recompute
     found = trainer.forward_backward(data, Objective(), 0)
     for name, parameter in student.trainable_parameters().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-7)
@@ -100,7 +100,7 @@ def test_by_default_the_plan_is_the_models_and_nobody_elses():
     trainer, data = LocalTrainer(trainable(tiny())), data_for(tiny(seed=1))
     trainer.forward_backward(data, Objective(), 0)
     assert 2**30 // measure_activation_bytes(trainer.language_model) > MAX_CPU_TOKENS
-    assert trainer.graph_plan(max(map(length_of, data))) == GraphPlan(
+    assert trainer.plan_micro_batch(max(map(length_of, data))) == GraphPlan(
         MAX_CPU_TOKENS, recompute=False
     )
 

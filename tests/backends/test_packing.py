@@ -99,8 +99,8 @@ def test_a_packing_counts_as_many_tokens_as_it_reads():
         assert packed_tokens(TEXTS[:count]) == len(PackedBatch(TEXTS[:count], CPU).ids)
 
 
-@pytest.mark.parametrize("packs_up_to", [10**6, 0])
-def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
+@pytest.mark.parametrize("max_packed_tokens", [10**6, 0])
+def test_as_many_texts_go_together_as_fit_and_one_more_would_not(max_packed_tokens):
     """Two domains, each with a long beginning of its own: what only neighbours share is not shared by all."""
     beginnings = [random_tokens(60, 1), random_tokens(60, 2)]
     texts = [
@@ -110,10 +110,10 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
 
     def read(some):
         longest = max(len(text.prompt_tokens) + len(text.tokens) for text in some)
-        return len(PackedBatch(some, CPU).ids) if packs_up_to else longest * len(some)
+        return len(PackedBatch(some, CPU).ids) if max_packed_tokens else longest * len(some)
 
     for limit in (1, 80, 90, 150, 300, 10**4):
-        count = how_many_fit(texts, limit, packs_up_to)
+        count = how_many_fit(texts, limit, max_packed_tokens)
         assert count == 1 or read(texts[:count]) <= limit
         assert count == len(texts) or read(texts[: count + 1]) > limit
 
@@ -121,7 +121,7 @@ def test_as_many_texts_go_together_as_fit_and_one_more_would_not(packs_up_to):
 def test_a_texts_last_token_is_not_read():
     texts = [ScoreRequest((3, 4), (5, 6, 7))]
     assert PackedBatch(texts, CPU).ids.tolist() == [3, 4, 5, 6]
-    assert PackedBatch(texts, CPU).wanted.tolist() == [1, 2, 3]
+    assert PackedBatch(texts, CPU).output_positions.tolist() == [1, 2, 3]
 
 
 def test_texts_with_nothing_to_predict_have_no_states():
@@ -146,15 +146,15 @@ def test_dropout_in_attention_is_in_force_in_training_alone():
 def test_bfloat16_packs_too():
     model = tiny()
     model.model.to(torch.bfloat16)
-    model = enable_packing(replace(model, packs_up_to=0))
-    assert model.packs_up_to == 256
+    model = enable_packing(replace(model, max_packed_tokens=0))
+    assert model.max_packed_tokens == 256
     found, expected = hidden_states(model, TEXTS).float(), alone(model, TEXTS).float()
     assert (found - expected).norm() < 0.03 * expected.norm()
 
 
 def test_a_window_packs_what_fits_in_it():
-    assert tiny("gemma3").packs_up_to == 8
-    assert tiny("llama").packs_up_to == tiny("qwen3").packs_up_to == 256
+    assert tiny("gemma3").max_packed_tokens == 8
+    assert tiny("llama").max_packed_tokens == tiny("qwen3").max_packed_tokens == 256
     model = tiny("gemma3")
     short = [ScoreRequest((3, 4, 5), (6, 7, 8, 9)), ScoreRequest((3, 4), (5,))]
     for texts in (short, [*short, ScoreRequest(random_tokens(9, 1), (4, 5))]):
@@ -165,17 +165,17 @@ def test_a_window_packs_what_fits_in_it():
 
 def test_a_model_that_mixes_tokens_outside_of_attention_is_not_packed(monkeypatch):
     """Its trial fails: a convolution over the row would read from one text into the next."""
-    model = replace(tiny(), packs_up_to=0)
+    model = replace(tiny(), max_packed_tokens=0)
     layer = model.model.base_model.layers[0].mlp
     shifted = type(layer).forward
     monkeypatch.setattr(layer, "forward", lambda rows: shifted(layer, rows) + rows.roll(1, dims=1))
-    assert enable_packing(model).packs_up_to == 0
+    assert enable_packing(model).max_packed_tokens == 0
 
 
 def test_a_model_with_an_attention_of_its_own_is_not_packed():
-    model = replace(tiny(), packs_up_to=0)
+    model = replace(tiny(), max_packed_tokens=0)
     model.model.set_attn_implementation("eager")
-    assert enable_packing(model).packs_up_to == 0
+    assert enable_packing(model).max_packed_tokens == 0
     texts = [ScoreRequest((3, 4), (5, 6)), ScoreRequest((7,), (8,))]
     torch.testing.assert_close(
         hidden_states(enable_packing(model), texts), alone(model, texts), rtol=1e-5, atol=1e-5
@@ -197,6 +197,6 @@ def test_groups_that_attend_together_waste_little():
 
 
 def test_a_known_length_is_not_tried_again(monkeypatch):
-    model = replace(tiny(), packs_up_to=0)
+    model = replace(tiny(), max_packed_tokens=0)
     monkeypatch.setattr(packing, "_find_max_packed_length", lambda model: pytest.fail("tried"))
-    assert enable_packing(model, 99).packs_up_to == 99
+    assert enable_packing(model, 99).max_packed_tokens == 99

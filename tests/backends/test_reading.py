@@ -14,7 +14,7 @@ from practicum.backends.local.drawing import (
     VOCABULARY_BLOCK,
     draw,
     draw_exponentials,
-    random_stream,
+    open_random_stream,
     sample_by_exponential_race,
 )
 from practicum.backends.local.prepared import PrepackedModel, _Product
@@ -47,7 +47,11 @@ def requests(count=12, group=1):
 
 def token_by_token(model, request, params):
     """The slow twin: the whole text is read again for every token, without a cache, in float64."""
-    stream, tokens, blocks = random_stream(request.seed), [], -(-VOCABULARY // VOCABULARY_BLOCK)
+    stream, tokens, blocks = (
+        open_random_stream(request.seed),
+        [],
+        -(-VOCABULARY // VOCABULARY_BLOCK),
+    )
     for _ in range(params.max_new_tokens):
         logits = model.model(input_ids=torch.tensor([[*request.prompt_tokens, *tokens]])).logits[
             0, -1, :VOCABULARY
@@ -159,10 +163,10 @@ def test_prompts_wait_unread_until_there_is_room():
     reading = LocalSampler(model).read([random_tokens(6, row) for row in range(50)], 3, 4)
     assert isinstance(reading, SlotDecodeBatch)
     assert reading.admit(10) == 3
-    assert len(reading._read) == 0
+    assert len(reading._prefilled) == 0
     reading.advance(torch.tensor([5, 6, 7]), [2, 1])
     assert reading.admit(10) == 1
-    assert len(reading._read) == 2
+    assert len(reading._prefilled) == 2
     assert reading.logits().shape == (3, VOCABULARY)
 
 
@@ -227,7 +231,7 @@ def test_a_draw_is_won_by_the_first_block_and_its_first_token(vocabulary):
     logits = 4 * torch.randn(1, vocabulary, generator=generator)
     logits[:, 1::3] = -torch.inf
     probs = torch.softmax(logits[0].double(), dim=-1)
-    noise = draw_exponentials([random_stream(seed) for seed in range(200)], vocabulary)
+    noise = draw_exponentials([open_random_stream(seed) for seed in range(200)], vocabulary)
     tokens, logprobs = sample_by_exponential_race(logits.expand(len(noise), -1), noise)
     assert (probs[tokens] > 0).all()
     torch.testing.assert_close(logprobs.double(), probs[tokens].log(), rtol=1e-5, atol=1e-5)
@@ -251,7 +255,7 @@ def test_rounding_changes_few_draws():
         1, vocabulary, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
     distance = (torch.softmax(logits, -1) - torch.softmax(moved, -1)).abs().sum().item() / 2
-    noise = draw_exponentials([random_stream(seed) for seed in range(draws)], vocabulary)
+    noise = draw_exponentials([open_random_stream(seed) for seed in range(draws)], vocabulary)
     pairs = zip(
         *(
             sample_by_exponential_race(side.expand(draws, -1), noise)[0].tolist()
@@ -266,7 +270,7 @@ def test_rounding_changes_few_draws():
 def test_frequencies_over_many_blocks_are_the_probabilities():
     vocabulary, draws = 5 * VOCABULARY_BLOCK + 7, 40_000
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1))
-    noise = draw_exponentials([random_stream(seed) for seed in range(draws)], vocabulary)
+    noise = draw_exponentials([open_random_stream(seed) for seed in range(draws)], vocabulary)
     counts = Counter(sample_by_exponential_race(logits.expand(draws, -1), noise)[0].tolist())
     probs = torch.softmax(logits.double(), dim=-1).tolist()
     chi2 = sum(
@@ -288,7 +292,7 @@ def test_frequencies_over_many_blocks_are_the_probabilities():
 )
 def test_logprobs_of_a_draw(params):
     logits = 3 * torch.randn(50, 30, generator=torch.Generator().manual_seed(4))
-    noise = draw_exponentials([random_stream(seed) for seed in range(50)], 30)
+    noise = draw_exponentials([open_random_stream(seed) for seed in range(50)], 30)
     tokens, sampled, natural = draw(logits, params, noise)
     expected = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(natural, expected, rtol=1e-5, atol=1e-5)

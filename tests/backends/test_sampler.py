@@ -9,7 +9,7 @@ from toy import in_check
 
 from practicum.backends.local.drawing import (
     draw_exponentials,
-    random_stream,
+    open_random_stream,
     sample_by_exponential_race,
     sampling_logprobs,
 )
@@ -278,7 +278,7 @@ def test_frequencies_are_the_probabilities():
         1.5 * torch.randn(20, generator=torch.Generator().manual_seed(1)), dim=-1
     )
     draws = 4000
-    noise = draw_exponentials([random_stream(seed) for seed in range(draws)], 20)
+    noise = draw_exponentials([open_random_stream(seed) for seed in range(draws)], 20)
     counts = torch.bincount(
         sample_by_exponential_race(logprobs.expand(draws, -1), noise)[0], minlength=20
     )
@@ -290,7 +290,7 @@ def test_no_token_of_probability_zero_is_ever_drawn():
     logprobs = torch.tensor([-torch.inf, 0.1, -torch.inf, -torch.inf, 0.9, -torch.inf]).log_softmax(
         dim=-1
     )
-    noise = draw_exponentials([random_stream(seed) for seed in range(50)], 6)
+    noise = draw_exponentials([open_random_stream(seed) for seed in range(50)], 6)
     noise[:, [0, 1]] = torch.tensor([[0.0, 5e-324], [5e-324, 0.0]], dtype=torch.float64).repeat(
         25, 1
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from practicum.backends.local.loading import load_student
-from practicum.backends.local.paper import footprint_of
+from practicum.backends.local.paper import measure_footprint
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.models.config import Lora, StudentConfig
 
@@ -32,7 +32,7 @@ def test_of_a_mixture_of_experts_those_count_that_a_token_goes_to(tmp_path: Path
 @pytest.mark.parametrize("lora", [None, Lora(rank=3)], ids=["all", "adapters"])
 def test_experts_are_gone_through_on_paper(tmp_path: Path, lora: Lora | None) -> None:
     folder = family_folder(tmp_path / "model", "mixtral")
-    found = footprint_of(StudentConfig(model=str(folder), lora=lora), str(folder), layers=2)
+    found = measure_footprint(StudentConfig(model=str(folder), lora=lora), str(folder), layers=2)
     assert 0 < found.forward.each <= found.kept.each
     changed = (
         2 * 4 * 3 * 32 * 48 * 4 if lora else 0

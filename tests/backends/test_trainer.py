@@ -697,7 +697,7 @@ def test_the_first_pass_of_sequence_objectives_is_without_dropout():
     trainer = LocalTrainer(student, dropout=True)
     batch = build_token_batch(data, objective)
     student.model.train()
-    passes = trainer._passes(data, batch, 10**6)
+    passes = trainer._build_micro_batches(data, batch, 10**6)
     first, second = (
         trainer._compute_batch_coefficients(passes, student.head(), objective, batch)[0]
         for _ in range(2)

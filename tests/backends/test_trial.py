@@ -19,7 +19,7 @@ from practicum.backends.local.packing import enable_packing
 from practicum.backends.local.prepared import PrepackedModel
 from practicum.backends.local.reading import SlotDecodeBatch
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.trial import why_unsampled
+from practicum.backends.local.trial import explain_no_sampling
 from practicum.errors import ModelError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.objective import Sampled
@@ -54,11 +54,11 @@ def rwkv(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("packs", [True, False])
 def test_models_that_decode_as_they_read_are_sampled_from(architecture, packs):
     model = tiny(architecture)
-    assert why_unsampled(model if packs else replace(model, packs_up_to=0)) == ""
+    assert explain_no_sampling(model if packs else replace(model, max_packed_tokens=0)) == ""
 
 
 def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
-    model = replace(tiny(), packs_up_to=0)
+    model = replace(tiny(), max_packed_tokens=0)
     body = find_body(model.model)
     whole = body.forward
 
@@ -66,7 +66,7 @@ def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
         return whole(past_key_values=None, **{**others, "attention_mask": None})
 
     with patch_forwards({body: forgetful}):
-        found = why_unsampled(model)
+        found = explain_no_sampling(model)
     assert "LlamaForCausalLM read token by token is not the model that reads whole texts" in found
     assert "nats" in found
     assert "\n" not in found
@@ -74,13 +74,13 @@ def test_a_model_that_forgets_its_cache_is_refused_and_by_how_much():
 
 def test_slots_that_mix_up_their_rows_are_refused(monkeypatch):
     monkeypatch.setattr(SlotDecodeBatch, "_move_slot", lambda self, source, row: None)
-    assert "is not the model that reads whole texts" in why_unsampled(tiny())
+    assert "is not the model that reads whole texts" in explain_no_sampling(tiny())
 
 
 def test_the_trial_draws_nothing_and_leaves_no_trace():
     model = tiny()
     before = torch.random.get_rng_state()
-    assert why_unsampled(model) == ""
+    assert explain_no_sampling(model) == ""
     assert torch.equal(before, torch.random.get_rng_state())
     assert not model.model.training
     assert not any("forward" in module.__dict__ for module in model.model.modules())
@@ -97,7 +97,7 @@ def test_a_student_that_cannot_be_sampled_from_is_refused_at_load_by_name(rwkv):
 
 def test_a_model_that_keeps_its_states_in_itself_is_refused():
     """Its forward takes a cache and answers without one."""
-    assert "RecurrentGemmaModel keeps what it has read in no cache" in why_unsampled(
+    assert "RecurrentGemmaModel keeps what it has read in no cache" in explain_no_sampling(
         model_of("RecurrentGemma")
     )
 
@@ -153,7 +153,7 @@ def test_a_bloom_of_the_hub_names_its_context():
 
 
 def test_a_model_whose_layers_do_not_hand_the_layout_on_is_padded():
-    assert model_of("StableLM").packs_up_to == 0
+    assert model_of("StableLM").max_packed_tokens == 0
 
 
 def test_a_gated_norm_is_not_exchanged_for_a_plain_one():

@@ -1,1 +1,1 @@
-"""Implementations of the four verbs, one file or folder each; the name is the recipe's key."""
+"""Implementations of the four verbs, one file or folder each; its name is the recipe's key."""

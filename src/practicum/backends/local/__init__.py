@@ -1,4 +1,7 @@
-"""The backend `local`: causal language models of transformers (see docs/models.md), in this process, on a CPU or one GPU."""
+"""The backend `local`: transformers' causal language models in this process, on a CPU or one GPU.
+
+See docs/models.md.
+"""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,23 +16,24 @@ from practicum.ports.paper import PaperBackend
 
 
 class Config(BaseModel):
-    """Bounds on what is held at once; none of them changes what is computed, but for rounding."""
+    """Limits on memory. None of them changes a result by more than rounding."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     checkpoints_here: ClassVar[bool] = True
-    """Checkpoints hold the student's weights."""
+    """True: checkpoints hold the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset({"sampling_batch"})
-    """Settings that may be other ones in a resumed run, because they change no token and no more than rounding."""
+    """Settings that may change when a run is resumed: they change nothing but rounding."""
     type: Literal["local"] = "local"
     micro_batch_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="tokens that go through the student together; none: as many as graph_mib holds",
+        description="tokens in one micro-batch of the student; none: as many as graph_mib holds",
     )
     graph_mib: int = Field(
         default=1024,
         ge=1,
-        description="memory for what a backward pass keeps; layers are recomputed if one text needs more",
+        description="memory for a backward pass's activations; layers are recomputed if one text "
+        "needs more",
     )
     chunk_tokens: int = Field(
         default=128, ge=1, description="tokens whose [., V] log-probabilities are held at once"
@@ -39,35 +43,37 @@ class Config(BaseModel):
     def problems(
         self, student: StudentConfig, objective: Objective, source: str, staleness: int
     ) -> list[str]:
-        """Every student and every objective can be trained here."""
+        """Return no problem: this backend trains every student and every objective."""
         return []
 
 
 def build(config: Config, context: BackendContext) -> Backend:
     """Open the backend."""
-    from practicum.backends.local.backend import (
-        LocalBackend,  # loads transformers, which a recipe's reader does not need
-    )
+    # Imported on use: this loads transformers, which reading a recipe does not need.
+    from practicum.backends.local.backend import LocalBackend
 
     return LocalBackend(config, context)
 
 
 def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
-    """Open the same over models that have sizes and no weights; every answer is `answer_tokens` long."""
+    """Open the backend over weightless models; every completion is `answer_tokens` long."""
     from practicum.backends.local.paper_backend import LocalPaper
 
     return LocalPaper(config, context, answer_tokens)
 
 
 def host(config: ModelConfig) -> Hosted:
-    """Load a model to be held by a service."""
+    """Load a model for a service to hold."""
     from practicum.backends.local.hosted import LocalHosted
 
     return LocalHosted(config)
 
 
 def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
-    """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
-    from practicum.backends.local.scratch import scratch_folder
+    """Return the folder of a from-scratch model; the first call makes the model.
 
-    return scratch_folder(folder, config, task)
+    Its vocabulary is the task's characters, and it is pretrained on the task's answers.
+    """
+    from practicum.backends.local.scratch import prepare_scratch_folder
+
+    return prepare_scratch_folder(folder, config, task)

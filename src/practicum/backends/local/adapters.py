@@ -1,12 +1,13 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) in the layers of a model: where they are put, and the weights that they make.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in the layers of a model, and their merged weights.
 
-A linear map W becomes W + (alpha / rank) B A. The experts of a mixture are weights of three axes, in which each expert has an A
-and a B of its own. The modules to adapt are picked here and not by peft's search by name, which takes some names of mixtures
-of experts to mean other modules.
+A linear map W becomes W + (alpha / rank) B A. The weights of a mixture's experts have three axes,
+and each expert gets its own A and B. This module picks the modules to adapt itself: peft's search
+by name picks the wrong modules in some mixtures of experts.
 """
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -20,104 +21,103 @@ from practicum.errors import ModelError
 from practicum.models.config import Lora
 
 PARTS = ("attention", "mlp")
-"""The halves of a layer: what mixes tokens, and what works on each token alone."""
+"""The halves of a layer: the part that mixes tokens, and the part that treats each token alone."""
 
-MIXERS = ("attn", "attention", "mamba", "mixer", "conv", "temporal")
-"""What stands in the names of the modules that mix tokens."""
+MIXER_NAMES = ("attn", "attention", "mamba", "mixer", "conv", "temporal")
+"""Parts of the names of modules that mix tokens."""
 
-SET = "default"
-"""The name of the one set of adapters."""
+ADAPTER_NAME = "default"
+"""The name under which peft stores the only adapter of a module."""
 
 
 class ExpertAdapter(ParamWrapper):
     """A low-rank change of one weight of a mixture's experts.
 
-    While the experts compute, the changed weight stands in for the plain one. peft does the same by torch's parametrizations,
-    whose cache is one for all threads: as long as a sampler's thread is within its experts, a trainer's thread would go on with
-    the weights of an earlier step.
+    The experts compute with the changed weight in place of the plain one.
     """
 
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Compute as the experts do."""
-        changed = self.get_param() + self.get_delta_weight(SET)
+    # peft swaps the weight by torch's parametrizations, whose cache all threads share: while a
+    # sampler's thread runs its experts, a trainer's thread would compute with an older step's
+    # weights.
+    def forward(self, x: Tensor, *routing: Tensor) -> Tensor:
+        """Run the experts on `x` with the adapted weight."""
+        changed = self.get_param() + self.get_delta_weight(ADAPTER_NAME)
         depth = sum(isinstance(module, ExpertAdapter) for module in self.base_layer.modules())
-        path = (
-            "base_layer." * depth + self.parameter_name
-        )  # adapters of the other weights lie in between
-        return torch.func.functional_call(self.base_layer, {path: changed}, (x, *others))
+        # Each adapted weight wraps the experts once more, so the weight lies `depth` wrappers down.
+        path = "base_layer." * depth + self.parameter_name
+        return torch.func.functional_call(self.base_layer, {path: changed}, (x, *routing))
 
 
 def add_adapters(
     model: PreTrainedModel, lora: Lora, seed: int, layers: list[int], parts: tuple[str, ...] = PARTS
 ) -> None:
-    """Put seeded adapters around the linear maps and the experts of some layers; nothing else of the model learns.
+    """Put seeded adapters around some layers' linear maps and experts; freeze other weights.
 
-    `parts` says of which halves of a layer. Raises ModelError where there is nothing to adapt, or where what the adapters make
-    is not a weight of the model.
+    `parts` selects halves of a layer. Raises ModelError if there is nothing to adapt, or if an
+    adapter cannot be merged into a weight of the model.
     """
     names = model.state_dict().keys()
     model.requires_grad_(False)
-    stack = layers_of(model)
-    inside = [
-        (name, module) for name, module in stack.named_modules() if _is_within(name, layers, parts)
-    ]
-    past = {id(inner) for _, module in inside for inner in _read_past_adapters(module)}
-    maps = [
-        (name, module)
-        for name, module in inside
-        if is_linear_map(module) and id(module) not in past
-    ]
-    experts = [(name, weight) for name, module in inside for weight in expert_weights(module)]
+    stack = get_layers(model)
+    inside = {name: m for name, m in stack.named_modules() if _is_within(name, layers, parts)}
+    bypassing: set[torch.nn.Module] = set()
+    for module in inside.values():
+        bypassing.update(_find_maps_that_bypass_adapters(module))
+    maps = [name for name, m in inside.items() if is_linear_map(m) and m not in bypassing]
+    experts = [(name, weight) for name, m in inside.items() for weight in list_expert_weights(m)]
     if not maps and not experts:
         raise ModelError(
-            f"{model.name_or_path}: no linear map of {' or '.join(parts) or 'no part'} to adapt was found; leave lora out to "
-            "train the weights themselves"
+            f"{model.name_or_path}: no linear map of {' or '.join(parts) or 'no part'} to adapt "
+            "was found; leave lora out to train the weights themselves"
         )
     with torch.random.fork_rng(), torch.device("meta" if model.device.type == "meta" else "cpu"):
         torch.manual_seed(seed)
-        for name, module in maps:
-            stack.set_submodule(name, _around_map(module, lora))
+        for name in maps:
+            stack.set_submodule(name, _wrap_map(inside[name], lora))
         for name, weight in experts:
-            stack.set_submodule(name, _around_experts(stack.get_submodule(name), weight, lora))
+            settings: Any = (ADAPTER_NAME, weight, LoraConfig(), lora.rank, lora.alpha)
+            stack.set_submodule(name, ExpertAdapter(stack.get_submodule(name), *settings))
     _check_mergeable(model, names)
 
 
 @torch.no_grad()
-def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the model's state with every adapter added to the weight it adapts, under the base model's names."""
+def merge_adapters(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the state dict under the base model's names, each adapter added to its weight."""
     state = {
-        base_name(name): value for name, value in model.state_dict().items() if not is_adapter(name)
+        strip_wrappers(name): weight
+        for name, weight in model.state_dict().items()
+        if not is_adapter(name)
     }
-    for name, adapter in _adapted_weights(model):
-        delta = adapter.get_delta_weight(SET)  # type: ignore[operator]
+    for name, adapter in _list_adapted_weights(model):
+        delta = adapter.get_delta_weight(ADAPTER_NAME)  # type: ignore[operator]
         state[name] = state[name] + delta.to(state[name].dtype)
     return state
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter of this name belongs to an adapter."""
+    """Return True if a parameter of this name belongs to an adapter."""
     return ".lora_" in name
 
 
-def base_name(name: str) -> str:
-    """Return the name that a parameter or a module had before adapters were put around it."""
+def strip_wrappers(name: str) -> str:
+    """Return the name that a parameter or a module had before adapters wrapped it."""
     return ".".join(part for part in name.split(".") if part != "base_layer")
 
 
-def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """Return the model's layers; ModelError where they are not found."""
+def get_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """Return the model's layers; raise ModelError if they cannot be found."""
     layers = find_layers(model)
     if layers is None:
         count = model.config.get_text_config().num_hidden_layers
         raise ModelError(
-            f"{model.name_or_path}: its {count} layers were not found, so it can only be trained as a whole; leave lora and "
-            "trainable_layers out"
+            f"{model.name_or_path}: its {count} layers were not found, so it can only be trained "
+            "as a whole; leave lora and trainable_layers out"
         )
     return layers
 
 
 def is_linear_map(module: torch.nn.Module) -> bool:
-    """Return whether a module multiplies by its weight and does nothing else; some routers are linear maps that do more."""
+    """Return True if a module only multiplies by its weight; some routers do more."""
     if type(module).forward in (torch.nn.Linear.forward, Conv1D.forward):
         return True
     return isinstance(module, torch.nn.Linear) and _is_plain_product(module)
@@ -125,11 +125,12 @@ def is_linear_map(module: torch.nn.Module) -> bool:
 
 @torch.no_grad()
 def _is_plain_product(module: torch.nn.Linear) -> bool:
-    """Return whether a forward pass of a class's own (Falcon's) is that of its base class, on one input."""
+    """Return True if a class's own forward pass (Falcon's) gives the plain product."""
+    # Stand-ins of known values: the module may be on the meta device, without any weights.
     stand_ins = {
-        name: _ramp(parameter.shape) for name, parameter in module.named_parameters(recurse=False)
+        name: _build_ramp(weight.shape) for name, weight in module.named_parameters(recurse=False)
     }
-    probe = _ramp((1, module.in_features))
+    probe = _build_ramp((1, module.in_features))
     result = torch.func.functional_call(module, stand_ins, (probe,))
     expected = torch.nn.functional.linear(probe, stand_ins["weight"], stand_ins.get("bias"))
     return (
@@ -139,12 +140,12 @@ def _is_plain_product(module: torch.nn.Linear) -> bool:
     )
 
 
-def _ramp(shape: tuple[int, ...]) -> Tensor:
+def _build_ramp(shape: tuple[int, ...]) -> Tensor:
     return torch.linspace(-1.0, 1.0, math.prod(shape)).reshape(shape)
 
 
-def expert_weights(module: torch.nn.Module) -> list[str]:
-    """Return the names of the weights in which a module holds all experts, [experts, ., .]; none where it is no experts."""
+def list_expert_weights(module: torch.nn.Module) -> list[str]:
+    """Return the names of weights that hold all experts, [experts, ., .], if there are any."""
     if not type(module).__name__.endswith("Experts"):
         return []
     return sorted(
@@ -152,26 +153,26 @@ def expert_weights(module: torch.nn.Module) -> list[str]:
     )
 
 
-def weights_of_experts(model: PreTrainedModel) -> Iterator[tuple[torch.nn.Parameter, int]]:
-    """Yield the weights that hold a part for each of several experts, adapters included, each with how many experts there are."""
+def find_expert_parameters(model: PreTrainedModel) -> Iterator[tuple[torch.nn.Parameter, int]]:
+    """Yield each parameter that holds several experts, adapters included, and their number."""
     for module in model.modules():
-        for name in expert_weights(module):
+        for name in list_expert_weights(module):
             weight = module.get_parameter(name)
             yield weight, len(weight)
         if isinstance(module, ExpertAdapter):
             for low_rank in (module.lora_A, module.lora_B):
-                yield low_rank.get_parameter(f"{SET}.weight"), module.num_experts
+                yield low_rank.get_parameter(f"{ADAPTER_NAME}.weight"), module.num_experts
 
 
 def _is_within(name: str, layers: list[int], parts: tuple[str, ...]) -> bool:
-    """Return whether a module of the list of layers is in one of these layers and halves."""
+    """Return True if a module's name, relative to the layers, is in these layers and halves."""
     number, _, inner = name.partition(".")
-    part = "attention" if any(mixer in inner for mixer in MIXERS) else "mlp"
+    part = "attention" if any(mixer in inner for mixer in MIXER_NAMES) else "mlp"
     return bool(inner) and int(number) in layers and part in parts
 
 
-def _read_past_adapters(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the maps whose weights a module hands to a kernel, which would not see an adapter around them.
+def _find_maps_that_bypass_adapters(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the maps whose weights a module passes to a kernel, which would ignore an adapter.
 
     A state-space mixer does so with all but its first map, on machines that have its kernels.
     """
@@ -180,31 +181,31 @@ def _read_past_adapters(module: torch.nn.Module) -> list[torch.nn.Module]:
     return [inner for name, inner in module.named_children() if name != "in_proj"]
 
 
-def _around_map(module: torch.nn.Module, lora: Lora) -> Linear:
+def _wrap_map(module: torch.nn.Module, lora: Lora) -> Linear:
     transposed = isinstance(module, Conv1D)
-    settings = LoraConfig(fan_in_fan_out=transposed)
-    return Linear(module, SET, settings, lora.rank, lora.alpha, is_target_conv_1d_layer=transposed)  # type: ignore[arg-type]
+    # peft types its alpha as int and takes any number.
+    settings: Any = (LoraConfig(fan_in_fan_out=transposed), lora.rank, lora.alpha)
+    return Linear(module, ADAPTER_NAME, *settings, is_target_conv_1d_layer=transposed)
 
 
-def _around_experts(module: torch.nn.Module, weight: str, lora: Lora) -> ExpertAdapter:
-    return ExpertAdapter(module, SET, weight, LoraConfig(), lora.rank, lora.alpha)  # type: ignore[arg-type]
-
-
-def _adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:
-    """Each adapter with the name of the weight it adapts."""
+def _list_adapted_weights(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:
+    """Yield each adapter with the name of its weight in the base model."""
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
             weight = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
-            yield f"{base_name(name)}.{weight}", module
+            yield f"{strip_wrappers(name)}.{weight}", module
 
 
 def _check_mergeable(model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Raise ModelError unless `merged_weights` would give weights of these names: better now than after the training."""
-    kept = {base_name(name) for name in model.state_dict() if not is_adapter(name)}
-    adapted = {name for name, _ in _adapted_weights(model)}
-    strange = sorted((kept ^ set(names)) | (adapted - kept))
-    if strange:
+    """Raise ModelError unless `merge_adapters` gives weights of these names.
+
+    Checking before training is cheaper than failing at the export after it.
+    """
+    exported = {strip_wrappers(name) for name in model.state_dict() if not is_adapter(name)}
+    adapted = {name for name, _ in _list_adapted_weights(model)}
+    unknown = sorted((exported ^ set(names)) | (adapted - exported))
+    if unknown:
         raise ModelError(
-            f"{model.name_or_path}: its adapters could not be exported, for {strange[0]} is not a weight of the model; leave "
-            "lora out to train the weights themselves"
+            f"{model.name_or_path}: its adapters could not be exported, for {unknown[0]} is not a "
+            "weight of the model; leave lora out to train the weights themselves"
         )

@@ -1,7 +1,8 @@
-"""Attention over texts laid end to end in one row: none is padded, and each token sees its own text alone.
+"""Attention over texts packed into one row: no padding, and each token sees only its own text.
 
-transformers lets an attention function be registered under a name, and hands it whatever keyword the model was called with.
-Ours takes a `layout`, which knows which tokens belong together; without one it is transformers' own.
+transformers calls an attention function registered under a name with every keyword that the model
+was called with. The function of this module takes a `layout`, which knows which tokens belong
+together; without a layout it calls transformers' own function.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -14,63 +15,60 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "practicum"
-"""Under which name transformers knows this function."""
+"""The name under which this attention function is registered in transformers."""
 
 
 @runtime_checkable
 class AttentionLayout(Protocol):
-    """Which tokens of a row belong together."""
+    """The grouping of a row's tokens: the tokens that each token attends to."""
 
     def attend(
         self,
         layer: int,
-        query: Float[Tensor, "T H d"],
-        key: Float[Tensor, "T G d"],
-        value: Float[Tensor, "T G e"],
+        queries: Float[Tensor, "T H d"],
+        keys: Float[Tensor, "T G d"],
+        values: Float[Tensor, "T G e"],
         scale: float | None,
         dropout: float,
     ) -> Float[Tensor, "T H e"]:
-        """What each of the T tokens gathers, with H query heads in G groups that share their keys and values.
+        """Compute the attention output of each of the T tokens of a row.
 
-        Values may be narrower than keys: e is not d where attention is latent (DeepSeek).
+        H query heads fall into G groups that share keys and values. Values may be narrower than
+        keys: e differs from d if attention is latent (DeepSeek).
         """
         ...
 
 
 def attend(
-    query: Float[Tensor, "B H L d"],
-    key: Float[Tensor, "B G M d"],
-    value: Float[Tensor, "B G M e"],
+    queries: Float[Tensor, "B H L d"],
+    keys: Float[Tensor, "B G M d"],
+    values: Float[Tensor, "B G M e"],
     mask: Float[Tensor, "B 1 #L M"] | None,
     scale: float | None,
     *,
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Float[Tensor, "B H L e"]:
-    """Scaled dot-product attention; `mask` is added to the scores. Values may be of another width than keys."""
-    shared = query.shape[1] != key.shape[1]
-    if (
-        shared and query.device.type != "cpu"
-    ):  # the fast kernels there take groups or a mask, not both
-        groups = query.shape[1] // key.shape[1]
-        key, value, shared = (
-            key.repeat_interleave(groups, 1),
-            value.repeat_interleave(groups, 1),
-            False,
-        )
+    """Compute scaled dot-product attention; `mask` is added to the scores."""
+    groups = queries.shape[1] // keys.shape[1]
+    # Fast kernels off the CPU take grouped heads or a mask, not both: repeat the heads there.
+    if groups > 1 and queries.device.type != "cpu":
+        keys, values = (heads.repeat_interleave(groups, 1) for heads in (keys, values))
+        groups = 1
     return torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
+        queries,
+        keys,
+        values,
         attn_mask=mask,
         dropout_p=dropout,
         is_causal=causal,
         scale=scale,
-        enable_gqa=shared,
+        enable_gqa=groups > 1,
     )
 
 
-def _attention(  # noqa: PLR0913 - transformers' interface
+# The parameters are transformers' interface, and some models call it by keyword.
+def _attend_with_layout(  # noqa: PLR0913
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -80,15 +78,18 @@ def _attention(  # noqa: PLR0913 - transformers' interface
     dropout: float = 0.0,
     scaling: float | None = None,
     layout: AttentionLayout | None = None,
-    **others: Any,  # every model may add keywords of its own
+    **model_kwargs: Any,  # every model may add keywords
 ) -> tuple[Tensor, None]:
+    states = query, key, value
     if layout is None:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+            module, *states, attention_mask, dropout=dropout, scaling=scaling, **model_kwargs
         )
-    row = (part[0].transpose(0, 1) for part in (query, key, value))
-    return layout.attend(int(module.layer_idx), *row, scaling, dropout)[None], None  # type: ignore[arg-type]
+    # A packed batch is one row: drop the batch axis and put the tokens before the heads.
+    queries, keys, values = (heads[0].transpose(0, 1) for heads in states)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    return layout.attend(layer, queries, keys, values, scaling, dropout)[None], None
 
 
-AttentionInterface.register(NAME, _attention)
+AttentionInterface.register(NAME, _attend_with_layout)
 AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,4 +1,4 @@
-"""Models in this process: loaded, sampled from, trained and saved."""
+"""Load, sample from, train and save models in this process."""
 
 import logging
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.loading import LoadedModel, load, load_student
 from practicum.backends.local.residency import build_scorer
 from practicum.backends.local.sampler import LocalSampler
-from practicum.backends.local.scratch import scratch_folder
+from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.self_teacher import LocalSelfTeacher
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.backends.local.trainer import LocalTrainer, TrainerLimits
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLearner(Learner):
-    """A student whose modules are at hand."""
+    """A student whose modules are in this process."""
 
     trainer: LocalTrainer
     loaded: LoadedModel
@@ -42,14 +42,14 @@ class LocalBackend:
         )
 
     def student(self, config: StudentConfig) -> LocalLearner:
-        """Load the student and let learn what the recipe says."""
-        folder = self._find(config, "student")
+        """Load the student and make the weights trainable that the recipe names."""
+        folder = self._prepare_folder(config, "student")
         loaded = load_student(config, self._context.seed, folder)
         model = loaded.language_model
         if not config.dropout and _is_noisy_in_training(model):
             log.info(
-                f"student: the config of {loaded.source} asks for dropout or a router's noise in training, which is left off; "
-                "write student.dropout: true to learn with it"
+                f"student: the config of {loaded.source} asks for dropout or a router's noise in "
+                "training, which is left off; write student.dropout: true to learn with it"
             )
         trainer = LocalTrainer(
             model, self._limits, loaded.renderer.special_ids, dropout=config.dropout
@@ -67,8 +67,8 @@ class LocalBackend:
         )
 
     def scorer(self, config: ScorerConfig, name: str) -> Model:
-        """Load another model, whose weights stay where `config.residency` says."""
-        loaded = load(config, self._find(config, name))
+        """Load a model that only scores and samples; `config.residency` places its weights."""
+        loaded = load(config, self._prepare_folder(config, name))
         model = loaded.language_model
         client = build_scorer(
             loaded, config, self._limits.sampling_batch, self._limits.chunk_tokens
@@ -79,58 +79,54 @@ class LocalBackend:
             loaded.context_length,
             loaded.source,
             measure_dims(model),
-            model.unsampled or "",
+            model.no_sampling_reason,
         )
 
     def sampler(self, student: Learner) -> LocalSampler:
-        """Sample from the live weights."""
-        return _own(student).trainer.sampling_client()
+        """Return a client that samples from the live weights."""
+        return _require_local(student).trainer.sampling_client()
 
     def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> LocalSelfTeacher:
-        """Score with the student's modules and weights that follow its own, starting from what they are now."""
-        return _own(student).trainer.self_teacher(rule)
+        """Return a scorer whose weights start as the student's and follow them by `rule`."""
+        return _require_local(student).trainer.self_teacher(rule)
 
     def save(self, student: Learner, folder: Path) -> None:
-        """Write the weights that learn, and the moments of AdamW."""
-        for stem, tensors in _own(student).trainer.save_state().items():
+        """Write the trainable weights and AdamW's moments."""
+        for stem, tensors in _require_local(student).trainer.save_state().items():
             write_tensors(folder / f"{stem}.safetensors", tensors)
 
     def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
-        """Restore what `save` wrote."""
-        read = {"student": read_tensors(folder / "student.safetensors"), "optimizer": {}}
-        if moments:
-            read["optimizer"] = read_tensors(folder / "optimizer.safetensors")
-        _own(student).trainer.load_state(read)
+        """Restore what `save` wrote, without the moments if `moments` is False."""
+        optimizer = read_tensors(folder / "optimizer.safetensors") if moments else {}
+        _require_local(student).trainer.load_state(
+            {"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer}
+        )
 
     def export(self, student: Learner, folder: Path) -> None:
-        """Write a model folder, adapters merged."""
-        export(_own(student).loaded, folder)
+        """Write a model folder with the adapters merged."""
+        export(_require_local(student).loaded, folder)
 
-    def _find(self, config: ModelConfig, name: str) -> Path | None:
-        """Return the folder of a model from scratch, made the first time; say what is loaded."""
+    def _prepare_folder(self, config: ModelConfig, name: str) -> Path | None:
+        """Return the folder of a from-scratch model, None for other models; log what is loaded."""
         context = self._context
         if isinstance(config.model, ScratchConfig):
             log.info(f"{name}: made from scratch")
-            return scratch_folder(
-                context.models / name.replace("/", "-"), config.model, context.task()
-            )
-        converting = (
-            " (converting it to safetensors, once: about 20 s)"
-            if conversion_pending(config.model)
-            else ""
-        )
-        log.info(f"{name}: {config.model}{converting}")
+            folder = context.models / name.replace("/", "-")
+            return prepare_scratch_folder(folder, config.model, context.task())
+        is_pending = conversion_pending(config.model)
+        note = " (converting it to safetensors, once: about 20 s)" if is_pending else ""
+        log.info(f"{name}: {config.model}{note}")
         return None
 
 
-def _own(student: Learner) -> LocalLearner:
+def _require_local(student: Learner) -> LocalLearner:
     assert isinstance(student, LocalLearner), "a backend is given the students that it made"
     return student
 
 
 @torch.no_grad()
 def _is_noisy_in_training(language_model: LanguageModel) -> bool:
-    """Return whether the model computes something else in its training mode, on a short text."""
+    """Return True if the model computes something else in training mode, tried on a short text."""
     model, device = language_model.model, language_model.device
     ids = torch.arange(1, 17, device=device)[None] % language_model.vocab_size
     mask = torch.ones_like(ids, dtype=torch.bool)

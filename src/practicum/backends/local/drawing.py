@@ -1,4 +1,4 @@
-"""Drawing one token a row: from logits, settings and the next numbers of each row's own random stream."""
+"""Sample the next token of each row from its logits and from random numbers of its own stream."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,22 @@ from practicum.functional.truncation import sampling_logprobs
 from practicum.types import SamplingParams
 
 VOCABULARY_BLOCK = 64
-"""Tokens whose probabilities are added up; only the block that is drawn is looked into."""
+"""The tokens in one block of the race; only the winning block's tokens race in turn."""
 
 MAX_CACHED_ENTRIES = 2**19
-"""So many entries at a time are exponentiated and added up, which a processor's cache holds."""
+"""The most entries raced at once on a CPU: so many fit in its cache."""
 
 
-def random_stream(seed: int) -> torch.Generator:
-    """The random stream of one completion."""
+def open_random_stream(seed: int) -> torch.Generator:
+    """Return the random stream of one completion."""
     return torch.Generator().manual_seed(seed)
 
 
 def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Float[Tensor, "B N"]:
-    """What one token of each completion is drawn with: exponential numbers for the blocks, and for the tokens of one block."""
+    """Draw the exponential variates with which one token of each completion is sampled.
+
+    Each row has one for every block of the vocabulary, and one for every token of a block.
+    """
     noise = torch.empty(
         len(streams), -(-vocabulary // VOCABULARY_BLOCK) + VOCABULARY_BLOCK, dtype=torch.float64
     )
@@ -36,7 +39,11 @@ def draw_exponentials(streams: Sequence[torch.Generator], vocabulary: int) -> Fl
 def draw(
     logits: Float[Tensor, "B V"], params: SamplingParams, noise: Float[Tensor, "B N"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Tokens, their log-probabilities under what was sampled from, and under the model itself."""
+    """Sample one token a row.
+
+    Returns the tokens and their log-probabilities under the sampling distribution (after
+    temperature, top-k and top-p) and under the model's own distribution.
+    """
     if params.temperature == 0:
         tokens = logits.argmax(dim=-1)
         return (
@@ -57,17 +64,20 @@ def draw(
 
 def sample_mixed_tokens(
     logits: Float[Tensor, "B V"],
-    teacher: Float[Tensor, "B V"],
+    teacher_logits: Float[Tensor, "B V"],
     share: float,
     params: SamplingParams,
     noise: Float[Tensor, "B N"],
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """As `draw`, from `share` times the teacher's distribution and the rest of the model's own."""
+    """Sample from `share` of the teacher's and 1 - `share` of the model's distribution.
+
+    Returns the same as `draw`.
+    """
     if share == 0:
         return draw(logits, params, noise)
     policy = torch.log_softmax(logits, dim=-1)
-    theirs = sampling_logprobs(torch.log_softmax(teacher, dim=-1), params)
-    mixed = F.mixture([(share, theirs), (1.0 - share, sampling_logprobs(policy, params))])
+    teacher = sampling_logprobs(torch.log_softmax(teacher_logits, dim=-1), params)
+    mixed = F.mixture([(share, teacher), (1.0 - share, sampling_logprobs(policy, params))])
     tokens, sampled = sample_by_exponential_race(mixed, noise)
     return tokens, sampled, F.gather_logprobs(policy, tokens)
 
@@ -75,12 +85,11 @@ def sample_mixed_tokens(
 def sample_by_exponential_race(
     scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """A token of each row drawn from the softmax of `scores`, and its log-probability; never a token of probability 0.
+    """Sample a token of each row from the softmax of `scores`; never a token of probability 0.
 
-    Every candidate arrives after a time drawn from the exponential distribution of its probability's rate, and the first wins,
-    with just that probability (the Gumbel trick, Maddison et al. 2014). First the blocks race and then the tokens of the
-    winner. Rounding that moves every probability by a share e changes the winner with a chance of about e; where the
-    cumulative distribution is inverted, it moves every one of the vocabulary's boundaries.
+    Returns the tokens and their log-probabilities. Every candidate arrives after a time drawn from
+    the exponential distribution whose rate is its probability, and the first to arrive wins: it
+    wins with just that probability (the Gumbel trick, Maddison et al. 2014).
     """
     count, width = scores.shape
     rows = max(MAX_CACHED_ENTRIES // width, 1) if scores.device.type == "cpu" else max(count, 1)
@@ -92,7 +101,11 @@ def sample_by_exponential_race(
 def _race(
     scores: Float[Tensor, "B V"], noise: Float[Tensor, "B N"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    # Racing the blocks first takes 832 random numbers a token for a vocabulary of 49,152, where one a candidate would take all.
+    # Blocks race first, then the tokens of the winning block: 832 random numbers a token for a
+    # vocabulary of 49,152, where one per candidate would take all. Rounding that moves every
+    # probability by a share e changes the winner with a chance of about e. Inverting the cumulative
+    # distribution is as fast, but rounding moves every one of its boundaries, so the batch that a
+    # text shares would change many more tokens.
     count, width = scores.shape
     blocks = -(-width // VOCABULARY_BLOCK)
     weights = torch.softmax(scores, dim=-1)
@@ -101,20 +114,22 @@ def _race(
     cells = weights.view(count, blocks, VOCABULARY_BLOCK)
     mass = cells.sum(dim=-1).double()
     block = _find_first_arrival(mass, noise[:, :blocks])
-    within = cells.gather(1, block[:, :, None].expand(-1, -1, VOCABULARY_BLOCK))[:, 0].double()
-    place = _find_first_arrival(within, noise[:, blocks:])
-    logprobs = (within.gather(1, place) / mass.sum(dim=-1, keepdim=True)).log()
-    return (block * VOCABULARY_BLOCK + place)[:, 0], logprobs[:, 0].to(scores.dtype)
+    winner = block[:, :, None].expand(-1, -1, VOCABULARY_BLOCK)
+    block_weights = cells.gather(1, winner)[:, 0].double()
+    index = _find_first_arrival(block_weights, noise[:, blocks:])
+    logprobs = (block_weights.gather(1, index) / mass.sum(dim=-1, keepdim=True)).log()
+    return (block * VOCABULARY_BLOCK + index)[:, 0], logprobs[:, 0].to(scores.dtype)
 
 
 def _find_first_arrival(
     rates: Float[Tensor, "B N"], noise: Float[Tensor, "B N"]
 ) -> Int[Tensor, "B 1"]:
-    """Who arrives first; nobody whose rate is 0."""
+    """Return the index of the first arrival in each row; a candidate with rate 0 never arrives."""
     return torch.where(rates > 0, noise / rates, torch.inf).argmin(dim=-1, keepdim=True)
 
 
 def _compute_untempered_logprobs(
     logits: Float[Tensor, "B V"], tokens: Int[Tensor, " B"]
 ) -> Float[Tensor, " B"]:
+    # Without log_softmax, which would write a [B, V] matrix for B numbers.
     return F.gather_logprobs(logits, tokens) - torch.logsumexp(logits, dim=-1)

@@ -1,4 +1,7 @@
-"""A folder that transformers and other engines load: adapters merged, weights in safetensors, tokenizer beside them."""
+"""Export a model folder that transformers and other engines load.
+
+Adapters are merged, weights are in safetensors files, and the tokenizer stands beside them.
+"""
 
 import copy
 import tempfile
@@ -6,31 +9,31 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from practicum.backends.local.adapters import merged_weights
+from practicum.backends.local.adapters import merge_adapters
 from practicum.backends.local.loading import LoadedModel
 from practicum.errors import ResourceError
 
 
 def export(loaded: LoadedModel, folder: Path) -> None:
-    """Write the model folder; it appears under its name only when it is whole."""
+    """Write the model folder; it appears under its name only when it is complete."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ResourceError(
             f"{folder} exists and is not empty; export to another folder or remove it first"
         )
     model = loaded.language_model.model
     plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    plain.load_state_dict(merged_weights(model))
+    plain.load_state_dict(merge_adapters(model))
     plain.generation_config = model.generation_config
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.tmp-", dir=folder.parent) as temporary:
-        inside = Path(temporary) / "model"
-        plain.save_pretrained(inside)
-        _tokenizer(loaded).save_pretrained(inside)
-        inside.rename(folder)
+        model_dir = Path(temporary) / "model"
+        plain.save_pretrained(model_dir)
+        _copy_tokenizer(loaded).save_pretrained(model_dir)
+        model_dir.rename(folder)
 
 
-def _tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer with the chat template that the student was trained with."""
+def _copy_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
+    """Return the tokenizer with the chat template that the student was trained with."""
     tokenizer = copy.copy(loaded.renderer.tokenizer)
     if loaded.renderer.template is not None:
         tokenizer.chat_template = loaded.renderer.template

@@ -1,21 +1,21 @@
-"""The gradient of a loss of given tokens' log-probabilities: what the Tinker API calls forward_backward.
+"""Differentiate a loss of target tokens' log-probabilities: the Tinker API's forward_backward.
 
-The targets are free: at each position K tokens, whether or not any of them is the next one. The [T, V] matrix of all
-positions is never held, and a batch is cut into passes as `LocalTrainer` cuts it; the loss is a sum, so cuts change nothing but
-rounding.
+Each position has K target tokens, which need not include the next token. The [T, V] matrix of all
+positions is never in memory. A batch is cut into micro-batches as `LocalTrainer` cuts it; the loss
+is a sum, so the cuts change nothing but rounding.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from practicum.backends.local.graph import activation_checkpointing
-from practicum.backends.local.packing import hidden_states
+from practicum.backends.local.packing import hidden_states, split_by_tokens
 from practicum.backends.local.sampler import SCORED_TOKENS
 from practicum.backends.local.trainer import LocalTrainer
 from practicum.costs import GraphPlan
-from practicum.costs.segments import how_many_fit
 from practicum.errors import NumericError
 from practicum.functional.chunked import chunks
 from practicum.functional.head import Head
@@ -24,65 +24,54 @@ from practicum.types import ScoreRequest
 
 
 def forward_backward_targets(
-    trainer: LocalTrainer, data: Sequence[GivenTokens], seed: int
+    trainer: LocalTrainer, datums: Sequence[GivenTokens], seed: int
 ) -> GivenResult:
-    """Add the gradient of the summed loss to what has been accumulated; dropout is seeded by `seed`.
+    """Add the gradient of the summed loss to the accumulated gradients; `seed` seeds dropout.
 
-    Raises NumericError where a loss is not a number; what had been accumulated is then as it was. So it is where nothing is
-    supervised: a gradient of zeros would move the weights by momentum and weight decay.
+    Raises NumericError if a loss is not a number. The accumulated gradients then stay as they were,
+    as they do if no target is supervised.
     """
-    parameters = trainer.language_model.trainable_parameters().values()
-    earlier = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        device = trainer.language_model.device
-        plan = trainer.graph_plan(max(len(datum.tokens) for datum in data) + 1)
-        trainer.start_learning()
-        with (
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-            torch.enable_grad(),
-            activation_checkpointing(trainer.language_model, plan.recompute),
-        ):
-            torch.manual_seed(seed)
-            result = _through(trainer, data, plan, learn=True)
-    except BaseException:
-        for parameter, gradient in zip(parameters, earlier, strict=True):
-            parameter.grad = gradient
-        raise
-    for parameter, gradient in zip(parameters, earlier, strict=True):
-        now = parameter.grad if result.supervises else None
-        parameter.grad = now if gradient is None else gradient if now is None else gradient + now
+    with trainer.add_gradients(), torch.enable_grad():
+        plan = trainer.plan_micro_batch(max(len(datum.tokens) for datum in datums) + 1)
+        trainer.set_training_mode()
+        torch.manual_seed(seed)
+        with activation_checkpointing(trainer.language_model, plan.recompute):
+            result = _run_micro_batches(trainer, datums, plan, train=True)
+        if not result.supervises:
+            # A gradient of zeros would still move the weights, by momentum and weight decay.
+            trainer.language_model.model.zero_grad(set_to_none=True)
     return result
 
 
 @torch.no_grad()
-def forward_targets(trainer: LocalTrainer, data: Sequence[GivenTokens]) -> GivenResult:
-    """The same numbers without a gradient."""
+def forward_targets(trainer: LocalTrainer, datums: Sequence[GivenTokens]) -> GivenResult:
+    """Return the same log-probabilities and losses without computing a gradient."""
     trainer.language_model.model.eval()
-    return _through(trainer, data, GraphPlan(SCORED_TOKENS, recompute=False), learn=False)
+    plan = GraphPlan(SCORED_TOKENS, recompute=False)
+    return _run_micro_batches(trainer, datums, plan, train=False)
 
 
-def _through(
-    trainer: LocalTrainer, data: Sequence[GivenTokens], plan: GraphPlan, *, learn: bool
+def _run_micro_batches(
+    trainer: LocalTrainer, datums: Sequence[GivenTokens], plan: GraphPlan, *, train: bool
 ) -> GivenResult:
     model = trainer.language_model
     head = model.head()
     texts_logprobs, losses, supervises = [], [], False
-    for part in _passes(data, plan.tokens, model.packs_up_to):
-        hidden = hidden_states(model, [_text(datum) for datum in part])
+    requests = [_build_request(datum) for datum in datums]
+    for micro_batch in split_by_tokens(requests, plan.tokens, model.max_packed_tokens):
+        hidden = hidden_states(model, requests[micro_batch])
         gradient = torch.zeros_like(hidden)
         start = 0
-        for datum in part:
+        for datum in datums[micro_batch]:
             rows = slice(start, start + len(datum.tokens))
             start = rows.stop
-            logprobs, loss = _read(
-                head, hidden[rows], gradient[rows], datum, trainer.limits.chunk_tokens, learn=learn
+            logprobs, loss = _compute_loss(
+                head, hidden[rows], gradient[rows], datum, trainer.limits.chunk_tokens, train=train
             )
-            if not torch.isfinite(torch.tensor(loss)):
+            if not math.isfinite(loss):
                 raise NumericError(
-                    f"datum {len(losses)}: its loss is {loss}, not a number; look for logprobs, advantages and "
-                    "weights that are not finite or far too large"
+                    f"datum {len(losses)}: its loss is {loss}, not a number; look for logprobs, "
+                    "advantages and weights that are not finite or far too large"
                 )
             texts_logprobs.append(logprobs)
             losses.append(loss)
@@ -92,24 +81,27 @@ def _through(
     return GivenResult(texts_logprobs, losses, supervises)
 
 
-def _read(
+def _compute_loss(
     head: Head,
     hidden: Tensor,
     gradient: Tensor,
     datum: GivenTokens,
     chunk_tokens: int,
     *,
-    learn: bool,
+    train: bool,
 ) -> tuple[Tensor, float]:
-    """The log-probabilities of a text's targets and its loss; its gradient with respect to `hidden` goes to `gradient`."""
+    """Return a text's target log-probabilities and its loss.
+
+    With `train`, writes the gradient with respect to `hidden` into `gradient`.
+    """
     if datum.whole:
-        datum = _by_parts(head, hidden, datum, chunk_tokens)
+        datum = _separate_loss(head, hidden, datum, chunk_tokens)
     logprobs, total = [], 0.0
     for piece in chunks(len(datum.tokens), chunk_tokens):
-        states = hidden[piece].detach().requires_grad_(learn)
+        states = hidden[piece].detach().requires_grad_(train)
         chosen = head.logprobs(states).gather(-1, datum.targets[piece].to(states.device))
         loss = datum.loss(chosen, piece).sum()
-        if learn:
+        if train:
             loss.backward()
             assert states.grad is not None
             gradient[piece] = states.grad
@@ -118,39 +110,30 @@ def _read(
     return torch.cat(logprobs), total
 
 
-def _by_parts(head: Head, hidden: Tensor, datum: GivenTokens, chunk_tokens: int) -> GivenTokens:
-    """Return the text with a loss of the same value and gradient that can be asked for in pieces.
-
-    The log-probabilities are read once to differentiate the loss by all of them, and `L + g (log S - sg(log S))` is the loss of
-    a token whose own loss is L and whose derivative is g.
-    """
+def _separate_loss(
+    head: Head, hidden: Tensor, datum: GivenTokens, chunk_tokens: int
+) -> GivenTokens:
+    """Return the text with a loss of the same value and gradient that can be computed in chunks."""
+    # First differentiate the full loss by all log-probabilities. A token with loss L and
+    # derivative g then gets the loss L + g (log p - sg(log p)), which needs no other token.
     with torch.no_grad():
-        pieces = [
+        chunk_logprobs = [
             head.logprobs(hidden[piece]).gather(-1, datum.targets[piece].to(hidden.device))
             for piece in chunks(len(datum.tokens), chunk_tokens)
         ]
-    logprobs = torch.cat(pieces)
+    logprobs = torch.cat(chunk_logprobs)
     with torch.enable_grad():
         leaf = logprobs.clone().requires_grad_()
         losses = datum.loss(leaf, slice(0, len(datum.tokens)))
         (derivative,) = torch.autograd.grad(losses.sum(), leaf)
     values = losses.detach()
 
-    def part(chosen: Tensor, piece: slice) -> Tensor:
+    def compute_chunk_loss(chosen: Tensor, piece: slice) -> Tensor:
         return values[piece] + derivative[piece] * (chosen - chosen.detach())
 
-    return GivenTokens(datum.tokens, datum.targets, part)
+    return GivenTokens(datum.tokens, datum.targets, compute_chunk_loss)
 
 
-def _passes(
-    data: Sequence[GivenTokens], limit: int, packs_up_to: int
-) -> Iterator[Sequence[GivenTokens]]:
-    while data:
-        count = how_many_fit([_text(datum) for datum in data], limit, packs_up_to)
-        yield data[:count]
-        data = data[count:]
-
-
-def _text(datum: GivenTokens) -> ScoreRequest:
-    """Every token is read, and every position predicts: any one token stands for what comes after the last."""
+def _build_request(datum: GivenTokens) -> ScoreRequest:
+    # Every position predicts, also the last one: token 0 stands for the token after the text.
     return ScoreRequest(datum.tokens[:1], (*datum.tokens[1:], 0))

@@ -1,8 +1,9 @@
-"""How much memory a backward pass needs, found by trying, and what is done about it.
+"""Measure the memory of a backward pass, and plan micro-batches that fit in a budget.
 
-What autograd keeps of the student's body grows with the tokens that go through it together. A short trial says by how much a
-token; from that follow how many tokens fit in a given memory, and whether the layers must be computed a second time instead
-of being kept (activation checkpointing, arXiv 1604.06174). The answer does not depend on how much memory happens to be free.
+The activations that autograd saves of the student's body grow with the tokens of a micro-batch. A
+short forward pass measures the bytes per token. From these follow the tokens that fit in a given
+memory, and whether layers must be recomputed in the backward pass (activation checkpointing, arXiv
+1604.06174). The plan does not depend on the memory that happens to be free.
 """
 
 import sys
@@ -19,64 +20,66 @@ from practicum.costs import GraphPlan
 from practicum.types import ScoreRequest
 
 PROBE_TOKENS = 96
-"""How long the trial is; a third of it is tried too, so that what does not grow drops out."""
+"""The tokens of the measured text. A third of it is measured too, so that fixed costs cancel."""
 
 MAX_CPU_TOKENS = 1024
-"""On a CPU more tokens than this at once are no faster each: what layers hand on no longer fits in the caches."""
+"""The largest useful micro-batch on a CPU: beyond it, activations no longer fit in the caches."""
 
 
 def plan_micro_batch(
     language_model: LanguageModel, bytes_a_token: int, longest: int, budget: int
 ) -> GraphPlan:
-    """The most tokens whose graph fits in `budget` bytes, but at least the `longest` text, its layers recomputed if need be."""
-    enough = MAX_CPU_TOKENS if language_model.device.type == "cpu" else sys.maxsize
-    kept = budget // bytes_a_token
+    """Plan the largest micro-batch whose activations fit in `budget` bytes.
+
+    It holds at least the `longest` text, in tokens; layers are recomputed if that text does not
+    fit.
+    """
+    most = MAX_CPU_TOKENS if language_model.device.type == "cpu" else sys.maxsize
+    fitting = budget // bytes_a_token
     layers = len(find_layers(language_model.model) or ())
-    if kept >= longest or layers < 2:
-        return GraphPlan(max(min(kept, enough), longest), recompute=False)
-    width = (
-        language_model.model.config.get_text_config().hidden_size
-        * language_model.model.dtype.itemsize
-    )
-    kept = budget // (layers * width + bytes_a_token // layers)
-    return GraphPlan(max(min(kept, enough), longest), recompute=True)
+    recompute = fitting < longest and layers >= 2
+    if recompute:
+        # Then every layer saves its input, and only one layer's activations exist at a time.
+        config = language_model.model.config.get_text_config()
+        input_bytes = config.hidden_size * language_model.model.dtype.itemsize
+        fitting = budget // (layers * input_bytes + bytes_a_token // layers)
+    return GraphPlan(max(min(fitting, most), longest), recompute=recompute)
 
 
 def measure_activation_bytes(language_model: LanguageModel) -> int:
-    """How many bytes autograd keeps of the body for each token."""
+    """Measure the activation memory of one token of the body, in bytes."""
     longest = min(PROBE_TOKENS, language_model.context_length)
     short = max(longest // 3, 1)
     with torch.enable_grad():
-        grown = _measure_saved_bytes(language_model, longest) - _measure_saved_bytes(
-            language_model, short
-        )
-    return max(grown // max(longest - short, 1), 1)
+        difference = _measure_saved_bytes(language_model, longest)
+        difference -= _measure_saved_bytes(language_model, short)
+    return max(difference // max(longest - short, 1), 1)
 
 
 def activation_checkpointing(
-    language_model: LanguageModel, wanted: bool
+    language_model: LanguageModel, enabled: bool
 ) -> AbstractContextManager[None]:
-    """Within the block, layers keep their inputs alone and are computed again in the backward pass, if that is wanted."""
-    layers = find_layers(language_model.model) or () if wanted else ()
+    """Within the block, save only the layers' inputs and recompute the layers in backward."""
+    layers = find_layers(language_model.model) or () if enabled else ()
     return patch_forwards(
         {layer: partial(checkpoint, layer.forward, use_reentrant=False) for layer in layers}
     )
 
 
 def _measure_saved_bytes(language_model: LanguageModel, tokens: int) -> int:
-    """The bytes that the graph of one text holds, the weights not counted."""
+    """Return the bytes that autograd saves for one text of so many tokens, without the weights."""
     weights = {weight.untyped_storage().data_ptr() for weight in language_model.model.parameters()}
-    held: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            held[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     text = ScoreRequest((0,), (0,) * tokens)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # The states are held until the count is taken: what is freed meanwhile would leave its address to another.
+        # Storages are told apart by address, so none may be freed and reused meanwhile.
         states = hidden_states(language_model, [text])
     del states
-    return sum(held.values())
+    return sum(saved.values())

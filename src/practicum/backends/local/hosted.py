@@ -1,4 +1,4 @@
-"""Models of this process as a service holds them; see `practicum.ports.hosting`."""
+"""Hold models of this process for a service; see `practicum.ports.hosting`."""
 
 from collections.abc import Generator, Mapping, Sequence
 
@@ -16,13 +16,12 @@ from practicum.ports import AdamParams
 from practicum.ports.hosting import GivenResult, GivenTokens, PromptQuestion, PromptScores, Weights
 from practicum.types import Metrics, Sample, SampleRequest, SamplingParams
 
-MIB = 2**20
-KEYS_AND_VALUES_MIB = 1024
-"""Memory for the keys and values of the answers being decoded; it decides how many are decoded at once."""
+KV_CACHE_BYTES = 2**30
+"""Memory for the KV cache of the completions being decoded; it bounds how many decode at once."""
 
 
 class LocalReader:
-    """See `practicum.ports.hosting.Reader`."""
+    """A hosted model that samples and scores; implements `practicum.ports.hosting.Reader`."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self._model = language_model
@@ -30,33 +29,32 @@ class LocalReader:
     def draw(
         self, requests: Sequence[SampleRequest], params: SamplingParams, weights: Weights
     ) -> Generator[None, None, list[Sample]]:
-        """Draw one completion a request, as many at once as memory for their keys and values allows."""
+        """Sample one completion a request, as many at once as `KV_CACHE_BYTES` allows."""
         longest = max(len(request.prompt_tokens) for request in requests) + params.max_new_tokens
-        return LocalSampler(self._model, weights or {}, _rows(self._model, longest)).steps(
-            requests, params
-        )
+        rows = _count_rows(self._model, longest)
+        return LocalSampler(self._model, weights or {}, rows).run_steps(requests, params)
 
     def score(self, questions: Sequence[PromptQuestion], weights: Weights) -> list[PromptScores]:
-        """Answer questions about prompts."""
+        """Answer requests for scores of prompts."""
         return score_prompts(self._model, weights, questions)
 
     def bring(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights on the model's device."""
+        """Return the weights on the model's device."""
         return {name: tensor.to(self._model.device) for name, tensor in weights.items()}
 
 
 class LocalAdapters:
-    """See `practicum.ports.hosting.Adapters`."""
+    """Hosted adapters that train; implements `practicum.ports.hosting.Adapters`."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self.trainer = LocalTrainer(language_model)
 
     def forward(self, data: Sequence[GivenTokens]) -> GivenResult:
-        """Return the numbers without a gradient."""
+        """Return target log-probabilities and losses without a gradient."""
         return forward_targets(self.trainer, data)
 
     def forward_backward(self, data: Sequence[GivenTokens], seed: int) -> GivenResult:
-        """Add the gradient of given tokens' losses."""
+        """Add the gradient of the targets' losses to the accumulated gradients."""
         return forward_backward_targets(self.trainer, data, seed)
 
     def optim_step(self, params: AdamParams) -> Metrics:
@@ -64,31 +62,31 @@ class LocalAdapters:
         return self.trainer.optim_step(params)
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """Return weights and moments."""
+        """Return the weights and AdamW's moments."""
         return self.trainer.save_state()
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore weights and moments."""
+        """Restore the weights and AdamW's moments."""
         self.trainer.load_state(tensors)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Return the accumulated gradients, by the names of the weights."""
+        """The accumulated gradients, by parameter name."""
         parameters = self.trainer.language_model.trainable_parameters()
         return {name: weight.grad for name, weight in parameters.items() if weight.grad is not None}
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let this be what has been accumulated."""
+        """Replace the accumulated gradients."""
         for name, weight in self.trainer.language_model.trainable_parameters().items():
             weight.grad = gradients.get(name)
 
     def reader(self) -> LocalReader:
-        """Return the modules with these adapters."""
+        """Return a reader of the model with these adapters."""
         return LocalReader(self.trainer.language_model)
 
 
 class LocalHosted:
-    """See `practicum.ports.hosting.Hosted`."""
+    """A hosted base model; implements `practicum.ports.hosting.Hosted`."""
 
     def __init__(self, config: ModelConfig) -> None:
         loaded = load(config)
@@ -102,18 +100,18 @@ class LocalHosted:
         self.size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def reader(self) -> LocalReader:
-        """Return the model itself."""
+        """Return a reader of the base model."""
         return LocalReader(self._model)
 
     def adapt(self, lora: Lora, seed: int, parts: tuple[str, ...]) -> LocalAdapters:
-        """Make new adapters over the weights, which are held once."""
+        """Add new adapters around the weights, which are stored once."""
         return LocalAdapters(add_shared_adapters(self._model, lora, seed, parts))
 
 
-def _rows(model: LanguageModel, longest: int) -> int:
-    """Return how many texts of that length are decoded at once: what `KEYS_AND_VALUES_MIB` holds, 1 to 64."""
+def _count_rows(model: LanguageModel, longest: int) -> int:
+    """Return how many texts of that length fit in `KV_CACHE_BYTES`, at least 1 and at most 64."""
     config = model.model.config.get_text_config().to_dict()
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    a_token = 2 * config["num_hidden_layers"] * heads * width * model.model.dtype.itemsize
-    return min(max(KEYS_AND_VALUES_MIB * MIB // (a_token * longest), 1), 64)
+    token_bytes = 2 * config["num_hidden_layers"] * heads * width * model.model.dtype.itemsize
+    return min(max(KV_CACHE_BYTES // (token_bytes * longest), 1), 64)

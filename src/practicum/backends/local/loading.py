@@ -1,6 +1,6 @@
-"""From what a recipe says about a model to a language model with its tokenizer, refusing what cannot be trusted.
+"""Load a language model with its tokenizer from a recipe's settings, and refuse untrusted files.
 
-Only safetensors are read and no code from a model folder runs, unless the recipe says so.
+Only safetensors files are read, and no code from a model folder runs unless the recipe allows it.
 """
 
 import logging
@@ -12,10 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from practicum.backends.local.adapters import add_adapters, layers_of
+from practicum.backends.local.adapters import add_adapters, get_layers
 from practicum.backends.local.language_model import LanguageModel
 from practicum.backends.local.packing import enable_packing
-from practicum.backends.local.trial import why_unsampled
+from practicum.backends.local.trial import explain_no_sampling
 from practicum.errors import ModelError, ResourceError
 from practicum.models.config import ModelConfig, StudentConfig
 from practicum.models.sources import locate
@@ -27,7 +27,7 @@ transformers_logging.disable_progress_bar()
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for use: its two halves, its renderer, and the place its weights came from."""
+    """A model ready for use: body and head, its renderer, and the source of its weights."""
 
     language_model: LanguageModel
     renderer: Renderer
@@ -35,16 +35,16 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int:
-        """The longest text that it reads."""
+        """The longest text that the model reads, in tokens."""
         return self.language_model.context_length
 
 
 def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
-    """Load a model for sampling and scoring; nothing of it learns.
+    """Load a model for sampling and scoring; all of its weights are frozen.
 
-    Raises ModelError with what is wrong with the folder. `scratch_folder` is where a from-scratch model was made.
+    `scratch_folder` holds a from-scratch model. Raises ModelError if the model cannot be used.
     """
-    device = torch.device("cuda" if _wants_cuda(config) else "cpu")
+    device = torch.device("cuda" if _should_use_cuda(config) else "cpu")
     source = locate(config, scratch_folder)
     check_config(source, config)
     tokenizer = load_tokenizer(source, config)
@@ -60,10 +60,10 @@ def load(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel
     _check_finite(model, source)
     language_model.check_split()
     language_model = replace(
-        language_model, unsampled=why_unsampled(language_model), tokenizer=tokenizer
+        language_model, no_sampling_reason=explain_no_sampling(language_model), tokenizer=tokenizer
     )
-    named = named_tokens(tokenizer, config.stop, source)
-    stops = stop_ids(tokenizer, [*_generation_eos(source, model), *named])
+    extra_stops = named_tokens(tokenizer, config.stop, source)
+    stops = stop_ids(tokenizer, [*_find_eos(source, model), *extra_stops])
     renderer = Renderer(
         tokenizer,
         system=config.system,
@@ -81,8 +81,11 @@ def read_model(
     device: torch.device,
     packs: int | None = None,
 ) -> LanguageModel:
-    """A model as its folder holds it, on a device; nothing of it learns. `packs`: its `packs_up_to` where it is known."""
-    model = _weights(source, config)
+    """Read a model from its folder to a device, with all weights frozen.
+
+    `packs` is its `max_packed_tokens` if that is known already; otherwise it is measured.
+    """
+    model = _load_weights(source, config)
     model.requires_grad_(False)
     model.eval()
     model.to(device)  # type: ignore[arg-type]
@@ -93,21 +96,25 @@ def read_model(
 def load_student(
     config: StudentConfig, seed: int, scratch_folder: Path | None = None
 ) -> LoadedModel:
-    """Load a model that learns: all of it, its last layers, or adapters seeded by `seed`.
+    """Load a trainable model: all of its weights, its last layers, or adapters seeded by `seed`.
 
-    Raises ModelError as `load` does, and where the model cannot be sampled from.
+    Raises ModelError as `load` does, and if the model cannot be sampled from.
     """
     loaded = load(config, scratch_folder)
-    if loaded.language_model.unsampled:
+    if loaded.language_model.no_sampling_reason:
         raise ModelError(
-            f"{loaded.language_model.unsampled}; use another architecture, or this one as a teacher that only scores"
+            f"{loaded.language_model.no_sampling_reason}; use another architecture, or this one as "
+            "a teacher that only scores"
         )
     set_trainable(loaded.language_model.model, config, seed, loaded.source)
     return loaded
 
 
 def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, source: str) -> None:
-    """Let the weights that the recipe names require a gradient, in float32; ModelError where it names more than there are."""
+    """Make the weights trainable that the recipe names, in float32.
+
+    Raises ModelError if the recipe names more layers than the model has.
+    """
     layers = model.config.get_text_config().num_hidden_layers
     count = config.trainable_layers or layers
     if count > layers:
@@ -117,7 +124,7 @@ def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, sour
     elif config.trainable_layers is None:
         model.requires_grad_(True)
     else:
-        for layer in list(layers_of(model))[layers - count :]:
+        for layer in list(get_layers(model))[layers - count :]:
             layer.requires_grad_(True)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -125,7 +132,7 @@ def set_trainable(model: PreTrainedModel, config: StudentConfig, seed: int, sour
 
 
 def check_config(source: str, config: ModelConfig) -> None:
-    """Raise ModelError where config.json cannot be read as that of a model."""
+    """Raise ModelError if config.json is not a readable model config."""
     try:
         AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
@@ -134,10 +141,11 @@ def check_config(source: str, config: ModelConfig) -> None:
         ) from error
 
 
-def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
+def _load_weights(source: str, config: ModelConfig) -> PreTrainedModel:
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(logging.CRITICAL)  # its report is a table; ours is one line
+    # transformers reports missing weights as a table; the error below says it in one line.
+    transformers_logging.set_verbosity(logging.CRITICAL)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -162,8 +170,9 @@ def _weights(source: str, config: ModelConfig) -> PreTrainedModel:
     mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
     if missing or mismatched:
         raise ModelError(
-            f"{source}: {len(missing)} weights are missing and {len(mismatched)} have another shape than config.json says "
-            f"(first: {(missing + mismatched)[0]}); the files do not belong together"
+            f"{source}: {len(missing)} weights are missing and {len(mismatched)} have another "
+            f"shape than config.json says (first: {(missing + mismatched)[0]}); the files do not "
+            "belong together"
         )
     return model
 
@@ -172,11 +181,12 @@ def _check_finite(model: PreTrainedModel, source: str) -> None:
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise ModelError(
-                f"{source}: weight {name} holds NaN or infinite values; download or convert the model again"
+                f"{source}: weight {name} holds NaN or infinite values; download or convert the "
+                "model again"
             )
 
 
-def _wants_cuda(config: ModelConfig) -> bool:
+def _should_use_cuda(config: ModelConfig) -> bool:
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ModelError(
@@ -185,7 +195,8 @@ def _wants_cuda(config: ModelConfig) -> bool:
     return available and config.device != "cpu"
 
 
-def _generation_eos(source: str, model: PreTrainedModel) -> list[int]:
-    named = named_eos(source)
-    eos = named if named is not None else model.config.get_text_config().eos_token_id
+def _find_eos(source: str, model: PreTrainedModel) -> list[int]:
+    eos = named_eos(source)
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
     return [eos] if isinstance(eos, int) else list(eos or [])

@@ -1,7 +1,7 @@
-"""Models on paper: every size and every operation, but no numbers and no memory.
+"""Weightless models: every size and every operation of a model, without numbers or memory.
 
-The modules are the real ones over tensors without data (torch's fake tensors), so a forward and a backward pass can be gone
-through in order to see which tensors would be alive when.
+The modules are the real ones over tensors without storage (torch's fake tensors). A forward and a
+backward pass over them shows which tensors would be alive at which time.
 """
 
 import weakref
@@ -29,41 +29,44 @@ from practicum.text.tokenizers import load_tokenizer
 from practicum.types import ScoreRequest
 
 SHORT, LONG = 32, 96
-"""Two lengths of a text; what lies between them grows with the tokens, and the rest does not."""
+"""Two text lengths in tokens; their difference separates cost per token from fixed cost."""
 
 TINY_VOCABULARY = 64
-"""A vocabulary that takes no room."""
+"""A vocabulary small enough to take no memory."""
 
 
 def load_weightless(config: ModelConfig, scratch_folder: Path | None = None) -> LoadedModel:
-    """Return the model with its tokenizer and without its weights; what learns of it is what a student's settings say."""
+    """Return the model with its tokenizer and without weights.
+
+    A student's settings decide which weights are trainable.
+    """
     source = locate(config, scratch_folder)
     key = config.model_dump_json(), source
-    if key not in _READ:
-        _READ[key] = _load_on_paper(config, source)
-    return _READ[key]
+    if key not in _MODELS:
+        _MODELS[key] = _load_weightless(config, source)
+    return _MODELS[key]
 
 
-_READ: dict[tuple[str, str], LoadedModel] = {}
-"""Models that were read already; they take no room, and nothing about them changes."""
+_MODELS: dict[tuple[str, str], LoadedModel] = {}
+"""The models loaded so far; they take no memory and never change."""
 
 
-def _load_on_paper(config: ModelConfig, source: str) -> LoadedModel:
+def _load_weightless(config: ModelConfig, source: str) -> LoadedModel:
     check_config(source, config)
     tokenizer = load_tokenizer(source, config)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     stops = stop_ids(tokenizer, None)
     renderer = Renderer(tokenizer, config.system, config.template, config.thinking, stops)
-    return LoadedModel(_on_paper(config, source, vocabulary), renderer, source)
+    return LoadedModel(_build_weightless(config, source, vocabulary), renderer, source)
 
 
-def _on_paper(
+def _build_weightless(
     config: ModelConfig, source: str, vocabulary: int, layers: int | None = None
 ) -> LanguageModel:
-    """The modules without weights; with `layers`, as if there were so many, and hardly any vocabulary."""
+    """Build the modules without weights; with `layers`, so many of them and a tiny vocabulary."""
     described = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     if layers is not None:
-        _shorten(described.get_text_config(), layers)
+        _set_layer_count(described.get_text_config(), layers)
     device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
     try:
         with torch.device("meta"):
@@ -77,158 +80,152 @@ def _on_paper(
                 set_trainable(model, config, 0, source)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device=device).tie_weights()
-            whole = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
-            return enable_packing(whole, whole.window or whole.context_length)
+            language_model = LanguageModel(model, vocabulary, autocast=config.dtype == "bfloat16")
+            # Packing cannot be tried without numbers: assume that it works.
+            longest = language_model.window or language_model.context_length
+            return enable_packing(language_model, longest)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ModelError(
             f"{source}: its sizes cannot be read without its weights ({str(error)[:200]})"
         ) from error
 
 
-def footprint_of(
+def measure_footprint(
     config: ModelConfig, source: str, layers: int = 1, recompute: bool = False
 ) -> Footprint:
-    """What passes take of a model whose gradient goes through so many layers; the gradient of its embedding is left out.
+    """Measure the memory of a model's passes whose gradient reaches the last `layers` layers.
 
-    One and two layers are gone through on paper, at two lengths; every further layer takes what the second adds.
+    Models of one and of two layers run at two text lengths; every further layer costs what the
+    second one adds. The gradient of the embedding is left out.
     """
     key = config.model_dump_json(), source, layers, recompute
-    if key not in _BYTES:
-        _BYTES[key] = _footprint_of(config, source, layers, recompute)
-    return _BYTES[key]
-
-
-_BYTES: dict[tuple[str, str, int, bool], Footprint] = {}
-"""What was gone through already."""
-
-
-def _footprint_of(config: ModelConfig, source: str, layers: int, recompute: bool) -> Footprint:
-    one, two = (_lines(_shortened(config, count), source, count, recompute) for count in (1, 2))
-    kept, update = (
-        Line(
-            max(a.fixed + (layers - 1) * (b.fixed - a.fixed), 0),
-            a.each + (layers - 1) * (b.each - a.each),
+    if key not in _FOOTPRINTS:
+        single, double = (_measure_lines(config, source, count, recompute) for count in (1, 2))
+        graph, update = (
+            Line(
+                max(one_layer.fixed + (layers - 1) * (two_layers.fixed - one_layer.fixed), 0),
+                one_layer.each + (layers - 1) * (two_layers.each - one_layer.each),
+            )
+            for one_layer, two_layers in zip(single[1:], double[1:], strict=True)
         )
-        for a, b in zip(one[1:], two[1:], strict=True)
-    )
-    return Footprint(two[0], kept, update)
+        _FOOTPRINTS[key] = Footprint(double[0], graph, update)
+    return _FOOTPRINTS[key]
 
 
-def _lines(config: ModelConfig, source: str, layers: int, recompute: bool) -> list[Line]:
-    language_model = _on_paper(config, source, TINY_VOCABULARY, layers)
-    learns = any(weight.requires_grad for weight in language_model.model.parameters())
+_FOOTPRINTS: dict[tuple[str, str, int, bool], Footprint] = {}
+"""The footprints measured so far."""
+
+
+def _measure_lines(config: ModelConfig, source: str, layers: int, recompute: bool) -> list[Line]:
+    """Return forward peak, graph and update peak as bytes that grow with the tokens of a text."""
+    # Only the last `layers` are built, so where the last ones train, all that are built do.
+    if isinstance(config, StudentConfig) and config.trainable_layers is not None:
+        config = config.model_copy(update={"trainable_layers": layers})
+    language_model = _build_weightless(config, source, TINY_VOCABULARY, layers)
     dropout = isinstance(config, StudentConfig) and config.dropout
-    pairs = [
-        _passes(language_model, tokens, learns, recompute, dropout) for tokens in (SHORT, LONG)
-    ]
-    return [_line(short, long) for short, long in zip(*pairs, strict=True)]
-
-
-def _shortened(config: ModelConfig, layers: int) -> ModelConfig:
-    """The settings for a model of which all of so many layers learn, where only the last ones were to."""
-    learns_above = isinstance(config, StudentConfig) and config.trainable_layers is not None
-    return config.model_copy(update={"trainable_layers": layers}) if learns_above else config
-
-
-def _shorten(described: Any, layers: int) -> None:
-    """Let a model's settings have so many layers."""
-    described.num_hidden_layers, described.vocab_size, described.pad_token_id = (
-        layers,
-        TINY_VOCABULARY,
-        None,
+    short, long = (
+        _measure_passes(language_model, tokens, recompute=recompute, dropout=dropout)
+        for tokens in (SHORT, LONG)
     )
+    return [_fit_line(*peaks) for peaks in zip(short, long, strict=True)]
+
+
+def _set_layer_count(described: Any, layers: int) -> None:
+    """Give a model's config so many layers and a tiny vocabulary."""
+    described.num_hidden_layers = layers
+    described.vocab_size = TINY_VOCABULARY
+    described.pad_token_id = None
     if described.to_dict().get("layer_types"):
         described.layer_types = described.layer_types[:layers]
 
 
-def _line(short: int, long: int) -> Line:
-    each = (long - short) // (LONG - SHORT)
-    return Line(max(short - each * SHORT, 0), each)
+def _fit_line(short: int, long: int) -> Line:
+    per_token = (long - short) // (LONG - SHORT)
+    return Line(max(short - per_token * SHORT, 0), per_token)
 
 
-def _passes(
-    language_model: LanguageModel, tokens: int, learns: bool, recompute: bool, dropout: bool
+def _measure_passes(
+    language_model: LanguageModel, tokens: int, *, recompute: bool, dropout: bool
 ) -> tuple[int, int, int]:
-    """Peak bytes of a forward pass, bytes its graph keeps, and the peak of the second forward and backward pass."""
+    """Return the bytes of a forward pass's peak, of its graph, and of an update's peak."""
     model = language_model.model
-    mode = _mode_of(model)
     text = [ScoreRequest((0,), (0,) * tokens)]
 
-    def learn() -> int:
+    def run_update() -> int:
         states = hidden_states(language_model, text)
-        kept = live.now
+        graph_bytes = live.total
         states.backward(torch.zeros_like(states))
-        return kept
+        return graph_bytes
 
-    with mode, _LiveBytes(model.parameters()) as live:
+    with _find_fake_mode(model), _LiveBytes(model.parameters()) as live:
         with torch.no_grad():
             hidden_states(language_model, text)
-        forward, kept, update = live.peak, 0, live.peak
-        if learns:
+        forward, graph, update = live.peak, 0, live.peak
+        if language_model.trainable_parameters():
             model.train(dropout)
             with activation_checkpointing(language_model, recompute):
-                kept = learn()  # makes the gradients, which are there from then on
-                before = live.restart()
-                learn()
+                # The first update allocates the gradients, which stay; the second one is measured.
+                graph = run_update()
+                before = live.restart_peak()
+                run_update()
             update = live.peak - before
             model.eval()
             for weight in model.parameters():
                 weight.grad = None
-    return forward, kept, update
+    return forward, graph, update
 
 
-def _mode_of(model: torch.nn.Module) -> FakeTensorMode:
-    """The mode in which the model's tensors were made."""
+def _find_fake_mode(model: torch.nn.Module) -> FakeTensorMode:
+    """Return the mode in which the model's tensors were made."""
     weight: Any = next(model.parameters())
     return (weight.data if hasattr(weight.data, "fake_mode") else weight).fake_mode
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that are made within the block and still there."""
+    """Counts the bytes of all storages that are made within the block and are still alive."""
 
-    def __init__(self, known: Iterator[Tensor]) -> None:
+    def __init__(self, uncounted: Iterator[Tensor]) -> None:
         super().__init__()
-        self.now = self.peak = 0
-        self._known: dict[int, object] = {
-            storage._cdata: storage for storage in (t.untyped_storage() for t in known)
-        }
+        self.total = self.peak = 0
+        storages = [tensor.untyped_storage() for tensor in uncounted]
+        self._seen_storages: dict[int, object] = {storage._cdata: storage for storage in storages}
 
-    def restart(self) -> int:
-        """Let the peak begin at what is there now, which is returned."""
-        self.peak = self.now
-        return self.now
+    def restart_peak(self) -> int:
+        """Restart the peak at the current total, which is returned."""
+        self.peak = self.total
+        return self.total
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Do the operation and note what it made."""
+        """Run the operation and count the storages that it made."""
         if func is torch.ops.aten._grouped_mm.default:
-            out = _grouped_product(*args, **(kwargs or {}))
-        else:
-            out = func(*args, **(kwargs or {}))
+            func = _multiply_grouped
+        out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
-                self._note(leaf)
+                self._count_storage(leaf)
         return out
 
-    def _note(self, tensor: Tensor) -> None:
+    def _count_storage(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
+        if key in self._seen_storages:
             return
 
-        def gone(_: object) -> None:
-            self._known.pop(key, None)
-            self.now -= size
+        def forget(_: object) -> None:
+            self._seen_storages.pop(key, None)
+            self.total -= size
 
-        self._known[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
+        # A weak reference: the storage must die when the model lets go of it, not when this does.
+        self._seen_storages[key] = weakref.ref(storage, forget)
+        self.total += size
+        self.peak = max(self.peak, self.total)
 
 
-def _grouped_product(rows: Tensor, weights: Tensor, *others: Any, **named: Any) -> Tensor:
-    """Do the product of rows with the weights of experts; on paper torch knows it of bfloat16 alone, of which it has the shape."""
+def _multiply_grouped(rows: Tensor, weights: Tensor, *others: Any, **options: Any) -> Tensor:
+    """Multiply rows by the weights of experts; torch's fake product knows bfloat16 alone."""
     product = torch.ops.aten._grouped_mm.default(
-        rows.bfloat16(), weights.bfloat16(), *others, **named
+        rows.bfloat16(), weights.bfloat16(), *others, **options
     )
     return product.to(rows.dtype)

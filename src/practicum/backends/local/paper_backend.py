@@ -1,6 +1,8 @@
-"""The local backend on paper: models that have sizes and no weights, so that a step can be gone through before it is paid for."""
+"""The local backend over weightless models, so that a step's cost is known before it runs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,10 +10,10 @@ import torch
 from practicum.backends.local import Config
 from practicum.backends.local.graph import plan_micro_batch
 from practicum.backends.local.loading import LoadedModel
-from practicum.backends.local.paper import footprint_of, load_weightless
+from practicum.backends.local.paper import load_weightless, measure_footprint
 from practicum.backends.local.prepared import MIN_DECODE_STEPS, MIN_HEAD_ROWS
 from practicum.backends.local.sampler import SCORED_TOKENS
-from practicum.backends.local.scratch import scratch_folder
+from practicum.backends.local.scratch import prepare_scratch_folder
 from practicum.backends.local.sizes import measure_dims, measure_trainable
 from practicum.costs import GraphPlan
 from practicum.functional.head import Head
@@ -50,7 +52,7 @@ from practicum.types import (
 
 
 class LocalPaper:
-    """See `practicum.ports.PaperBackend`; what is asked of each model is kept in `record`."""
+    """A weightless backend; `record` collects every request. See `practicum.ports.PaperBackend`."""
 
     record: PaperRecord
 
@@ -60,25 +62,24 @@ class LocalPaper:
         self._answer_tokens = answer_tokens
 
     def student(self, config: StudentConfig) -> Learner:
-        """Read the student's sizes."""
+        """Load the student without weights, and start the record with its sizes."""
         loaded = self._load(config, "student")
         model = loaded.language_model
         learning = measure_trainable(model)
+        graph = measure_footprint(config, loaded.source, learning.layers).kept
 
-        def cut(data: Sequence[Datum]) -> GraphPlan:
+        def plan_graph(datums: Sequence[Datum]) -> GraphPlan:
             if self._config.micro_batch_tokens is not None:
                 return GraphPlan(self._config.micro_batch_tokens, recompute=False)
-            return plan_micro_batch(
-                model, max(graph.each, 1), longest(data), self._config.graph_mib * 2**20
-            )
+            budget = self._config.graph_mib * 2**20
+            return plan_micro_batch(model, max(graph.each, 1), longest(datums), budget)
 
-        graph = footprint_of(config, loaded.source, learning.layers).kept
         self.record = PaperRecord(
             shape=measure_dims(model),
             learning=learning,
-            body=lambda recompute: footprint_of(config, loaded.source, learning.layers, recompute),
-            cut=cut,
-            packs_up_to=model.packs_up_to,
+            body=partial(measure_footprint, config, loaded.source, learning.layers),
+            cut=plan_graph,
+            packs_up_to=model.max_packed_tokens,
             scored_tokens=SCORED_TOKENS,
             prepares_head_from=MIN_HEAD_ROWS,
             prepares_weights_from=MIN_DECODE_STEPS,
@@ -86,7 +87,7 @@ class LocalPaper:
             sampling_batch=self._config.sampling_batch,
         )
         return Learner(
-            trainer=PaperTrainer(self.record, lambda: self._client("student")),
+            trainer=PaperTrainer(self.record, lambda: self._open_client("student")),
             renderer=loaded.renderer,
             context_length=loaded.context_length,
             source=loaded.source,
@@ -95,72 +96,74 @@ class LocalPaper:
         )
 
     def scorer(self, config: ScorerConfig, name: str) -> Model:
-        """Read another model's sizes."""
+        """Load a scoring model without weights, and record its sizes."""
         loaded = self._load(config, name)
         shape = measure_dims(loaded.language_model)
-        self.record.scorers[name] = PaperModel(config, shape, footprint_of(config, loaded.source))
+        self.record.scorers[name] = PaperModel(
+            config, shape, measure_footprint(config, loaded.source)
+        )
         return Model(
-            self._client(name), loaded.renderer, loaded.context_length, loaded.source, shape
+            self._open_client(name), loaded.renderer, loaded.context_length, loaded.source, shape
         )
 
     def sampler(self, student: Learner) -> "PaperClient":
-        """Return the student on paper."""
-        return self._client("student")
+        """Return the weightless student."""
+        return self._open_client("student")
 
     def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> "PaperClient":
-        """Return the student's weights as a scorer; all but live ones are held a second time."""
+        """Return the student as a scorer, and record the weights that it copies: none if live."""
         record = self.record
         copied = 0 if rule.hold_within_step().weights == "live" else record.learning.parameters
         record.scorers[name] = PaperModel(None, record.shape, record.body(False), copied)
-        return self._client(name)
+        return self._open_client(name)
 
     def save(self, student: Learner, folder: Path) -> None:
-        """Save nothing."""
+        """Save nothing: there are no weights."""
 
     def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
-        """Restore nothing."""
+        """Restore nothing: there are no weights."""
 
     def export(self, student: Learner, folder: Path) -> None:
-        """Refuse: there are no weights."""
+        """Refuse to export: there are no weights."""
         raise AssertionError("a model on paper has no weights to export")
 
-    def _client(self, name: str) -> "PaperClient":
-        record = self.record
-        drawn, scored = record.drawn.setdefault(name, []), record.scored.setdefault(name, [])
-        return PaperClient(self._answer_tokens, drawn, scored)
+    def _open_client(self, name: str) -> "PaperClient":
+        sampled = self.record.drawn.setdefault(name, [])
+        return PaperClient(self._answer_tokens, sampled, self.record.scored.setdefault(name, []))
 
     def _load(self, config: ModelConfig, name: str) -> LoadedModel:
         if not isinstance(config.model, ScratchConfig):
             return load_weightless(config)
-        untaught = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
+        untrained = config.model.model_copy(update={"pretrain": PretrainConfig(steps=0)})
         folder = self._context.models / name.replace("/", "-")
-        return load_weightless(config, scratch_folder(folder, untaught, self._context.task()))
+        folder = prepare_scratch_folder(folder, untrained, self._context.task())
+        return load_weightless(config, folder)
 
 
 class PaperClient(SelfTeacher):
-    """Draws and scores without a model; see `practicum.ports.SamplingClient`."""
+    """Records requests and answers them without a model; see `practicum.ports.SamplingClient`."""
 
     def __init__(
-        self, answer_tokens: int, drawn: list[SampleRequest], scored: list[ScoreRequest]
+        self, answer_tokens: int, sampled: list[SampleRequest], scored: list[ScoreRequest]
     ) -> None:
         self._answer_tokens = answer_tokens
-        self._drawn = drawn
+        self._sampled = sampled
         self._scored = scored
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, as a local model."""
+        """Every signal, as a local model gives it."""
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Answers of the length that is assumed."""
-        self._drawn.extend(requests)
+        """Return completions of the assumed length."""
+        self._sampled.extend(requests)
         count = min(params.max_new_tokens, self._answer_tokens)
         ids = torch.zeros(count, dtype=torch.long)
         return [Sample(ids, torch.zeros(count), torch.zeros(count), "length") for _ in requests]
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Log-probabilities or hidden states of the right length, and of no width."""
+        """Return log-probabilities or hidden states of the right length and of width 1."""
         self._scored.extend(requests)
         if signal.type == "sampled":
             return [
@@ -179,18 +182,18 @@ class PaperClient(SelfTeacher):
         share: float,
         params: SamplingParams,
     ) -> list[Sample]:
-        """As `sample`."""
+        """Return completions of the assumed length."""
         return self.sample(
             [SampleRequest(request.prompt_tokens, request.seed) for request in requests], params
         )
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
-        """Nothing is read on paper: both sides of a mixture are counted where it is drawn."""
+        """Refuse to decode token by token: `sample_mixed` counts both sides of a mixture."""
         raise AssertionError("paper is not read token by token")
 
 
 class PaperTrainer:
-    """Learns nothing; see `practicum.ports.TrainingClient`."""
+    """Records the training data and trains nothing; see `practicum.ports.TrainingClient`."""
 
     def __init__(self, record: PaperRecord, snapshot: Callable[[], PaperClient]) -> None:
         self._record = record
@@ -199,26 +202,28 @@ class PaperTrainer:
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
-        """Keep the data, and apply the teachers' heads as often as a trainer does."""
+        """Record the data, and apply the teachers' heads as often as a trainer does."""
         self._record.data.extend(data)
         for datum in data:
             for head in (*datum.signal.heads, *datum.reference.heads):
                 for _ in range(1 + objective.needs_sequences):
                     head.logprobs(torch.zeros(int(datum.rollout.loss_mask.sum()), 1))
-        silent = torch.zeros(sum(len(datum.rollout.tokens) for datum in data))
-        again = {"recomputed": 1.0} if self._record.cut(data).recompute else {}
         supervised = [int(datum.rollout.loss_mask.sum()) for datum in data]
-        metrics = {"tokens": float(sum(supervised)), **again}
-        return ForwardResult(metrics, TokenRecord(*[silent] * 7), supervised)
+        metrics = {"tokens": float(sum(supervised))}
+        if self._record.cut(data).recompute:
+            metrics["recomputed"] = 1.0
+        zeros = torch.zeros(sum(len(datum.rollout.tokens) for datum in data))
+        columns = {column.name: zeros for column in fields(TokenRecord)}
+        return ForwardResult(metrics, TokenRecord(**columns), supervised)
 
     def optim_step(self, params: AdamParams) -> Metrics:
-        """Nothing moves."""
+        """Change nothing."""
         return {}
 
     def snapshot(self) -> PaperClient:
-        """The student on paper."""
+        """Return the weightless student."""
         return self._snapshot()
 
     def refuses(self, objective: Objective) -> str | None:
-        """Paper takes every objective."""
+        """Return None: every objective can be planned."""
         return None

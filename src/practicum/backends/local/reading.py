@@ -1,8 +1,10 @@
-"""Reading texts token by token with a model's keys and values kept; see `practicum.ports.Reading`.
+"""Decode texts token by token over a KV cache; see `practicum.ports.DecodeBatch`.
 
-`SlotDecodeBatch` gives every text a slot of a store that is made once. A text that ends leaves its slot to the next one at once,
-so that no slot waits for the longest text; nothing is padded. `PaddedDecodeBatch` is for the models that cannot be packed (see
-`practicum.backends.local.packing.enable_packing`): texts start together and the batch ends with its last one.
+`SlotDecodeBatch` gives every text a slot of a store that is allocated once. A text that ends frees
+its slot for the next one at once, so no slot waits for the longest text, and nothing is padded.
+`PaddedDecodeBatch` serves models that cannot be packed (see
+`practicum.backends.local.packing.enable_packing`): texts start together, and the batch ends with
+its last one.
 """
 
 import contextlib
@@ -25,118 +27,141 @@ from practicum.ports import DecodeBatch
 from practicum.types import ScoreRequest
 
 MAX_PREFILL_TOKENS = 1024
-"""So many tokens of waiting prompts are read in one go when a slot is free."""
+"""The most tokens of waiting prompts in one prefill."""
 
-Prompt = tuple[int, ...]
+PromptTokens = tuple[int, ...]
 
 
 def open_decode_batch(
     language_model: LanguageModel,
     overlay: Mapping[str, Tensor],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptTokens],
     rows: int,
     new_tokens: int,
 ) -> DecodeBatch:
-    """Read the prompts, at most `rows` at a time, with room for `new_tokens` after each.
+    """Start decoding the prompts, `rows` at a time, with up to `new_tokens` new tokens each.
 
-    Raises ModelError where the model cannot be read token by token.
+    Raises ModelError if the model cannot be sampled from.
     """
-    if language_model.unsampled:
-        raise ModelError(f"{language_model.unsampled}; use another architecture")
+    if language_model.no_sampling_reason:
+        raise ModelError(f"{language_model.no_sampling_reason}; use another architecture")
     longest = max(map(len, prompts), default=0) + new_tokens
     language_model.model.eval()
     with language_model.weights(overlay):
-        prepared = PrepackedModel(language_model, new_tokens)
-    work = DecodeJob(language_model, overlay, prepared, prompts, min(rows, len(prompts)), longest)
+        prepacked = PrepackedModel(language_model, new_tokens)
+    job = DecodeJob(language_model, overlay, prepacked, prompts, min(rows, len(prompts)), longest)
     return (
-        SlotDecodeBatch(work) if longest <= language_model.packs_up_to else PaddedDecodeBatch(work)
+        SlotDecodeBatch(job)
+        if longest <= language_model.max_packed_tokens
+        else PaddedDecodeBatch(job)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """What is to be read, with what: at most `rows` texts at a time, none longer than `longest` tokens."""
+    """The model, weights, prompts and limits of a decode batch.
+
+    At most `rows` texts decode at a time, none longer than `longest` tokens.
+    """
 
     language_model: LanguageModel
     overlay: Mapping[str, Tensor]
-    prepared: PrepackedModel
-    prompts: Sequence[Prompt]
+    prepacked: PrepackedModel
+    prompts: Sequence[PromptTokens]
     rows: int
     longest: int
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.language_model.device
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[LanguageModel]:
-        """The model, within the block under the overlay's weights as they were made ready."""
-        with self.language_model.weights(self.overlay), self.prepared.use():
+        """Return the model, which computes with the prepacked overlay within the block."""
+        with self.language_model.weights(self.overlay), self.prepacked.use():
             yield self.language_model
 
 
 @dataclass(frozen=True, slots=True)
 class _PrefilledPrompt:
-    """What is kept of a prompt until its last completion has begun: keys and values by layer, its last hidden state."""
+    """The KV cache and last hidden state of a prompt, stored until its last completion starts.
 
-    kept: Mapping[int, tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]]
-    places: Int[Tensor, " L"]
+    `kv_by_layer` covers all prompts of one prefill; `indices` select this prompt's tokens.
+    """
+
+    kv_by_layer: Mapping[int, tuple[Float[Tensor, "T G d"], Float[Tensor, "T G e"]]]
+    indices: Int[Tensor, " L"]
     last_hidden: Float[Tensor, " D"]
 
 
-class SlotDecodeBatch:
-    """Texts in slots; see `practicum.ports.Reading`. Row r is the text in slot r, and the rows have no holes.
+@dataclass(frozen=True, slots=True)
+class _DecodeStep:
+    """The layout of one decode step: each row's slot and next position, and the keys it may see.
 
-    It is the `practicum.backends.local.attention.AttentionLayout` of its own steps.
+    `reach` is the number of leading positions that any row sees; `mask` hides the rest of each row.
+    """
+
+    slots: Int[Tensor, " B"]
+    positions: Int[Tensor, " B"]
+    reach: int
+    mask: Float[Tensor, "B 1 1 M"] | None
+
+
+class SlotDecodeBatch:
+    """Decodes texts in slots of one KV store; see `practicum.ports.DecodeBatch`.
+
+    Row r is the text in slot r, and the rows have no gaps. The object is the
+    `practicum.backends.local.attention.AttentionLayout` of its own decode steps.
     """
 
     refills = True
 
-    def __init__(self, work: DecodeJob) -> None:
-        self._work = work
+    def __init__(self, job: DecodeJob) -> None:
+        self._job = job
         self._next = 0
-        self._uses = Counter(work.prompts)
-        self._read: dict[Prompt, _PrefilledPrompt] = {}
+        self._pending_counts = Counter(job.prompts)
+        self._prefilled: dict[PromptTokens, _PrefilledPrompt] = {}
         self._keys: dict[int, Float[Tensor, "R G M d"]] = {}
         self._values: dict[int, Float[Tensor, "R G M e"]] = {}
         self._lengths: list[int] = []
         self._hidden: Float[Tensor, "B D"] | None = None
-        self._at: tuple[Tensor, Tensor, int, Tensor | None] | None = None
+        self._step: _DecodeStep | None = None
 
     @torch.no_grad()
     def admit(self, most: int) -> int:
-        """As `practicum.ports.Reading` says."""
-        admitted = min(
-            most, self._work.rows - len(self._lengths), len(self._work.prompts) - self._next
-        )
+        """Put up to `most` waiting prompts into free slots, prefilling them if needed."""
+        free_rows = self._job.rows - len(self._lengths)
+        admitted = min(most, free_rows, len(self._job.prompts) - self._next)
         states = [] if self._hidden is None else [self._hidden]
         for _ in range(admitted):
-            prompt = self._work.prompts[self._next]
-            if prompt not in self._read:
-                self._prefill_waiting()
-            known = self._read[prompt]
-            self._copy_to_slot(len(self._lengths), known)
-            states.append(known.last_hidden[None])
+            prompt = self._job.prompts[self._next]
+            if prompt not in self._prefilled:
+                self._run_waiting_prefill()
+            prefilled = self._prefilled[prompt]
+            self._copy_to_slot(len(self._lengths), prefilled)
+            states.append(prefilled.last_hidden[None])
             self._lengths.append(len(prompt))
             self._next += 1
-            self._uses[prompt] -= 1
-            if not self._uses[prompt]:
-                del self._read[prompt]
+            self._pending_counts[prompt] -= 1
+            if not self._pending_counts[prompt]:
+                del self._prefilled[prompt]
         if admitted:
             self._hidden = torch.cat(states)
         return admitted
 
     @torch.no_grad()
     def logits(self) -> Float[Tensor, "B V"]:
-        """As `practicum.ports.Reading` says."""
+        """Return the logits of each row's next token."""
         assert self._hidden is not None, "a text is admitted before it is read on"
-        return self._work.prepared.head.logits(self._hidden)
+        return self._job.prepacked.head.logits(self._hidden)
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
-        """As `practicum.ports.Reading` says."""
-        device = self._work.device
+        """Append one token to each row in `keep`, and drop the other rows."""
+        device = self._job.device
+        # A row never moves to a slot that a later row of `keep` still needs: see
+        # `sampler._compact_rows`.
         for row, source in enumerate(keep):
             if row != source:
                 self._move_slot(source, row)
@@ -144,79 +169,84 @@ class SlotDecodeBatch:
         self._hidden = None
         if not keep:
             return
-        at = torch.tensor(self._lengths, device=device)
-        self._at = (
-            torch.arange(len(keep), device=device),
-            at,
-            max(self._lengths) + 1,
-            self._mask(at),
+        positions = torch.tensor(self._lengths, device=device)
+        self._step = _DecodeStep(
+            slots=torch.arange(len(keep), device=device),
+            positions=positions,
+            reach=max(self._lengths) + 1,
+            mask=self._build_mask(positions),
         )
-        with self._work.weights() as model:
-            self._hidden = model.forward_packed(tokens.to(device)[list(keep)], at, self)
+        with self._job.weights() as model:
+            self._hidden = model.forward_packed(tokens.to(device)[list(keep)], positions, self)
         self._lengths = [length + 1 for length in self._lengths]
 
     def attend(
         self,
         layer: int,
-        query: Float[Tensor, "B H d"],
-        key: Float[Tensor, "B G d"],
-        value: Float[Tensor, "B G e"],
+        queries: Float[Tensor, "B H d"],
+        keys: Float[Tensor, "B G d"],
+        values: Float[Tensor, "B G e"],
         scale: float | None,
         dropout: float,
     ) -> Float[Tensor, "B H e"]:
-        """One token a row over the row's own text."""
-        assert self._at is not None, "rows attend while they advance"
-        rows, at, reach, mask = self._at
-        keys, values = self._keys[layer], self._values[layer]
-        keys[rows, :, at] = key
-        values[rows, :, at] = value
-        grouped = query.unflatten(1, (key.shape[1], -1))
-        seen = slice(0, len(rows)), slice(None), slice(0, reach)
-        return attend(grouped, keys[seen], values[seen], mask, scale).flatten(1, 2)
+        """Store each row's new key and value, and attend over the row's own text."""
+        assert self._step is not None, "rows attend while they advance"
+        step = self._step
+        stored_keys, stored_values = self._keys[layer], self._values[layer]
+        stored_keys[step.slots, :, step.positions] = keys
+        stored_values[step.slots, :, step.positions] = values
+        # The query heads of one group share a key, so they stand as several queries of that head:
+        # the attention kernel then reads every key once.
+        grouped = queries.unflatten(1, (keys.shape[1], -1))
+        visible = slice(0, len(step.slots)), slice(None), slice(0, step.reach)
+        output = attend(grouped, stored_keys[visible], stored_values[visible], step.mask, scale)
+        return output.flatten(1, 2)
 
-    def _mask(self, at: Int[Tensor, " B"]) -> Float[Tensor, "B 1 1 M"] | None:
+    def _build_mask(self, positions: Int[Tensor, " B"]) -> Float[Tensor, "B 1 1 M"] | None:
+        """Return the mask of positions after each row's end; None if all are equally long."""
         if len(set(self._lengths)) == 1:
             return None
-        behind = torch.arange(max(self._lengths) + 1, device=at.device)[None] > at[:, None]
+        after_end = (
+            torch.arange(max(self._lengths) + 1, device=positions.device)[None] > positions[:, None]
+        )
         dtype = next(iter(self._keys.values())).dtype
-        return torch.zeros(behind.shape, device=at.device, dtype=dtype).masked_fill_(
-            behind, -torch.inf
-        )[:, None, None]
+        mask = torch.zeros(after_end.shape, device=positions.device, dtype=dtype)
+        return mask.masked_fill_(after_end, -torch.inf)[:, None, None]
 
-    def _prefill_waiting(self) -> None:
-        """Read waiting prompts, each once, up to a number of tokens and no more of them than there are rows."""
-        chosen: dict[Prompt, None] = {}
+    def _run_waiting_prefill(self) -> None:
+        """Prefill waiting prompts, each once, up to `MAX_PREFILL_TOKENS` and the number of rows."""
+        chosen: dict[PromptTokens, None] = {}
         tokens = 0
-        for prompt in self._work.prompts[self._next :]:
-            if prompt in self._read or prompt in chosen:
+        for prompt in self._job.prompts[self._next :]:
+            if prompt in self._prefilled or prompt in chosen:
                 continue
             if chosen and (
-                tokens + len(prompt) > MAX_PREFILL_TOKENS or len(chosen) == self._work.rows
+                tokens + len(prompt) > MAX_PREFILL_TOKENS or len(chosen) == self._job.rows
             ):
                 break
             chosen[prompt] = None
             tokens += len(prompt)
-        # Any one token stands for the answer: it is what the prompt's last hidden state predicts, and is not read.
-        packing = PackedBatch(
-            [ScoreRequest(prompt, (0,)) for prompt in chosen], self._work.device, keep=True
-        )
-        assert packing.kept is not None
-        with self._work.weights() as model:
-            hidden = model.forward_packed(packing.ids, packing.positions, packing)[packing.wanted]
-        for prompt, places, last in zip(chosen, packing.places(), hidden, strict=True):
-            self._read[prompt] = _PrefilledPrompt(
-                packing.kept, torch.tensor(places, device=hidden.device), last
-            )
+        # Token 0 stands for the completion: the prompt's last hidden state predicts it, and a
+        # text's last token is never read.
+        requests = [ScoreRequest(prompt, (0,)) for prompt in chosen]
+        batch = PackedBatch(requests, self._job.device, keep_kv=True)
+        assert batch.kv_by_layer is not None
+        with self._job.weights() as model:
+            hidden = batch.compute_hidden_states(model)
+        for prompt, path, last in zip(chosen, batch.locate_tokens(), hidden, strict=True):
+            indices = torch.tensor(path, device=hidden.device)
+            self._prefilled[prompt] = _PrefilledPrompt(batch.kv_by_layer, indices, last)
 
     def _copy_to_slot(self, row: int, prompt: _PrefilledPrompt) -> None:
-        """Copy what was kept of a prompt into a slot."""
-        for layer, kept in prompt.kept.items():
-            for store, part in zip((self._keys, self._values), kept, strict=True):
+        """Copy a prompt's keys and values into a slot; the first call allocates the store."""
+        for layer, tensors in prompt.kv_by_layer.items():
+            for store, states in zip((self._keys, self._values), tensors, strict=True):
                 if layer not in store:
-                    store[layer] = part.new_zeros(
-                        self._work.rows, part.shape[1], self._work.longest, part.shape[2]
+                    store[layer] = states.new_zeros(
+                        self._job.rows, states.shape[1], self._job.longest, states.shape[2]
                     )
-                store[layer][row, :, : len(prompt.places)] = part[prompt.places].transpose(0, 1)
+                prompt_states = states[prompt.indices].transpose(0, 1)
+                store[layer][row, :, : len(prompt.indices)] = prompt_states
 
     def _move_slot(self, source: int, row: int) -> None:
         length = self._lengths[source]
@@ -226,26 +256,26 @@ class SlotDecodeBatch:
 
 
 class PaddedDecodeBatch:
-    """Texts that begin together, padded at the left; see `practicum.ports.Reading`."""
+    """Decodes texts that start together, padded on the left; see `practicum.ports.DecodeBatch`."""
 
     refills = False
 
-    def __init__(self, work: DecodeJob) -> None:
-        self._work = work
+    def __init__(self, job: DecodeJob) -> None:
+        self._job = job
         self._next = 0
         self._state: _PaddedState | None = None
 
     @torch.no_grad()
     def admit(self, most: int) -> int:
-        """As `practicum.ports.Reading` says."""
-        prompts = self._work.prompts[self._next : self._next + min(most, self._work.rows)]
+        """Prefill up to `most` waiting prompts, equal ones once; no row may be active."""
+        prompts = self._job.prompts[self._next : self._next + min(most, self._job.rows)]
         if not prompts:
             return 0
         different = list(dict.fromkeys(prompts))
-        with self._work.weights() as model:
-            state = _prefill(model, different)
+        with self._job.weights() as model:
+            state = _run_prefill(model, different)
         rows = torch.tensor(
-            [different.index(prompt) for prompt in prompts], device=self._work.device
+            [different.index(prompt) for prompt in prompts], device=self._job.device
         )
         self._state = _select(state, rows)
         self._next += len(prompts)
@@ -253,53 +283,55 @@ class PaddedDecodeBatch:
 
     @torch.no_grad()
     def logits(self) -> Float[Tensor, "B V"]:
-        """As `practicum.ports.Reading` says."""
+        """Return the logits of each row's next token."""
         assert self._state is not None, "a text is admitted before it is read on"
-        return self._work.prepared.head.logits(self._state.last_hidden)
+        return self._job.prepacked.head.logits(self._state.last_hidden)
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, " B"], keep: Sequence[int]) -> None:
-        """As `practicum.ports.Reading` says."""
+        """Append one token to each row in `keep`, and drop the other rows."""
         assert self._state is not None, "a text is admitted before it is read on"
-        tokens = tokens.to(self._work.device)
+        tokens = tokens.to(self._job.device)
         if not keep:
             self._state = None
             return
         rows = torch.tensor(keep, device=tokens.device)
+        # Selecting copies the whole cache: skip it while every row goes on in its place.
         state = (
             self._state if list(keep) == list(range(len(tokens))) else _select(self._state, rows)
         )
         mask = torch.cat([state.mask, state.mask.new_ones(len(keep), 1)], dim=1)
-        with self._work.weights() as model:
-            hidden, cache = model.body_after(state.cache, tokens[rows][:, None], mask)
+        with self._job.weights() as model:
+            hidden, cache = model.extend_body(state.cache, tokens[rows][:, None], mask)
         self._state = _PaddedState(cache, mask, hidden[:, -1])
 
 
 @dataclass(slots=True)
 class _PaddedState:
-    """A batch of prompts that the body has read: its cache, its mask, and each prompt's last hidden state."""
+    """The KV cache, attention mask and last hidden states of a padded batch."""
 
     cache: Cache
     mask: Bool[Tensor, "B M"]
     last_hidden: Float[Tensor, "B D"]
 
 
-def _prefill(language_model: LanguageModel, prompts: Sequence[Prompt]) -> _PaddedState:
-    """Read the prompts, a long common beginning only once where every layer keeps every token of it."""
-    every = language_model.window is None and not language_model.recurrent
-    shared = common_beginning(prompts) if every else 0
+def _run_prefill(language_model: LanguageModel, prompts: Sequence[PromptTokens]) -> _PaddedState:
+    """Prefill the prompts; compute a long shared prefix once if every layer caches all tokens."""
+    caches_all_tokens = language_model.window is None and not language_model.is_recurrent
+    shared = common_beginning(prompts) if caches_all_tokens else 0
     ids, mask = pad_sequences(
         [prompt[shared:] for prompt in prompts], side="left", device=language_model.device
     )
     cache = None
     if shared:
-        first, whole = pad_sequences(
+        prefix, prefix_mask = pad_sequences(
             [prompts[0][:shared]], side="left", device=language_model.device
         )
-        _, cache = language_model.body_after(None, first, whole)
+        _, cache = language_model.extend_body(None, prefix, prefix_mask)
+        # One row was computed: give each prompt a copy of it.
         _select_rows(cache, ids.new_zeros(len(prompts)))
         mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
-    hidden, cache = language_model.body_after(cache, ids, mask)
+    hidden, cache = language_model.extend_body(cache, ids, mask)
     return _PaddedState(cache, mask, hidden[:, -1])
 
 
@@ -309,8 +341,7 @@ def _select(state: _PaddedState, rows: Int[Tensor, " b"]) -> _PaddedState:
 
 
 def _select_rows(cache: Cache, rows: Int[Tensor, " b"]) -> None:
-    """Let the cache hold these of its rows, each as often as it is named.
-
-    transformers' beam search does that for every kind of layer: keys and values, convolutions, recurrent states.
-    """
+    """Make the cache hold these of its rows, in this order; a row may occur several times."""
+    # transformers' beam search does this for every kind of layer: keys and values, convolutions,
+    # recurrent states.
     cache.reorder_cache(rows)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Where the weights of a model that only scores are kept between its calls: on its device, in CPU memory, or on disk.
+"""Residency: where the weights of a scoring model stay between calls (device, CPU memory or disk).
 
-A model that is not resident is fetched for each call and let go after it. What it said stays: hidden states, and a head
-that is fetched again when somebody reads them.
+A model that is not resident is loaded for each call and freed after it. Its results stay: hidden
+states, and a head that is loaded again when someone reads them.
 """
 
 import copy
@@ -30,70 +30,67 @@ from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest,
 def build_scorer(
     loaded: LoadedModel, config: ScorerConfig, batch_size: int, chunk_tokens: int
 ) -> SamplingClient:
-    """A client over a model just loaded, whose weights stay where `config.residency` says.
+    """Return a client over a model just loaded; `config.residency` places its weights.
 
-    `loaded` must be let go by whoever loaded it, for only a resident model is held on.
+    The caller must drop its reference to `loaded`: only a resident model may stay in memory.
     """
     model, device = loaded.language_model, loaded.language_model.device
 
-    def sampler(language_model: LanguageModel) -> LocalSampler:
+    def open_sampler(language_model: LanguageModel) -> LocalSampler:
         return LocalSampler(language_model, {}, batch_size, chunk_tokens)
 
     if config.residency == "swap":
-        kept = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
+        on_cpu = replace(model, model=model.model.to("cpu"))  # type: ignore[arg-type]
         return OffloadedSampler(
-            lambda: sampler(clone_to(device, kept)),
-            OffloadedHead(kept.vocab_size, lambda: _moved(kept.head(), device)),
+            lambda: open_sampler(clone_to(device, on_cpu)),
+            OffloadedHead(on_cpu.vocab_size, lambda: _copy_head(on_cpu.head(), device)),
         )
     if config.residency == "disk":
         read = partial(
-            read_model, loaded.source, config, model.vocab_size, device, model.packs_up_to
+            read_model, loaded.source, config, model.vocab_size, device, model.max_packed_tokens
         )
-        completed = partial(replace, unsampled=model.unsampled, tokenizer=model.tokenizer)
-        return OffloadedSampler(lambda: sampler(completed(read())), _head_on_disk(loaded))
-    return sampler(model)
+        complete = partial(
+            replace, no_sampling_reason=model.no_sampling_reason, tokenizer=model.tokenizer
+        )
+        return OffloadedSampler(lambda: open_sampler(complete(read())), _open_head_on_disk(loaded))
+    return open_sampler(model)
 
 
 class OffloadedHead:
-    """A head whose weights are elsewhere until hidden states are read; see `practicum.types.HeadLike`."""
+    """A head that loads its weights when hidden states are read; see `practicum.types.HeadLike`."""
 
     def __init__(self, vocab_size: int, fetch: Callable[[], Head]) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._fetch = fetch
-        self._held: Head | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens it tells apart."""
-        return self._vocab_size
+        self._head_in_memory: Head | None = None
 
     @property
     def key(self) -> tuple[int, ...]:
-        """This object, whether its weights are here or not."""
-        return id(self), self._vocab_size
+        """The identity of this object, whether its weights are loaded or not."""
+        return id(self), self.vocab_size
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
-        """Log-probabilities of the tokens, with the weights fetched if they are not here."""
+        """Return the log-probabilities of all tokens; loads the weights if needed."""
         return self._fetched().logprobs(hidden)
 
     def logits(
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
     ) -> Float[Tensor, "*s v"]:
-        """Their logits."""
+        """Return the logits; loads the weights if needed."""
         return self._fetched().logits(hidden, room)
 
     def _fetched(self) -> Head:
-        if self._held is None:
-            self._held = self._fetch()
-        return self._held
+        if self._head_in_memory is None:
+            self._head_in_memory = self._fetch()
+        return self._head_in_memory
 
     def release(self) -> None:
-        """Drop the weights until they are needed again."""
-        self._held = None
+        """Free the weights until they are needed again."""
+        self._head_in_memory = None
 
 
 class OffloadedSampler:
-    """Samples and scores with a model that is fetched for each call; see `practicum.ports.SamplingClient`."""
+    """A `practicum.ports.SamplingClient` over a model that is loaded for each call."""
 
     def __init__(self, fetch: Callable[[], LocalSampler], head: OffloadedHead) -> None:
         self._fetch = fetch
@@ -101,20 +98,18 @@ class OffloadedSampler:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything: the whole distribution is at hand."""
+        """Every signal: the full distribution is known."""
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """One completion a request, in order."""
+        """Sample one completion a request, in order."""
         return self._fetch().sample(requests, params) if requests else []
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """What the model says, with a head that is fetched when it is read."""
-        answers = self._fetch().score(requests, signal) if requests else []
-        return [
-            answer if answer.head is None else replace(answer, head=self._head)
-            for answer in answers
-        ]
+        """Score the requests; the signals' head loads its weights when they are read."""
+        signals = self._fetch().score(requests, signal) if requests else []
+        # The model's own head would keep its weights in memory.
+        return [s if s.head is None else replace(s, head=self._head) for s in signals]
 
     def sample_mixed(
         self,
@@ -123,30 +118,31 @@ class OffloadedSampler:
         share: float,
         params: SamplingParams,
     ) -> list[Sample]:
-        """One completion a request, drawn from this model and another at once."""
+        """Sample one completion a request from a mixture of this model and the teacher."""
         return self._fetch().sample_mixed(requests, teacher, share, params) if requests else []
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
-        """Read the prompts; the model stays as long as the reading does."""
+        """Start decoding the prompts; the model stays loaded as long as the decode batch lives."""
         return self._fetch().read(prompts, rows, new_tokens)
 
 
 def clone_to(device: torch.device, language_model: LanguageModel) -> LanguageModel:
-    """The same modules over copies of the weights on a device; weights that are already there are shared."""
+    """Return a copy with its weights on a device; weights that are already there are shared."""
     model = language_model.model
+    # deepcopy takes what the memo holds in place of a copy: only the modules are made anew.
     moved: dict[int, Tensor] = {id(buffer): buffer.to(device) for buffer in model.buffers()}
     for weight in model.parameters():
         moved[id(weight)] = torch.nn.Parameter(weight.data.to(device), requires_grad=False)
     return replace(language_model, model=copy.deepcopy(model, moved))
 
 
-def _moved(head: Head, device: torch.device) -> Head:
+def _copy_head(head: Head, device: torch.device) -> Head:
     bias = None if head.bias is None else head.bias.data.to(device)
     return replace(head, weight=head.weight.data.to(device), bias=bias)
 
 
-def _head_on_disk(loaded: LoadedModel) -> OffloadedHead:
-    """The head as the model's folder holds it; ModelError where it is not to be found there."""
+def _open_head_on_disk(loaded: LoadedModel) -> OffloadedHead:
+    """Return the head stored in the model's folder; raise ModelError if it is not there."""
     head, device = loaded.language_model.head(), loaded.language_model.device
     read_weight = _locate_weight(head.weight, loaded)
     read_bias = None if head.bias is None else _locate_weight(head.bias, loaded)
@@ -160,35 +156,34 @@ def _head_on_disk(loaded: LoadedModel) -> OffloadedHead:
 
 
 def _locate_weight(weight: Tensor, loaded: LoadedModel) -> Callable[[], Tensor]:
-    """How to read the real tokens' rows of a weight from the model's folder; it holds on to nothing of the model."""
+    """Return a function that reads a weight's rows of real tokens from the model's folder.
+
+    The function holds no reference to the model.
+    """
     model, rows, dtype = loaded.language_model.model, loaded.language_model.vocab_size, weight.dtype
-    names = [
-        name for name, other in model.named_parameters(remove_duplicate=False) if other is weight
-    ]
-    for path in sorted(_folder(loaded.source).glob("*.safetensors")):
+    parameters = model.named_parameters(remove_duplicate=False)
+    names = [name for name, parameter in parameters if parameter is weight]
+    for path in sorted(_find_folder(loaded.source).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            # A file may leave out the prefix that the model's own class puts before its names.
+            # A file may omit the prefix that the model's class adds to its names.
             keys = file.keys()
             stored = [key for key in keys if any(f".{name}".endswith(f".{key}") for name in names)]
         for key in stored:
-            read = partial(_rows, path, key, rows, dtype)
+            read = partial(_read_rows, path, key, rows, dtype)
             if read().equal(weight.data[:rows].cpu()):
                 return read
     raise ModelError(
-        f"{loaded.source}: the weights of the head ({', '.join(names)}) are not in the folder as the model uses them, so they "
-        "cannot be read alone; write residency: swap or resident"
+        f"{loaded.source}: the weights of the head ({', '.join(names)}) are not in the folder as "
+        "the model uses them, so they cannot be read alone; write residency: swap or resident"
     )
 
 
-def _folder(source: str) -> Path:
-    """The folder of a model, that of the cache for a hub name that was just loaded."""
-    return (
-        Path(source)
-        if Path(source).is_dir()
-        else Path(snapshot_download(source, local_files_only=True))
-    )
+def _find_folder(source: str) -> Path:
+    """Return the folder of a model; a hub name was just loaded, so it is in the local cache."""
+    folder = Path(source)
+    return folder if folder.is_dir() else Path(snapshot_download(source, local_files_only=True))
 
 
-def _rows(path: Path, key: str, rows: int, dtype: torch.dtype) -> Tensor:
+def _read_rows(path: Path, key: str, rows: int, dtype: torch.dtype) -> Tensor:
     with safe_open(path, framework="pt") as file:
         return file.get_slice(key)[:rows].to(dtype)

@@ -1,4 +1,7 @@
-"""From-scratch models: a small architecture with random weights, optionally taught the task's answers first."""
+"""Make from-scratch models: a small architecture with random weights, optionally pretrained.
+
+Pretraining teaches the task's answers.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,44 +19,38 @@ from practicum.types import Prompt
 MAX_POSITIONS = 512
 
 
-def scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
-    """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
+def prepare_scratch_folder(folder: Path, config: ScratchConfig, task: Task) -> Path:
+    """Return the folder of a from-scratch model; the first call makes the model.
+
+    Its vocabulary is the task's characters, and it is pretrained on the task's answers.
+    """
     if not (folder / "config.json").is_file():
+        # Renamed when complete, so that an interrupted call leaves no half-made model.
         temporary = folder.with_name(f"{folder.name}.tmp")
-        make_scratch_model(temporary, config, alphabet_of(task), task.train_prompts())
+        make_scratch_model(temporary, config, collect_alphabet(task), task.train_prompts())
         temporary.rename(folder)
     return folder
 
 
-def alphabet_of(task: Task) -> str:
-    """Return every character of the task, in order."""
-    prompts = [*task.train_prompts(), *task.heldout_prompts()]
-    more = task.letters if isinstance(task, HasAlphabet) else ""
-    return "".join(
-        sorted({letter for prompt in prompts for letter in _letters(prompt)} | set(more))
-    )
-
-
-def _letters(prompt: Prompt) -> str:
-    return "".join(
-        [
-            *(message.content for message in prompt.messages),
-            prompt.answer or "",
-            prompt.response or "",
-        ]
-    )
+def collect_alphabet(task: Task) -> str:
+    """Return every character of the task once, sorted."""
+    characters = set(task.letters if isinstance(task, HasAlphabet) else "")
+    for prompt in (*task.train_prompts(), *task.heldout_prompts()):
+        characters.update(*(message.content for message in prompt.messages))
+        characters.update(prompt.answer or "", prompt.response or "")
+    return "".join(sorted(characters))
 
 
 def make_scratch_model(
     folder: Path, config: ScratchConfig, alphabet: str, prompts: Sequence[Prompt]
 ) -> None:
-    """Write a model folder: seeded random weights, a character tokenizer, pretrained on the prompts' answers if asked."""
+    """Write a model folder: seeded weights, pretrained if configured, and a tokenizer."""
     tokenizer = character_tokenizer(alphabet)
     renderer = Renderer(tokenizer, stop_ids=stop_ids(tokenizer, None))
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         model = AutoModelForCausalLM.from_config(
-            _architecture(config, len(tokenizer), min(renderer.stop_ids))
+            _build_config(config, len(tokenizer), min(renderer.stop_ids))
         )
         if config.pretrain.steps:
             _pretrain(model, renderer, config.pretrain, prompts, config.seed)
@@ -61,7 +58,7 @@ def make_scratch_model(
     tokenizer.save_pretrained(folder)
 
 
-def _architecture(config: ScratchConfig, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
+def _build_config(config: ScratchConfig, vocabulary: int, eos: int):  # type: ignore[no-untyped-def]
     rows = max(vocabulary, config.padded_vocabulary or 0)
     kind = {"llama": "llama", "qwen3": "qwen3", "gemma3": "gemma3_text"}[config.architecture]
     extra = (
@@ -95,7 +92,7 @@ def _pretrain(
     prompts: Sequence[Prompt],
     seed: int,
 ) -> None:
-    """Cross-entropy on the answers (the stop token included), prompts drawn at random."""
+    """Train by cross-entropy on the answers and the stop token; prompts are drawn at random."""
     stop = min(renderer.stop_ids)
     pairs = [
         (renderer.render(prompt.messages), [*renderer.encode(prompt.answer or ""), stop])
@@ -104,16 +101,15 @@ def _pretrain(
     ]
     if not pairs:
         raise DataError(
-            "pretrain.steps is set, but no training prompt has an answer to learn; write pretrain: {steps: 0}"
+            "pretrain.steps is set, but no training prompt has an answer to learn; write pretrain: "
+            "{steps: 0}"
         )
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)
     generator = torch.Generator().manual_seed(seed)
     model.train()
     for step in range(settings.steps):
-        chosen = [
-            pairs[index]
-            for index in torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()
-        ]
+        indices = torch.randint(len(pairs), (settings.batch,), generator=generator).tolist()
+        chosen = [pairs[index] for index in indices]
         ids, mask = pad_sequences(
             [(*prompt, *answer) for prompt, answer in chosen], side="right", device=model.device
         )

@@ -1,6 +1,6 @@
-"""The student as its own teacher: the same modules, with another set of the weights that learn.
+"""Use the student as its own teacher: the same modules with another set of the trainable weights.
 
-Only the trainable weights are held twice, so a self-teacher of a LoRA student costs the adapters and nothing else.
+Only the trainable weights are copied, so the self-teacher of a LoRA student costs the adapters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from practicum.types import Datum
 class LocalSelfTeacher(LocalSampler):
     """Scores with weights that follow the student's by a rule; see `practicum.ports.SelfTeacher`.
 
-    `overlay` are the weights that stand in for the student's; none where they are live.
+    `overlay` holds the weights that replace the student's; it is empty if they are live.
     """
 
     rule: WeightUpdateRule
@@ -32,34 +32,34 @@ class LocalSelfTeacher(LocalSampler):
         batch_size: int,
         chunk_tokens: int,
     ) -> "LocalSelfTeacher":
-        """Begin with the student's weights of now."""
+        """Build a self-teacher whose weights start as the student's current ones."""
         rule = rule.hold_within_step()
-        learning = {} if rule.weights == "live" else language_model.trainable_parameters()
-        overlay = {name: parameter.detach().clone() for name, parameter in learning.items()}
+        trainable = {} if rule.weights == "live" else language_model.trainable_parameters()
+        overlay = {name: parameter.detach().clone() for name, parameter in trainable.items()}
         return cls(language_model, overlay, batch_size, chunk_tokens, rule=rule)
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, at its own step: the modules are the student's."""
+        """Every signal, but only at its own step: the weights follow the student's."""
         return replace(super(LocalSelfTeacher, self).capabilities, follows_student=True)
 
     @torch.no_grad()
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Follow the student: an average for `ema`, a copy every so many steps for `periodic`."""
+        """Follow the student: move the average (`ema`) or copy its weights (`periodic`)."""
         student, rule = self.language_model.trainable_parameters(), self.rule
-        for name, held in self.overlay.items():
+        for name, weight in self.overlay.items():
             if rule.weights == "ema":
-                held.lerp_(student[name], rule.rate)
+                weight.lerp_(student[name], rule.rate)
             elif rule.weights == "periodic" and step % rule.period == 0:
-                held.copy_(student[name])
+                weight.copy_(student[name])
 
     def save_state(self) -> dict[str, Tensor]:
-        """The held weights, where they moved since the start."""
+        """Return the teacher's weights if they changed since the start."""
         return dict(self.overlay) if self.rule.weights in ("ema", "periodic") else {}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the held weights."""
-        for name, held in self.overlay.items():
+        """Restore the teacher's weights."""
+        for name, weight in self.overlay.items():
             if name in tensors:
-                held.copy_(tensors[name])
+                weight.copy_(tensors[name])

@@ -1,54 +1,61 @@
-"""What a model costs, read from its modules; they may be on the meta device, without weights."""
+"""Measure a model's dimensions from its modules, which may have no weights (the meta device)."""
 
 from collections.abc import Callable, Iterator
 
 import torch
 from transformers import PreTrainedModel
 
-from practicum.backends.local.adapters import is_adapter, weights_of_experts
+from practicum.backends.local.adapters import find_expert_parameters, is_adapter
 from practicum.backends.local.language_model import LanguageModel, find_body, find_layers
 from practicum.costs import ModelDims, TrainableDims
 
 
 def measure_dims(language_model: LanguageModel) -> ModelDims:
-    """The sizes of a model; of a mixture of experts, the share of the experts' entries that one token goes through."""
+    """Measure a model's dimensions for FLOP counts.
+
+    For a mixture of experts, only the entries that one token is multiplied with count.
+    """
     model = language_model.model
     config = model.config.get_text_config()
     described = config.to_dict()
     heads = config.num_attention_heads
-    matrices = dict(_matrices(model))
-    active = _active(model)
+    matrices = dict(_list_matrices(model))
+    count_active = _build_counter(model)
     return ModelDims(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        body=sum(active(weight) for name, weight in matrices.items() if not is_adapter(name)),
+        body=sum(count_active(weight) for name, weight in matrices.items() if not is_adapter(name)),
         vocabulary=language_model.vocab_size,
         width=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=described.get("num_key_value_heads") or heads,
         head_dim=described.get("head_dim") or config.hidden_size // heads,
-        adapters=sum(active(weight) for name, weight in matrices.items() if is_adapter(name)),
+        adapters=sum(count_active(weight) for name, weight in matrices.items() if is_adapter(name)),
     )
 
 
 def measure_trainable(language_model: LanguageModel) -> TrainableDims:
-    """Which part of a model learns, by its parameters that require a gradient."""
+    """Measure the trainable part of a model: the parameters that require a gradient."""
     model = language_model.model
-    active = _active(model)
-    moving = {name: weight for name, weight in _matrices(model) if weight.requires_grad}
+    count_active = _build_counter(model)
+    trainable = {name: weight for name, weight in _list_matrices(model) if weight.requires_grad}
     head = model.get_output_embeddings()
     assert isinstance(head, torch.nn.Module), "the model was split at its head"
     return TrainableDims(
         parameters=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
-        layers=_layers_passed(model),
-        body=sum(active(weight) for name, weight in moving.items() if not is_adapter(name)),
-        adapters=sum(active(weight) for name, weight in moving.items() if is_adapter(name)),
+        layers=_count_layers_passed(model),
+        body=sum(
+            count_active(weight) for name, weight in trainable.items() if not is_adapter(name)
+        ),
+        adapters=sum(
+            count_active(weight) for name, weight in trainable.items() if is_adapter(name)
+        ),
         head=any(weight.requires_grad for weight in head.parameters()),
     )
 
 
-def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The weights of the body that multiply: those of two axes or more that are no embedding."""
+def _list_matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the body's weights that multiply: two axes or more, and not an embedding."""
     embeddings = {
         id(weight)
         for module in find_body(model).modules()
@@ -60,33 +67,30 @@ def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]
             yield name, weight
 
 
-def _active(model: PreTrainedModel) -> Callable[[torch.nn.Parameter], int]:
-    """Return the function that counts a weight's entries that one token is multiplied with.
+def _build_counter(model: PreTrainedModel) -> Callable[[torch.nn.Parameter], int]:
+    """Return a function that counts a weight's entries that one token is multiplied with.
 
-    Of what holds something for each of several experts these are the entries of the experts that a token goes to.
+    For weights that hold several experts, these are the entries of the experts a token goes to.
     """
     config = model.config.get_text_config()
     name = "num_experts_per_tok"
-    chosen = config.to_dict().get(config.attribute_map.get(name, name))
-    shares = (
-        {}
-        if chosen is None
-        else {id(weight): (chosen, count) for weight, count in weights_of_experts(model)}
-    )
+    used = config.to_dict().get(config.attribute_map.get(name, name))
+    counts = {id(weight): count for weight, count in find_expert_parameters(model)}
 
     def count_active(weight: torch.nn.Parameter) -> int:
-        part, whole = shares.get(id(weight), (1, 1))
-        return weight.numel() * part // whole
+        if used is None or id(weight) not in counts:
+            return weight.numel()
+        return weight.numel() * used // counts[id(weight)]
 
     return count_active
 
 
-def _layers_passed(model: PreTrainedModel) -> int:
-    """Through how many of the last layers the gradient goes: all of them where the embedding learns."""
+def _count_layers_passed(model: PreTrainedModel) -> int:
+    """Count the last layers that the gradient passes: all of them if the embedding is trainable."""
     layers = find_layers(model)
     if layers is None or any(
         weight.requires_grad for weight in model.get_input_embeddings().parameters()
     ):
         return model.config.get_text_config().num_hidden_layers
-    learns = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
-    return len(layers) - learns.index(True) if True in learns else 0
+    trains = [any(weight.requires_grad for weight in layer.parameters()) for layer in layers]
+    return len(layers) - trains.index(True) if True in trains else 0

@@ -1,14 +1,15 @@
-"""The training client: gradients of an objective over a local model, chunk by chunk.
+"""The training client: gradients of an objective over a local model, computed chunk by chunk.
 
-The gradient of the logit side is formed chunk by chunk of tokens as soon as the chunk's log-probabilities exist, so that
-the [T, V] matrices of student and teacher are never held at once; then the body's graph is walked once a micro-batch.
-Every token's share of the loss is fixed by the whole batch before the first micro-batch, so the split changes nothing
-but rounding.
+The loss and its gradient in the hidden states are computed as soon as a chunk's log-probabilities
+exist, so the [T, V] matrices of student and teacher are never in memory at once. One backward pass
+through the body follows for each micro-batch. The full batch fixes every token's share of the loss
+before the first micro-batch, so the cuts change nothing but rounding.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice
 
 import torch
 from jaxtyping import Float
@@ -53,14 +54,17 @@ from practicum.objective.passes import (
     texts_of,
 )
 from practicum.ports import AdamParams, WeightUpdateRule
+from practicum.text.tokenizers import one_line
 from practicum.types import Datum, ForwardResult, Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerLimits:
-    """Bounds on what is held at once: tokens of a micro-batch, tokens of a chunk of the logit side, completions being decoded.
+    """Limits on memory: the most tokens or completions processed at once.
 
-    Without `micro_batch_tokens`, as many as `graph_mib` of memory hold what the student's backward pass needs.
+    They bound the tokens of a micro-batch, the tokens of a chunk of the logit side, and the
+    completions decoded together. Without `micro_batch_tokens`, a micro-batch holds as many tokens
+    as `graph_mib` of activations allow.
     """
 
     micro_batch_tokens: int | None = None
@@ -72,8 +76,8 @@ class TrainerLimits:
 class LocalTrainer:
     """Trains a local model; see `practicum.ports.TrainingClient`.
 
-    The model that learns is the very function that samples, unless `dropout`: then what its config asks for in training is in
-    force while it learns. `special_ids` are the tokens that weights `not_special` leave out.
+    Training and sampling compute the same function, unless `dropout` is set: then the dropout of
+    the model's config is active in training. The token weights `not_special` exclude `special_ids`.
     """
 
     def __init__(
@@ -89,30 +93,33 @@ class LocalTrainer:
         self.limits = limits or TrainerLimits()
         self._dropout = dropout
         self._parameters = language_model.trainable_parameters()
-        self._tiles = BufferPool()
-        self._graph_bytes: int | None = None
-        self._twin: LanguageModel | None = None
+        self._buffers = BufferPool()
+        self._bytes_a_token: int | None = None
+        self._snapshot_model: LanguageModel | None = None
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, fused=True)
 
     def refuses(self, objective: Objective) -> str | None:
-        """Every objective can be trained here."""
+        """Return None: this backend trains every objective."""
         return None
 
     def sampling_client(self) -> LocalSampler:
-        """Samples from the live weights."""
+        """Return a client that samples from the live weights."""
         return LocalSampler(
             self.language_model, {}, self.limits.sampling_batch, self.limits.chunk_tokens
         )
 
     def snapshot(self) -> LocalSampler:
-        """Samples from a copy of the trainable weights, through modules of its own that share all others."""
-        if self._twin is None:
-            self._twin = clone_to(self.language_model.device, self.language_model)
-        now = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-        return LocalSampler(self._twin, now, self.limits.sampling_batch, self.limits.chunk_tokens)
+        """Return a client that samples from a copy of the current trainable weights."""
+        # With its own modules over the other weights: another thread samples while these train.
+        if self._snapshot_model is None:
+            self._snapshot_model = clone_to(self.language_model.device, self.language_model)
+        weights = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        return LocalSampler(
+            self._snapshot_model, weights, self.limits.sampling_batch, self.limits.chunk_tokens
+        )
 
     def self_teacher(self, rule: WeightUpdateRule) -> LocalSelfTeacher:
-        """The student's own weights as a teacher, starting from what they are now."""
+        """Return the student's weights as a teacher, starting from the current ones."""
         return LocalSelfTeacher.of(
             self.language_model, rule, self.limits.sampling_batch, self.limits.chunk_tokens
         )
@@ -120,27 +127,42 @@ class LocalTrainer:
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
-        """The gradient of the objective over all of `data`; a micro-batch that does not fit in memory is halved.
+        """Accumulate the gradient of the objective over all datums, in micro-batches.
 
-        Raises ResourceError when not even one sequence fits.
+        Halves the micro-batch when memory runs out. Raises ResourceError if one sequence alone does
+        not fit.
         """
-        accumulated = {
-            name: parameter.grad
-            for name, parameter in self._parameters.items()
-            if parameter.grad is not None
-        }
+        with self.add_gradients():
+            plan = self.plan_micro_batch(longest(data))
+            return self._retry_with_less_memory(data, objective, seed, plan)
+
+    @contextlib.contextmanager
+    def add_gradients(self) -> Iterator[None]:
+        """Add the gradients of the block to the accumulated ones, and keep the random state.
+
+        If the block raises an error, the accumulated gradients stay as they were.
+        """
+        # Set aside, so that the block may discard its own gradients and start again.
+        accumulated = [parameter.grad for parameter in self._parameters.values()]
         self._optimizer.zero_grad(set_to_none=True)
         device = self.language_model.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            plan = self.graph_plan(longest(data))
-            result = self._retry_with_less_memory(data, objective, seed, plan)
-        for name, gradient in accumulated.items():
-            now = self._parameters[name].grad
-            self._parameters[name].grad = gradient if now is None else gradient + now
-        return result
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                yield
+        except BaseException:
+            self._optimizer.zero_grad(set_to_none=True)
+            raise
+        finally:
+            for parameter, gradient in zip(self._parameters.values(), accumulated, strict=True):
+                if gradient is not None:
+                    new = parameter.grad
+                    parameter.grad = gradient if new is None else gradient + new
 
     def optim_step(self, params: AdamParams) -> Metrics:
-        """Take one step of AdamW on the clipped gradient; without a finite gradient nothing moves, and the metrics say so."""
+        """Take one step of AdamW on the clipped gradient.
+
+        Without a finite gradient nothing changes, and the metrics report it as skipped.
+        """
         gradients = [
             parameter.grad for parameter in self._parameters.values() if parameter.grad is not None
         ]
@@ -168,182 +190,188 @@ class LocalTrainer:
 
     @property
     def state_bytes(self) -> int:
-        """The size of the files of what `save_state` gives once there are moments: two like the weight, and a step's number."""
-        step = 4
+        """The bytes of the files that `save_state` fills once AdamW has moments."""
+        # Four tensors a parameter: the weight, two moments of its size, and a step counter.
+        step_bytes = 4
         return sum(
-            3 * parameter.nbytes + step + 4 * HEADER_BYTES
+            3 * parameter.nbytes + step_bytes + 4 * HEADER_BYTES
             for parameter in self._parameters.values()
         )
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """The trainable weights under `student` and the moments of AdamW under `optimizer`: live views, not copies."""
-        moments = {
-            f"{name}/{key}": value.detach()
-            for name, parameter in self._parameters.items()
-            for key, value in self._optimizer.state.get(parameter, {}).items()
-        }
-        return {
-            "student": {name: value.detach() for name, value in self._parameters.items()},
-            "optimizer": moments,
-        }
+        """Return trainable weights (`student`) and moments (`optimizer`) as live views."""
+        moments: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            for moment, tensor in self._optimizer.state.get(parameter, {}).items():
+                moments[f"{name}/{moment}"] = tensor.detach()
+        weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        return {"student": weights, "optimizer": moments}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore weights and moments in place; CheckpointError where they are those of another model."""
+        """Restore weights and moments in place; CheckpointError if they belong to another model."""
         self._check_state(tensors)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(tensors["student"][name])
         self._optimizer.state.clear()
-        for key, value in tensors["optimizer"].items():
+        for key, tensor in tensors["optimizer"].items():
             name, moment = key.rsplit("/", 1)
             parameter = self._parameters[name]
-            self._optimizer.state[parameter][moment] = value.detach().clone().to(parameter.device)
+            self._optimizer.state[parameter][moment] = tensor.detach().clone().to(parameter.device)
 
     def _check_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        own = {name: parameter.shape for name, parameter in self._parameters.items()}
-        saved = {name: value.shape for name, value in tensors["student"].items()}
+        expected = {name: parameter.shape for name, parameter in self._parameters.items()}
+        saved = {name: tensor.shape for name, tensor in tensors["student"].items()}
         moments = {key.rsplit("/", 1)[0] for key in tensors["optimizer"]}
         differing = sorted(
-            {name for name, _ in own.items() ^ saved.items()} | (moments - own.keys())
+            {name for name, _ in expected.items() ^ saved.items()} | (moments - expected.keys())
         )
         if differing:
             raise CheckpointError(
-                f"the state does not fit the student: {len(differing)} weights differ in name or shape (first: "
-                f"{differing[0]}); resume with the model, lora and trainable_layers that the state was saved with"
+                f"the state does not fit the student: {len(differing)} weights differ in name or "
+                f"shape (first: {differing[0]}); resume with the model, lora and trainable_layers "
+                "that the state was saved with"
             )
 
-    def start_learning(self) -> None:
-        """Set the model's mode for passes that learn; sampling and scoring set theirs."""
+    def set_training_mode(self) -> None:
+        """Set the mode for passes with a gradient; sampling and scoring set evaluation mode."""
         self.language_model.model.train(self._dropout)
 
-    def graph_plan(self, longest: int) -> GraphPlan:
-        """How many tokens go through the student together, if the longest text has so many."""
+    def plan_micro_batch(self, longest_text: int) -> GraphPlan:
+        """Plan the micro-batches of a batch whose longest text has so many tokens."""
         if self.limits.micro_batch_tokens is not None:
             return GraphPlan(self.limits.micro_batch_tokens, recompute=False)
-        if self._graph_bytes is None:
-            self.start_learning()
-            self._graph_bytes = measure_activation_bytes(self.language_model)
-        return plan_micro_batch(
-            self.language_model, self._graph_bytes, longest, self.limits.graph_mib * 2**20
-        )
+        if self._bytes_a_token is None:
+            self.set_training_mode()
+            self._bytes_a_token = measure_activation_bytes(self.language_model)
+        budget = self.limits.graph_mib * 2**20
+        return plan_micro_batch(self.language_model, self._bytes_a_token, longest_text, budget)
 
     def _retry_with_less_memory(
-        self, data: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan
+        self, datums: Sequence[Datum], objective: Objective, seed: int, plan: GraphPlan
     ) -> ForwardResult:
-        """The gradient of this call alone, begun anew with half as much held at once until it fits."""
+        """Compute this call's gradient, starting again with half the micro-batch until it fits."""
         halvings = 0
         while True:
             try:
                 with activation_checkpointing(self.language_model, plan.recompute):
-                    result = self._forward_backward(data, objective, seed, plan.tokens)
-                again = {"recomputed": 1.0} if plan.recompute else {}
-                return replace(
-                    result, metrics={**result.metrics, **again, "halvings": float(halvings)}
-                )
+                    result = self._forward_backward(datums, objective, seed, plan.tokens)
+                recomputed = {"recomputed": 1.0} if plan.recompute else {}
+                metrics = {**result.metrics, **recomputed, "halvings": float(halvings)}
+                return replace(result, metrics=metrics)
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not _is_out_of_memory(error):
                     raise
-                self._halve(data, plan.tokens, error)
-                plan = self.graph_plan(longest(data))
+                self._halve(datums, plan.tokens, error)
+                plan = self.plan_micro_batch(longest(datums))
                 halvings += 1
 
     def _forward_backward(
-        self, data: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
+        self, datums: Sequence[Datum], objective: Objective, seed: int, micro_batch_tokens: int
     ) -> ForwardResult:
-        whole, data = data, one_teacher_each(data)
-        batch = build_token_batch(data, objective, seed, self._special_ids)
+        split_datums = one_teacher_each(datums)
+        batch = build_token_batch(split_datums, objective, seed, self._special_ids)
         records = Records(len(batch.tokens))
-        passes = self._passes(data, batch, micro_batch_tokens)
+        micro_batches = self._build_micro_batches(split_datums, batch, micro_batch_tokens)
         head = self.language_model.head()
+        # The closed form needs no autograd through the head, so a prepacked copy can serve it.
         if len(batch.tokens) >= MIN_HEAD_ROWS and can_fuse(objective):
             head = prepack_head(head)
         coefficients = (
-            self._compute_batch_coefficients(passes, head, objective, batch)
+            self._compute_batch_coefficients(micro_batches, head, objective, batch)
             if objective.needs_sequences
             else None
         )
-        self.start_learning()
-        for one in passes:
-            # Masks of dropout belong to the pass, whatever was dealt before it and to whom.
-            first = one.rollouts[0]
+        self.set_training_mode()
+        for micro_batch in micro_batches:
+            # Seeded by the first rollout: dropout does not depend on the micro-batches before it.
+            first = micro_batch.rollouts[0]
             torch.manual_seed(seed_of(seed, "dropout", first.prompt.id, first.sample))
-            self._backward_micro_batch(one, head, objective, coefficients, records)
+            self._backward_micro_batch(micro_batch, head, objective, coefficients, records)
         if records.broken or records.nothing_supervised:
-            # A gradient of zeros would still move the weights, by AdamW's momentum and by weight decay.
+            # A gradient of zeros would still move the weights, by AdamW's momentum and weight
+            # decay.
             self._optimizer.zero_grad(set_to_none=True)
-        return records.result(data, whole)
+        return records.result(split_datums, datums)
 
-    def _passes(self, data: Sequence[Datum], batch: TokenBatch, limit: int) -> list[Pass]:
-        """The data cut into passes through the student, of at most `limit` tokens each."""
-        passes = list(rows_of_passes(data, limit, self.language_model.packs_up_to))
-        parts = [rows for of_pass in passes for rows in of_pass]
-        read_next = {
-            id(rows): heads_of(data, following) for rows, following in pairwise([*parts, []])
-        }
+    def _build_micro_batches(
+        self, datums: Sequence[Datum], batch: TokenBatch, limit: int
+    ) -> list[Pass]:
+        """Cut the datums into micro-batches of at most `limit` tokens."""
+        rows_by_batch = list(rows_of_passes(datums, limit, self.language_model.max_packed_tokens))
+        # A teacher's head stays loaded if the very next rows need it too, also across
+        # micro-batches.
+        rows_in_order = [rows for teacher_rows in rows_by_batch for rows in teacher_rows]
+        heads_needed_next = iter([heads_of(datums, rows) for rows in [*rows_in_order[1:], []]])
         return [
-            Pass(data, batch, rows, [read_next[id(of_teacher)] for of_teacher in rows])
-            for rows in passes
+            Pass(datums, batch, teacher_rows, list(islice(heads_needed_next, len(teacher_rows))))
+            for teacher_rows in rows_by_batch
         ]
 
     def _backward_micro_batch(
         self,
-        one: Pass,
+        micro_batch: Pass,
         head: Head,
         objective: Objective,
-        coefficients: list[Tensor] | None,
+        batch_coefficients: list[Tensor] | None,
         records: Records,
     ) -> None:
-        """Add the gradient of one pass; several teachers of the same tokens share the student's body."""
-        hidden = self._hidden(one)
+        """Add one micro-batch's gradient; teachers of the same tokens share the student's body."""
+        hidden = self._compute_hidden(micro_batch)
         gradient = torch.zeros_like(hidden)
-        for part in one.parts():
+        for part in micro_batch.parts():
             for piece in chunks(len(part.index), self.limits.chunk_tokens):
                 tokens = part.tokens[piece]
-                side = self._open(head, hidden[piece], part, piece, objective)
-                shares = (
-                    [
-                        compute_coefficients(term, value, tokens)
-                        for term, value in zip(objective.losses, side.values, strict=True)
+                chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
+                if batch_coefficients is None:
+                    coefficients = [
+                        compute_coefficients(term, term_values, tokens)
+                        for term, term_values in zip(objective.losses, chunk.values, strict=True)
                     ]
-                    if coefficients is None
-                    else [whole[part.index[piece]] for whole in coefficients]
-                )
+                else:
+                    coefficients = [column[part.index[piece]] for column in batch_coefficients]
                 loss = sum(
-                    (share * value.value).sum()
-                    for share, value in zip(shares, side.values, strict=True)
+                    (coefficient * term_values.value).sum()
+                    for coefficient, term_values in zip(coefficients, chunk.values, strict=True)
                 )
                 if not torch.isfinite(torch.as_tensor(loss)):
-                    broken = ~torch.isfinite(side.values[0].value)
+                    broken = ~torch.isfinite(chunk.values[0].value)
                     records.broken += tokens.rows[broken].tolist() or tokens.rows.tolist()
                     return
-                compare(records, side, part, piece)
-                gradient[piece] += side.backward(shares)
-                measure(records, side.values, tokens, part.signal.name)
-                records.add("fused", torch.full_like(side.values[0].logprobs, side.fused))
-                records.place(part.index[piece], side.values[0], shares)
-                records.share(part.signal.name, side.values, shares)
+                compare(records, chunk, part, piece)
+                # The body's gradient is taken once below: here it stops at the hidden states.
+                gradient[piece] += chunk.backward(coefficients)
+                measure(records, chunk.values, tokens, part.signal.name)
+                records.add("fused", torch.full_like(chunk.values[0].logprobs, chunk.fused))
+                records.place(part.index[piece], chunk.values[0], coefficients)
+                records.share(part.signal.name, chunk.values, coefficients)
         if hidden.requires_grad:
             hidden.backward(gradient)
 
     @torch.no_grad()
     def _compute_batch_coefficients(
-        self, passes: Sequence[Pass], head: Head, objective: Objective, batch: TokenBatch
+        self, micro_batches: Sequence[Pass], head: Head, objective: Objective, batch: TokenBatch
     ) -> list[Tensor]:
-        """The coefficients of all tokens, for terms in which a token's depends on other tokens: a pass without gradient."""
+        """Compute the loss coefficients of the full batch in a forward pass without gradient.
+
+        Needed for terms whose coefficient of a token depends on other tokens, such as returns.
+        """
         self.language_model.model.eval()
-        pieces: list[list[TermValues]] = []
+        chunk_values: list[list[TermValues]] = []
         token_indices = []
-        for one in passes:
-            hidden = self._hidden(one)
-            for part in one.parts():
+        for micro_batch in micro_batches:
+            hidden = self._compute_hidden(micro_batch)
+            for part in micro_batch.parts():
                 token_indices.append(part.index)
                 for piece in chunks(len(part.index), self.limits.chunk_tokens):
-                    pieces.append(self._open(head, hidden[piece], part, piece, objective).values)
+                    chunk = self._open_chunk(head, hidden[piece], part, piece, objective)
+                    chunk_values.append(chunk.values)
         if not token_indices:
             return [torch.zeros(0) for _ in objective.losses]
-        back = torch.cat(token_indices).argsort()
+        # Micro-batches reorder the tokens: `argsort` of their batch indices undoes it.
+        batch_order = torch.cat(token_indices).argsort()
         merged = [
-            TermValues.concatenate([piece[index] for piece in pieces])[back]
+            TermValues.concatenate([values[index] for values in chunk_values])[batch_order]
             for index in range(len(objective.losses))
         ]
         return [
@@ -351,40 +379,37 @@ class LocalTrainer:
             for term, values in zip(objective.losses, merged, strict=True)
         ]
 
-    def _open(
+    def _open_chunk(
         self, head: Head, hidden: Tensor, part: Part, piece: slice, objective: Objective
     ) -> LossChunk:
-        said = (part.signal[piece], part.reference[piece])
-        return build_chunk(
-            head, hidden, said, part.tokens[piece].to(hidden.device), objective, self._tiles
-        )
+        signals = part.signal[piece], part.reference[piece]
+        tokens = part.tokens[piece].to(hidden.device)
+        return build_chunk(head, hidden, signals, tokens, objective, self._buffers)
 
-    def _hidden(self, one: Pass) -> Float[Tensor, "T D"]:
-        """The student's hidden states that predict the supervised tokens of a pass, end to end."""
-        texts = texts_of(one.rollouts)
-        learned = torch.cat([rollout.loss_mask for rollout in one.rollouts])
-        hidden = hidden_states(self.language_model, texts)
-        return hidden if bool(learned.all()) else hidden[learned.to(hidden.device)]
+    def _compute_hidden(self, micro_batch: Pass) -> Float[Tensor, "T D"]:
+        """Return the hidden states that predict the supervised tokens, concatenated."""
+        is_supervised = torch.cat([rollout.loss_mask for rollout in micro_batch.rollouts])
+        hidden = hidden_states(self.language_model, texts_of(micro_batch.rollouts))
+        return hidden if bool(is_supervised.all()) else hidden[is_supervised.to(hidden.device)]
 
-    def _halve(self, data: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
+    def _halve(self, datums: Sequence[Datum], micro_batch_tokens: int, error: RuntimeError) -> None:
+        """Halve the limits after memory ran out; raise ResourceError at their minimum."""
         self._optimizer.zero_grad(set_to_none=True)
-        most = longest(data)
+        most = longest(datums)
         if micro_batch_tokens <= most and self.limits.chunk_tokens <= 1:
             raise ResourceError(
-                f"one sequence of {most} tokens does not fit in memory ({_first_line(error)}); shorten "
-                "rollout.max_new_tokens, train fewer layers or use lora"
+                f"one sequence of {most} tokens does not fit in memory ({one_line(error)}); "
+                "shorten rollout.max_new_tokens, train fewer layers or use lora"
             ) from error
-        whole = min(micro_batch_tokens, count_tokens(data))
+        # The plan may allow more tokens than there are; halving that would change nothing.
+        used_tokens = min(micro_batch_tokens, count_tokens(datums))
         self.limits = replace(
             self.limits,
-            micro_batch_tokens=max(whole // 2, 1),
+            micro_batch_tokens=max(used_tokens // 2, 1),
             chunk_tokens=max(self.limits.chunk_tokens // 2, 1),
         )
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # The CPU allocator raises a plain RuntimeError, which only its text tells apart.
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,8 +1,8 @@
-"""The backend `tinker`: the student at a service that speaks the Tinker API; the loop and the objective stay here.
+"""The backend `tinker`: the student at a Tinker API service; the loop and the objective stay here.
 
-student   what a recipe says of it, and what it refuses
+student   the settings of the student, the recipes it refuses, and the backend
 trainer   gradients in two passes, optimizer steps, checkpoints
-wire      the tokens whose log-probabilities an objective needs, as the wire has them
+wire      the requests for the log-probabilities that an objective needs
 """
 
 from practicum.backends.tinker.student import Config, build, build_on_paper

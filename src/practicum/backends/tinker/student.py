@@ -1,4 +1,4 @@
-"""What a recipe says of a student at a service, what cannot be asked of it, and how it is reached."""
+"""A student at a service: its settings, the recipes it refuses, and the backend that reaches it."""
 
 import logging
 from pathlib import Path
@@ -23,50 +23,54 @@ ALPHA = 32.0
 """The scale of a service's adapters is ALPHA / rank."""
 
 ENTROPIES = frozenset({"student_entropy", "teacher_entropy"})
-"""Facts of whole distributions, which a service does not tell."""
+"""Values of full distributions, which a service does not return."""
 
 UNKNOWN_CONTEXT = 1 << 20
-"""The longest text where a service does not say."""
+"""The context length if a service does not report one."""
 
 
 class Config(ServiceConfig):
-    """A service and what of the student it does not say. The student's `model` is the name of a base model there."""
+    """The settings of a service; the student's `model` is the name of a base model there."""
 
     checkpoints_here: ClassVar[bool] = False
-    """Checkpoints hold the address of the student's weights alone."""
+    """False: checkpoints hold only the address of the student's weights."""
     not_compared: ClassVar[frozenset[str]] = frozenset()
-    """Settings that may be other ones in a resumed run, because they change no token and no more than rounding."""
+    """Settings that may change when a run is resumed: none."""
     type: Literal["tinker"] = "tinker"
     tokenizer: str | None = Field(
         default=None,
-        description="the base model's tokenizer: folder, hub name or packaged name; none: the one that the service names",
+        description="the base model's tokenizer: folder, hub name or packaged name; none: the one "
+        "that the service names",
     )
 
     def problems(
         self, student: StudentConfig, objective: Objective, source: str, staleness: int
     ) -> list[str]:
-        """What of a recipe cannot be done at a service, each with what to write instead."""
-        mixed = "rollout.source: 'token_mix' decodes token by token with the teacher, which backend 'tinker' cannot; write "
-        return [
-            *_of_student(student),
-            *(problem for term in objective.losses if (problem := explain_unsupported(term))),
-            *([f"{mixed}source: mix(other=teacher)"] if source == "token_mix" else []),
-            *([TOO_OLD] if staleness > MOST_STALE else []),
-        ]
+        """List what a service cannot do for a recipe, each with what to write instead."""
+        problems = _check_student(student)
+        problems += filter(None, map(explain_unsupported, objective.losses))
+        if source == "token_mix":
+            problems.append(
+                "rollout.source: 'token_mix' decodes token by token with the teacher, which "
+                "backend 'tinker' cannot; write source: mix(other=teacher)"
+            )
+        if staleness > MAX_STALENESS:
+            problems.append(
+                "rollout.max_staleness: a service keeps few of a student's weights to sample from, "
+                f"the newest four of ours; write {MAX_STALENESS} or less"
+            )
+        return problems
 
 
-MOST_STALE = 2
-TOO_OLD = (
-    "rollout.max_staleness: a service keeps few of a student's weights to sample from, the newest four of ours; write "
-    f"{MOST_STALE} or less"
-)
+MAX_STALENESS = 2
 
 
-def _of_student(student: StudentConfig) -> list[str]:
-    problems = []
+def _check_student(student: StudentConfig) -> list[str]:
+    problems: list[str] = []
     if not isinstance(student.model, str):
         problems.append(
-            "student.model: backend 'tinker' trains a model of the service; write the name that it has there"
+            "student.model: backend 'tinker' trains a model of the service; write the name that it "
+            "has there"
         )
     if student.lora is None:
         problems.append(
@@ -90,38 +94,41 @@ def _of_student(student: StudentConfig) -> list[str]:
 
 
 def explain_unsupported(term: Term) -> str | None:
-    """Why a service cannot train a term, with what it can; None where it can.
+    """Explain why a service cannot train a term, and what to write instead; return None if it can.
 
-    It tells log-probabilities of tokens that are named, so whole distributions and what is made of them are out of reach.
+    A service returns log-probabilities of named tokens only, so full distributions and everything
+    computed from them are out of reach.
     """
     if term.signal.question is not None and term.signal.question.whole:
         return (
-            f"objective: signal {term.signal.type!r} needs the student's whole distribution, which backend 'tinker' does not see; "
-            "write topk(20), topk(20, support=teacher), sampled, score or text"
+            f"objective: signal {term.signal.type!r} needs the student's whole distribution, which "
+            "backend 'tinker' does not see; write topk(20), topk(20, support=teacher), sampled, "
+            "score or text"
         )
     k, support = term.signal.candidates, term.signal.chooser
     if k and support not in ("student", "teacher"):
         return (
-            f"objective: backend 'tinker' has no support {support!r}; write topk({k}, support=student) or "
-            f"topk({k}, support=teacher)"
+            f"objective: backend 'tinker' has no support {support!r}; write topk({k}, "
+            f"support=student) or topk({k}, support=teacher)"
         )
     if not term.weighs_by.isdisjoint(ENTROPIES):
         return (
-            f"objective: weights {term.weights.name!r} are made of entropies, which backend 'tinker' does not see; write "
-            "divergence_top, trust, or weights of log-probabilities"
+            f"objective: weights {term.weights.name!r} are made of entropies, which backend "
+            "'tinker' does not see; write divergence_top, trust, or weights of log-probabilities"
         )
     return None
 
 
 def build(config: Config, context: BackendContext) -> Backend:
-    """Begin a session at the service."""
+    """Open the backend; the session at the service starts with the student."""
     return TinkerBackend(config, context)
 
 
 def build_on_paper(config: Config, context: BackendContext, answer_tokens: int) -> PaperBackend:
-    """Refuse: the sizes of a service's model are not known here."""
+    """Refuse to plan: the sizes of a service's model are unknown."""
     raise RecipeError(
-        "plan: the student is at a service, so what it costs is not known here; leave backend out to plan it here"
+        "plan: the student is at a service, so what it costs is not known here; leave backend out "
+        "to plan it here"
     )
 
 
@@ -133,7 +140,7 @@ class TinkerBackend:
         self._context = context
 
     def student(self, config: StudentConfig) -> Learner:
-        """Make adapters; their first values are those of `student.lora` here, seed for seed."""
+        """Create adapters at the service; a local student of this seed starts equal."""
         base, lora = config.model, config.lora
         assert isinstance(base, str) and lora is not None, (
             "the recipe was held against what the backend refuses"
@@ -143,70 +150,74 @@ class TinkerBackend:
         connection = Connection(self._config, "backend")
         context.at_end.callback(connection.close)
 
-        def begin(service):  # type: ignore[no-untyped-def]
+        def create(service):  # type: ignore[no-untyped-def]
             return service.create_lora_training_client(
                 base_model=base, rank=lora.rank, seed=context.seed, train_unembed=False
             )
 
-        trainer = ServiceTrainer(connection, base, begin, explain_unsupported, context.meter)
-        renderer = _renderer(self._config.tokenizer or trainer.tokenizer(), config)
+        trainer = ServiceTrainer(connection, base, create, explain_unsupported, context.meter)
+        renderer = _load_renderer(self._config.tokenizer or trainer.get_tokenizer(), config)
         trainer.vocabulary = renderer.vocab_size
         trainer.special_ids = renderer.special_ids
         return Learner(
             trainer=trainer,
             renderer=renderer,
-            context_length=trainer.context_length() or UNKNOWN_CONTEXT,
+            context_length=trainer.get_context_length() or UNKNOWN_CONTEXT,
             source=f"{base} (rank {lora.rank})",
         )
 
     def scorer(self, config: ScorerConfig, name: str) -> Model:
-        """Load the model into this process."""
+        """Load a scoring model into this process."""
         return self._context.local().scorer(config, name)
 
     def sampler(self, student: Learner) -> StudentClient:
-        """Sample from the student's weights, which are published once a step."""
-        return StudentClient(_own(student).sampling_client)
+        """Return a client of the student's weights, which are published once a step."""
+        return StudentClient(_require_service(student).sampling_client)
 
     def self_teacher(self, student: Learner, rule: WeightUpdateRule, name: str) -> StudentClient:
-        """Score with the student's live weights, or with those it began with, which are the base model's."""
+        """Return a scorer with the student's live weights or its initial ones, the base model's.
+
+        Raises CapabilityError for other rules.
+        """
         if rule.weights not in ("live", "frozen"):
             raise CapabilityError(
-                f"teacher.weights {rule.weights!r} averages or copies the student's weights, which backend 'tinker' does not "
-                "hold; write weights: frozen or live"
+                f"teacher.weights {rule.weights!r} averages or copies the student's weights, which "
+                "backend 'tinker' does not hold; write weights: frozen or live"
             )
         if rule.weights == "live":
             return self.sampler(student)
-        base = _own(student).base_client()
+        base = _require_service(student).open_base_client()
         return StudentClient(lambda: base)
 
     def save(self, student: Learner, folder: Path) -> None:
-        """Save at the service, and write down the address."""
-        for stem, tensors in _own(student).save_state().items():
+        """Save a checkpoint at the service, and write its address into the folder."""
+        for stem, tensors in _require_service(student).save_state().items():
             write_tensors(folder / f"{stem}.safetensors", tensors)
 
     def load(self, student: Learner, folder: Path, *, moments: bool = True) -> None:
-        """Let the service go back to what was saved there; the moments are there too, and asked for or not."""
+        """Restore a checkpoint at the service; it always includes the optimizer's moments."""
         optimizer = read_tensors(folder / "optimizer.safetensors") if moments else {}
-        _own(student).load_state(
+        _require_service(student).load_state(
             {"student": read_tensors(folder / "student.safetensors"), "optimizer": optimizer}
         )
 
     def export(self, student: Learner, folder: Path) -> None:
-        """Refuse: the weights are at the service."""
+        """Refuse to export: the weights are at the service."""
         raise CheckpointError(
-            f"the student is at a service, {student.source}, and its weights are not here; ask the service"
+            f"the student is at a service, {student.source}, and its weights are not here; ask the "
+            "service"
         )
 
 
-def _own(student: Learner) -> ServiceTrainer:
+def _require_service(student: Learner) -> ServiceTrainer:
     assert isinstance(student.trainer, ServiceTrainer), (
         "a backend is given the students that it made"
     )
     return student.trainer
 
 
-def _renderer(tokenizer: str, student: StudentConfig) -> Renderer:
-    """Return how the student reads prompts."""
+def _load_renderer(tokenizer: str, student: StudentConfig) -> Renderer:
+    """Return the renderer of the student's prompts."""
     settings = ModelConfig(
         model=tokenizer,
         template=student.template,
@@ -218,5 +229,6 @@ def _renderer(tokenizer: str, student: StudentConfig) -> Renderer:
         return load_renderer(settings)
     except ModelError as error:
         raise ModelError(
-            f"{error} (the tokenizer of the student; write backend.tokenizer: a folder or a hub name)"
+            f"{error} (the tokenizer of the student; write backend.tokenizer: a folder or a hub "
+            "name)"
         ) from None

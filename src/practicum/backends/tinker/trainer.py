@@ -1,12 +1,13 @@
-"""The training client of a service: our objective over log-probabilities that it tells, its gradient sent back as weights.
+"""The training client of a service: the objective is computed here, its gradient sent as weights.
 
-Two passes, as in the package's own `forward_backward_custom`. The first asks for the log-probabilities of the tokens that the
-objective needs. The objective and its gradient in them are computed here, by the code that a local student uses. The second is a
-`cross_entropy` whose weights are minus that gradient; by the chain rule its gradient in the student's weights is the objective's.
+Two passes, as in the package's own `forward_backward_custom`. The first asks for the
+log-probabilities of the tokens that the objective needs. The objective and its gradient in them are
+computed here, by the code that a local student uses. The second is a `cross_entropy` whose weights
+are minus that gradient; by the chain rule its gradient in the student's weights is the objective's.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.backends.tinker.wire import ColumnRequest, Columns, columns_of, told
+from practicum.backends.tinker.wire import ColumnRequest, Columns, build_columns, restrict_signal
 from practicum.costs import Meter
 from practicum.errors import CheckpointError, TeacherError
 from practicum.objective import (
@@ -28,7 +29,7 @@ from practicum.objective import (
     compute_term_values,
 )
 from practicum.objective.measures import Records, measure
-from practicum.objective.passes import Pass, one_teacher_each, rows_of_passes
+from practicum.objective.passes import Part, Pass, one_teacher_each, rows_of_passes
 from practicum.ports import AdamParams, Capabilities, SamplingClient, SelfTeacher
 from practicum.remote.tinker import Connection, ServiceSampler, SessionLost
 from practicum.remote.tinker.sampling import HIGHEST, service_capabilities
@@ -46,60 +47,58 @@ from practicum.types import (
 
 log = logging.getLogger(__name__)
 
-EVERYTHING = 1 << 40
+UNLIMITED_TOKENS = 1 << 40
 NUMBER_BYTES = 4
-SCHEME = "tinker://"
+CHECKPOINT_SCHEME = "tinker://"
 
 
 class ServiceTrainer:
     """Trains adapters at a service; see `practicum.ports.TrainingClient`.
 
-    `begin` asks the connection's service for a training client of new adapters over `base`. Once a training request failed it is
-    not known what the weights are, so they are not saved any more.
+    `create` asks the service for a training client of new adapters over `base`. After a failed
+    training request the weights are unknown, so they cannot be saved any more.
     """
 
     vocabulary: int = 1 << 31
-    """How many tokens there are, once the tokenizer is known."""
+    """The number of tokens; set once the tokenizer is loaded."""
 
     special_ids: frozenset[int] | None = None
-    """Which of them are special, likewise."""
+    """The ids of special tokens; set once the tokenizer is loaded."""
 
     def __init__(
         self,
         connection: Connection,
         base: str,
-        begin: Callable[[Any], Any],
-        refused: Callable[[Term], str | None],
+        create: Callable[[Any], Any],
+        explain_unsupported: Callable[[Term], str | None],
         meter: Meter | None = None,
     ) -> None:
         self._connection = connection
         self._base = base
-        self._refused = refused
+        self._explain_unsupported = explain_unsupported
         self._meter = meter
         self._steps = 0
         self._sampler: ServiceSampler | None = None
         self._accumulated = self._broken = False
         self._client: Any = connection.answer(
-            lambda: begin(connection.service), f"a student over {base}"
+            lambda: create(connection.service), f"a student over {base}"
         )
 
-    def tokenizer(self) -> str:
-        """The folder or hub name of the base model's tokenizer, as the service names it."""
-        info = self._connection.call(self._client.get_info, "what the student is")
-        return self._connection.shown(info.model_data.tokenizer_id or self._base)
+    def get_tokenizer(self) -> str:
+        """Return the folder or hub name of the base model's tokenizer that the service reports."""
+        description = self._connection.call(self._client.get_info, "what the student is")
+        return self._connection.shown(description.model_data.tokenizer_id or self._base)
 
-    def context_length(self) -> int | None:
-        """The longest text that the base model reads, where the service says so."""
+    def get_context_length(self) -> int | None:
+        """Return the base model's context length in tokens, or None if unknown."""
         return self._connection.contexts().get(self._base)
 
     def refuses(self, objective: Objective) -> str | None:
-        """Why a term of it cannot be trained at a service."""
-        return next(
-            (problem for term in objective.losses if (problem := self._refused(term))), None
-        )
+        """Explain why a service cannot train the objective; return None if it can."""
+        return next(filter(None, map(self._explain_unsupported, objective.losses)), None)
 
     def sampling_client(self) -> ServiceSampler:
-        """Samples from the weights as they are now; they are published once a step."""
+        """Return a client of the current weights, which are published once a step."""
         if self._sampler is None:
             client = self._client
             self._sampler = ServiceSampler(
@@ -112,58 +111,65 @@ class ServiceTrainer:
         return self._sampler
 
     def snapshot(self) -> ServiceSampler:
-        """Samples from the weights of now, which the service keeps while it trains on."""
+        """Return a client of the current weights, which the service keeps while it trains on."""
         client = self.sampling_client()
+        # Publish now: opened at its first request, the client would get later weights.
         client.open()
         return client
 
-    def base_client(self) -> ServiceSampler:
-        """Samples from the base model, whose weights are those that the student began with."""
-
-        def begin(service: Any) -> Any:
-            return service.create_sampling_client(base_model=self._base)
-
-        return ServiceSampler(self._connection, begin, self.vocabulary, meter=self._meter)
+    def open_base_client(self) -> ServiceSampler:
+        """Return a client of the base model, which the student started from."""
+        return ServiceSampler(
+            self._connection,
+            lambda service: service.create_sampling_client(base_model=self._base),
+            self.vocabulary,
+            meter=self._meter,
+        )
 
     def forward_backward(
         self, data: Sequence[Datum], objective: Objective, seed: int
     ) -> ForwardResult:
-        """The gradient of the objective over all of `data`, in two passes at the service."""
-        whole, data = data, one_teacher_each(data)
-        data = self._restrict_datums(data, objective)
-        batch = build_token_batch(data, objective, seed, self.special_ids)
+        """Accumulate the objective's gradient over all datums, in two passes at the service."""
+        datums = self._restrict_datums(one_teacher_each(data), objective)
+        batch = build_token_batch(datums, objective, seed, self.special_ids)
         records = Records(len(batch.tokens))
-        parts = [
-            columns_of(part, [datum.rollout for datum in data]) for part in _parts(data, batch)
-        ]
+        rollouts = [datum.rollout for datum in datums]
+        parts = [build_columns(part, rollouts) for part in _gather_parts(datums, batch)]
         if not parts:
-            return records.result(data, whole)
-        asked = self._ask(parts)
-        students = [logprobs.requires_grad_() for logprobs in asked]
+            return records.result(datums, data)
+        logprobs = [answer.requires_grad_() for answer in self._request_logprobs(parts)]
         values = [
-            _seen(compute_term_values(student, one.teacher, one.tokens, objective, one.reference))
-            for student, one in zip(students, parts, strict=True)
-        ]
-        shares = _shares(objective, parts, values, batch)
-        loss = torch.zeros(())
-        for one, own, counted in zip(parts, values, shares, strict=True):
-            terms = [share * value.value for share, value in zip(counted, own, strict=True)]
-            broken = ~torch.isfinite(torch.stack(terms).sum(dim=0).detach())
-            records.broken += one.part.tokens.rows[broken].tolist()
-            loss = loss + torch.stack(terms).sum()
-            detached = [value.detached() for value in own]
-            measure(records, detached, one.part.tokens, one.part.signal.name)
-            records.place(one.part.index, detached[0], counted)
-            records.share(one.part.signal.name, detached, counted)
-        if not records.broken and not records.nothing_supervised:
-            self._send(
-                parts,
-                torch.autograd.grad(loss, students, allow_unused=True, materialize_grads=True),
+            _estimate_entropies(
+                compute_term_values(
+                    student, columns.teacher, columns.tokens, objective, columns.reference
+                )
             )
-        return records.result(data, whole)
+            for student, columns in zip(logprobs, parts, strict=True)
+        ]
+        coefficients = _compute_coefficients(objective, parts, values, batch)
+        loss = torch.zeros(())
+        for columns, term_values, factors in zip(parts, values, coefficients, strict=True):
+            part = columns.part
+            losses = torch.stack(
+                [factor * term.value for factor, term in zip(factors, term_values, strict=True)]
+            )
+            broken = ~torch.isfinite(losses.sum(dim=0).detach())
+            records.broken += part.tokens.rows[broken].tolist()
+            loss = loss + losses.sum()
+            detached = [term.detached() for term in term_values]
+            measure(records, detached, part.tokens, part.signal.name)
+            records.place(part.index, detached[0], factors)
+            records.share(part.signal.name, detached, factors)
+        # Zero weights would still make the service's optimizer move: send nothing.
+        if not records.broken and not records.nothing_supervised:
+            gradients = torch.autograd.grad(
+                loss, logprobs, allow_unused=True, materialize_grads=True
+            )
+            self._send_gradients(parts, gradients)
+        return records.result(datums, data)
 
     def optim_step(self, params: AdamParams) -> Metrics:
-        """One step of AdamW at the service; without a gradient there is none."""
+        """Take one step of AdamW at the service; without a gradient there is no step."""
         from tinker import types
 
         if not self._accumulated:
@@ -182,40 +188,46 @@ class ServiceTrainer:
             weight_decay=params.weight_decay,
             grad_clip_norm=params.max_grad_norm if params.max_grad_norm < float("inf") else 0.0,
         )
-        done = self._asked(lambda: self._client.optim_step(adam), "an optimizer step")
+        result = self._request_training(lambda: self._client.optim_step(adam), "an optimizer step")
         self._sampler, self._accumulated = None, False
         self._steps += 1
-        said = {
-            name: float(value)
-            for name, value in (done.metrics or {}).items()
-            if name in ("grad_norm", "skipped")
-        }
-        return {"skipped": 0.0, "empty_updates": 0.0, **said, "learning_rate": params.learning_rate}
+        metrics = {"skipped": 0.0, "empty_updates": 0.0}
+        for name in ("grad_norm", "skipped"):
+            if name in (result.metrics or {}):
+                metrics[name] = float(result.metrics[name])
+        return {**metrics, "learning_rate": params.learning_rate}
 
     def save_state(self) -> dict[str, dict[str, Tensor]]:
-        """The address of a checkpoint at the service, of weights and moments, as the name of a tensor: its optimizer steps."""
+        """Save a checkpoint at the service and return its address as the name of a tensor.
+
+        The tensor holds the number of optimizer steps. Raises TeacherError if the weights are
+        unknown.
+        """
         if self._broken:
             raise TeacherError(
-                f"{self._connection.address}: a training request failed, so the student's weights are not known to be those of a "
-                "finished step"
+                f"{self._connection.address}: a training request failed, so the student's weights "
+                "are not known to be those of a finished step"
             )
         name = f"step-{self._steps}"
-        saved = self._asked(lambda: self._client.save_state(name, overwrite=True), "saving")
+        saved = self._request_training(
+            lambda: self._client.save_state(name, overwrite=True), "saving"
+        )
         path = self._connection.shown(str(saved.path))
-        if path != saved.path or not path.startswith(SCHEME):
+        if path != saved.path or not path.startswith(CHECKPOINT_SCHEME):
             raise TeacherError(
-                f"{self._connection.address}: saving: {path!r} is no address of a checkpoint; look at the service"
+                f"{self._connection.address}: saving: {path!r} is no address of a checkpoint; look "
+                "at the service"
             )
         log.info(f"saved {path}")
         return {"student": {path: torch.tensor(self._steps)}, "optimizer": {}}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from a checkpoint at the service; CheckpointError where the state is of a student somewhere else."""
-        addresses = [name for name in tensors["student"] if name.startswith(SCHEME)]
+        """Restore a checkpoint at the service; raise CheckpointError if there is none."""
+        addresses = [name for name in tensors["student"] if name.startswith(CHECKPOINT_SCHEME)]
         if len(addresses) != 1:
             raise CheckpointError(
-                "the checkpoint holds the student's weights and not the address of a service; resume it with the backend that "
-                "it was trained with"
+                "the checkpoint holds the student's weights and not the address of a service; "
+                "resume it with the backend that it was trained with"
             )
         service = self._connection.service
         try:
@@ -230,114 +242,112 @@ class ServiceTrainer:
         self._steps = int(tensors["student"][addresses[0]])
         self._sampler, self._accumulated = None, False
 
-    def _restrict_datums(self, data: Sequence[Datum], objective: Objective) -> list[Datum]:
-        """The data with every teacher's distribution, where it is at hand, cut to what the objective asks about."""
+    def _restrict_datums(self, datums: Sequence[Datum], objective: Objective) -> list[Datum]:
+        """Cut full distributions of teacher and reference to what the objective asks about."""
         signals = (objective.signal, objective.reference_signal)
-        here = [
-            datum
-            for datum in data
-            if datum.signal.hidden is not None or datum.reference.hidden is not None
-        ]
-        here += [datum for datum in data if datum.signal.pool is not None]
-        wide = max(
+        max_k = max(
             (signal.candidates for signal in signals if signal and signal.chooser == "student"),
             default=0,
         )
-        own: dict[int, Tensor] = {}
-        if wide and here:
-            rollouts = list({id(datum.rollout): datum.rollout for datum in here}.values())
-            found = compute_candidates(self.sampling_client(), rollouts, wide)
-            own = {id(rollout): ids for rollout, ids in zip(rollouts, found, strict=True)}
+        candidates: dict[int, Tensor] = {}
+        # Remote teachers were told the student's candidates; full distributions are cut to them
+        # now.
+        rollouts = {id(datum.rollout): datum.rollout for datum in datums if _has_full(datum)}
+        if max_k and rollouts:
+            ids = compute_candidates(self.sampling_client(), list(rollouts.values()), max_k)
+            candidates = dict(zip(rollouts, ids, strict=True))
 
-        def cut(datum: Datum, signal: TeacherSignal, asked: Signal | None) -> TeacherSignal:
-            k = asked.candidates if asked else 0
-            candidates = (
-                own.get(id(datum.rollout)) if asked and asked.chooser == "student" else None
-            )
-            return told(
-                signal, datum.rollout.tokens, None if candidates is None else candidates[:, :k], k
-            )
+        def restrict(datum: Datum, answer: TeacherSignal, signal: Signal | None) -> TeacherSignal:
+            k = signal.candidates if signal else 0
+            ids = None
+            if signal and signal.chooser == "student" and id(datum.rollout) in candidates:
+                ids = candidates[id(datum.rollout)][:, :k]
+            return restrict_signal(answer, datum.rollout.tokens, ids, k)
 
         return [
-            Datum(
-                datum.rollout,
-                cut(datum, datum.signal, signals[0]),
-                cut(datum, datum.reference, signals[1]),
-                datum.weight,
+            replace(
+                datum,
+                signal=restrict(datum, datum.signal, signals[0]),
+                reference=restrict(datum, datum.reference, signals[1]),
             )
-            for datum in data
+            for datum in datums
         ]
 
-    def _ask(self, parts: Sequence[Columns]) -> list[Float[Tensor, "t C"]]:
-        """The student's log-probabilities of each part's columns."""
-        texts = [text for one in parts for text in one.texts]
-        data = [text.datum(torch.zeros(text.ids.shape)) for text in texts]
-        output = self._asked(
-            lambda: self._client.forward(data, "cross_entropy"), "the student's log-probabilities"
+    def _request_logprobs(self, parts: Sequence[Columns]) -> list[Float[Tensor, "t C"]]:
+        """Return the student's log-probabilities of each part's columns."""
+        texts = [text for columns in parts for text in columns.texts]
+        requests = [text.build_datum(torch.zeros(text.ids.shape)) for text in texts]
+        output = self._request_training(
+            lambda: self._client.forward(requests, "cross_entropy"),
+            "the student's log-probabilities",
         )
         answers = [record["logprobs"].to_torch() for record in output.loss_fn_outputs]
         if len(answers) != len(texts):
             raise TeacherError(
-                f"{self._connection.address}: {len(answers)} of {len(texts)} texts were answered; look at the service"
+                f"{self._connection.address}: {len(answers)} of {len(texts)} texts were answered; "
+                "look at the service"
             )
-        found = iter(
-            [self._checked(text, answer) for text, answer in zip(texts, answers, strict=True)]
-        )
-        self._count(texts, NUMBER_BYTES)
-        return [torch.cat([next(found) for _ in one.texts]) for one in parts]
+        logprobs = map(self._check_answer, texts, answers)
+        by_part = [torch.cat([next(logprobs) for _ in columns.texts]) for columns in parts]
+        self._count_bytes(texts, NUMBER_BYTES)
+        return by_part
 
-    def _checked(self, text: ColumnRequest, answer: Tensor) -> Float[Tensor, "T C"]:
+    def _check_answer(self, text: ColumnRequest, answer: Tensor) -> Float[Tensor, "T C"]:
+        """Return the log-probabilities at the supervised positions; TeacherError if impossible."""
         width = text.ids.shape[1]
         shape = (len(text.tokens), width) if width > 1 else (len(text.tokens),)
         if answer.shape != shape:
             raise TeacherError(
-                f"{self._connection.address}: log-probabilities of the shape {list(answer.shape)} came back, not "
-                f"{list(shape)}; look at the service"
+                f"{self._connection.address}: log-probabilities of the shape {list(answer.shape)} "
+                f"came back, not {list(shape)}; look at the service"
             )
-        found = answer.float().reshape(len(text.tokens), width)[text.places]
-        if (found > HIGHEST).any():
+        logprobs = answer.float().reshape(len(text.tokens), width)[text.indices]
+        if (logprobs > HIGHEST).any():
             raise TeacherError(
-                f"{self._connection.address}: the student's log-probabilities reach {found.max().item():.3g}, above 0; look at the "
-                "service"
+                f"{self._connection.address}: the student's log-probabilities reach "
+                f"{logprobs.max().item():.3g}, above 0; look at the service"
             )
-        return found
+        return logprobs
 
-    def _send(self, parts: Sequence[Columns], gradients: Sequence[Tensor]) -> None:
-        """Add the gradient at the service: weights are minus the gradient in the log-probabilities."""
-        data = []
-        for one, gradient in zip(parts, gradients, strict=True):
-            pieces = gradient.split([len(text.ids) for text in one.texts])
-            data += [text.datum(-piece) for text, piece in zip(one.texts, pieces, strict=True)]
-        self._asked(lambda: self._client.forward_backward(data, "cross_entropy"), "the gradient")
+    def _send_gradients(self, parts: Sequence[Columns], gradients: Sequence[Tensor]) -> None:
+        """Accumulate the gradient at the service: its weights are minus the gradient."""
+        requests = []
+        for columns, gradient in zip(parts, gradients, strict=True):
+            pieces = gradient.split([len(text.ids) for text in columns.texts])
+            requests += [
+                text.build_datum(-piece) for text, piece in zip(columns.texts, pieces, strict=True)
+            ]
+        self._request_training(
+            lambda: self._client.forward_backward(requests, "cross_entropy"), "the gradient"
+        )
         self._accumulated = True
-        self._count([text for one in parts for text in one.texts], 0)
+        self._count_bytes([text for columns in parts for text in columns.texts], 0)
 
-    def _asked(self, request: Callable[[], Any], what: str) -> Any:
-        """The answer to a training request; one that fails leaves weights that nobody knows."""
+    def _request_training(self, request: Callable[[], Any], what: str) -> Any:
+        """Return the answer to a training request; after a failure the weights count as unknown."""
         try:
             return self._connection.answer(request, what)
         except TeacherError as error:
             self._broken = True
             if isinstance(error, SessionLost):
                 raise TeacherError(
-                    f"{error}; the service was started again, or let the student go: go on from the newest checkpoint"
+                    f"{error}; the service was started again, or let the student go: go on from "
+                    "the newest checkpoint"
                 ) from error
             raise
 
-    def _count(self, texts: Sequence[ColumnRequest], answered: int) -> None:
-        """Count the numbers of the texts and, for each log-probability that came back, so many bytes."""
+    def _count_bytes(self, texts: Sequence[ColumnRequest], answer_bytes: int) -> None:
+        """Meter the numbers sent, and `answer_bytes` for each log-probability that came back."""
         if self._meter is not None:
             sent = NUMBER_BYTES * sum(text.numbers for text in texts)
-            self._meter.sent(
-                "update",
-                sent + answered * sum(len(text.tokens) * text.ids.shape[1] for text in texts),
-            )
+            answer_count = sum(len(text.tokens) * text.ids.shape[1] for text in texts)
+            self._meter.sent("update", sent + answer_bytes * answer_count)
 
 
 class StudentClient(SelfTeacher):
-    """Samples and scores with the student's weights, as whoever is asked for a client at each call has them.
+    """Samples and scores with the client that `current` returns at each call.
 
-    See `practicum.ports.SelfTeacher`; it has no state of its own.
+    A `practicum.ports.SelfTeacher` without a state to save.
     """
 
     def __init__(self, current: Callable[[], SamplingClient]) -> None:
@@ -345,52 +355,60 @@ class StudentClient(SelfTeacher):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the service, of weights that follow the student's."""
+        """The service's signals; the weights follow the student's."""
         return replace(service_capabilities(None), follows_student=True)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Sample from the weights."""
+        """Sample from the current weights."""
         return self._current().sample(requests, params)
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """Score with the weights."""
+        """Score with the current weights."""
         return self._current().score(requests, signal)
 
 
-def _parts(data: Sequence[Datum], batch: TokenBatch):  # type: ignore[no-untyped-def]
-    """The batch by teachers that answer alike; how it is cut into passes is the service's affair."""
-    for rows in rows_of_passes(data, EVERYTHING, EVERYTHING):
-        yield from Pass(data, batch, rows, [frozenset() for _ in rows]).parts()
+def _has_full(datum: Datum) -> bool:
+    """Return True if the teacher or the reference gave a full distribution."""
+    signals = datum.signal, datum.reference
+    return datum.signal.pool is not None or any(signal.hidden is not None for signal in signals)
 
 
-def _seen(values: Sequence[TermValues]) -> list[TermValues]:
-    """The values with what columns cannot tell put right: an entropy is estimated by the sampled token's surprise."""
-    return [replace(value, student_entropy=-value.logprobs) for value in values]
+def _gather_parts(datums: Sequence[Datum], batch: TokenBatch) -> Iterator[Part]:
+    """Yield the batch by teachers that answer alike; the service cuts it into micro-batches."""
+    for rows in rows_of_passes(datums, UNLIMITED_TOKENS, UNLIMITED_TOKENS):
+        yield from Pass(datums, batch, rows, [frozenset() for _ in rows]).parts()
 
 
-def _shares(
+def _estimate_entropies(values: Sequence[TermValues]) -> list[TermValues]:
+    """Replace the entropies, which columns cannot give, by the sampled token's surprise.
+
+    The mean of the surprise over sampled tokens is the entropy.
+    """
+    return [replace(term, student_entropy=-term.logprobs) for term in values]
+
+
+def _compute_coefficients(
     objective: Objective,
     parts: Sequence[Columns],
     values: Sequence[Sequence[TermValues]],
     batch: TokenBatch,
 ) -> list[list[Tensor]]:
-    """The coefficient of each token, by part and term; of the whole batch at once where a token's depends on other tokens."""
-    detached = [[value.detached() for value in own] for own in values]
+    """Return the loss coefficients of each part's tokens, one tensor per term.
+
+    They come from the full batch if a token's coefficient depends on other tokens.
+    """
+    detached = [[term.detached() for term in part_values] for part_values in values]
     if not objective.needs_sequences:
         return [
             [
-                compute_coefficients(term, value, one.part.tokens)
-                for term, value in zip(objective.losses, own, strict=True)
+                compute_coefficients(term, term_values, columns.part.tokens)
+                for term, term_values in zip(objective.losses, part_values, strict=True)
             ]
-            for one, own in zip(parts, detached, strict=True)
+            for columns, part_values in zip(parts, detached, strict=True)
         ]
-    back = torch.cat([one.part.index for one in parts]).argsort()
-    merged = [
-        TermValues.concatenate([own[n] for own in detached])[back]
-        for n in range(len(objective.losses))
-    ]
-    whole = [
-        compute_coefficients(term, value, batch)
-        for term, value in zip(objective.losses, merged, strict=True)
-    ]
-    return [[share[one.part.index] for share in whole] for one in parts]
+    batch_order = torch.cat([columns.part.index for columns in parts]).argsort()
+    coefficients = []
+    for term, part_values in zip(objective.losses, zip(*detached, strict=True), strict=True):
+        merged = TermValues.concatenate(list(part_values))[batch_order]
+        coefficients.append(compute_coefficients(term, merged, batch))
+    return [[column[columns.part.index] for column in coefficients] for columns in parts]

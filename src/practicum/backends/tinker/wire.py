@@ -1,7 +1,8 @@
-"""The tokens whose log-probabilities an objective needs, as the wire has them: a small vocabulary at each position.
+"""Request the log-probabilities that an objective needs, as columns of a small vocabulary.
 
-A service tells the log-probabilities of tokens that are named. At each supervised position they are the sampled token, the
-teacher's candidates and the reference's, side by side as columns; the objective reads the columns as it reads a vocabulary.
+A service returns the log-probabilities of named tokens. At each supervised position these are the
+sampled token, the teacher's candidates and the reference's, side by side as columns; the objective
+reads the columns as it reads a vocabulary.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from practicum.functional.chunked import chunks
 from practicum.objective import TeacherDistribution, TokenBatch, read_tokens
 from practicum.objective.passes import Part
 from practicum.types import Rollout, TeacherSignal
@@ -19,7 +21,10 @@ from practicum.types import Rollout, TeacherSignal
 
 @dataclass(frozen=True, slots=True)
 class ColumnRequest:
-    """One rollout on the wire: the tokens asked about at each supervised position; the first column is the sampled one."""
+    """One rollout's request: C token ids at each of its T supervised positions.
+
+    The first column holds the sampled tokens.
+    """
 
     rollout: Rollout
     positions: Int[Tensor, " T"]
@@ -27,24 +32,27 @@ class ColumnRequest:
 
     @property
     def tokens(self) -> list[int]:
-        """What the model reads: all but the last token, which predicts nothing."""
+        """The N tokens that the model reads: all but the last one, which predicts nothing."""
         return [*self.rollout.prompt_tokens, *self.rollout.tokens.tolist()][:-1]
 
     @property
-    def places(self) -> Int[Tensor, " T"]:
-        """Where in what is read the supervised tokens are predicted."""
+    def indices(self) -> Int[Tensor, " T"]:
+        """The indices into `tokens` at which the supervised tokens are predicted."""
         return self.positions + len(self.rollout.prompt_tokens) - 1
 
     def spread(
         self, values: Float[Tensor, "T C"] | Int[Tensor, "T C"], elsewhere: Tensor
     ) -> Tensor:
-        """Values at the supervised positions and `elsewhere` [N] at the others; without the axis where there is one column."""
-        whole = elsewhere.to(values.dtype)[:, None].repeat(1, values.shape[1])
-        whole[self.places] = values
-        return whole if values.shape[1] > 1 else whole[:, 0]
+        """Return [N, C] `values` at the supervised positions, `elsewhere` [N] at the others.
 
-    def datum(self, weights: Float[Tensor, "T C"]) -> Any:
-        """The package's datum of a `cross_entropy`, whose loss is minus the sum of weights times log-probabilities."""
+        A single column loses its axis: the service distinguishes [N] from [N, 1].
+        """
+        spread = elsewhere.to(values.dtype)[:, None].repeat(1, values.shape[1])
+        spread[self.indices] = values
+        return spread if values.shape[1] > 1 else spread[:, 0]
+
+    def build_datum(self, weights: Float[Tensor, "T C"]) -> Any:
+        """Return a datum whose `cross_entropy` is minus the weighted sum of log-probabilities."""
         from tinker import types
 
         tokens = self.tokens
@@ -57,13 +65,13 @@ class ColumnRequest:
 
     @property
     def numbers(self) -> int:
-        """How many ids and weights the datum has."""
+        """The number of ids and weights in the datum."""
         return len(self.tokens) * (1 + 2 * self.ids.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A part of the batch in columns: its texts, and what was said with ids that are columns."""
+    """A part of the batch in columns: its requests, and both signals with columns as token ids."""
 
     part: Part
     texts: tuple[ColumnRequest, ...]
@@ -72,80 +80,76 @@ class Columns:
     reference: TeacherDistribution
 
 
-def columns_of(part: Part, rollouts: Sequence[Rollout]) -> Columns:
-    """What is to be asked about a part; `rollouts` are those of all rows."""
-    whole = slice(None)
-    said = [read_tokens(signal, whole) for signal in (part.signal, part.reference)]
-    named = [
-        part.tokens.tokens[:, None],
-        *(one.topk_ids for one in said if one.topk_ids is not None),
-    ]
-    ids = torch.cat([tensor.long() for tensor in named], dim=1)
-    columns = _first_of_its_kind(ids)
-    place = 1
-    in_columns = []
-    for one in said:
-        if one.topk_ids is None:
-            in_columns.append(one)
+def build_columns(part: Part, rollouts: Sequence[Rollout]) -> Columns:
+    """Build the requests for one part of the batch; `rollouts` are those of all its rows."""
+    distributions = [read_tokens(signal, slice(None)) for signal in (part.signal, part.reference)]
+    candidates = [ids.topk_ids for ids in distributions if ids.topk_ids is not None]
+    ids = torch.cat([part.tokens.tokens[:, None], *(ids.long() for ids in candidates)], dim=1)
+    columns = _find_first_occurrences(ids)
+    start = 1
+    signals_in_columns = []
+    for distribution in distributions:
+        if distribution.topk_ids is None:
+            signals_in_columns.append(distribution)
             continue
-        width = one.topk_ids.shape[1]
-        in_columns.append(replace(one, topk_ids=columns[:, place : place + width]))
-        place += width
+        stop = start + distribution.topk_ids.shape[1]
+        signals_in_columns.append(replace(distribution, topk_ids=columns[:, start:stop]))
+        start = stop
     rows, counts = part.tokens.rows.unique_consecutive(return_counts=True)
+    lengths = counts.tolist()
     texts = tuple(
-        ColumnRequest(rollouts[row], positions, asked)
-        for row, positions, asked in zip(
-            rows.tolist(),
-            part.tokens.positions.split(counts.tolist()),
-            ids.split(counts.tolist()),
-            strict=True,
+        ColumnRequest(rollouts[row], positions, row_ids)
+        for row, positions, row_ids in zip(
+            rows.tolist(), part.tokens.positions.split(lengths), ids.split(lengths), strict=True
         )
     )
+    # In the small vocabulary the sampled token is token 0 everywhere: the first column.
     tokens = replace(part.tokens, tokens=torch.zeros_like(part.tokens.tokens))
-    return Columns(part, texts, tokens, *in_columns)
+    return Columns(part, texts, tokens, *signals_in_columns)
 
 
-def _first_of_its_kind(ids: Int[Tensor, "T C"]) -> Int[Tensor, "T C"]:
-    """For each column the first one with the same id, so that a token that stands twice is one token."""
+def _find_first_occurrences(ids: Int[Tensor, "T C"]) -> Int[Tensor, "T C"]:
+    """Return for each entry the first column of its row with the same id."""
+    # A token that both the student and the teacher name would otherwise count as two tokens. In a
+    # stable sort equal ids stand together, the first column first; `cummax` carries it along the
+    # run.
     order = ids.sort(dim=1, stable=True)
-    first = torch.zeros_like(ids)
-    starts = torch.ones_like(ids, dtype=torch.bool)
-    starts[:, 1:] = order.values[:, 1:] != order.values[:, :-1]
+    starts_run = torch.ones_like(ids, dtype=torch.bool)
+    starts_run[:, 1:] = order.values[:, 1:] != order.values[:, :-1]
     places = torch.arange(ids.shape[1]).expand_as(ids)
-    begin = torch.where(starts, places, 0).cummax(dim=1).values
-    return first.scatter(1, order.indices, order.indices.gather(1, begin))
+    run_starts = torch.where(starts_run, places, 0).cummax(dim=1).values
+    first_columns = order.indices.gather(1, run_starts)
+    return torch.zeros_like(ids).scatter(1, order.indices, first_columns)
 
 
-def told(
+def restrict_signal(
     signal: TeacherSignal,
     tokens: Int[Tensor, " T"],
     candidates: Int[Tensor, "T K"] | None,
     k: int,
-    chunk: int = 128,
+    chunk_tokens: int = 128,
 ) -> TeacherSignal:
-    """A teacher's hidden states as log-probabilities of the sampled token and of candidates: those given, or its k likeliest.
+    """Cut a full distribution to the log-probabilities of the sampled tokens and of candidates.
 
-    What is no distribution stays as it is.
+    The candidates are the given ones or the teacher's `k` likeliest. A signal without a full
+    distribution is returned unchanged.
     """
     if signal.hidden is None and signal.pool is None:
         return signal
-    logprobs, ids, values = [], [], []
-    for piece in torch.arange(len(tokens)).split(chunk):
-        part = slice(int(piece[0]), int(piece[-1]) + 1)
-        full = read_tokens(signal, part).full
+    logprobs, topk_ids, topk_logprobs = [], [], []
+    for piece in chunks(len(tokens), chunk_tokens):
+        full = read_tokens(signal, piece).full
         if full is None:
             return signal
         full = full.cpu()
-        named = (
-            candidates[part]
-            if candidates is not None
-            else full.topk(min(k, full.shape[-1]), dim=-1).indices
-        )
-        logprobs.append(full.gather(-1, tokens[part, None])[:, 0])
-        ids.append(named)
-        values.append(full.gather(-1, named))
-    if not logprobs:
-        return TeacherSignal(logprobs=torch.zeros(0), name=signal.name)
-    if k == 0:
-        return TeacherSignal(logprobs=torch.cat(logprobs), name=signal.name)
-    return TeacherSignal(torch.cat(logprobs), torch.cat(ids), torch.cat(values), name=signal.name)
+        likeliest = full.topk(min(k, full.shape[-1]), dim=-1).indices
+        ids = likeliest if candidates is None else candidates[piece]
+        logprobs.append(full.gather(-1, tokens[piece, None])[:, 0])
+        topk_ids.append(ids)
+        topk_logprobs.append(full.gather(-1, ids))
+    restricted = TeacherSignal(
+        logprobs=torch.cat(logprobs) if logprobs else torch.zeros(0), name=signal.name
+    )
+    if not logprobs or k == 0:
+        return restricted
+    return replace(restricted, topk_ids=torch.cat(topk_ids), topk_logprobs=torch.cat(topk_logprobs))
