@@ -21,9 +21,9 @@ Line = dict[str, Any]
 
 INTRODUCTION = """# Performance
 
-Each goal, its measurement, and the result: pass or fail, nothing left out. `python -m benchmarks
-page` writes this page and its plots from the lines of `performance.jsonl`, which `python -m
-benchmarks NAME --record` appends; `python -m benchmarks --help` lists the names.
+Each goal, its measurement, and the result: pass or fail, nothing left out.
+`python -m benchmarks page` writes this page and its plots from the lines of `performance.jsonl`,
+which `python -m benchmarks NAME --record` appends; `python -m benchmarks --help` lists the names.
 [Measured](measured.md) has the figures of the quick start.
 
 - Ratios compare processor seconds of one thread within one round: contenders take turns (A B C,
