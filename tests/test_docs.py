@@ -286,8 +286,8 @@ def _monitors() -> str:
     head = [
         "id",
         "name",
-        "looks at",
-        "speaks up at",
+        "quantity",
+        "alarm at",
         "steps in a row",
         "action",
         "source",
@@ -407,9 +407,7 @@ def _checks() -> str:
         ]
         for check in doctor.CHECKS
     ]
-    return _table(
-        ["", "check", "pass / warn / fail", "limits from", "evidence", "what it asks"], rows
-    )
+    return _table(["", "check", "pass / warn / fail", "limits from", "evidence", "question"], rows)
 
 
 def _verdicts() -> str:
