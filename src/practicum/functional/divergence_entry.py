@@ -161,13 +161,13 @@ class Divergence:
                 f"{self.name} depends on the whole distribution and has no sampled-token form;"
                 f" use one of {names}"
             )
-        value = self.resolve(parameter)
+        resolved = self.resolve(parameter)
         # Callers may hold tensors of inference mode, which autograd refuses: clone them outside it.
         # Below log S = -700 the quotient would be 0 / 0 even in float64.
         with torch.inference_mode(False), torch.enable_grad():
             student = student_logprob.detach().double().clone().clamp(min=-700.0).requires_grad_()
             teacher = finite(teacher_logprob.detach().double().clone())
-            (gradient,) = torch.autograd.grad(self.term(student, teacher, value).sum(), student)
+            (gradient,) = torch.autograd.grad(self.term(student, teacher, resolved).sum(), student)
         return gradient / student.detach().exp()
 
 
