@@ -21,22 +21,27 @@ Line = dict[str, Any]
 
 INTRODUCTION = """# Performance
 
-What a goal is, what was measured, and whether it is reached: pass or fail, nothing left out. This page and its plots are written by
-`python -m benchmarks page` from the lines of `performance.jsonl`, which `python -m benchmarks NAME --record` appends;
-`python -m benchmarks --help` lists the names. [Measured](measured.md) has the figures of the quick start.
+Each goal, its measurement, and the result: pass or fail, nothing left out.
+`python -m benchmarks page` writes this page and its plots from the lines of `performance.jsonl`,
+which `python -m benchmarks NAME --record` appends; `python -m benchmarks --help` lists the names.
+[Measured](measured.md) has the figures of the quick start.
 
-- Ratios are of processor seconds of one thread, within one round: contenders take turns (A B C, then C B A), the first rounds are
-  dropped, and what is shown is the median of the rounds with the least and the greatest. Starting up is in wall seconds, except
-  where it says processor.
-- Every contender is checked before it is timed: losses and gradients against float64, samplers by the log-probabilities of
-  what they drew, whole steps by the loss of given answers.
-- A goal is missed where the median misses it; *pass in its best round only* says that one round reached it. Where rounds disagree
-  and lie further apart than 15 % of their median, the measurement is void.
-- Memory is the growth of the peak resident set in a process of its own, of a whole step the whole process.
-- The floor of a decode step is what reading all weights, or the step's arithmetic, takes at the ceilings measured in the same run.
-- Models have random weights. Mixed lengths are geometric: a random set of stop tokens ends answers after 64 tokens on average, at
-  most 256. TRL runs in float32, without gradient checkpointing, logging and saving, in a process of its own, with the same folders,
-  prompts and stop tokens.
+- Ratios compare processor seconds of one thread within one round: contenders take turns (A B C,
+  then C B A), the first rounds are dropped, and the table shows the median of the rounds with the
+  least and the greatest. Starting up is in wall seconds, unless the row says processor.
+- Every contender is checked before it is timed: losses and gradients against float64, samplers by
+  the log-probabilities of their samples, whole steps by the loss of given answers.
+- A goal is missed if the median misses it; *pass in its best round only* means that one round
+  reached it. If rounds disagree and are further apart than 15 % of their median, the measurement
+  is void.
+- Memory is the growth of the peak resident set in a separate process; for a whole step it is that
+  of the whole process.
+- The floor of a decode step is the time to read all weights, or the step's arithmetic, at the
+  ceilings measured in the same run.
+- Models have random weights. Mixed lengths are geometric: a random set of stop tokens ends
+  answers after 64 tokens on average, at most 256. TRL runs in float32, without gradient
+  checkpointing, logging and saving, in a separate process, with the same folders, prompts and
+  stop tokens.
 """
 
 

@@ -53,63 +53,63 @@ GENERATED = re.compile(
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
-# Meanings of recipe keys that say nothing more than their name where they are defined.
+# Meanings of recipe keys whose fields have no description.
 MEANINGS = {
     "Recipe.name": "the run folder's name; without it, the recipe file's",
     "Recipe.about": "one line for `practicum ls` and the report",
     "Recipe.paper": "where the method is described",
-    "Recipe.seed": "every random stream of the run is named from it",
-    "Recipe.student": "the model that learns, below",
-    "Recipe.teacher": "who scores: see [teachers](teachers.md)",
+    "Recipe.seed": "all random streams of the run derive from it",
+    "Recipe.student": "the model to train, below",
+    "Recipe.teacher": "the model or source that scores tokens: see [teachers](teachers.md)",
     "Recipe.task": "where prompts and rewards come from: see [tasks](tasks.md)",
-    "Recipe.rollout": "how completions are drawn, below",
+    "Recipe.rollout": "how completions are sampled, below",
     "Recipe.objective": "the loss: see [objective](objective.md)",
     "Recipe.optimizer": "AdamW, below",
-    "Recipe.train": "how long and how much at once, below",
+    "Recipe.train": "number and size of the steps, below",
     "Recipe.evaluation": "what is measured before and after, below",
-    "RolloutConfig.source": "whose tokens are learned from: see [rollouts](rollouts.md)",
-    "RolloutConfig.max_new_tokens": "the longest completion, stop token included",
+    "RolloutConfig.source": "who generates the tokens to train on: see [rollouts](rollouts.md)",
+    "RolloutConfig.max_new_tokens": "maximum tokens of a completion, stop token included",
     "RolloutConfig.temperature": "of sampling only; the loss is always at temperature 1",
     "RolloutConfig.top_p": "nucleus; 1 keeps every token",
     "RolloutConfig.top_k": "the k likeliest tokens; 0 keeps every token",
-    "OptimizerConfig.learning_rate": "its highest value",
-    "OptimizerConfig.schedule": "its course after the warm-up; `linear` and `cosine` end near 0",
-    "OptimizerConfig.warmup_steps": "steps in which it rises from 0",
-    "OptimizerConfig.betas": "of AdamW",
-    "OptimizerConfig.weight_decay": "of AdamW",
+    "OptimizerConfig.learning_rate": "its maximum",
+    "OptimizerConfig.schedule": "its shape after the warm-up; `linear` and `cosine` end near 0",
+    "OptimizerConfig.warmup_steps": "steps of the linear rise from 0",
+    "OptimizerConfig.betas": "betas of AdamW",
+    "OptimizerConfig.weight_decay": "weight decay of AdamW",
     "OptimizerConfig.max_grad_norm": "the gradient is scaled down to this norm",
     "TrainConfig.steps": "optimizer steps",
     "TrainConfig.prompts_per_step": "prompts; times `rollout.n` completions",
-    "TrainConfig.keep_checkpoints": "the newest so many stay",
-    "Prices.currency": "how money is shown",
+    "TrainConfig.keep_checkpoints": "number of newest checkpoints to keep",
+    "Prices.currency": "currency of the prices",
     "EvaluationConfig.samples": "completions of each held-out prompt",
     "EvaluationConfig.temperature": "0 is greedy",
-    "ScratchConfig.architecture": "which code of transformers",
+    "ScratchConfig.architecture": "architecture in transformers",
     "ScratchConfig.hidden_size": "width",
     "ScratchConfig.layers": "depth",
     "ScratchConfig.heads": "attention heads; half as many key-value heads",
-    "ScratchConfig.seed": "of the weights and of the pretraining batches",
-    "ScratchConfig.pretrain": "supervised training first, below; `steps: 0` unless written",
-    "PretrainConfig.steps": "steps of AdamW",
-    "PretrainConfig.batch": "answers a step",
+    "ScratchConfig.seed": "seed of the weights and of the pretraining batches",
+    "ScratchConfig.pretrain": "supervised training first, below; by default `steps: 0`",
+    "PretrainConfig.steps": "AdamW steps",
+    "PretrainConfig.batch": "answers in a step",
     "PretrainConfig.learning_rate": "falls linearly to 0",
-    "ModelConfig.dtype": "of frozen weights and of matrix products; weights that learn are float32",
-    "ModelConfig.device": "`auto`: CUDA where there is any",
-    "Lora.rank": "of each adapter",
+    "ModelConfig.dtype": "dtype of frozen weights and of matrix products; trained weights are float32",
+    "ModelConfig.device": "`auto`: CUDA if available",
+    "Lora.rank": "rank of each adapter",
     "Lora.alpha": "the adapter's output is scaled by alpha / rank",
     "privileged.demonstrations": "worked examples, each `{prompt: ..., answer: ...}`, shown as earlier turns",
-    "self.weights": "how they follow the student's, below",
+    "self.weights": "how they follow the student's weights, below",
     "jsonl.verifier": "how answers are checked, below",
-    "Objective.losses": "the terms, which are summed; one term needs no list",
-    "Objective.aggregate": "how tokens become one number",
-    "Term.signal": "how much of the teacher is asked for",
+    "Objective.losses": "the loss terms, which are summed; one term needs no list",
+    "Objective.aggregate": "how token losses are combined",
+    "Term.signal": "what the teacher returns for each token",
     "Term.target": "what the student is compared with",
-    "Term.divergence": "how disagreement is measured: see [divergences](divergences.md)",
-    "Term.estimator": "how disagreement becomes a gradient",
-    "Term.correction": "of a sampler that is not the learner: see [estimators](estimators.md)",
-    "Term.advantage_logprob": "whose log-probability of the sampled token stands in the advantage",
+    "Term.divergence": "distance between student and target: see [divergences](divergences.md)",
+    "Term.estimator": "how the divergence becomes a gradient",
+    "Term.correction": "importance correction if the sampler is not the learner: see [estimators](estimators.md)",
+    "Term.advantage_logprob": "which log-probability of the sampled token the advantage uses",
     "Term.weights": "how much each token counts: see [weights](weights.md)",
-    "Term.coefficient": "what the term is multiplied by",
+    "Term.coefficient": "factor of the term in the loss",
 }
 
 
@@ -286,8 +286,8 @@ def _monitors() -> str:
     head = [
         "id",
         "name",
-        "looks at",
-        "speaks up at",
+        "quantity",
+        "alarm at",
         "steps in a row",
         "action",
         "source",
@@ -411,9 +411,7 @@ def _checks() -> str:
         ]
         for check in doctor.CHECKS
     ]
-    return _table(
-        ["", "check", "pass / warn / fail", "limits from", "evidence", "what it asks"], rows
-    )
+    return _table(["", "check", "pass / warn / fail", "limits from", "evidence", "question"], rows)
 
 
 def _verdicts() -> str:

@@ -1,4 +1,4 @@
-"""The mathematics: pure functions of tensors. Student first, log-probabilities in, one number per position out."""
+"""Pure functions of tensors: student first, log-probabilities in, one number per position out."""
 
 from practicum.functional import divergences
 from practicum.functional.advantages import (

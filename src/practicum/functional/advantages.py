@@ -1,4 +1,4 @@
-"""Rewards of whole completions, brought to tokens."""
+"""Rewards of whole completions and their advantages for each token."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,18 +15,22 @@ SMALLEST_SPREAD = 1e-6
 
 
 def plain(rewards: Sequence[float]) -> list[float]:
-    """The rewards themselves (REINFORCE, Williams 1992)."""
+    """Return the rewards unchanged (REINFORCE, Williams 1992)."""
     return list(rewards)
 
 
 def group_centre(rewards: Sequence[float]) -> list[float]:
-    """The rewards of one prompt's completions minus their mean, not divided by their spread (arXiv 2503.20783)."""
+    """Return the rewards of one prompt's completions minus their mean, not divided by their spread
+    (arXiv 2503.20783).
+    """
     mean = sum(rewards) / max(len(rewards), 1)
     return [reward - mean for reward in rewards]
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the others, and 0 where there are none (RLOO, arXiv 2402.14740)."""
+    """Return each reward minus the mean of the others, or 0 if there are no others (RLOO, arXiv
+    2402.14740).
+    """
     if len(rewards) < 2:
         return [0.0] * len(rewards)
     total = sum(rewards)
@@ -34,7 +38,7 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 
 def group_normalize(rewards: Sequence[float]) -> list[float]:
-    """The centred rewards over their sample standard deviation (GRPO, arXiv 2402.03300)."""
+    """Return the centred rewards over their sample standard deviation (GRPO, arXiv 2402.03300)."""
     centred = group_centre(rewards)
     if len(rewards) < 2:
         return centred
@@ -76,24 +80,29 @@ ADVANTAGES: dict[str, Advantage] = {
 def add_reward(
     advantage: Float[Tensor, " T"], reward: float | Float[Tensor, " T"], weight: float
 ) -> Float[Tensor, " T"]:
-    """The distillation advantage plus `weight` times the completion's reward (MOPD, arXiv 2601.02780)."""
+    """Return the distillation advantage plus `weight` times the completion's reward (MOPD, arXiv
+    2601.02780).
+    """
     return precise(advantage.detach()) + weight * reward
 
 
 def modulate(
     reward: Float[Tensor, " T"], log_ratio: Float[Tensor, " T"], strength: float, bound: float
 ) -> Float[Tensor, " T"]:
-    """The reward's advantage A, its size led by the teacher (RLSD, arXiv 2604.03128).
+    """Return the reward's advantage A with its size set by the teacher (RLSD, arXiv 2604.03128).
 
-    `A ((1 - strength) + strength clip((T / S)**sign(A), 1 - bound, 1 + bound))`, where `log_ratio` is log T - log S. The
-    sign of A never changes.
+    `A ((1 - strength) + strength clip((T / S)**sign(A), 1 - bound, 1 + bound))`, where `log_ratio`
+    is log T - log S. The sign of A never changes.
     """
     leaning = (log_ratio.detach() * reward.sign()).exp().clamp(1.0 - bound, 1.0 + bound)
     return reward * ((1.0 - strength) + strength * leaning)
 
 
 def clip(advantage: Float[Tensor, " T"], low: float, high: float) -> Float[Tensor, " T"]:
-    """The advantage held within [low, high]; a clipped token keeps its gradient, unlike one whose loss is clipped."""
+    """Return the advantage clamped to [low, high].
+
+    A clipped token keeps its gradient, unlike one whose loss is clipped.
+    """
     if low > high:
         raise ValueError(f"clip needs low <= high, got low {low} and high {high}")
     return torch.clamp(precise(advantage.detach()), low, high)

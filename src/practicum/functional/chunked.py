@@ -1,4 +1,4 @@
-"""Cutting a long axis into pieces that fit in memory."""
+"""Slices of a long axis, and buffers that are reused from slice to slice."""
 
 from collections.abc import Iterator
 
@@ -7,35 +7,41 @@ from torch import Tensor
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of at most `size` that cover `range(total)`."""
+    """Return consecutive slices of at most `size` that cover `range(total)`."""
     if size <= 0:
         raise ValueError(f"chunk size must be positive, got {size}")
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
 class BufferPool:
-    """Matrices that are made once and written again for every chunk.
+    """Matrices that are allocated once and reused for every chunk.
 
-    A fresh matrix of some 50 MB costs the operating system's page faults, several times the arithmetic done on it.
+    A fresh matrix of about 50 MB costs the operating system's page faults, several times the
+    arithmetic done on it.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """The tile of that name, cut to `shape`, with whatever stands in it; float32 (or float64 as `like`)."""
+        """Return the buffer of that name with this shape, in float32 (or float64 as `like`).
+
+        Its content is undefined.
+        """
         rows, columns = shape
         dtype = torch.promote_types(like.dtype, torch.float32)
-        held = self._held.get(name)
+        buffer = self._buffers.get(name)
         if (
-            held is None
-            or held.numel() < rows * columns
-            or held.dtype != dtype
-            or held.device != like.device
+            buffer is None
+            or buffer.numel() < rows * columns
+            or buffer.dtype != dtype
+            or buffer.device != like.device
         ):
-            held = self._held[name] = torch.empty(rows * columns, dtype=dtype, device=like.device)
-        return held[: rows * columns].view(rows, columns)
+            buffer = self._buffers[name] = torch.empty(
+                rows * columns, dtype=dtype, device=like.device
+            )
+        return buffer[: rows * columns].view(rows, columns)
 
     def release(self) -> None:
-        """Let go of all tiles."""
-        self._held.clear()
+        """Release all buffers."""
+        self._buffers.clear()

@@ -1,6 +1,8 @@
-"""Two distributions compared token by token: divergences, entropies, and what their likeliest tokens share.
+"""Two distributions compared at each token: divergences, entropies, overlap of the likeliest
+tokens.
 
-It is the one definition of these measures for evaluations, traces, the doctor and what an update reports.
+This is the one definition of these measures for evaluations, traces, the doctor and the metrics of
+an update.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -16,15 +18,17 @@ from practicum.functional.divergences import forward_kl, reverse_kl
 from practicum.functional.sequence import gather_logprobs
 
 TOP = 16
-"""So many of the likeliest tokens are compared, unless other is asked for (arXiv 2604.13016)."""
+"""The default number of likeliest tokens to compare (arXiv 2604.13016)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Student and teacher at each of T tokens, in nats; None where it was not asked for or a distribution is not known.
+    """Measures of student and teacher at each of T tokens, in nats.
 
-    `*_logprobs` are those of the tokens themselves, `*_top_*` the K likeliest tokens, likeliest first. `overlap` is the share of
-    the student's K that are among the teacher's K, and `*_mass` the probability on those (arXiv 2604.13016).
+    A measure is None if it was not requested or a distribution is unknown. `*_logprobs` are those
+    of the tokens themselves, `*_top_*` the K likeliest tokens, likeliest first. `overlap` is the
+    share of the student's K that are among the teacher's K, and `*_mass` the probability on those
+    (arXiv 2604.13016).
     """
 
     student_logprobs: Float[Tensor, " T"] | None = None
@@ -49,13 +53,16 @@ class Comparison:
 MEASURES = tuple(field.name for field in fields(Comparison))
 
 Part = tuple[Float[Tensor, "t V"] | None, Float[Tensor, "t V"] | None, Int[Tensor, " t"]]
-"""The log-probabilities of student and teacher at some consecutive tokens, None where not known, and those tokens."""
+"""The log-probabilities of student and teacher at some consecutive tokens, None if unknown, and
+those tokens.
+"""
 
 
 def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> Comparison:
-    """Take the named measures, one part after the other: parts that are made when they are asked for never stand together.
+    """Compute the named measures, one part after the other.
 
-    `k` tokens are the likeliest ones, or the whole vocabulary where it is smaller.
+    If `parts` is a generator, only one part is in memory at a time. `k` is the number of likeliest
+    tokens; a smaller vocabulary is used as a whole.
     """
     if unknown := sorted(set(measures) - set(MEASURES)):
         raise ValueError(f"no measure named {unknown[0]!r}; known: {', '.join(MEASURES)}")
@@ -65,26 +72,28 @@ def compare(parts: Iterable[Part], measures: Collection[str], k: int = TOP) -> C
             None if logprobs is None else _Side(logprobs, tokens, k)
             for logprobs in (student, teacher)
         ]
-        of_part: dict[str, Tensor] = {}
-        for whose, side in zip(("student", "teacher"), sides, strict=True):
+        part_values: dict[str, Tensor] = {}
+        for role, side in zip(("student", "teacher"), sides, strict=True):
             if side is not None:
-                of_part |= {
-                    name: of(side)
-                    for what, of in _OF_ONE.items()
-                    if (name := f"{whose}_{what}") in measures
+                part_values |= {
+                    name: measure(side)
+                    for suffix, measure in _SIDE_MEASURES.items()
+                    if (name := f"{role}_{suffix}") in measures
                 }
         if sides[0] is not None and sides[1] is not None:
-            of_part |= {
-                name: of(sides[0], sides[1]) for name, of in _OF_BOTH.items() if name in measures
+            part_values |= {
+                name: measure(sides[0], sides[1])
+                for name, measure in _PAIR_MEASURES.items()
+                if name in measures
             }
-        for name, of_tokens in of_part.items():
-            values.setdefault(name, []).append(of_tokens)
-    return Comparison(**{name: torch.cat(of_parts) for name, of_parts in values.items()})
+        for name, tensor in part_values.items():
+            values.setdefault(name, []).append(tensor)
+    return Comparison(**{name: torch.cat(tensors) for name, tensors in values.items()})
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two distributions, with what several measures need of it."""
+    """One of the two distributions, with its likeliest tokens computed at most once."""
 
     logprobs: Float[Tensor, "t V"]
     tokens: Int[Tensor, " t"]
@@ -96,14 +105,14 @@ class _Side:
         return self.logprobs.topk(min(self.k, self.logprobs.shape[-1]), dim=-1)
 
 
-_OF_ONE: dict[str, Callable[[_Side], Tensor]] = {
+_SIDE_MEASURES: dict[str, Callable[[_Side], Tensor]] = {
     "logprobs": lambda side: gather_logprobs(side.logprobs, side.tokens.to(side.logprobs.device)),
     "entropy": lambda side: entropy(side.logprobs),
     "top_ids": lambda side: side.top[1],
     "top_logprobs": lambda side: side.top[0],
 }
 
-_OF_BOTH: dict[str, Callable[[_Side, _Side], Tensor]] = {
+_PAIR_MEASURES: dict[str, Callable[[_Side, _Side], Tensor]] = {
     "reverse_kl": lambda student, teacher: reverse_kl(student.logprobs, teacher.logprobs),
     "forward_kl": lambda student, teacher: forward_kl(student.logprobs, teacher.logprobs),
     "overlap": lambda student, teacher: overlap_of_top(*student.top, teacher.top[1])[0],

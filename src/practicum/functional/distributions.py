@@ -1,4 +1,4 @@
-"""Distributions over the vocabulary, as log-probabilities: reshaped, pooled, and cut to a few candidates."""
+"""Distributions over the vocabulary as log-probabilities: tempered, combined, restricted."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from torch import Tensor
 from practicum.functional.precision import IMPOSSIBLE, finite, precise
 
 SUPPORTS = ("student", "teacher", "union", "intersection")
-"""Whose top-k tokens are the candidates."""
+"""The choices of whose top-k tokens are the candidates."""
 
 TAILS = ("bucket", "renorm", "drop", "sampled")
-"""What becomes of the mass outside the candidates."""
+"""The treatments of the mass outside the candidates."""
 
 SMALLEST_TAIL = 1e-7
-"""Tail masses below this are rounding errors of float32 and are taken to be this."""
+"""The smallest tail mass: smaller ones are rounding errors of float32 and are raised to it."""
 
 
 def entropy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
-    """Shannon entropy in nats."""
+    """Return the Shannon entropy in nats."""
     logprobs = finite(logprobs)
     return -(logprobs.exp() * logprobs).sum(dim=-1)
 
@@ -28,9 +28,10 @@ def entropy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
 def overlap(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], k: int
 ) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
-    """The share of the student's k likeliest tokens that are among the teacher's, and the student's mass on those.
+    """Return the share of the student's k likeliest tokens that are among the teacher's k, and the
+    student's mass on those.
 
-    The measure by which a teacher's way of thinking is said to fit a student's (arXiv 2604.13016).
+    arXiv 2604.13016 uses it to measure how well a teacher fits a student.
     """
     k = min(k, student.shape[-1])
     return overlap_of_top(*student.topk(k, dim=-1), teacher.topk(k, dim=-1).indices)
@@ -39,25 +40,30 @@ def overlap(
 def overlap_of_top(
     logprobs: Float[Tensor, "*s K"], ids: Int[Tensor, "*s K"], other_ids: Int[Tensor, "*s L"]
 ) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
-    """Return the share of one side's likeliest tokens that are among the other's, and that side's mass on those."""
+    """Return the share of one side's likeliest tokens that are among the other's, and that side's
+    mass on those.
+    """
     both = (ids[..., :, None] == other_ids[..., None, :]).any(dim=-1)
     mass = torch.where(both, precise(logprobs).exp(), 0.0).sum(dim=-1)
     return both.to(mass).mean(dim=-1), mass
 
 
 def temper(logprobs: Float[Tensor, "*s V"], temperature: float) -> Float[Tensor, "*s V"]:
-    """The distribution at another temperature, `softmax(logprobs / temperature)` (arXiv 1503.02531)."""
+    """Return the distribution at another temperature, `softmax(logprobs / temperature)` (arXiv
+    1503.02531).
+    """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     return torch.log_softmax(precise(logprobs) / temperature, dim=-1)
 
 
 def log_linear(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Tensor, "*s V"]:
-    """The renormalised geometric combination `log_softmax(sum_i c_i * log p_i)`.
+    """Return the renormalised geometric combination `log_softmax(sum_i c_i * log p_i)`.
 
-    One formula for the targets of Veto (arXiv 2601.07155), TAID (2501.16937) and AlignDistil (2503.02832), and for the
-    geometric pool of several teachers. A part with coefficient 0 has no say; a token that any other part holds
-    impossible is impossible. Detach the student's part before passing it.
+    This is the formula of the targets of Veto (arXiv 2601.07155), TAID (2501.16937) and AlignDistil
+    (2503.02832), and of the geometric pool of several teachers. A part with coefficient 0 has no
+    effect; a token that any other part considers impossible is impossible. Detach the student's
+    part before passing it.
     """
     if not parts:
         raise ValueError("log_linear needs at least one part")
@@ -71,7 +77,9 @@ def log_linear(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Te
 
 
 def mixture(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Tensor, "*s V"]:
-    """The arithmetic combination `log(sum_i w_i * p_i)`, with weights that sum to 1 (GKD, arXiv 2306.13649, eq. 1)."""
+    """Return the arithmetic combination `log(sum_i w_i * p_i)`, with weights that sum to 1 (GKD,
+    arXiv 2306.13649, eq. 1).
+    """
     weights = [weight for weight, _ in parts]
     if min(weights, default=-1.0) < 0 or not math.isclose(sum(weights), 1.0, abs_tol=1e-6):
         raise ValueError(f"mixture weights must be non-negative and sum to 1, got {weights}")
@@ -82,7 +90,9 @@ def mixture(parts: Sequence[tuple[float, Float[Tensor, "*s V"]]]) -> Float[Tenso
 
 
 def greedy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
-    """All probability on the likeliest token: the action that DAgger (arXiv 1011.0686) asks an expert for."""
+    """Return a distribution with all probability on the likeliest token: the expert's action in
+    DAgger (arXiv 1011.0686).
+    """
     likeliest = logprobs.argmax(dim=-1, keepdim=True)
     return torch.full_like(precise(logprobs), -math.inf).scatter(-1, likeliest, 0.0)
 
@@ -90,7 +100,9 @@ def greedy(logprobs: Float[Tensor, "*s V"]) -> Float[Tensor, "*s V"]:
 def contrast(
     teacher: Float[Tensor, "*s V"], reference: Float[Tensor, "*s V"], scale: float, floor: float
 ) -> tuple[Float[Tensor, "*s V"], Float[Tensor, "*s"]]:
-    """`log_softmax((1 + w) log T - w log R)` and its `w = scale TV(T, R) + floor` (AlignDistil, arXiv 2503.02832)."""
+    """Return `log_softmax((1 + w) log T - w log R)` and its `w = scale TV(T, R) + floor`
+    (AlignDistil, arXiv 2503.02832).
+    """
     teacher, reference = finite(teacher), finite(reference)
     w = scale * 0.5 * (teacher.exp() - reference.exp()).abs().sum(dim=-1) + floor
     return torch.log_softmax(teacher + w[..., None] * (teacher - reference), dim=-1), w
@@ -99,11 +111,11 @@ def contrast(
 def candidates(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], k: int, support: str
 ) -> tuple[Int[Tensor, "*s K"], Bool[Tensor, "*s K"]]:
-    """The ids of the candidates at each position, with a mask of those that count.
+    """Return the ids of the candidates at each position, and a mask of those that count.
 
-    `student` and `teacher` give K = k, `union` gives K = 2k where the teacher's ids that repeat the student's do not
-    count, and `intersection` gives the student's k of which only those among the teacher's k count. A k above the size
-    of the vocabulary is the size of the vocabulary.
+    `student` and `teacher` give K = k. `union` gives K = 2k, and the teacher's ids that repeat the
+    student's do not count. `intersection` gives the student's k, and only those among the teacher's
+    k count. A k above the size of the vocabulary is reduced to it.
     """
     if support not in SUPPORTS:
         raise ValueError(f"no support named {support!r}; known: {', '.join(SUPPORTS)}")
@@ -129,7 +141,9 @@ def restrict(
     valid: Bool[Tensor, "*s K"],
     tail: str,
 ) -> Float[Tensor, "*s C"]:
-    """A distribution cut to its valid candidates; see `restrict_candidates` for what becomes of the rest."""
+    """Return a distribution cut to its valid candidates; see `restrict_candidates` for the
+    treatment of the rest.
+    """
     chosen = logprobs.gather(-1, ids.long().masked_fill(~valid, 0))
     return restrict_candidates(chosen, valid, tail, vocabulary=logprobs.shape[-1])
 
@@ -140,14 +154,15 @@ def restrict_candidates(
     tail: str,
     vocabulary: int | None = None,
 ) -> Float[Tensor, "*s C"]:
-    """The same cut, where only the candidates' log-probabilities are known. Invalid candidates are -inf throughout.
+    """Return the same cut if only the candidates' log-probabilities are known; invalid candidates
+    are -inf throughout.
 
-    - bucket: one more entry, C = K + 1, holds the log of all other mass. It is at least `log(SMALLEST_TAIL)`, or -inf
-      where the candidates are known to be the whole `vocabulary`. A divergence of buckets never exceeds that of the
-      whole distributions (data processing).
+    - bucket: one more entry, C = K + 1, holds the log of all other mass. It is at least
+      `log(SMALLEST_TAIL)`, or -inf if the candidates are known to be the whole `vocabulary`. A
+      divergence of buckets never exceeds that of the whole distributions (data processing).
     - renorm: the candidates are renormalised to mass 1.
-    - drop, sampled: the candidates as they are, a sub-distribution; `sampled` announces that the caller estimates the
-      tail from the sampled token.
+    - drop, sampled: the candidates as they are, a sub-distribution; with `sampled` the caller
+      estimates the tail from the sampled token.
     """
     if tail not in TAILS:
         raise ValueError(f"no tail named {tail!r}; known: {', '.join(TAILS)}")
@@ -159,14 +174,16 @@ def restrict_candidates(
     head = chosen.masked_fill(impossible, -math.inf)
     if tail != "bucket":
         return head
-    rest = _log_complement(torch.logsumexp(chosen, dim=-1))
+    log_tail = _log_complement(torch.logsumexp(chosen, dim=-1))
     if vocabulary is not None:
-        rest = rest.masked_fill(valid.sum(dim=-1) >= vocabulary, -math.inf)
-    return torch.cat([head, rest.unsqueeze(-1)], dim=-1)
+        log_tail = log_tail.masked_fill(valid.sum(dim=-1) >= vocabulary, -math.inf)
+    return torch.cat([head, log_tail.unsqueeze(-1)], dim=-1)
 
 
 def _log_complement(log_mass: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """`log(1 - exp(log_mass))`, with the form that keeps its digits on either side of mass 1/2 (Maechler 2012)."""
+    """Return `log(1 - exp(log_mass))`, in the form that is accurate on either side of mass 1/2
+    (Maechler 2012).
+    """
     log_mass = log_mass.clamp(max=math.log1p(-SMALLEST_TAIL))
     large = torch.log(-torch.expm1(log_mass))
     small = torch.log1p(-log_mass.clamp(max=-math.log(2.0)).exp())

@@ -1,215 +1,71 @@
 """Every divergence, as one pointwise function of two log-probabilities.
 
-A *term* gives the contribution of each candidate to the divergence; their sum over the last axis is its value. From the
-term alone follow the pathwise loss, the advantage of a sampled token, and the coefficient of a sampled tail, so a new
-divergence is one block: its parameter and slope where it has one, its term with its facts, and its public function.
+A *term* gives the contribution of each candidate to the divergence; their sum over the last axis is
+its value. The pathwise loss, the advantage of a sampled token, and the coefficient of a sampled
+tail follow from the term alone. So a new divergence is one block: its parameter and slope if it has
+one, its term with its facts, and its public function.
 
-Student first, log-probabilities in, one number per position out. S and T are the probabilities, r = T / S. Terms are
-given finite log-probabilities, with -inf replaced by `IMPOSSIBLE`, and may be given sub-distributions.
+Student first, log-probabilities in, one number per position out. S and T are the probabilities, r =
+T / S. Terms receive finite log-probabilities, with -inf replaced by `IMPOSSIBLE`, and may receive
+sub-distributions.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from practicum.functional.precision import IMPOSSIBLE, finite, precise
-from practicum.functional.table import Table
+from practicum.functional.divergence_entry import (
+    DIVERGENCES,
+    DistributionPair,
+    Divergence,
+    Parameter,
+)
+from practicum.functional.precision import IMPOSSIBLE
 
 # fmt: off
 __all__ = [
-    "DIVERGENCES", "TEACHER_FLOOR", "Divergence", "Parameter", "adaptive_kl", "alpha", "ce", "density_power", "forward_kl", "jsd",
-    "jsd_normalized", "mixed_kl", "mse", "reverse_kl", "skew_forward_kl", "skew_reverse_kl", "todi", "tvd",
+    "DIVERGENCES", "TEACHER_FLOOR", "Divergence", "Parameter", "adaptive_kl", "alpha", "ce",
+    "density_power", "forward_kl", "jsd", "jsd_normalized", "mixed_kl", "mse", "reverse_kl",
+    "skew_forward_kl", "skew_reverse_kl", "todi", "tvd",
 ]
 # fmt: on
 
 TEACHER_FLOOR = -50.0
-"""Reverse KL takes teacher log-probabilities below this to be this, or the student's own where that is lower still.
+"""The floor of the teacher's log-probabilities in reverse KL, or the student's own if that is
+lower.
 
-Without a floor one token that the teacher holds impossible makes the value infinite; with it, a token to which both
-give less than the floor costs nothing, so equality still means zero.
+Without a floor one token that the teacher considers impossible makes the value infinite; with it, a
+token to which both give less than the floor costs nothing, so equality still means zero.
 """
 
 SMALLEST = 1e-38
-"""Stands for 0 under a logarithm."""
+"""The replacement of 0 under a logarithm."""
 
 HEAD_MASS = 0.5
-"""Teacher mass of the head of `adaptive_kl`, the value of its paper."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """The one number of a family: its name, default and range, and what it means."""
-
-    name: str
-    default: float
-    low: float
-    high: float
-    meaning: str
-    low_inclusive: bool = True
-    high_inclusive: bool = True
-
-    @property
-    def interval(self) -> str:
-        """The range as mathematics writes it, for example `(0, 1]`."""
-        left, right = "[" if self.low_inclusive else "(", "]" if self.high_inclusive else ")"
-        return f"{left}{self.low:g}, {self.high:g}{right}"
-
-    def check(self, value: float) -> float:
-        """The value, if it is in the range."""
-        above = value >= self.low if self.low_inclusive else value > self.low
-        below = value <= self.high if self.high_inclusive else value < self.high
-        if not (above and below and math.isfinite(value)):
-            raise ValueError(
-                f"{self.name} must be in {self.interval} ({self.meaning}), got {value:g}"
-            )
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class DistributionPair:
-    """Two distributions as log-probabilities [*s, K] and as probabilities, so that no exponential is taken twice."""
-
-    student: Tensor
-    student_probs: Tensor
-    teacher: Tensor
-    teacher_probs: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """One divergence: its term, and the facts about it that decide where it can be used.
-
-    - pointwise: a candidate's contribution depends on that candidate only, so that sampled tokens suffice
-    - f_divergence: it is E_S[f(r)] for a convex f, so that merging candidates never raises it
-    - exact_gradient: no factor is held constant, so that autograd gives the gradient of the value
-    - zero_at_equality: the value is zero at equality
-    - slope: `slope(pair, parameter, out, scratch)` writes its derivative in log S at each candidate into `out`, up to a
-      multiple of S, which no gradient of logits sees, and returns its value; None where it is left to autograd
-    """
-
-    name: str
-    term: Callable[[Tensor, Tensor, float], Tensor]
-    parameter: Parameter | None
-    paper: str
-    summary: str
-    pointwise: bool = True
-    f_divergence: bool = True
-    exact_gradient: bool = True
-    zero_at_equality: bool = True
-    slope: Callable[["DistributionPair", float, Tensor, Tensor], Tensor] | None = None
-
-    @property
-    def defaults(self) -> dict[str, float]:
-        """The parameter with its default, where it has one."""
-        return {} if self.parameter is None else {self.parameter.name: self.parameter.default}
-
-    def resolve(self, parameter: float | None) -> float:
-        """The parameter to use: the given one if it is allowed, else the default (0 where there is none)."""
-        if self.parameter is None:
-            if parameter is not None:
-                raise ValueError(f"{self.name} takes no parameter, got {parameter:g}")
-            return 0.0
-        try:
-            return self.parameter.check(self.parameter.default if parameter is None else parameter)
-        except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from None
-
-    def contributions(
-        self,
-        student: Float[Tensor, "*s K"],
-        teacher: Float[Tensor, "*s K"],
-        parameter: float | None = None,
-    ) -> Float[Tensor, "*s K"]:
-        """The contribution of each candidate."""
-        return self.term(finite(student), finite(teacher), self.resolve(parameter))
-
-    def value(
-        self,
-        student: Float[Tensor, "*s K"],
-        teacher: Float[Tensor, "*s K"],
-        parameter: float | None = None,
-    ) -> Float[Tensor, "*s"]:
-        """The divergence at each position, differentiable in the student."""
-        return self.contributions(student, teacher, parameter).sum(dim=-1)
-
-    def advantage(
-        self,
-        student_logprob: Float[Tensor, "*s"],
-        teacher_logprob: Float[Tensor, "*s"],
-        parameter: float | None = None,
-    ) -> Float[Tensor, "*s"]:
-        """The detached advantage A of tokens drawn from the student: E_S[-A * grad log S] is the divergence's gradient.
-
-        It is minus `tail_coefficient`, shifted by a constant to be 0 where student and teacher agree. For an
-        f-divergence it is `r f'(r) - f(r)` (OPD+, arXiv 2606.01039): log r for reverse KL, r - 1 for forward KL.
-        """
-        certain = torch.zeros(1, dtype=torch.float64, device=student_logprob.device)
-        shift = self._unit_gradient(certain, certain, parameter)
-        return _cast(
-            shift - self._unit_gradient(student_logprob, teacher_logprob, parameter),
-            student_logprob,
-        )
-
-    def tail_coefficient(
-        self,
-        student_logprob: Float[Tensor, "*s"],
-        teacher_logprob: Float[Tensor, "*s"],
-        parameter: float | None = None,
-    ) -> Float[Tensor, "*s"]:
-        """The detached coefficient c of a token drawn from S: E_S[c * grad log S] over any set of tokens is the
-        gradient of that set's contributions, which is how a sampled tail completes an exact head.
-
-        No constant may be dropped here, because the tail alone does not sum to 1: reverse KL gives log S - log T + 1.
-        """
-        return _cast(
-            self._unit_gradient(student_logprob, teacher_logprob, parameter), student_logprob
-        )
-
-    def _unit_gradient(
-        self, student_logprob: Tensor, teacher_logprob: Tensor, parameter: float | None
-    ) -> Tensor:
-        """`(d term / d log S) / S` in float64, where the quotient keeps its digits down to log S = -700."""
-        if not self.pointwise:
-            names = ", ".join(name for name, entry in DIVERGENCES.items() if entry.pointwise)
-            raise ValueError(
-                f"{self.name} depends on the whole distribution and has no sampled-token form; use one of {names}"
-            )
-        value = self.resolve(parameter)
-        with torch.inference_mode(False), torch.enable_grad():
-            student = student_logprob.detach().double().clone().clamp(min=-700.0).requires_grad_()
-            teacher = finite(teacher_logprob.detach().double().clone())
-            (gradient,) = torch.autograd.grad(self.term(student, teacher, value).sum(), student)
-        return gradient / student.detach().exp()
-
-
-DIVERGENCES = Table(Divergence)
-"""Every divergence by name."""
-
-
-def _cast(values: Tensor, like: Tensor) -> Tensor:
-    """The values in the dtype that `like` is computed with, held within that dtype's range."""
-    dtype = precise(like).dtype
-    limit = torch.finfo(dtype).max
-    return values.clamp(-limit, limit).to(dtype)
+"""The teacher mass of the head of `adaptive_kl`, the value of its paper."""
 
 
 def floored(student: Tensor, teacher: Tensor, out: Tensor | None = None) -> Tensor:
-    """The teacher's log-probabilities, not below `TEACHER_FLOOR` except where the student's are."""
+    """Return the teacher's log-probabilities, raised to `TEACHER_FLOOR`, or to the student's if
+    they are lower.
+    """
     floor = torch.clamp(student.detach(), max=TEACHER_FLOOR, out=out)
     return torch.maximum(teacher, floor, out=out)
 
 
 def _log_mix(log_ratio: Tensor, weight: float) -> Tensor:
-    """`log(1 - weight + weight * exp(log_ratio))`, exact to rounding near 0 as well as far from it."""
+    """Return `log(1 - weight + weight * exp(log_ratio))`, exact to rounding both near 0 and far
+    from it.
+    """
+    # log1p keeps the digits near 0, but loses them near -1 and overflows for large ratios: there
+    # logaddexp takes over. The clamps keep the branch that is not chosen finite, and its gradient.
     growth = weight * torch.expm1(log_ratio.clamp(max=20.0))
-    near = torch.log1p(growth.clamp(min=-0.5))
-    rest = torch.full_like(log_ratio, math.log1p(-weight) if weight < 1.0 else -math.inf)
-    far = torch.logaddexp(rest, log_ratio + math.log(weight))
-    return torch.where((log_ratio < 20.0) & (growth > -0.5), near, far)
+    near_zero = torch.log1p(growth.clamp(min=-0.5))
+    log_constant = torch.full_like(log_ratio, math.log1p(-weight) if weight < 1.0 else -math.inf)
+    far = torch.logaddexp(log_constant, log_ratio + math.log(weight))
+    return torch.where((log_ratio < 20.0) & (growth > -0.5), near_zero, far)
 
 
 def _forward_kl_slope(pair: DistributionPair, _: float, slope: Tensor, scratch: Tensor) -> Tensor:
@@ -228,9 +84,10 @@ def _forward_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 def forward_kl(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
 ) -> Float[Tensor, "*s"]:
-    """KL(T || S) = sum T (log T - log S), the classic distillation loss (arXiv 1503.02531).
+    """Return KL(T || S) = sum T (log T - log S), the classic distillation loss (arXiv 1503.02531).
 
-    Gradient in the student's logits: S - T. Unbounded where the student misses what the teacher does.
+    Gradient in the student's logits: S - T. It is unbounded if the student gives no mass to a token
+    of the teacher.
     """
     return DIVERGENCES["forward_kl"].value(student, teacher)
 
@@ -250,7 +107,8 @@ def _reverse_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 def reverse_kl(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
 ) -> Float[Tensor, "*s"]:
-    """KL(S || T) = sum S (log S - log T), with `TEACHER_FLOOR` under log T (MiniLLM, arXiv 2306.08543).
+    """Return KL(S || T) = sum S (log S - log T), with `TEACHER_FLOOR` under log T (MiniLLM, arXiv
+    2306.08543).
 
     Gradient in the student's logits: S (log S - log T - KL).
     """
@@ -283,10 +141,11 @@ def _jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
 def jsd(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], beta: float = 0.5
 ) -> Float[Tensor, "*s"]:
-    """beta KL(T || M) + (1 - beta) KL(S || M) with M = beta T + (1 - beta) S (GKD, arXiv 2306.13649).
+    """Return beta KL(T || M) + (1 - beta) KL(S || M) with M = beta T + (1 - beta) S (GKD, arXiv
+    2306.13649).
 
-    `beta` is the *teacher's* weight, as in GKD and unlike DistiLLM's code. The value is at most the entropy of a coin
-    with bias beta; it vanishes at both ends, for which see `jsd_normalized`.
+    `beta` is the *teacher's* weight, as in GKD and unlike DistiLLM's code. The value is at most the
+    entropy of a coin with bias beta; it vanishes at both ends, where `jsd_normalized` does not.
     """
     return DIVERGENCES["jsd"].value(student, teacher, beta)
 
@@ -318,9 +177,11 @@ def _jsd_normalized(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
 def jsd_normalized(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], beta: float = 0.5
 ) -> Float[Tensor, "*s"]:
-    """`jsd(beta) / (beta (1 - beta))`: forward KL at 0, reverse KL at 1, continuous in between.
+    """Return `jsd(beta) / (beta (1 - beta))`: forward KL at 0, reverse KL at 1, continuous in
+    between.
 
-    GKD (arXiv 2306.13649) takes the two KLs at the ends without this factor, so that its scale jumps there.
+    GKD (arXiv 2306.13649) uses the two KLs at the ends without this factor, so that its scale jumps
+    there.
     """
     return DIVERGENCES["jsd_normalized"].value(student, teacher, beta)
 
@@ -352,7 +213,7 @@ def _skew_forward_kl(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
 def skew_forward_kl(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], alpha: float = 0.1
 ) -> Float[Tensor, "*s"]:
-    """KL(T || alpha T + (1 - alpha) S), at most -log alpha (DistiLLM, arXiv 2402.03898)."""
+    """Return KL(T || alpha T + (1 - alpha) S), at most -log alpha (DistiLLM, arXiv 2402.03898)."""
     return DIVERGENCES["skew_forward_kl"].value(student, teacher, alpha)
 
 
@@ -369,7 +230,7 @@ def _skew_reverse_kl(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
 def skew_reverse_kl(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], alpha: float = 0.1
 ) -> Float[Tensor, "*s"]:
-    """KL(S || (1 - alpha) T + alpha S), at most -log alpha (DistiLLM, arXiv 2402.03898).
+    """Return KL(S || (1 - alpha) T + alpha S), at most -log alpha (DistiLLM, arXiv 2402.03898).
 
     The mixture is differentiated too; DistiLLM-2's code detaches it, which is a different gradient.
     """
@@ -396,7 +257,9 @@ def _mixed_kl(student: Tensor, teacher: Tensor, w: float) -> Tensor:
 def mixed_kl(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], w: float = 0.5
 ) -> Float[Tensor, "*s"]:
-    """w KL(T || S) + (1 - w) KL(S || T); half of Jeffreys' divergence at 1/2 (used in OSD, arXiv 2310.07177)."""
+    """Return w KL(T || S) + (1 - w) KL(S || T); at 1/2 it is half of Jeffreys' divergence (used in
+    OSD, arXiv 2310.07177).
+    """
     return DIVERGENCES["mixed_kl"].value(student, teacher, w)
 
 
@@ -407,19 +270,23 @@ ALPHA = Parameter(
 
 @DIVERGENCES.enter(ALPHA, "2606.01039", "Amari's alpha-divergence")
 def _alpha(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
-    # Sums to the textbook (1 - sum T^a S^(1-a)) / (a (1 - a)) and is non-negative for each candidate. Written from
-    # the larger of the two, so that no exponential overflows.
+    # Sums to the textbook (1 - sum T^a S^(1-a)) / (a (1 - a)) and is non-negative for each
+    # candidate. Each side starts from the larger of the two, so that no exponential overflows.
     below, above = (teacher - student).clamp(max=0.0), (student - teacher).clamp(max=0.0)
     from_student = student.exp() * (alpha * torch.expm1(below) - torch.expm1(alpha * below))
-    rest = 1.0 - alpha
-    from_teacher = teacher.exp() * (rest * torch.expm1(above) - torch.expm1(rest * above))
-    return torch.where(teacher < student, from_student, from_teacher) / (alpha * rest)
+    complement = 1.0 - alpha
+    from_teacher = teacher.exp() * (
+        complement * torch.expm1(above) - torch.expm1(complement * above)
+    )
+    return torch.where(teacher < student, from_student, from_teacher) / (alpha * complement)
 
 
 def alpha(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], alpha: float = 0.5
 ) -> Float[Tensor, "*s"]:
-    """Amari's (1 - sum T^a S^(1-a)) / (a (1 - a)), at most 1 / (a (1 - a)) (as in OPD+, arXiv 2606.01039)."""
+    """Return Amari's (1 - sum T^a S^(1-a)) / (a (1 - a)), at most 1 / (a (1 - a)) (as in OPD+,
+    arXiv 2606.01039).
+    """
     return DIVERGENCES["alpha"].value(student, teacher, alpha)
 
 
@@ -438,7 +305,9 @@ def _tvd(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 
 
 def tvd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
-    """Half of sum |T - S|: one minus the acceptance rate of speculative decoding (DistillSpec, arXiv 2310.08461)."""
+    """Return half of sum |T - S|: one minus the acceptance rate of speculative decoding
+    (DistillSpec, arXiv 2310.08461).
+    """
     return DIVERGENCES["tvd"].value(student, teacher)
 
 
@@ -451,7 +320,9 @@ def tvd(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float
     exact_gradient=False,
 )
 def _adaptive_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
-    """The weight of forward KL is the head's share of |T - S|; at equality, where it is 0 / 0, it is one half."""
+    """Weight forward KL by the head's share of |T - S|, or by one half at equality, where the share
+    is 0 / 0.
+    """
     gap = (teacher.exp() - student.exp()).abs().detach()
     mass, order = teacher.exp().sort(dim=-1, descending=True)
     in_head = (mass.cumsum(dim=-1) - mass < HEAD_MASS).to(gap.dtype)
@@ -466,9 +337,10 @@ def _adaptive_kl(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 def adaptive_kl(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
 ) -> Float[Tensor, "*s"]:
-    """w KL(T || S) + (1 - w) KL(S || T), w the share of |T - S| in the teacher's top half (AKL, arXiv 2404.02657).
+    """Return w KL(T || S) + (1 - w) KL(S || T), w the share of |T - S| in the teacher's top half
+    (AKL, arXiv 2404.02657).
 
-    The weight is held constant in the gradient, and is one half where student and teacher agree exactly.
+    The gradient treats w as a constant. At exact equality w is one half.
     """
     return DIVERGENCES["adaptive_kl"].value(student, teacher)
 
@@ -477,14 +349,16 @@ def adaptive_kl(
     None, "2505.16297", "mixed_kl, w = T / (T + S)", f_divergence=False, exact_gradient=False
 )
 def _todi(student: Tensor, teacher: Tensor, _: float) -> Tensor:
+    # T / (T + S), without an exponential that could overflow.
     w = torch.sigmoid(teacher - student).detach()
     return w * _forward_kl(student, teacher, 0.0) + (1.0 - w) * _reverse_kl(student, teacher, 0.0)
 
 
 def todi(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
-    """Each token's forward and reverse KL terms weighted by T / (T + S) and S / (T + S) (ToDi, arXiv 2505.16297).
+    """Return the sum of each token's forward and reverse KL terms, weighted by T / (T + S) and S /
+    (T + S).
 
-    The weights are held constant, so the gradient is not that of the value.
+    ToDi, arXiv 2505.16297. The weights are held constant, so the gradient is not that of the value.
     """
     return DIVERGENCES["todi"].value(student, teacher)
 
@@ -505,10 +379,11 @@ def _density_power(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
 def density_power(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"], alpha: float = 0.5
 ) -> Float[Tensor, "*s"]:
-    """sum (S^(1+a) - T^(1+a)) / (a (1+a)) - T^a (S - T) / a, a Bregman divergence (Basu et al. 1998).
+    """Return sum (S^(1+a) - T^(1+a)) / (a (1+a)) - T^a (S - T) / a, a Bregman divergence (Basu et
+    al. 1998).
 
-    Half of the squared distance at a = 1, reverse KL as a tends to 0; its advantage (T^a - S^a) / a is the bounded
-    reward of PowerOPD (arXiv 2606.17199).
+    It is half of the squared distance at a = 1 and tends to reverse KL as a goes to 0. Its
+    advantage (T^a - S^a) / a is the bounded reward of PowerOPD (arXiv 2606.17199).
     """
     return DIVERGENCES["density_power"].value(student, teacher, alpha)
 
@@ -531,7 +406,9 @@ def _ce(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 
 
 def ce(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
-    """Cross-entropy -sum T log S: the gradient of forward KL, and H(T) more in value (arXiv 1503.02531)."""
+    """Return the cross-entropy -sum T log S: forward KL plus H(T), with the same gradient (arXiv
+    1503.02531).
+    """
     return DIVERGENCES["ce"].value(student, teacher)
 
 
@@ -550,8 +427,8 @@ def _mse(student: Tensor, teacher: Tensor, _: float) -> Tensor:
 
 
 def mse(student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]) -> Float[Tensor, "*s"]:
-    """Mean squared gap of log-probabilities, each centred first so that only differences count (arXiv 2105.08919).
+    """Return the mean squared gap of log-probabilities, each side centred first (arXiv 2105.08919).
 
-    Tokens that either holds impossible are left out.
+    Tokens that either side considers impossible are left out.
     """
     return DIVERGENCES["mse"].value(student, teacher)

@@ -1,4 +1,4 @@
-"""What one sampled token says: estimators of the divergence, corrections of a stale sample, returns."""
+"""Losses and factors of one sampled token: KL estimators, off-policy corrections, returns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +16,11 @@ from practicum.functional.table import Number, Table, defaults_of
 def k1(
     student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]
 ) -> Float[Tensor, "*s"]:
-    """`x = log S - log T`: an unbiased, signed estimate of KL(S || T) for tokens drawn from S.
+    """Return `x = log S - log T`: an unbiased, signed estimate of KL(S || T) for tokens sampled
+    from S.
 
-    Gradient as loss: zero in expectation. As detached reward `-k1`: that of reverse KL. (arXiv 2510.01555)
+    Gradient as loss: zero in expectation. As detached reward `-k1`: that of reverse KL. (arXiv
+    2510.01555)
     """
     return precise(student_logprob) - precise(teacher_logprob)
 
@@ -26,9 +28,10 @@ def k1(
 def k2(
     student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]
 ) -> Float[Tensor, "*s"]:
-    """`x**2 / 2`: a biased estimate of KL(S || T).
+    """Return `x**2 / 2`: a biased estimate of KL(S || T).
 
-    Gradient as loss: that of reverse KL. As detached reward `-k2`: that of no named divergence. (arXiv 2510.01555)
+    Gradient as loss: that of reverse KL. As detached reward `-k2`: that of no named divergence.
+    (arXiv 2510.01555)
     """
     return k1(student_logprob, teacher_logprob).square() / 2
 
@@ -36,9 +39,11 @@ def k2(
 def k3(
     student_logprob: Float[Tensor, "*s"], teacher_logprob: Float[Tensor, "*s"]
 ) -> Float[Tensor, "*s"]:
-    """`exp(-x) - 1 + x`: an unbiased, non-negative estimate of KL(S || T), to be monitored rather than trained on.
+    """Return `exp(-x) - 1 + x`: an unbiased, non-negative estimate of KL(S || T), for monitoring
+    rather than training.
 
-    Gradient as loss: that of forward KL. As detached reward `-k3`: reverse minus forward KL. (arXiv 2510.01555)
+    Gradient as loss: that of forward KL. As detached reward `-k3`: reverse minus forward KL. (arXiv
+    2510.01555)
     """
     x = k1(student_logprob, teacher_logprob)
     return torch.expm1(-x) + x
@@ -46,12 +51,14 @@ def k3(
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """One off-policy correction: `function(log_ratio, advantage, **parameters)` gives each token's detached factor.
+    """One off-policy correction: `function(log_ratio, advantage, **parameters)` gives each token's
+    detached factor.
 
-    - of: what the logarithm is of: the ratio learner / `sampler`, that ratio mixed with learner / teacher (`anchor`), or the
-      learner's own `probability`
-    - cumulative: a token's factor is the product of the ratios of its sequence up to it, the token included
-    - without_teacher: the parameters at which no teacher has a part in it
+    - of: the argument of the logarithm: the ratio learner / `sampler`, that ratio mixed with
+      learner / teacher (`anchor`), or the learner's own `probability`
+    - cumulative: a token's factor is the product of the ratios of its sequence up to and including
+      it
+    - without_teacher: the parameter values at which the teacher has no influence
     """
 
     name: str
@@ -74,13 +81,15 @@ CORRECTIONS = Table(Correction)
 
 @CORRECTIONS.enter("every token counts as it is")
 def none(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """No correction: every factor is 1."""
+    """Return 1 for every token: no correction."""
     return torch.ones_like(_log_ratio(log_ratio, advantage))
 
 
 @CORRECTIONS.enter("learner / sampler probability of the token")
 def ratio(log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """The importance ratio learner / sampler of the token itself, which corrects the token but not its state."""
+    """Return the importance ratio learner / sampler of the token itself, which corrects the token
+    but not its state.
+    """
     return _log_ratio(log_ratio, advantage).exp()
 
 
@@ -91,13 +100,13 @@ def ratio_clip(
     low: float = 0.2,
     high: float = 0.2,
 ) -> Float[Tensor, " T"]:
-    """The ratio, or 0 where the token has already moved past [1 - low, 1 + high] the way its advantage points.
+    """Return the ratio, or 0 if it has left [1 - low, 1 + high] in the direction of its advantage.
 
     This is the gradient of PPO's clipped objective (arXiv 1707.06347), which is one-sided.
     """
     value = ratio(log_ratio, advantage)
-    spent = ((advantage > 0) & (value > 1 + high)) | ((advantage < 0) & (value < 1 - low))
-    return value.masked_fill(spent, 0.0)
+    past_bound = ((advantage > 0) & (value > 1 + high)) | ((advantage < 0) & (value < 1 - low))
+    return value.masked_fill(past_bound, 0.0)
 
 
 @CORRECTIONS.enter("ratio inside a band, else 0", "2510.18855")
@@ -107,7 +116,7 @@ def ratio_mask(
     low: float = 0.5,
     high: float = 2.0,
 ) -> Float[Tensor, " T"]:
-    """The ratio where it lies in [low, high], else 0 (IcePop, arXiv 2510.18855)."""
+    """Return the ratio if it lies in [low, high], else 0 (IcePop, arXiv 2510.18855)."""
     value = ratio(log_ratio, advantage)
     return value.masked_fill((value < low) | (value > high), 0.0)
 
@@ -116,7 +125,7 @@ def ratio_mask(
 def ratio_truncate(
     log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], maximum: float = 2.0
 ) -> Float[Tensor, " T"]:
-    """The ratio, at most `maximum` (V-trace, arXiv 1802.01561; SDPO, 2601.20802)."""
+    """Return the ratio, at most `maximum` (V-trace, arXiv 1802.01561; SDPO, 2601.20802)."""
     return ratio(log_ratio, advantage).clamp(max=maximum)
 
 
@@ -124,9 +133,11 @@ def ratio_truncate(
 def prefix_ratio(
     log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]
 ) -> Float[Tensor, " T"]:
-    """The product of the ratios of one sequence up to and including each token: exact, with exploding variance.
+    """Return the product of the ratios of one sequence up to and including each token: exact, with
+    exploding variance.
 
-    It is exact for a score function. A pathwise value at a state needs only the tokens before: divide by `ratio`.
+    It is exact for a score function. A pathwise value at a state needs only the tokens before:
+    divide by `ratio`.
     """
     return _log_ratio(log_ratio, advantage).cumsum(dim=-1).exp()
 
@@ -144,20 +155,25 @@ def ratio_anchor(
     low: float = 0.2,
     high: float = 0.2,
 ) -> Float[Tensor, " T"]:
-    """PPO's clip around `(S / sampler)**alpha * (S / T)**(1 - alpha)`, whose logarithm is given (RLAD, arXiv 2602.22495).
+    """Apply PPO's clip to `(S / sampler)**alpha * (S / T)**(1 - alpha)`, whose logarithm is given
+    (RLAD, arXiv 2602.22495).
 
-    With `alpha` 1 it is `ratio_clip`; below 1 the teacher is part of what the student is held near to.
+    With `alpha` 1 it is `ratio_clip`; below 1 the clip keeps the student near the teacher too.
     """
     return ratio_clip(log_ratio, advantage, low, high)
 
 
-@CORRECTIONS.enter("for other's tokens: most where p = gamma", "2504.14945", "probability")
+@CORRECTIONS.enter(
+    "for tokens of another author: largest at p = gamma", "2504.14945", "probability"
+)
 def shaping(
     log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"], gamma: float = 0.1
 ) -> Float[Tensor, " T"]:
-    """`p gamma / (p + gamma)**2`, the gradient weight of f(p) = p / (p + gamma); log p is given (LUFFY, 2504.14945).
+    """Return `p gamma / (p + gamma)**2`, the gradient weight of f(p) = p / (p + gamma); log p is
+    given (LUFFY, 2504.14945).
 
-    For tokens that somebody else wrote: it is largest at p = gamma and spares what the student already says.
+    For tokens of another author: it is largest at p = gamma and small for tokens that the student
+    already finds likely.
     """
     p = ratio(log_ratio, advantage)
     return p * gamma / (p + gamma).square()
@@ -166,7 +182,9 @@ def shaping(
 def _log_ratio(
     log_ratio: Float[Tensor, " T"], advantage: Float[Tensor, " T"]
 ) -> Float[Tensor, " T"]:
-    """The detached, precise log-ratio; `advantage` is named so that both lengths are checked."""
+    """Return the detached log-ratio in float32 or better; `advantage` is a parameter so that both
+    lengths are checked.
+    """
     return precise(log_ratio.detach())
 
 
@@ -175,10 +193,12 @@ def score_function_returns(
     gamma: float,
     baseline: Float[Tensor, " T"] | float | None = None,
 ) -> Float[Tensor, " T"]:
-    """The detached return of each token: its discounted advantage to go minus a baseline of its state.
+    """Return the detached return of each token: its discounted advantage to go minus a baseline of
+    its state.
 
-    With `gamma` 0 it is the advantage itself: the gradient of the divergence at each visited state, states held fixed.
-    With `gamma` 1 it is the gradient of the sequence-level reverse KL (MiniLLM, arXiv 2306.08543).
+    With `gamma` 0 it is the advantage itself: the gradient of the divergence at each visited state,
+    with the states held fixed. With `gamma` 1 it is the gradient of the sequence-level reverse KL
+    (MiniLLM, arXiv 2306.08543).
     """
     returns = reward_to_go(advantage.detach(), gamma)
     if baseline is None:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The last linear map of a language model: hidden states in, logits out, cut to the `vocab_size` real tokens.
+    """The last linear map of a language model, cut to the `vocab_size` real tokens.
 
-    Rows of `weight` past `vocab_size` are padding of the embedding matrix and never get probability.
+    Rows of `weight` past `vocab_size` are padding of the embedding matrix and never get
+    probability.
     """
 
     weight: Float[Tensor, "V D"]
@@ -23,27 +24,28 @@ class Head:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Where the weights are, and how many of their rows count."""
+        """The address of the weights and the number of rows that count, which identify the head."""
         return self.weight.data_ptr(), self.vocab_size
 
     def release(self) -> None:
-        """Nothing: these weights are held by a model."""
+        """Do nothing: a model holds these weights."""
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
-        """Log-probabilities of the real tokens, in float32 whatever the weights' dtype."""
+        """Return the log-probabilities of the real tokens, in float32 for any dtype of weights."""
         return torch.log_softmax(self.logits(hidden), dim=-1)
 
     def pinned(self) -> "Head":
-        """The same over the storage that the weights have now, without a gradient."""
+        """Return the same head over the current storage of the weights, without a gradient."""
         return replace(
             self, weight=self.weight.data, bias=None if self.bias is None else self.bias.data
         )
 
     @property
     def plain(self) -> bool:
-        """Whether it is a matrix and nothing more, so that its gradient can be written down.
+        """True if the head is a bare matrix, so that its gradient has a closed form.
 
-        A matrix of less than float32 must be frozen: its own gradient would be added up in too few digits.
+        A matrix of less than float32 must be frozen: its own gradient would be added up in too few
+        digits.
         """
         bare = self.bias is None and self.softcap is None and self.weight.is_leaf
         return bare and (
@@ -53,7 +55,11 @@ class Head:
     def pull(
         self, hidden: Float[Tensor, "T D"], gradient: Float[Tensor, "T v"]
     ) -> Float[Tensor, "T D"]:
-        """From the gradient of a plain head's logits to that of its hidden states; that of its weights is added to theirs."""
+        """Turn the gradient of a plain head's logits into that of its hidden states, and add the
+        weights' gradient to theirs.
+        """
+        # In place: the logit gradient is the largest tensor of an update, and its caller is done
+        # with it. Only the real rows of the weight get a gradient, so padding never moves.
         gradient = gradient if self.scale == 1.0 else gradient.mul_(self.scale)
         rows = self.weight.detach()[: self.vocab_size]
         if self.weight.requires_grad:
@@ -65,7 +71,9 @@ class Head:
     def logits(
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
     ) -> Float[Tensor, "*s v"]:
-        """Their logits, in float32; with `room` without a graph, and in the memory it makes."""
+        """Return the logits in float32; with `room`, a callable that gives the output buffer,
+        without a graph.
+        """
         if room is not None:
             out = room()
             if not self.plain or out.dtype != self.weight.dtype:
@@ -79,7 +87,9 @@ class Head:
         return self.scaled_and_capped(torch.nn.functional.linear(hidden.to(rows.dtype), rows, bias))
 
     def scaled_and_capped(self, product: Float[Tensor, "*s v"]) -> Float[Tensor, "*s v"]:
-        """The logits that a product of hidden states with the weights stands for: scaled and softly capped, in float32."""
+        """Return the logits of a product of hidden states and weights: scaled and softly capped, in
+        float32.
+        """
         logits = product.to(torch.promote_types(product.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale

@@ -1,7 +1,8 @@
-"""Losses of given tokens' log-probabilities: what a service trains with when its client brings the advantages.
+"""Losses of given tokens' log-probabilities, for a service whose clients send the advantages.
 
-Each returns one loss per token; the sum over all tokens is what is minimised, as in the Tinker API, so that a batch sent in
-parts has the gradient of the whole. `logprobs` are the learner's and carry the gradient; everything else is data.
+Each returns one loss per token. As in the Tinker API, the sum over all tokens is minimised, so that
+a batch sent in parts has the gradient of the whole. `logprobs` are the learner's and carry the
+gradient; everything else is data.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +18,11 @@ from practicum.functional.table import Table, defaults_of
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """One loss of given tokens: `function(logprobs, *inputs, **parameters)`, the inputs by the names of the Tinker API.
+    """One loss of given tokens: `function(logprobs, *inputs, **parameters)`, with the inputs' names
+    of the Tinker API.
 
-    An input that `filled` names may be left out; it then is that number at every token. `whole_text` says that the loss of a
-    token depends on all tokens of its text, so that a text cannot be cut.
+    An input in `filled` may be left out; it then is that number at every token. `whole_text` states
+    that the loss of a token depends on all tokens of its text, so that a text cannot be cut.
     """
 
     name: str
@@ -40,32 +42,33 @@ class PolicyLoss:
 POLICY_LOSSES = Table(PolicyLoss)
 """Every loss of given tokens by name."""
 
-_DRAWN = ("logprobs", "advantages")
-_ONE_RATIO = (*_DRAWN, "sequence_ratio_mask")
+_SAMPLED_INPUTS = ("logprobs", "advantages")
+_GSPO_INPUTS = (*_SAMPLED_INPUTS, "sequence_ratio_mask")
 
 
 @POLICY_LOSSES.enter(("weights",), "maximum likelihood, weighted", filled={"weights": 1.0})
 def cross_entropy(
     logprobs: Float[Tensor, "*s"], weights: Float[Tensor, "*s"]
 ) -> Float[Tensor, "*s"]:
-    """`-w log S`: maximum likelihood; with K targets at each token and a teacher's probabilities as weights, forward KL.
+    """Return `-w log S`: maximum likelihood; with K targets a token and a teacher's probabilities
+    as weights, forward KL.
 
-    It is also how any other loss is trained on from outside: with minus its gradient as the weights.
+    A client trains on any other loss with minus its gradient as the weights.
     """
     return -precise(logprobs) * weights
 
 
-@POLICY_LOSSES.enter(_DRAWN, "ratio times advantage")
+@POLICY_LOSSES.enter(_SAMPLED_INPUTS, "ratio times advantage")
 def importance_sampling(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
     advantages: Float[Tensor, "*s"],
 ) -> Float[Tensor, "*s"]:
-    """`-(S / sampler) A`: the policy gradient of tokens that the sampler drew."""
+    """Return `-(S / sampler) A`: the policy gradient of tokens that the sampler generated."""
     return -_ratio(logprobs, sampling_logprobs) * advantages
 
 
-@POLICY_LOSSES.enter(_DRAWN, "one-sided clip of the ratio", "1707.06347")
+@POLICY_LOSSES.enter(_SAMPLED_INPUTS, "one-sided clip of the ratio", "1707.06347")
 def ppo(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -73,13 +76,15 @@ def ppo(
     clip_low_threshold: float = 0.8,
     clip_high_threshold: float = 1.2,
 ) -> Float[Tensor, "*s"]:
-    """`-min(r A, clip(r) A)` for the ratio r (arXiv 1707.06347); its gradient is that of `ratio_clip`."""
+    """Return `-min(r A, clip(r) A)` for the ratio r (arXiv 1707.06347); its gradient is that of
+    `ratio_clip`.
+    """
     ratio = _ratio(logprobs, sampling_logprobs)
     clipped = ratio.clamp(clip_low_threshold, clip_high_threshold)
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-@POLICY_LOSSES.enter(_DRAWN, "clipped ratio as a weight", "2506.13585")
+@POLICY_LOSSES.enter(_SAMPLED_INPUTS, "clipped ratio as a weight", "2506.13585")
 def cispo(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -87,26 +92,30 @@ def cispo(
     clip_low_threshold: float = 0.8,
     clip_high_threshold: float = 1.2,
 ) -> Float[Tensor, "*s"]:
-    """`-sg(clip(r)) A log S`: the weight is clipped, so every token keeps a gradient (arXiv 2506.13585)."""
+    """Return `-sg(clip(r)) A log S`: the weight is clipped, so every token keeps a gradient (arXiv
+    2506.13585).
+    """
     clipped = (
         _ratio(logprobs, sampling_logprobs).clamp(clip_low_threshold, clip_high_threshold).detach()
     )
     return -clipped * precise(logprobs) * advantages
 
 
-@POLICY_LOSSES.enter(_DRAWN, "advantage with a quadratic hold", "2405.19107")
+@POLICY_LOSSES.enter(_SAMPLED_INPUTS, "advantage with a quadratic hold", "2405.19107")
 def dro(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
     advantages: Float[Tensor, "*s"],
     beta: float = 0.05,
 ) -> Float[Tensor, "*s"]:
-    """`-(A log S - beta / 2 (log S - log sampler)**2)`, a quadratic hold on the sampler (arXiv 2405.19107)."""
+    """Return `-(A log S - beta / 2 (log S - log sampler)**2)`, with a quadratic penalty for leaving
+    the sampler (arXiv 2405.19107).
+    """
     learner = precise(logprobs)
     return -(learner * advantages - 0.5 * beta * (learner - precise(sampling_logprobs)).square())
 
 
-@POLICY_LOSSES.enter(_ONE_RATIO, "one clipped ratio a text", "2507.18071", whole_text=True)
+@POLICY_LOSSES.enter(_GSPO_INPUTS, "one clipped ratio a text", "2507.18071", whole_text=True)
 def gspo(
     logprobs: Float[Tensor, "*s"],
     sampling_logprobs: Float[Tensor, "*s"],
@@ -115,15 +124,19 @@ def gspo(
     clip_low_threshold: float = 1 - 3e-4,
     clip_high_threshold: float = 1 + 4e-4,
 ) -> Float[Tensor, "*s"]:
-    """Return `-min(s A, clip(s) A)` with one ratio s for a text (GSPO-token, arXiv 2507.18071, equation 13).
+    """Return `-min(s A, clip(s) A)` with one ratio s for a text (GSPO-token, arXiv 2507.18071,
+    equation 13).
 
-    s is the geometric mean of `S / sampler` over the tokens that the mask marks, at least one; each token has its value and the
-    gradient of its own log S. The inputs are one whole text. The default bounds are those of the paper's experiments.
+    s is the geometric mean of `S / sampler` over the tokens that the mask marks, at least one; each
+    token has its value and the gradient of its own log S. The inputs are one whole text. The
+    default bounds are those of the paper's experiments.
     """
     learner = precise(logprobs)
-    own = learner.detach()
-    mean = (own - precise(sampling_logprobs))[sequence_ratio_mask != 0].mean()
-    ratio = (mean + learner - own).exp()
+    detached = learner.detach()
+    mean = (detached - precise(sampling_logprobs))[sequence_ratio_mask != 0].mean()
+    # `learner - detached` is 0 in value and has the gradient of log S: each token keeps its own
+    # gradient although all of them share one ratio.
+    ratio = (mean + learner - detached).exp()
     clipped = ratio.clamp(clip_low_threshold, clip_high_threshold)
     return -torch.minimum(ratio * advantages, clipped * advantages)
 

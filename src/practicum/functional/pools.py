@@ -1,12 +1,15 @@
 """Several teachers at once: their pools, and how much they contradict each other.
 
-The weighted sum of reverse KLs to several teachers is the reverse KL to their geometric pool, and the weighted sum of
-forward KLs is the forward KL to their arithmetic pool, each up to a constant that does not depend on the student. W is the
-sum of the weights and G the geometric pool with weights w_i / W:
+The weighted sum of reverse KLs to several teachers is the reverse KL to their geometric pool, and
+the weighted sum of forward KLs is the forward KL to their arithmetic pool, each up to a constant
+that does not depend on the student. W is the sum of the weights and G the geometric pool with
+weights w_i / W:
 
-    sum_i w_i KL(S || T_i) = W KL(S || G) + const        sum_i w_i KL(T_i || S) = W KL(A || S) + const
+    sum_i w_i KL(S || T_i) = W KL(S || G) + const
+    sum_i w_i KL(T_i || S) = W KL(A || S) + const
 
-A geometric pool gives a token that any member holds impossible no probability; an arithmetic pool averages.
+A geometric pool gives a token that any member holds impossible no probability; an arithmetic pool
+averages.
 """
 
 import math
@@ -25,42 +28,48 @@ from practicum.functional.precision import finite, precise
 def member_weights(
     logprobs: Sequence[Float[Tensor, "*s V"]], weights: Sequence[float], gate: float | None = None
 ) -> list[Float[Tensor, "*s"]]:
-    """How much each member counts at each position: `weights`, but nothing where the member is too uncertain.
+    """Return the weight of each member at each position: `weights`, but 0 if the member is too
+    uncertain.
 
-    A member whose entropy exceeds `gate` nats is left out there and the others take over its weight in proportion, so the
-    sum of the weights stays. Where every member exceeds it, none is left out.
+    A member whose entropy exceeds `gate` nats is left out there, and the others take over its
+    weight in proportion, so the sum of the weights stays. If every member exceeds it, none is left
+    out.
     """
     if not logprobs or len(logprobs) != len(weights):
         raise ValueError(
-            f"a pool needs one weight a member, got {len(weights)} weights for {len(logprobs)} members"
+            f"a pool needs one weight a member,"
+            f" got {len(weights)} weights for {len(logprobs)} members"
         )
     if min(weights) <= 0 or not all(map(math.isfinite, weights)):
         raise ValueError(f"weights of a pool must be positive, got {list(weights)}")
-    given = [
+    constant = [
         torch.full_like(precise(member[..., 0]), weight)
         for member, weight in zip(logprobs, weights, strict=True)
     ]
     if gate is None:
-        return given
+        return constant
     certain = torch.stack([entropy(member) <= gate for member in logprobs])
     certain = certain | ~certain.any(dim=0)
-    kept = torch.stack(given) * certain
-    return list(kept * (sum(weights) / kept.sum(dim=0)))
+    shares = torch.stack(constant) * certain
+    return list(shares * (sum(weights) / shares.sum(dim=0)))
 
 
 def geometric(
     logprobs: Sequence[Float[Tensor, "*s V"]], weights: Sequence[float], gate: float | None = None
 ) -> Float[Tensor, "*s V"]:
-    """The renormalised product `log_softmax(sum_i w_i log T_i)` (DeepSeek-V4's sum of reverse KLs has this target).
+    """Return the renormalised product `log_softmax(sum_i w_i log T_i)`, the target of DeepSeek-V4's
+    sum of reverse KLs.
 
-    The weights are exponents and are used as given: above 1 in sum the pool is sharper than its members, below 1 flatter.
-    A token that is impossible for a member that counts is impossible, unless that leaves no token.
+    The weights are exponents and are used as given: with a sum above 1 the pool is sharper than its
+    members, below 1 flatter. A token that is impossible for a counting member is impossible, unless
+    that leaves no token.
     """
     total = torch.zeros_like(precise(logprobs[0]))
     vetoed = torch.zeros_like(total, dtype=torch.bool)
     for share, member in zip(member_weights(logprobs, weights, gate), logprobs, strict=True):
         total = total + share.unsqueeze(-1) * finite(member)
         vetoed = vetoed | (torch.isneginf(member) & (share > 0).unsqueeze(-1))
+    # If the members exclude every token between them, no veto holds: softmax over nothing is NaN.
     vetoed = vetoed & ~vetoed.all(dim=-1, keepdim=True)
     return torch.log_softmax(total.masked_fill(vetoed, -math.inf), dim=-1)
 
@@ -68,7 +77,7 @@ def geometric(
 def arithmetic(
     logprobs: Sequence[Float[Tensor, "*s V"]], weights: Sequence[float], gate: float | None = None
 ) -> Float[Tensor, "*s V"]:
-    """The average `log(sum_i w_i T_i)`, with weights that sum to 1."""
+    """Return the average `log(sum_i w_i T_i)`, with weights that sum to 1."""
     if not math.isclose(sum(weights), 1.0, abs_tol=1e-6):
         raise ValueError(f"weights of an arithmetic pool must sum to 1, got {list(weights)}")
     shares = member_weights(logprobs, weights, gate)
@@ -88,34 +97,44 @@ def arithmetic(
 
 
 def disagreement(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"]:
-    """The mean total variation distance between two members: 0 where all agree, 1 where no two share a token."""
+    """Return the mean total variation distance between two members: 0 if all agree, 1 if no two
+    share a token.
+    """
     probabilities = [precise(member).exp() for member in members]
-    return _mean_of_pairs(probabilities, lambda one, other: 0.5 * (one - other).abs().sum(dim=-1))
+    return _mean_of_pairs(
+        probabilities, lambda first, second: 0.5 * (first - second).abs().sum(dim=-1)
+    )
 
 
 def top1_conflict(members: Sequence[Float[Tensor, "*s V"]]) -> Float[Tensor, "*s"]:
-    """The share of pairs of members whose most likely tokens differ; its mean over tokens is how often they clash."""
+    """Return the share of pairs of members whose most likely tokens differ."""
     likeliest = [member.argmax(dim=-1) for member in members]
     return _mean_of_pairs(
-        likeliest, lambda one, other: (one != other).to(precise(members[0]).dtype)
+        likeliest, lambda first, second: (first != second).to(precise(members[0]).dtype)
     )
 
 
 def conflict_cosine(
     student: Float[Tensor, "*s V"], members: Sequence[Float[Tensor, "*s V"]]
 ) -> Float[Tensor, "*s"]:
-    """The mean cosine between the gradients that two members give the student's logits under reverse KL.
+    """Return the mean cosine between the gradients that two members give the student's logits under
+    reverse KL.
 
-    At 1 they pull the same way, at -1 they undo each other. A member the student already equals pulls nowhere: 0.
+    At 1 they pull the same way, at -1 they cancel. A member that equals the student gives no
+    gradient: 0.
     """
     gradients = [reverse_kl_gradient(student, member) for member in members]
-    return _mean_of_pairs(gradients, lambda one, other: torch.cosine_similarity(one, other, dim=-1))
+    return _mean_of_pairs(
+        gradients, lambda first, second: torch.cosine_similarity(first, second, dim=-1)
+    )
 
 
 def reverse_kl_gradient(
     student: Float[Tensor, "*s V"], teacher: Float[Tensor, "*s V"]
 ) -> Float[Tensor, "*s V"]:
-    """The gradient of KL(S || T) in the student's logits: `S * (a - E_S[a])` with `a = log S - log T`."""
+    """Return the gradient of KL(S || T) in the student's logits: `S * (a - E_S[a])` with
+    `a = log S - log T`.
+    """
     student = student.detach()
     terms = DIVERGENCES["reverse_kl"].contributions(student, teacher)
     return terms - finite(student).exp() * terms.sum(dim=-1, keepdim=True)
@@ -126,4 +145,6 @@ def _mean_of_pairs(
 ) -> Tensor:
     if len(members) < 2:
         raise ValueError(f"a measure between members needs at least two, got {len(members)}")
-    return torch.stack([measure(one, other) for one, other in combinations(members, 2)]).mean(dim=0)
+    return torch.stack([measure(first, second) for first, second in combinations(members, 2)]).mean(
+        dim=0
+    )

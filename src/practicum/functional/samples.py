@@ -1,4 +1,4 @@
-"""How much each completion of a prompt counts: non-negative and detached."""
+"""Weights of the completions of a prompt: non-negative and detached."""
 
 import math
 from collections import Counter
@@ -10,9 +10,10 @@ from practicum.functional.table import Number, Table, defaults_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatistics:
-    """What is known about the completions of one prompt, of which `kept` are those that a term is about.
+    """Statistics of the completions of one prompt; `kept` marks those that a term trains on.
 
-    `student_nll` and `teacher_nll` are mean negative log-probabilities a token, so perplexity is their exponential.
+    `student_nll` and `teacher_nll` are mean negative log-probabilities a token, so perplexity is
+    their exponential.
     """
 
     kept: Sequence[bool]
@@ -23,15 +24,17 @@ class SampleStatistics:
 
 
 OF_TOKENS = frozenset({"student_nll", "teacher_nll"})
-"""The statistics that are known when all tokens of a completion are."""
+"""The statistics that need all tokens of a completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleWeight:
-    """One way to weight completions: `function(statistics, **parameters)`, and the facts that decide where it can be used.
+    """One way to weight completions: `function(statistics, **parameters)`, and the facts that
+    decide where it can be used.
 
-    - needs: the statistics that it reads besides `kept`; `{of}` in one stands for the value of the parameter `of`
-    - by_reward: the better ones of a prompt's completions count more
+    - needs: the statistics that it reads besides `kept`; `{of}` in a name stands for the value of
+      the parameter `of`
+    - by_reward: better completions of a prompt count more
     """
 
     name: str
@@ -57,15 +60,17 @@ SAMPLE_WEIGHTS = Table(SampleWeight)
 
 @SAMPLE_WEIGHTS.enter("every completion counts 1")
 def uniform(statistics: SampleStatistics) -> list[float]:
-    """Every completion counts 1."""
+    """Return 1 for every completion."""
     return [1.0] * len(statistics.kept)
 
 
 @SAMPLE_WEIGHTS.enter("prompts neither solved nor hopeless", "2603.11178", ("rewards",))
 def pass_rate(statistics: SampleStatistics, a: float = 1.0, b: float = 1.0) -> list[float]:
-    """`p**a (1 - p)**b` for the share p of right completions: 0 where all are right or wrong (PACED, arXiv 2603.11178)."""
-    known = [reward >= 1.0 for reward in statistics.rewards if reward is not None]
-    p = sum(known) / len(known) if known else 0.0
+    """Return `p**a (1 - p)**b` for the share p of right completions: 0 if all are right or wrong
+    (PACED, arXiv 2603.11178).
+    """
+    outcomes = [reward >= 1.0 for reward in statistics.rewards if reward is not None]
+    p = sum(outcomes) / len(outcomes) if outcomes else 0.0
     return [p**a * (1.0 - p) ** b] * len(statistics.kept)
 
 
@@ -73,10 +78,12 @@ def pass_rate(statistics: SampleStatistics, a: float = 1.0, b: float = 1.0) -> l
 def ppl_softmax(
     statistics: SampleStatistics, of: str = "student", temperature: float = 1.0
 ) -> list[float]:
-    """Weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv 2604.10688).
+    """Return weights that sum to 1 over the kept completions, by perplexity (SCOPE, arXiv
+    2604.10688).
 
-    Of the student: in proportion to `PPL**(1 / temperature)`, so that surprising right answers count more. Of the
-    teacher: to `PPL**(-1 / temperature)`, so that it corrects what it understands.
+    Of the student: in proportion to `PPL**(1 / temperature)`, so that surprising right answers
+    count more. Of the teacher: to `PPL**(-1 / temperature)`, so that it corrects answers that it
+    understands.
     """
     if of not in ("student", "teacher"):
         raise ValueError(f"ppl_softmax: of must be student or teacher, got {of!r}")
@@ -86,29 +93,31 @@ def ppl_softmax(
         statistics.student_nll if of == "student" else [-value for value in statistics.teacher_nll]
     )
     scores = [
-        value / temperature for value, kept in zip(signed, statistics.kept, strict=True) if kept
+        value / temperature for value, counts in zip(signed, statistics.kept, strict=True) if counts
     ]
     if not scores:
         return [0.0] * len(statistics.kept)
     top = max(scores)
     total = sum(math.exp(score - top) for score in scores)
     weights = iter(math.exp(score - top) / total for score in scores)
-    return [next(weights) if kept else 0.0 for kept in statistics.kept]
+    return [next(weights) if counts else 0.0 for counts in statistics.kept]
 
 
-@SAMPLE_WEIGHTS.enter(
-    "what earned more than the group's mean", "2606.04036", ("rewards",), by_reward=True
-)
+@SAMPLE_WEIGHTS.enter("a reward above the group's mean", "2606.04036", ("rewards",), by_reward=True)
 def above_mean(statistics: SampleStatistics) -> list[float]:
-    """1 for the completions whose reward is above their group's mean, else 0: a positive advantage (SDPG, 2606.04036)."""
-    known = [reward for reward in statistics.rewards if reward is not None]
-    mean = sum(known) / len(known) if known else 0.0
+    """Return 1 for completions whose reward is above their group's mean, else 0: a positive
+    advantage (SDPG, 2606.04036).
+    """
+    rewards = [reward for reward in statistics.rewards if reward is not None]
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
     return [float(reward is not None and reward > mean) for reward in statistics.rewards]
 
 
-@SAMPLE_WEIGHTS.enter("what most of the group says", "2602.20574", ("texts",))
+@SAMPLE_WEIGHTS.enter("the same text as most of the group", "2602.20574", ("texts",))
 def consensus(statistics: SampleStatistics, share: float = 0.5) -> list[float]:
-    """1 for the completions that say what at least `share` of the group says, else 0 (GATES, arXiv 2602.20574)."""
+    """Return 1 for completions with the same text as at least `share` of the group, else 0 (GATES,
+    arXiv 2602.20574).
+    """
     texts = [text.strip() for text in statistics.texts]
     counts = Counter(texts)
     return [float(counts[text] >= share * len(texts)) for text in texts]

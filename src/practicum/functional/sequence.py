@@ -1,4 +1,4 @@
-"""Operations along the tokens of a sequence, and what each token of a batch counts."""
+"""Operations along the tokens of a sequence, and the loss coefficient of each token of a batch."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,16 @@ AGGREGATES = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_me
 
 
 def gather_logprobs(logprobs: Float[Tensor, "*s V"], ids: Int[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """The log-probability of one id at each position."""
+    """Return the log-probability of one id at each position."""
     return precise(logprobs.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1))
 
 
 def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T"]:
-    """The discounted sum of each value and those after it, `sum_{t' >= t} gamma**(t' - t) * v_t'`.
+    """Return the discounted sum of each value and those after it,
+    `sum_{t' >= t} gamma**(t' - t) * v_t'`.
 
-    The power is relative to t, as in MiniLLM (arXiv 2306.08543) and unlike the absolute `gamma**t'`.
+    The power is relative to t, as in MiniLLM (arXiv 2306.08543) and unlike the absolute
+    `gamma**t'`.
     """
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma must be in [0, 1], got {gamma}")
@@ -35,10 +37,12 @@ def reward_to_go(values: Float[Tensor, " T"], gamma: float) -> Float[Tensor, " T
 def token_coefficients(
     lengths: Sequence[int], aggregate: str, norm: float | None = None
 ) -> list[float]:
-    """The coefficient of each token of sequence i, so that `sum(coefficient * loss)` is the aggregate of the batch.
+    """Return the coefficient of each token of sequence i, so that `sum(coefficient * loss)` is the
+    batch's aggregate.
 
-    `lengths` are the numbers of supervised tokens of all sequences of the batch, wherever they are processed: the sum
-    is then the same for every split into micro-batches. B counts the sequences with at least one supervised token.
+    `lengths` are the numbers of supervised tokens of all sequences of the batch, wherever they are
+    processed: the sum is then the same for every split into micro-batches. B counts the sequences
+    with at least one supervised token.
 
     - token_mean: `1 / sum(lengths)`
     - seq_mean_token_mean: `1 / (B * length)`
@@ -52,7 +56,8 @@ def token_coefficients(
     limit = norm or 0.0
     if aggregate == "seq_mean_token_sum_norm" and limit <= 0:
         raise ValueError(
-            f"seq_mean_token_sum_norm needs a positive norm, for example the token limit; got {norm}"
+            "seq_mean_token_sum_norm needs a positive norm,"
+            f" for example the token limit; got {norm}"
         )
     total, sequences = sum(lengths), sum(length > 0 for length in lengths)
     denominators = {

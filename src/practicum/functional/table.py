@@ -1,4 +1,4 @@
-"""Tables of functions with their facts: an entry stands where its function is written, and nowhere else."""
+"""Tables of functions with their facts: each entry is defined next to its function."""
 
 import functools
 import importlib
@@ -13,9 +13,9 @@ Number = int | float | str
 
 
 class Table(dict[str, Entry], Generic[Entry, Facts]):
-    """Entries of one kind by name, in the order in which they are written.
+    """Entries of one kind by name, in the order of their definition.
 
-    A name with dots is a module of another package: its `entry` is looked up when it is asked for.
+    A name with dots is a module of another package, whose `entry` is loaded at the first access.
     """
 
     def __init__(self, kind: Callable[Concatenate[str, Callable[..., Any], Facts], Entry]) -> None:
@@ -23,7 +23,9 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         self._kind = kind
 
     def enter(self, *facts: Facts.args, **named: Facts.kwargs) -> Callable[[Function], Function]:
-        """Return a decorator that enters a function with its facts, under its own name without underscores around it."""
+        """Return a decorator that enters a function with its facts, under its name without outer
+        underscores.
+        """
 
         def entered(function: Function) -> Function:
             name = function.__name__.strip("_")
@@ -33,7 +35,10 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
         return entered
 
     def __missing__(self, name: str) -> Entry:
-        """Return the entry of another package's module; KeyError for a name without dots, ValueError for no such entry."""
+        """Return the entry of another package's module.
+
+        Raise KeyError for a name without dots, ValueError if there is no such entry.
+        """
         kind = self._kind
         assert isinstance(kind, type)
         if "." not in name or not all(part.isidentifier() for part in name.split(".")):
@@ -46,7 +51,8 @@ class Table(dict[str, Entry], Generic[Entry, Facts]):
             ) from error
         if not isinstance(entry, kind):
             raise ValueError(
-                f"module {name!r} has no {kind.__name__}; write entry = practicum.functional.{kind.__name__}(...) in it"
+                f"module {name!r} has no {kind.__name__};"
+                f" write entry = practicum.functional.{kind.__name__}(...) in it"
             )
         return entry
 

@@ -1,4 +1,4 @@
-"""How much each token counts: non-negative, detached, zero off the mask."""
+"""Weights of the tokens: non-negative, detached, zero outside the mask."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ from practicum.functional.table import Number, Table, defaults_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStatistics:
-    """What is known about each token of a flat batch; a statistic that nobody computed is None.
+    """Statistics of each token of a flat batch; None if a statistic was not computed.
 
-    `positions` counts the tokens of each completion from 0 and `rows` the completions; `loss_mask` is true where the token
-    is learned from; `teacher_rank` is how many tokens the teacher finds likelier than this one; `special` is true at tokens that
-    no text is written with, such as the one that ends an answer.
+    `positions` counts the tokens of each completion from 0 and `rows` the completions. `loss_mask`
+    is true for supervised tokens. `teacher_rank` is the number of tokens that the teacher finds
+    likelier than this one. `special` is true for tokens outside the text, such as the stop token.
     """
 
     loss_mask: Bool[Tensor, " T"] | Float[Tensor, " T"]
@@ -34,16 +34,19 @@ class TokenStatistics:
 
 
 OF_TEACHER = frozenset({"teacher_entropy", "teacher_logprobs", "teacher_rank", "divergence"})
-"""The statistics that nobody knows without a teacher."""
+"""The statistics that need a teacher."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One way to weight tokens: `function(statistics, **parameters)`, and the facts that decide where it can be used.
+    """One way to weight tokens: `function(statistics, **parameters)`, and the facts that decide
+    where it can be used.
 
-    - needs: the statistics that it reads besides the mask; `{of}` in one stands for the value of the parameter `of`
-    - pointwise: a token's weight depends on that token only, so that it is known without the rest of the batch
-    - identity: the parameters at which all tokens weigh alike, where there are such
+    - needs: the statistics that it reads besides the mask; `{of}` in a name stands for the value of
+      the parameter `of`
+    - pointwise: a token's weight depends on that token only, so that it is known without the rest
+      of the batch
+    - identity: the parameter values at which all tokens have the same weight, if there are any
     """
 
     name: str
@@ -67,29 +70,31 @@ class Weight:
 WEIGHTS = Table(Weight)
 """Every token weight by name."""
 
-_BOTH = ("logprobs", "teacher_logprobs")
-_EVERY = {"fraction": 1.0}
+_BOTH_LOGPROBS = ("logprobs", "teacher_logprobs")
+_ALL_TOKENS = {"fraction": 1.0}
 
 
 @WEIGHTS.enter("every supervised token counts 1", pointwise=True, identity={})
 def all(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """Every supervised token counts 1."""
+    """Return 1 for every supervised token."""
     return _mask(statistics)
 
 
-@WEIGHTS.enter("the least certain tokens", "2506.01939", ("{of}_entropy",), identity=_EVERY)
+@WEIGHTS.enter("the least certain tokens", "2506.01939", ("{of}_entropy",), identity=_ALL_TOKENS)
 def entropy_top(
     statistics: TokenStatistics, fraction: float = 0.2, of: str = "student"
 ) -> Float[Tensor, " T"]:
-    """The `fraction` of tokens at which the student (or teacher) is least certain (arXiv 2506.01939)."""
+    """Mark the `fraction` of tokens at which the student (or teacher) is least certain (arXiv
+    2506.01939).
+    """
     if of not in ("student", "teacher"):
         raise ValueError(f"entropy_top: of must be student or teacher, got {of!r}")
     return _top(_mask(statistics), _statistic("entropy_top", statistics, f"{of}_entropy"), fraction)
 
 
-@WEIGHTS.enter("the tokens of most disagreement", needs=("divergence",), identity=_EVERY)
+@WEIGHTS.enter("the tokens of largest divergence", needs=("divergence",), identity=_ALL_TOKENS)
 def divergence_top(statistics: TokenStatistics, fraction: float = 0.5) -> Float[Tensor, " T"]:
-    """The `fraction` of tokens at which student and teacher disagree most."""
+    """Mark the `fraction` of tokens with the largest divergence of student and teacher."""
     return _top(_mask(statistics), _statistic("divergence_top", statistics, "divergence"), fraction)
 
 
@@ -97,18 +102,20 @@ def divergence_top(statistics: TokenStatistics, fraction: float = 0.5) -> Float[
     "uncertain or confidently wrong",
     "2604.14084",
     ("student_entropy", "divergence"),
-    identity=_EVERY,
+    identity=_ALL_TOKENS,
 )
 def soft_or(statistics: TokenStatistics, fraction: float = 0.5) -> Float[Tensor, " T"]:
-    """The `fraction` of tokens of highest h + d - h d: uncertain, or confidently wrong (TIP, arXiv 2604.14084).
+    """Mark the `fraction` of tokens with the highest h + d - h d: uncertain, or confidently wrong
+    (TIP, arXiv 2604.14084).
 
-    h and d are the student's entropy and the divergence, each divided by its largest value in the batch.
+    h and d are the student's entropy and the divergence, each divided by its largest value in the
+    batch.
     """
     return _top(_mask(statistics), soft_or_score(statistics), fraction)
 
 
 def soft_or_score(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """h + d - h d in [0, 1], the score that `soft_or` ranks by."""
+    """Return h + d - h d in [0, 1], the score of `soft_or`."""
     mask = _mask(statistics)
     h = _share(_statistic("soft_or", statistics, "student_entropy"), mask)
     d = _share(_statistic("soft_or", statistics, "divergence"), mask)
@@ -123,7 +130,7 @@ def soft_or_score(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     identity={"length": 1 << 40},
 )
 def prefix(statistics: TokenStatistics, length: int = 1024) -> Float[Tensor, " T"]:
-    """The first `length` tokens of each completion."""
+    """Mark the first `length` tokens of each completion."""
     if length < 0:
         raise ValueError(f"prefix: length must not be negative, got {length}")
     return _mask(statistics) * (_statistic("prefix", statistics, "positions") < length)
@@ -142,16 +149,20 @@ def threshold(
     of: str = "teacher_entropy",
     below: float = math.inf,
 ) -> Float[Tensor, " T"]:
-    """The tokens at which a statistic lies in (above, below] (Entropy-Aware OPD, arXiv 2603.07079)."""
+    """Mark the tokens at which a statistic lies in (above, below] (Entropy-Aware OPD, arXiv
+    2603.07079).
+    """
     value = _statistic("threshold", statistics, of, MEASURES)
     return _mask(statistics) * ((value > above) & (value <= below))
 
 
-@WEIGHTS.enter("min(T / S, maximum) of the token", needs=_BOTH, pointwise=True)
+@WEIGHTS.enter("min(T / S, maximum) of the token", needs=_BOTH_LOGPROBS, pointwise=True)
 def trust(statistics: TokenStatistics, maximum: float = 1.0) -> Float[Tensor, " T"]:
-    """min(T / S, maximum) of the sampled token: 1 where the teacher would have said it at least as readily (TrOPD).
+    """Return min(T / S, maximum) of the sampled token: 1 if the teacher finds it at least as likely
+    (TrOPD).
 
-    With `maximum` 1 it is the probability that speculative decoding accepts the token (arXiv 2211.17192).
+    With `maximum` 1 it is the probability that speculative decoding accepts the token (arXiv
+    2211.17192).
     """
     if maximum <= 0:
         raise ValueError(f"trust: maximum must be positive, got {maximum}")
@@ -162,22 +173,29 @@ def trust(statistics: TokenStatistics, maximum: float = 1.0) -> Float[Tensor, " 
 
 
 @WEIGHTS.enter(
-    "1 - min(T / S, 1): how surely the teacher rejects it", "2310.07177", _BOTH, pointwise=True
+    "1 - min(T / S, 1): how surely the teacher rejects it",
+    "2310.07177",
+    _BOTH_LOGPROBS,
+    pointwise=True,
 )
 def distrust(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """1 - min(T / S, 1): the probability that the teacher rejects the sampled token (OSD, arXiv 2310.07177)."""
+    """Return 1 - min(T / S, 1): the probability that the teacher rejects the sampled token (OSD,
+    arXiv 2310.07177).
+    """
     return _mask(statistics) - trust(statistics)
 
 
-@WEIGHTS.enter("tokens the teacher finds at least as likely", needs=_BOTH, pointwise=True)
+@WEIGHTS.enter("tokens the teacher finds at least as likely", needs=_BOTH_LOGPROBS, pointwise=True)
 def positive_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """The tokens that the teacher finds at least as likely as the student does."""
+    """Mark the tokens that the teacher finds at least as likely as the student does."""
     return _mask(statistics) - negative_advantage(statistics)
 
 
-@WEIGHTS.enter("tokens the teacher finds less likely", "2605.06387", _BOTH, pointwise=True)
+@WEIGHTS.enter("tokens the teacher finds less likely", "2605.06387", _BOTH_LOGPROBS, pointwise=True)
 def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """The tokens that the teacher finds less likely than the student does (AOPD, arXiv 2605.06387)."""
+    """Mark the tokens that the teacher finds less likely than the student does (AOPD, arXiv
+    2605.06387).
+    """
     teacher = _statistic("negative_advantage", statistics, "teacher_logprobs")
     return _mask(statistics) * (teacher < _statistic("negative_advantage", statistics, "logprobs"))
 
@@ -190,7 +208,7 @@ def negative_advantage(statistics: TokenStatistics) -> Float[Tensor, " T"]:
     identity={"k": 1 << 40},
 )
 def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
-    """The sampled tokens among the teacher's k likeliest (SelecTKD, arXiv 2510.24021)."""
+    """Mark the sampled tokens among the teacher's k likeliest (SelecTKD, arXiv 2510.24021)."""
     if k < 1:
         raise ValueError(f"accepted: k must be at least 1, got {k}")
     return _mask(statistics) * (_statistic("accepted", statistics, "teacher_rank") < k)
@@ -200,13 +218,15 @@ def accepted(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
     "tokens not among the teacher's k likeliest", needs=("teacher_rank",), pointwise=True
 )
 def rejected(statistics: TokenStatistics, k: int = 5) -> Float[Tensor, " T"]:
-    """The sampled tokens that are not among the teacher's k likeliest."""
+    """Mark the sampled tokens that are not among the teacher's k likeliest."""
     return _mask(statistics) - accepted(statistics, k)
 
 
-@WEIGHTS.enter("tokens that texts are written with", "2603.25562", ("special",), pointwise=True)
+@WEIGHTS.enter("tokens of the text, no special tokens", "2603.25562", ("special",), pointwise=True)
 def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
-    """The tokens of the text alone: where templates differ, special tokens say nothing (Revisiting OPD, arXiv 2603.25562)."""
+    """Mark the tokens of the text: if templates differ, scores of special tokens mean nothing
+    (Revisiting OPD, arXiv 2603.25562).
+    """
     return _mask(statistics) * ~_statistic("not_special", statistics, "special")
 
 
@@ -216,7 +236,9 @@ def not_special(statistics: TokenStatistics) -> Float[Tensor, " T"]:
 def certain(
     statistics: TokenStatistics, beta: float = 1.0, of: str = "teacher"
 ) -> Float[Tensor, " T"]:
-    """exp(-beta H): a teacher (or student) that is unsure counts less (SRPO, arXiv 2604.02288)."""
+    """Return exp(-beta H): tokens count less if the teacher (or student) is uncertain (SRPO, arXiv
+    2604.02288).
+    """
     if of not in ("student", "teacher"):
         raise ValueError(f"certain: of must be student or teacher, got {of!r}")
     if beta < 0:
@@ -227,13 +249,15 @@ def certain(
 
 
 @WEIGHTS.enter(
-    "early tokens more, by share of disagreement",
+    "early tokens more, by their share of the log-ratio",
     "2606.22600",
-    ("rows", *_BOTH),
+    ("rows", *_BOTH_LOGPROBS),
     identity={"gamma": 0.0},
 )
 def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor, " T"]:
-    """1 + gamma (1 - c), c the share of the completion's |log T - log S| that lies up to the token (arXiv 2606.22600)."""
+    """Return 1 + gamma (1 - c), c the share of the completion's |log T - log S| up to the token
+    (arXiv 2606.22600).
+    """
     if gamma < 0:
         raise ValueError(f"importance: gamma must not be negative, got {gamma}")
     mask, rows = _mask(statistics), _statistic("importance", statistics, "rows")
@@ -243,6 +267,8 @@ def importance(statistics: TokenStatistics, gamma: float = 0.5) -> Float[Tensor,
     size = torch.where(mask > 0, precise(gap).abs(), 0.0)
     count = int(rows.max()) + 1 if len(rows) else 0
     totals = size.new_zeros(count).index_add_(0, rows, size)
+    # Tokens of a completion are consecutive, so one running sum serves all completions: subtract
+    # the sum of the completions before.
     before = totals.cumsum(0) - totals
     share = (size.cumsum(0) - before[rows]) / totals[rows].clamp(min=torch.finfo(size.dtype).tiny)
     return mask * (1.0 + gamma * (1.0 - share.clamp(0.0, 1.0)))
