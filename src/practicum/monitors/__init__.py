@@ -1,4 +1,4 @@
-"""Monitors: what goes wrong in distillation, looked for in every step, and what is done about it."""
+"""Monitors: detect in every step what goes wrong in distillation, and act on it."""
 
 from practicum.monitors.history import History, StepView
 from practicum.monitors.pace import PhaseSpeedMonitor

@@ -1,7 +1,7 @@
-"""The monitors: a new one is a function in `rules.py` and an entry here.
+"""The table of monitors: a new one is a function in `rules.py` and an entry here.
 
-M25 (the pace of each phase) reads the clock and stands by itself in `pace.py`, and M28 (budgets) is `train.budget`: what a monitor
-here says must come out the same however often a run is resumed.
+Alarms of these monitors must come out the same however often a run is resumed. M25 (the pace of
+each phase) reads the clock, so it stands apart in `pace.py`. M28 (budgets) is `train.budget`.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,10 @@ Grade = Literal["published", "proposed"]
 class Monitor:
     """One rule about the steps of a run.
 
-    `level` and `change` are its thresholds, `persistence` the steps in a row that must break the rule, `action` what follows, and
-    `worse` the score from which on something graver does. `says` is the rule in words, with its thresholds. `grade` is about the
-    thresholds: `published` where they stand in `source` as they stand here.
+    `level` and `change` are its thresholds, and `says` is the rule in words with both filled in.
+    After `persistence` steps in a row that break the rule, `action` follows; `worse` is a score and
+    the action that follows from that score on. The `grade` of the thresholds is `published` if
+    `source` states them as they stand here.
     """
 
     id: str
@@ -39,10 +40,8 @@ class Monitor:
 
     @property
     def stop_condition(self) -> bool:
-        """Whether it may end a run."""
-        return bool(
-            {self.action, self.worse[1] if self.worse else ""} & {"finish", "pause", "stop"}
-        )
+        """True if one of the monitor's actions ends a run."""
+        return not {self.action, *(self.worse or ())}.isdisjoint({"finish", "pause", "stop"})
 
 
 MONITORS: dict[str, Monitor] = {
@@ -51,8 +50,9 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M1",
             "numbers",
-            rules.not_finite,
-            "{level:g} or more updates of 20 were left out because a loss or gradient was no number",
+            rules.judge_numbers,
+            "{level:g} or more updates of 20 were left out because a loss or gradient was not "
+            "finite",
             (patches.halve_learning_rate,),
             "common practice",
             level=1.0,
@@ -61,7 +61,7 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M2",
             "gradient spike",
-            rules.gradient_spike,
+            rules.judge_gradient_spike,
             "{change:g} times the median norm of the 20 steps before",
             (patches.halve_learning_rate,),
             "common practice",
@@ -70,18 +70,18 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M3",
             "gradient collapse",
-            rules.gradient_collapse,
-            "at most {change:g} times the baseline while reverse_kl is more than half of its own",
-            (patches.bounded, patches.halve_learning_rate),
+            rules.judge_gradient_collapse,
+            "at most {change:g} times the baseline while reverse_kl is over half of its baseline",
+            (patches.use_bounded_divergence, patches.halve_learning_rate),
             "2604.13016, section 6.2",
             change=0.1,
         ),
         Monitor(
             "M4",
             "truncation",
-            rules.truncation,
+            rules.judge_truncation,
             "{change:g} above the baseline, or {level:g} and 0.1 above it",
-            (patches.with_answers, patches.halve_learning_rate),
+            (patches.add_dataset_answers, patches.halve_learning_rate),
             "2604.08527",
             action="pause",
             level=0.9,
@@ -90,9 +90,9 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M5",
             "repetition",
-            rules.repetition,
+            rules.judge_repetition,
             "{level:g} above the baseline; 4 times that ends the run",
-            (patches.with_answers, patches.halve_learning_rate),
+            (patches.add_dataset_answers, patches.halve_learning_rate),
             "2604.08527",
             action="checkpoint",
             level=0.05,
@@ -101,9 +101,10 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M6",
             "length",
-            rules.length,
-            "{level:g} times what it was within 30 steps, or {change:g} times; 1.5 times as bad, and the run pauses",
-            (patches.with_answers, patches.halve_learning_rate),
+            rules.judge_length,
+            "{level:g} times or {change:g} times the length of up to 30 steps before; the run "
+            "pauses at 1.5 times that",
+            (patches.add_dataset_answers, patches.halve_learning_rate),
             "2604.08527",
             level=1.5,
             change=0.5,
@@ -112,18 +113,22 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M7",
             "length hacking",
-            rules.repeated_advantage,
-            "{level:g} nats over the other tokens and twice its error, on 5 % of all tokens",
-            (patches.with_answers, patches.halve_learning_rate),
+            rules.judge_length_hacking,
+            "{level:g} nats and twice its error above the other tokens, on 5 % of all tokens",
+            (patches.add_dataset_answers, patches.halve_learning_rate),
             "2604.08527",
             level=0.1,
         ),
         Monitor(
             "M8",
             "stop event",
-            rules.stop_event,
+            rules.judge_stops,
             "{level:g} nats or less at the best tenth of the student's stops",
-            (patches.trusting, patches.clipped, patches.bounded),
+            (
+                patches.drop_implausible_tokens,
+                patches.clip_advantage,
+                patches.use_bounded_divergence,
+            ),
             "the SimOPD audit; 2607.13399",
             action="pause",
             level=-5.0,
@@ -131,18 +136,19 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M9",
             "stalled",
-            rules.stalled,
-            "within {change:g} for 30 steps, under 0.95, with reverse_kl flat and over half its baseline",
-            (patches.teacher_writes, patches.with_answers, patches.halve_learning_rate),
+            rules.judge_stall,
+            "within {change:g} for 30 steps, under 0.95, with reverse_kl flat and over half its "
+            "baseline",
+            (patches.sample_from_teacher, patches.add_dataset_answers, patches.halve_learning_rate),
             "2604.13016; a healthy run without a rise is known",
             change=0.01,
         ),
         Monitor(
             "M10",
             "overlap mass",
-            rules.overlap_mass,
+            rules.judge_overlap_mass,
             "below {level:g}, and {change:g} below the baseline",
-            (patches.with_tail, patches.whole, patches.halve_learning_rate),
+            (patches.add_tail_bucket, patches.use_full_signal, patches.halve_learning_rate),
             "2604.13016: 0.97 to 0.99 even in weak runs",
             level=0.9,
             change=0.05,
@@ -150,7 +156,7 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M11",
             "entropy gap",
-            rules.entropy_gap,
+            rules.judge_entropy_gap,
             "rising over 6 spans of 5 steps, by {change:g} of itself, after step 50",
             (patches.halve_learning_rate,),
             "2604.13016",
@@ -159,9 +165,10 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M12",
             "student entropy",
-            rules.student_entropy,
-            "at most {change:g} times the baseline or {level:g} nats, and under half of the teacher's",
-            (patches.bounded, patches.halve_learning_rate),
+            rules.judge_student_entropy,
+            "at most {change:g} times the baseline or {level:g} nats, and under half of the "
+            "teacher's",
+            (patches.use_bounded_divergence, patches.halve_learning_rate),
             "2603.07079",
             level=0.1,
             change=0.5,
@@ -169,18 +176,18 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M13",
             "tail entropy",
-            rules.tail_entropy,
+            rules.judge_tail_entropy,
             "{change:g} times the baseline in the last bin of positions, the first being flat",
-            (patches.shorter, patches.train_on_prefix, patches.halve_learning_rate),
+            (patches.halve_completions, patches.train_on_prefix, patches.halve_learning_rate),
             "2604.13016, section 6.1",
             change=2.0,
         ),
         Monitor(
             "M14",
             "low-KL traps",
-            rules.trap,
+            rules.judge_traps,
             "{level:g} of all completions, or {change:g} above the baseline",
-            (patches.train_on_prefix, patches.with_answers, patches.halve_learning_rate),
+            (patches.train_on_prefix, patches.add_dataset_answers, patches.halve_learning_rate),
             "2606.09471",
             level=0.5,
             change=0.2,
@@ -188,18 +195,19 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M15",
             "few tokens dominate",
-            rules.tails,
-            "{level:g} of the tokens more than 10 nats off, or half of all divergence on {level:g} of them",
-            (patches.clipped, patches.bounded),
+            rules.judge_dominant_tokens,
+            "{level:g} of the tokens more than 10 nats off, or half of all divergence on "
+            "{level:g} of them",
+            (patches.clip_advantage, patches.use_bounded_divergence),
             "2604.14084; 2607.13399",
             level=0.01,
         ),
         Monitor(
             "M16",
             "engine error",
-            rules.engine_error,
+            rules.judge_engine_error,
             "over {level:g}, or {change:g} over the baseline",
-            (patches.corrected, patches.halve_learning_rate),
+            (patches.correct_importance, patches.halve_learning_rate),
             "NeMo-RL, its GRPO guide",
             "published",
             action="stop",
@@ -210,9 +218,9 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M17",
             "importance weights",
-            rules.importance,
+            rules.judge_importance,
             "an effective share under {level:g}, a chi-squared over 1, or a mean outside 0.5 to 2",
-            (patches.corrected, patches.reduce_staleness),
+            (patches.correct_importance, patches.reduce_staleness),
             "verl, docs/algo/rollout_corr.md",
             "published",
             level=0.3,
@@ -220,7 +228,7 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M18",
             "staleness",
-            rules.staleness,
+            rules.judge_staleness,
             "over the level, which has to be set",
             (patches.reduce_staleness,),
             "verl, docs/advance/fully_async.md",
@@ -228,9 +236,9 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M19",
             "teacher health",
-            rules.teacher_health,
-            "{level:g} of the completions unanswered by a teacher that had answered all",
-            (patches.saved_often,),
+            rules.judge_teacher_health,
+            "{level:g} of the completions left unanswered by a teacher that answered all before",
+            (patches.save_every_step,),
             "common practice",
             action="pause",
             level=0.01,
@@ -238,17 +246,19 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M20",
             "diversity",
-            rules.diversity,
-            "{change:g} of it lost, and neither because answers became right nor because the teacher's are alike",
-            (patches.bounded, patches.halve_learning_rate),
+            rules.judge_diversity,
+            "{change:g} of it lost, though answers did not become right and the teacher's are "
+            "not alike",
+            (patches.use_bounded_divergence, patches.halve_learning_rate),
             "2604.10688; 2606.26091",
             change=0.3,
         ),
         Monitor(
             "M21",
             "held-out accuracy",
-            rules.heldout_loss,
-            "the upper end of the gain's 95 % interval is below {level:g} in two evaluations in a row; three end the run",
+            rules.judge_heldout_accuracy,
+            "the upper end of the gain's 95 % interval is below {level:g} in two evaluations in "
+            "a row; three end the run",
             (patches.halve_learning_rate,),
             "2604.13016, section 3.3",
             action="checkpoint",
@@ -259,18 +269,18 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M22",
             "no signal",
-            rules.no_signal,
+            rules.judge_signal,
             "at most {level:g} of the completions differ from the teacher by 0.0001 nats a token",
-            (patches.with_answers, patches.more_answers),
+            (patches.add_dataset_answers, patches.double_completions),
             "TRL, issue 2217",
             level=0.0,
         ),
         Monitor(
             "M23",
             "engagement",
-            rules.engagement,
-            "over {level:g} of the tokens left out by weights, or under {change:g}",
-            (patches.unweighted,),
+            rules.judge_engagement,
+            "weights drop over {level:g} of the tokens, or under {change:g}",
+            (patches.use_all_tokens,),
             "the SimOPD audit",
             action="log",
             level=0.5,
@@ -279,18 +289,19 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M24",
             "settled prompts",
-            rules.settled,
-            "over {level:g} of the prompts answered all right or all wrong",
-            (patches.more_answers,),
+            rules.judge_settled_prompts,
+            "over {level:g} of the prompts have all completions right or all wrong",
+            (patches.double_completions,),
             "2603.11178",
             level=0.8,
         ),
         Monitor(
             "M26",
             "teachers' shares",
-            rules.teacher_share,
-            "one of several teachers with over {level:g} of the loss (of two: 0.8), or under {change:g}",
-            (patches.bounded, patches.halve_learning_rate),
+            rules.judge_teacher_shares,
+            "one of several teachers has over {level:g} of the loss (of two: 0.8), or under "
+            "{change:g}",
+            (patches.use_bounded_divergence, patches.halve_learning_rate),
             "2608.19098",
             level=0.6,
             change=0.05,
@@ -298,9 +309,9 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M27",
             "refresh shock",
-            rules.refresh_shock,
-            "at most {change:g} times that before the teacher was copied anew, at two copies in a row",
-            (patches.averaged, patches.halve_learning_rate),
+            rules.judge_refresh_shock,
+            "at most {change:g} times the divergence before the copy, at two copies in a row",
+            (patches.use_ema_teacher, patches.halve_learning_rate),
             "2605.02943",
             change=0.3,
             persistence=2,
@@ -308,8 +319,8 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M29",
             "divergence",
-            rules.divergence,
-            "{change:g} times that of the first step, and {level:g} nats more",
+            rules.judge_divergence,
+            "{change:g} times the divergence of the first step, and {level:g} nats above it",
             (patches.halve_learning_rate,),
             "a learning rate x 100, in docs/monitors.md",
             level=1.0,
@@ -319,9 +330,14 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M30",
             "overconfidence",
-            rules.overconfidence,
-            "{level:g} surer than right, {change:g} more so than at the start, and its 95 % interval above 0",
-            (patches.softer, patches.covering, patches.halve_learning_rate),
+            rules.judge_overconfidence,
+            "confidence exceeds accuracy by {level:g}, by {change:g} more than at the start, and "
+            "the 95 % interval of the rise is above 0",
+            (
+                patches.raise_teacher_temperature,
+                patches.use_forward_kl,
+                patches.halve_learning_rate,
+            ),
             "2604.16830",
             level=0.1,
             change=0.1,
@@ -329,8 +345,8 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M31",
             "plateau",
-            rules.plateau,
-            "over {level:g}, and no more than {change:g} above what it was when it last rose",
+            rules.judge_plateau,
+            "over {level:g}, and no more than {change:g} above its last rise",
             (patches.halve_learning_rate,),
             "patience, as in early stopping",
             action="off",
@@ -341,21 +357,22 @@ MONITORS: dict[str, Monitor] = {
         Monitor(
             "M32",
             "empty updates",
-            rules.empty_updates,
-            "{level:g} or more updates of a step had no token to learn from, and were skipped",
-            (patches.unfiltered, patches.more_answers),
+            rules.judge_empty_updates,
+            "{level:g} or more updates of a step had no token to train on and were skipped",
+            (patches.remove_filters, patches.double_completions),
             "common practice",
             level=1.0,
         ),
         Monitor(
             "M33",
             "empty answers",
-            rules.empty_answers,
-            "{level:g} of the answers have no text: look at student.template, student.thinking and student.stop",
-            (patches.with_answers, patches.teacher_writes),
+            rules.judge_empty_answers,
+            "{level:g} of the completions have no text: check student.template, student.thinking "
+            "and student.stop",
+            (patches.add_dataset_answers, patches.sample_from_teacher),
             "common practice",
             level=0.5,
         ),
     )
 }
-"""Every monitor by its id."""
+"""All monitors by id."""
