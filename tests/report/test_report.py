@@ -21,7 +21,7 @@ from practicum.report.charts import Axis, compute_running_mean, downsample, fit_
 from practicum.report.heatmap import NATS, Quantity, choose_colour
 from practicum.report.page import build_page_parts, embed_json
 from practicum.report.reading import read_run, sample_rows
-from practicum.report.tokens import KINDS, build_token_table, classify_token
+from practicum.report.tokens import KINDS, build_token_table, identify_kind
 from practicum.report.verdict import count_tokens, estimate_recovery
 from practicum.run_dir import shapes
 
@@ -252,7 +252,7 @@ def _only_sampled(value: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_a_token_has_the_kind_that_it_reads_as(text: str, control: bool, kind: str) -> None:
-    assert classify_token(text, control) == kind and kind in KINDS
+    assert identify_kind(text, control) == kind and kind in KINDS
 
 
 def rollout(

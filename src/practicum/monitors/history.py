@@ -29,6 +29,7 @@ class History:
         self.steps += 1
         self.rollouts += row.get("rollouts", 0.0)
         self._rows.append(row)
+        # Evaluations may lie further apart than the rows that are remembered.
         evaluation = {name: value for name, value in row.items() if name.startswith(HELDOUT)}
         if evaluation:
             self._evaluations.append(evaluation)

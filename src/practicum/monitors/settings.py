@@ -1,17 +1,17 @@
 """The section `monitors` of a recipe: actions, thresholds, and the changes they may make."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from practicum.core.calls import did_you_mean
 from practicum.monitors.table import MONITORS
 
-ACTIONS = ("off", "log", "warn", "checkpoint", "finish", "pause", "stop")
-"""All actions, from the mildest to the most severe."""
-
 Action = Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"]
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+"""All actions, from the mildest to the most severe."""
 
 
 class MonitorSettings(BaseModel):

@@ -73,6 +73,7 @@ def _split_rows(run: RunData) -> list[Part]:
     """Split the training data: used as prompts, too long for the recipe, or rejected, by reason."""
     if run.prompts is None:
         return []
+    # Rejected rows of the held-out file are not training data, so they do not count here.
     heldout = str(run.recipe.get("task", {}).get("heldout") or "")
     rejected = Counter(
         _read_reason(row)

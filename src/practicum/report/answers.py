@@ -149,6 +149,7 @@ def _render_pass_at_k(columns: Sequence[Column], seed: int) -> str:
     """Render pass@k for k = 1, 2, 4 and so on; nothing if a prompt has a single completion."""
     rewards = [(name, role, _group_rewards(evaluation)) for name, role, evaluation in columns]
     rewards = [(name, role, groups) for name, role, groups in rewards if groups]
+    # pass@k needs k completions of every prompt, so the smallest group bounds k for all models.
     most = min((len(group) for _, _, groups in rewards for group in groups), default=0)
     if most < 2:
         return ""
@@ -180,7 +181,7 @@ def _render_calibration(columns: Sequence[Column]) -> str:
         pairs = list(confidences(_read_completions(evaluation)).values())
         if len(pairs) < 2:
             continue
-        curves.append((name, role, _bin_pairs(pairs)))
+        curves.append((name, role, _group_into_bins(pairs)))
         confidence, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         mean_confidence, mean_right = sum(confidence) / len(pairs), sum(right) / len(pairs)
         body.append(
@@ -217,7 +218,7 @@ def _read_completions(evaluation: Row) -> list[GradedCompletion]:
     return [GradedCompletion(**answer) for answer in evaluation["answers"]]
 
 
-def _bin_pairs(pairs: Sequence[Point]) -> list[Point]:
+def _group_into_bins(pairs: Sequence[Point]) -> list[Point]:
     """Return the mean confidence and the share of right completions of each bin."""
     ordered = sorted(pairs)
     # A bin of fewer than five completions says next to nothing.
@@ -225,7 +226,8 @@ def _bin_pairs(pairs: Sequence[Point]) -> list[Point]:
     edges = [len(ordered) * index // bins for index in range(bins + 1)]
     parts = [ordered[low:high] for low, high in pairwise(edges) if high > low]
     return [
-        (_mean([pair[0] for pair in part]), _mean([pair[1] for pair in part])) for part in parts
+        (_compute_mean([pair[0] for pair in part]), _compute_mean([pair[1] for pair in part]))
+        for part in parts
     ]
 
 
@@ -267,7 +269,7 @@ def _render_lengths(ends: Mapping[str, Sequence[Row]]) -> str:
         groups.append((name, role, shares))
         median, high = (str(values[round(share * (len(values) - 1))]) for share in (0.5, 0.95))
         cut = sum(row["stop_reason"] == "length" for row in rows) / len(rows)
-        mean = f"{_mean(values):.1f}"
+        mean = f"{_compute_mean(values):.1f}"
         body.append([name, mean, median, high, str(values[-1]), format_percent(cut)])
     chart = render_bar_chart("share of rollouts by length in tokens", groups, names)
     head = ["", "mean", "median", "95 %", "longest", "cut off"]
@@ -295,10 +297,12 @@ def _measure_diversity(rows: Sequence[Row]) -> dict[str, str]:
     texts = [row["text"] for row in rows]
     repeated = [repeated_share(row["tokens"]) for row in rows]
     lines = {
-        "3-grams said before in the answer": format_percent(_mean(repeated)),
+        "3-grams said before in the answer": format_percent(_compute_mean(repeated)),
         "longest loop, tokens": str(max(longest_run(row["tokens"]) for row in rows)),
-        "degenerate answers": format_percent(_mean([is_degenerate(text) for text in texts])),
-        "empty answers": format_percent(_mean([not text.strip() for text in texts])),
+        "degenerate answers": format_percent(
+            _compute_mean([is_degenerate(text) for text in texts])
+        ),
+        "empty answers": format_percent(_compute_mean([not text.strip() for text in texts])),
     }
     by_prompt = group_pairs(((row["step"], row["prompt"]), row) for row in rows)
     groups = [group for group in by_prompt.values() if len(group) > 1][:MAX_GROUPS]
@@ -317,7 +321,7 @@ def _measure_diversity(rows: Sequence[Row]) -> dict[str, str]:
     return lines | {name: format_percent(mean) for name, mean in means.items() if mean is not None}
 
 
-def _mean(values: Sequence[float]) -> float:
+def _compute_mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 

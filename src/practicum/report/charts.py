@@ -112,6 +112,7 @@ def downsample(points: Sequence[Point], max_points: int = MAX_POINTS) -> list[Po
 
 def compute_running_mean(points: Sequence[Point]) -> list[Point]:
     """Return for each point the mean over a fortieth of the points, centred on it."""
+    # Differences of prefix sums give every mean in constant time, however wide the window.
     reach = max(len(points) // 80, 1)
     sums = [0.0]
     for _, value in points:
@@ -245,6 +246,7 @@ def render_ranged_chart(
     lows = [interval.low for interval in intervals if interval.low < 0]
     highs = [interval.high for interval in intervals] if top is None else [top]
     up = fit_axis([0.0, *highs, *lows], GROUND, TOP)
+    # Half a place of room on both sides keeps the outer points off the edges.
     across = Axis(-0.5, len(names) - 0.5, LEFT, END)
     drawing = ""
     for index, (name, role, group) in enumerate(groups):

@@ -164,6 +164,7 @@ def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
     for index, key in enumerate(others):
         reading = (key, safe(key), "student")
         curve = _read_curve(run.metrics, *reading)
+        # A reading that never moves has no curve to look at.
         is_constant = len({value for _, value in curve.points}) <= 1
         if not is_constant and len(charts) < len(CHARTS) + MAX_OTHERS:
             charts[f"other-{index}"] = (ChartSpec(safe(key), "", (reading,)), [curve])

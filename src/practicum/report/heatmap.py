@@ -190,6 +190,7 @@ def _render_reward(reward: float | None) -> str:
 
 def _build_rollout_views(run: RunData) -> list[View]:
     """Return a few training rollouts of the beginning, the middle and the end."""
+    # Rollouts hold token ids only: without the vocabulary there is no text to colour.
     if not run.vocabulary:
         return []
     rows = [row for row in run.rollouts if any(row["loss_mask"])]

@@ -90,6 +90,7 @@ class Live:
 
     def _refresh(self) -> _RenderedPage:
         """Render the page if its files changed and the last rendering is too old."""
+        # Requests that arrive while a page is rendered wait for it: rendering twice gains nothing.
         with self._lock:
             folder = stage_of(self._folder)
             has_ended = (folder / "summary.json").is_file()
@@ -126,6 +127,7 @@ def _read_stamp(path: Path) -> tuple[int, int] | None:
 
 def _digest_sections(parts: PageParts) -> dict[str, str]:
     """Return a short digest of each section and of the numbers behind it."""
+    # The script draws from these numbers, so a section changes with them even if its HTML does not.
     data = {"heat": parts.data["heat"], "curves": parts.data["charts"]}
     return {
         id: hashlib.sha256((text + json.dumps(data.get(id))).encode()).hexdigest()[:12]

@@ -147,6 +147,7 @@ def sample_rows(
         count = len(starts) - 1
         indices: Sequence[int] = range(count)
         if count > max_rows:
+            # Dividing by one less than the number of rows makes the first and the last one hits.
             indices = [index * (count - 1) // (max_rows - 1) for index in range(max_rows)]
         rows: list[Row] = []
         for index in indices:
@@ -154,6 +155,7 @@ def sample_rows(
             line = file.read(starts[index + 1] - starts[index])
             rows.append(parse_row(path, index + 1, line, shape))
     tokens = sum(len(row["tokens"]) for row in rows)
+    # Thinning by a stride keeps the sample even; cutting its end would lose the newest steps.
     if tokens > MAX_TOKENS and len(rows) > 2:
         rows = rows[:: -(-tokens // MAX_TOKENS)]
     return rows, count

@@ -45,7 +45,7 @@ KINDS = ("special", "newline", "space", "digit", "punctuation", "word start", "w
 """The kinds of tokens, by their text."""
 
 
-def classify_token(text: str, control: bool) -> str:
+def identify_kind(text: str, control: bool) -> str:
     """Return the kind of a token: `special` for control tokens, otherwise decided by its text."""
     bare = text.strip()
     if control:
@@ -106,6 +106,7 @@ class TokenTable:
         """Estimate the mean value by bootstrap over prompts; None without tokens."""
         if not len(self):
             return None
+        # Tokens of one prompt depend on each other, so an interval over tokens would be too narrow.
         order = self.group.argsort(stable=True)
         sizes = torch.bincount(self.group[order])
         return cluster_bootstrap(self.value[order].split(sizes[sizes > 0].tolist()), seed)
@@ -123,6 +124,7 @@ def build_token_table(rows: Sequence[Row]) -> TokenTable:
         is_known = torch.tensor(row["loss_mask"], dtype=torch.bool) & ~values.isnan()
         positions = is_known.nonzero()[:, 0]
         ids = torch.tensor(row["tokens"], dtype=torch.long)[positions]
+        # One float64 table holds indices and ids exactly and makes a single concatenation enough.
         indices = torch.full_like(positions, index)
         columns.append(torch.stack([indices, positions, ids, values[positions]]))
     table = torch.cat(columns, dim=1) if columns else torch.zeros(4, 0, dtype=torch.float64)
@@ -210,11 +212,12 @@ def _render_positions(tokens: TokenTable, first: TokenTable, last: TokenTable, s
     return render_figure(chart, groups)
 
 
-def _index_kinds(tokens: TokenTable, run: RunData) -> Int[Tensor, " T"]:
+def _find_kinds(tokens: TokenTable, run: RunData) -> Int[Tensor, " T"]:
     """Return the index of each token's kind in `KINDS`."""
+    # There are few token ids and many tokens: each id is looked up and classified once.
     ids, inverse = tokens.token.unique(return_inverse=True)
     entries = [run.vocabulary.get(token, (f"<{token}>", False)) for token in ids.tolist()]
-    kinds = [KINDS.index(classify_token(text, control)) for text, control in entries]
+    kinds = [KINDS.index(identify_kind(text, control)) for text, control in entries]
     return torch.tensor(kinds, dtype=torch.long)[inverse]
 
 
@@ -223,7 +226,7 @@ def _render_kinds(tokens: TokenTable, first: TokenTable, last: TokenTable, run: 
         return render_note(
             "This run has no vocabulary.jsonl, so what its tokens read as is not known."
         )
-    kinds, early, late = (_index_kinds(table, run) for table in (tokens, first, last))
+    kinds, early, late = (_find_kinds(table, run) for table in (tokens, first, last))
     total = tokens.value.sum().item() or 1.0
     body = []
     for index, name in enumerate(KINDS):

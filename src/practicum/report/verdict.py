@@ -181,6 +181,7 @@ def _render_distance(run: RunData) -> str:
 def count_tokens(metrics: Sequence[Row]) -> tuple[float, float]:
     """Count the tokens of completions sampled from student or teacher, and of all completions."""
     totals = [row["rollouts"] * row["length"] for row in metrics]
+    # Completions from the dataset were scored but not sampled.
     sampled = [
         total * (1.0 - (row.get("from_dataset") or 0.0))
         for total, row in zip(totals, metrics, strict=True)
@@ -246,6 +247,7 @@ def _render_time(run: RunData) -> str:
 
 def _render_certainty(run: RunData) -> str:
     before, after = compute_scores(run.before), compute_scores(run.after)
+    # A single run has one seed: the figure says what its prompts could have shown at all.
     least = minimum_detectable_difference(
         [after[prompt] - before[prompt] for prompt in before if prompt in after]
     )
