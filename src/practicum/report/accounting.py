@@ -11,7 +11,7 @@ from practicum.report.markup import (
     render_bar,
     render_details,
     render_note,
-    render_panel,
+    render_panels,
     render_table,
     safe,
 )
@@ -39,14 +39,15 @@ EXPECTS_GAIN = {
 
 def build_dropped_section(run: RunData) -> Section | None:
     """Build the section that splits rows, tokens and updates by what became of them."""
-    panels = [
-        _render_parts("Rows of the data", _split_rows(run)),
-        _render_parts("Tokens of the rollouts", _split_tokens(run)),
-        _render_parts("Updates", _split_updates(run)),
-    ]
-    if not any(panels):
+    accounts = {
+        "Rows of the data": _split_rows(run),
+        "Tokens of the rollouts": _split_tokens(run),
+        "Updates": _split_updates(run),
+    }
+    tables = {title: _render_parts(title, parts) for title, parts in accounts.items()}
+    if not any(tables.values()):
         return None
-    body = f'<div class="panels">{"".join(panels)}</div>'
+    body = render_panels(tables)
     groups = sum(row.get("unsupervised_prompts") or 0.0 for row in run.metrics)
     if groups:
         body += render_note(
@@ -65,8 +66,7 @@ def _render_parts(title: str, parts: Sequence[Part]) -> str:
         share = amount / total
         body.append([name, format_count(amount), format_percent(share), render_bar(share)])
     body.append(["<b>together</b>", f"<b>{format_count(total)}</b>", "<b>100 %</b>", ""])
-    head = ["", "count", "share", ""]
-    return render_panel(title, render_table(head, body, numbers=(1, 2), label=title))
+    return render_table(["", "count", "share", ""], body, numbers=(1, 2), label=title)
 
 
 def _split_rows(run: RunData) -> list[Part]:
@@ -203,13 +203,8 @@ def build_doctor_section(run: RunData) -> Section | None:
         f'<p class="foretold"><b>{safe(word)}</b> was foretold{meaning}. '
         f"{_describe_outcome(word, run)}</p>"
     )
-    return Section(
-        "doctor",
-        "Doctor",
-        "Foretold and come true",
-        "the doctor's verdict before the run",
-        forecast + checks,
-    )
+    about = "the doctor's verdict before the run"
+    return Section("doctor", "Doctor", "Foretold and come true", about, forecast + checks)
 
 
 def _render_check(check: Row) -> list[str]:
@@ -275,15 +270,10 @@ def build_reproduce_section(run: RunData) -> Section:
     rows = [[safe(str(name)), f"<code>{safe(str(fact))}</code>"] for name, fact in facts]
     settings = safe(json.dumps(run.recipe, indent=2, ensure_ascii=False), lines=True)
     recipe = render_details("every setting of the recipe", f'<pre tabindex="0">{settings}</pre>')
-    return Section(
-        "again",
-        "Recipe",
-        "To do it again",
-        "one seed, these versions, this recipe",
-        render_table(["", ""], rows, label="reproducibility")
-        + _render_changed_versions(run)
-        + recipe,
-    )
+    table = render_table(["", ""], rows, label="reproducibility")
+    body = table + _render_changed_versions(run) + recipe
+    about = "one seed, these versions, this recipe"
+    return Section("again", "Recipe", "To do it again", about, body)
 
 
 def _describe_change(change: Row) -> str:

@@ -20,7 +20,7 @@ from practicum.report.markup import (
     format_number,
     format_percent,
     render_note,
-    render_panel,
+    render_panels,
     render_table,
     safe,
 )
@@ -67,19 +67,16 @@ def build_evaluation_section(run: RunData) -> Section | None:
     ]
     if not columns:
         return None
-    panels = [
-        render_panel("Before, after, teacher", _render_comparison(run, columns)),
-        render_panel("Domains", _render_domains(columns)),
-        render_panel("pass@k", _render_pass_at_k(columns, run.seed)),
-        render_panel("Calibration", _render_calibration(columns)),
-    ]
-    return Section(
-        "evaluation",
-        "Evaluation",
-        "Held-out evaluation",
-        "the same prompts before and after",
-        f'<div class="panels">{"".join(panels)}</div>',
+    body = render_panels(
+        {
+            "Before, after, teacher": _render_comparison(run, columns),
+            "Domains": _render_domains(columns),
+            "pass@k": _render_pass_at_k(columns, run.seed),
+            "Calibration": _render_calibration(columns),
+        }
     )
+    about = "the same prompts before and after"
+    return Section("evaluation", "Evaluation", "Held-out evaluation", about, body)
 
 
 def _render_comparison(run: RunData, columns: Sequence[Column]) -> str:
@@ -241,17 +238,10 @@ def build_lengths_section(run: RunData) -> Section | None:
         "first fifth": [row for row in run.rollouts if row["step"] < steps[0] + reach],
         "last fifth": [row for row in run.rollouts if row["step"] > steps[-1] - reach],
     }
-    panels = [
-        render_panel("Lengths", _render_lengths(ends)),
-        render_panel("Repetition and diversity", _render_diversity(ends)),
-    ]
-    return Section(
-        "lengths",
-        "Lengths",
-        "Length and diversity",
-        "sampled training rollouts, first and last fifth of the steps",
-        f'<div class="panels">{"".join(panels)}</div>',
-    )
+    lengths, diversity = _render_lengths(ends), _render_diversity(ends)
+    body = render_panels({"Lengths": lengths, "Repetition and diversity": diversity})
+    about = "sampled training rollouts, first and last fifth of the steps"
+    return Section("lengths", "Lengths", "Length and diversity", about, body)
 
 
 def _render_lengths(ends: Mapping[str, Sequence[Row]]) -> str:
@@ -330,7 +320,7 @@ def build_answers_section(run: RunData) -> Section | None:
     samples = [] if run.summary is None else run.summary["samples"]
     if not samples:
         return None
-    body = [
+    rows = [
         [
             safe(sample["prompt"]),
             safe(sample["answer"] or ""),
@@ -340,19 +330,14 @@ def build_answers_section(run: RunData) -> Section | None:
         for sample in samples[:MAX_SHOWN]
     ]
     head = ["prompt", "expected", "before", "after"]
-    table = render_table(head, body, label="answers before and after", max_open=MAX_OPEN)
+    table = render_table(head, rows, label="answers before and after", max_open=MAX_OPEN)
     if len(samples) > MAX_SHOWN:
         table += render_note(
             f"The first {MAX_SHOWN} of {format_count(len(samples))} are here; "
             "all of them are in summary.json."
         )
-    return Section(
-        "answers",
-        "Answers",
-        "Answers, before and after",
-        _describe_changes(samples),
-        f'<div class="answers">{table}</div>',
-    )
+    about, body = _describe_changes(samples), f'<div class="answers">{table}</div>'
+    return Section("answers", "Answers", "Answers, before and after", about, body)
 
 
 def _describe_changes(samples: Sequence[Row]) -> str:

@@ -1,7 +1,7 @@
 """Small pieces of HTML: escaped text, numbers, tables, bars and sections."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,9 +90,12 @@ def render_table(
     )
 
 
-def render_panel(title: str, body: str) -> str:
-    """Render one of several panels beside each other; an empty body gives an empty string."""
-    return f'<div class="panel"><h3>{title}</h3>{body}</div>' if body else ""
+def render_panels(bodies: Mapping[str, str]) -> str:
+    """Render panels beside each other, by title; one with an empty body is left out."""
+    panels = "".join(
+        f'<div class="panel"><h3>{title}</h3>{body}</div>' for title, body in bodies.items() if body
+    )
+    return f'<div class="panels">{panels}</div>'
 
 
 def document(title: str, style: str, body: str) -> str:

@@ -22,7 +22,7 @@ from practicum.report.markup import (
     format_percent,
     render_bar,
     render_note,
-    render_panel,
+    render_panels,
     render_table,
     safe,
 )
@@ -152,19 +152,17 @@ def build_tokens_section(run: RunData) -> Section | None:
     reach = max(int((high - low + 1) * COMPARED_SHARE), 1)
     first = tokens.select(tokens.step < low + reach)
     last = tokens.select(tokens.step > high - reach)
-    panels = [
-        render_panel("By place in the answer", _render_positions(tokens, first, last, run.seed)),
-        render_panel("By kind of token", _render_kinds(tokens, first, last, run)),
-        render_panel("By correctness", _render_correctness(tokens, run)),
-        render_panel("Dearest tokens", _render_expensive_tokens(tokens, run)),
-    ]
-    return Section(
-        "tokens",
-        "Divergence",
-        "Where the divergence sits" if tokens.exact else "Where the log-ratio sits",
-        "sampled training rollouts, tokens that were learned from",
-        f'{_render_sample_note(run, tokens)}<div class="panels">{"".join(panels)}</div>',
+    body = _render_sample_note(run, tokens) + render_panels(
+        {
+            "By place in the answer": _render_positions(tokens, first, last, run.seed),
+            "By kind of token": _render_kinds(tokens, first, last, run),
+            "By correctness": _render_correctness(tokens, run),
+            "Dearest tokens": _render_expensive_tokens(tokens, run),
+        }
     )
+    title = f"Where the {'divergence' if tokens.exact else 'log-ratio'} sits"
+    about = "sampled training rollouts, tokens that were learned from"
+    return Section("tokens", "Divergence", title, about, body)
 
 
 def _render_sample_note(run: RunData, tokens: TokenTable) -> str:
