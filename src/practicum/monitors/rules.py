@@ -243,8 +243,9 @@ def judge_diversity(view: StepView, limits: Thresholds) -> RuleResult | None:
         return None
     # Right answers are alike by nature. Without rewards, the teacher's entropy decides instead.
     passes, passes_base = view.smooth("pass_at_n", 5), view.get_baseline("pass_at_n")
-    has_passes = passes is not None and passes_base
-    is_loss = passes < passes_base if has_passes else _is_sharper_than_teacher(view) is not False
+    is_loss = _is_sharper_than_teacher(view) is not False
+    if passes is not None and passes_base:
+        is_loss = passes < passes_base
     return worst if is_loss else replace(worst, score=0.0)
 
 
