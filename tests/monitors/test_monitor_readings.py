@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from practicum.monitors import History, compute_readings
 from practicum.monitors.facts import RecipeFacts
-from practicum.monitors.readings import repeated
+from practicum.monitors.readings import mark_repeated_tokens
 from practicum.statistics import repeated_tokens
 from practicum.training.loop import StepResult
 from practicum.types import Message, Prompt, Rollout, TokenRecord
@@ -58,7 +58,7 @@ def test_repeated_tokens_of_many_answers_are_those_of_each(answers):
         [row for row, answer in enumerate(answers) for _ in answer], dtype=torch.long
     )
     tokens = torch.tensor([token for answer in answers for token in answer], dtype=torch.long)
-    assert repeated(tokens, rows).tolist() == [
+    assert mark_repeated_tokens(tokens, rows).tolist() == [
         said for answer in answers for said in repeated_tokens(answer)
     ]
 
@@ -129,7 +129,7 @@ def test_the_probability_error_is_taken_under_equal_weights_alone():
     assert found["probability_error"] == pytest.approx(1.0)
     assert found["importance_mean"] == pytest.approx((1.0 + math.exp(-1.0)) / 2)
     assert found["staleness_p95"] == 3.0
-    later = readings([fresh, rollout([5, 6], "q")], outputs, RecipeFacts(updates=2))
+    later = readings([fresh, rollout([5, 6], "q")], outputs, RecipeFacts(updates_per_step=2))
     assert later["probability_error"] == pytest.approx(1.0), (
         "the second update's completions are behind by design"
     )
@@ -161,21 +161,23 @@ def test_a_silent_teacher_and_one_that_is_the_student_teach_nothing():
         1 / 3
     )
     assert "signal_share" not in readings(
-        [rollout([1, 2])], [output(2)], RecipeFacts(asks_teacher=False)
+        [rollout([1, 2])], [output(2)], RecipeFacts(needs_teacher=False)
     )
 
 
 def test_tokens_without_weight_are_counted_where_weights_select():
     weighed = output(4, weight=[0.0, 0.0, 0.0, 0.5])
     assert (
-        readings([rollout([1, 2, 3, 4])], [weighed], RecipeFacts(selects=True))["weightless"]
+        readings([rollout([1, 2, 3, 4])], [weighed], RecipeFacts(has_token_weights=True))[
+            "weightless"
+        ]
         == 0.75
     )
     assert "weightless" not in readings([rollout([1, 2, 3, 4])], [weighed])
 
 
 def test_traps_are_long_agreements_under_what_is_usual():
-    facts, history = RecipeFacts(longest=64), History()
+    facts, history = RecipeFacts(max_new_tokens=64), History()
     for _ in range(50):
         history.add({"agreement": 0.1, "rollouts": 16.0})
     agreed = output(40, reverse_kl=[1.0] * 24 + [0.01] * 16)

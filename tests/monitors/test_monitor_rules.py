@@ -308,6 +308,6 @@ def test_m31_is_off_unless_it_is_asked_for():
     assert watch().replay(evaluated([0.5] * 9)) == []
     (alarm,) = watch(M31=MonitorSettings(action="finish")).replay(evaluated([0.5] * 9))
     assert alarm.line() == (
-        "M31 plateau (finish) at step 4: heldout_accuracy 0.5 (baseline 0.5); rule: over 0, and no more than 0.02 above what it "
-        f"was when it last rose, in 3 evaluations in a row; try optimizer.learning_rate={RECIPE['optimizer']['learning_rate'] / 2}"
+        "M31 plateau (finish) at step 4: heldout_accuracy 0.5 (baseline 0.5); rule: over 0, and no more than 0.02 above "
+        f"its last rise, in 3 evaluations in a row; try optimizer.learning_rate={RECIPE['optimizer']['learning_rate'] / 2}"
     )

@@ -140,7 +140,9 @@ def test_the_table_is_whole():
 
 def test_the_monitors_can_be_listed():
     rows = {row["name"]: row["summary"] for row in list_names("monitors")}
-    assert list(rows) == list(MONITORS) and rows["M5"].startswith("repetition: Answers that loop")
+    assert list(rows) == list(MONITORS) and rows["M5"].startswith(
+        "repetition: Completions that loop"
+    )
 
 
 def section(text: str) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from toy import toy_run
 
 from practicum.errors import CheckpointError, RecipeError
 from practicum.report import write_report
-from practicum.report.accounting import dropped_section
-from practicum.report.charts import Axis, downsample, running_mean, shown, values_axis
-from practicum.report.heatmap import NATS, Quantity, colour
-from practicum.report.page import embedded, parts_of
-from practicum.report.reading import read_run, sampled_rows
-from practicum.report.tokens import KINDS, kind_of, tokens_of
-from practicum.report.verdict import recovery, tokens_sampled
+from practicum.report.accounting import build_dropped_section
+from practicum.report.charts import Axis, compute_running_mean, downsample, fit_axis, format_tick
+from practicum.report.heatmap import NATS, Quantity, choose_colour
+from practicum.report.page import build_page_parts, embed_json
+from practicum.report.reading import read_run, sample_rows
+from practicum.report.tokens import KINDS, build_token_table, identify_kind
+from practicum.report.verdict import count_tokens, estimate_recovery
 from practicum.run_dir import shapes
 
 
@@ -117,7 +117,7 @@ def test_hostile_text_is_shown_and_not_obeyed(harmful: Path) -> None:
 
 
 def test_data_inside_the_page_cannot_end_its_element() -> None:
-    text = embedded({"a": "</script><!-- &", "b": "\u2028"})
+    text = embed_json({"a": "</script><!-- &", "b": "\u2028"})
     assert not set("<>&\u2028") & set(text) and json.loads(text) == {
         "a": "</script><!-- &",
         "b": "\u2028",
@@ -252,7 +252,7 @@ def _only_sampled(value: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_a_token_has_the_kind_that_it_reads_as(text: str, control: bool, kind: str) -> None:
-    assert kind_of(text, control) == kind and kind in KINDS
+    assert identify_kind(text, control) == kind and kind in KINDS
 
 
 def rollout(
@@ -267,41 +267,45 @@ def rollout(
 
 def test_only_tokens_that_were_learned_from_count() -> None:
     rows = [rollout(1, "a", [1.0, 2.0, None], [True, False, True]), rollout(2, "b", [4.0], [True])]
-    tokens = tokens_of(rows)
+    tokens = build_token_table(rows)
     assert (
         tokens.value.tolist() == [1.0, 4.0]
-        and tokens.place.tolist() == [0, 0]
+        and tokens.position.tolist() == [0, 0]
         and tokens.step.tolist() == [1, 2]
     )
-    assert tokens.exact and tokens.mean(0).mean == 2.5  # type: ignore[union-attr]
+    assert tokens.exact and tokens.estimate_mean(0).mean == 2.5  # type: ignore[union-attr]
 
 
 def test_without_a_divergence_the_value_is_the_sampled_log_ratio() -> None:
-    tokens = tokens_of([rollout(1, "a", [None, None], [True, True])])
+    tokens = build_token_table([rollout(1, "a", [None, None], [True, True])])
     assert not tokens.exact and tokens.value.tolist() == [2.0, 2.0]
 
 
 def test_a_value_has_the_colour_between_its_edges() -> None:
     quantity = Quantity("q", "q", "", NATS, tuple("01234567"))
-    assert [colour(value, quantity) for value in (0.0, 0.02, 0.3, 2.0, 99.0)] == [
+    assert [choose_colour(value, quantity) for value in (0.0, 0.02, 0.3, 2.0, 99.0)] == [
         "0",
         "1",
         "4",
         "7",
         "7",
     ]
-    assert colour(None, quantity) == "none"
+    assert choose_colour(None, quantity) == "none"
 
 
 def test_an_axis_is_round_and_holds_its_values() -> None:
-    axis = values_axis([0.3, 7.7], 100.0, 0.0)
-    assert (axis.low, axis.high) == (0, 8) and axis.ticks(4) == [0, 2, 4, 6, 8] and axis.at(4) == 50
-    assert values_axis([1.0, 1.0000001], 100.0, 0.0).high == 1
-    assert values_axis([-3.0, 2.0], 100.0, 0.0).low == -4
-    flat = [values_axis([value], 100.0, 0.0) for value in (0.0, 2.0, -2.0)]
+    axis = fit_axis([0.3, 7.7], 100.0, 0.0)
+    assert (
+        (axis.low, axis.high) == (0, 8)
+        and axis.choose_ticks(4) == [0, 2, 4, 6, 8]
+        and axis.project(4) == 50
+    )
+    assert fit_axis([1.0, 1.0000001], 100.0, 0.0).high == 1
+    assert fit_axis([-3.0, 2.0], 100.0, 0.0).low == -4
+    flat = [fit_axis([value], 100.0, 0.0) for value in (0.0, 2.0, -2.0)]
     assert [(axis.low, axis.high) for axis in flat] == [(0, 1), (0, 2), (-3, 0)]
-    assert Axis(0.0, 1.0, 0.0, 10.0).ticks(2) == [0.0, 0.5, 1.0]
-    assert [shown(value) for value in (0, 0.25, 12, 120_000, 1e-5)] == [
+    assert Axis(0.0, 1.0, 0.0, 10.0).choose_ticks(2) == [0.0, 0.5, 1.0]
+    assert [format_tick(value) for value in (0, 0.25, 12, 120_000, 1e-5)] == [
         "0",
         "0.25",
         "12",
@@ -315,7 +319,7 @@ def test_thinning_keeps_every_spike() -> None:
     kept = downsample(points, 400)
     assert len(kept) <= 400 and (777.0, 100.0) in kept and kept == sorted(kept)
     assert downsample(points[:10]) == points[:10]
-    assert running_mean([(float(step), 2.0) for step in range(100)]) == [
+    assert compute_running_mean([(float(step), 2.0) for step in range(100)]) == [
         (float(step), 2.0) for step in range(100)
     ]
 
@@ -325,9 +329,9 @@ def test_rows_are_sampled_evenly_with_both_ends(tmp_path: Path) -> None:
     path.write_text(
         "".join(json.dumps({"step": step, "tokens": []}) + "\n" for step in range(1000)) + '{"torn'
     )
-    found, total = sampled_rows(path, 5, shapes.REJECTED)
+    found, total = sample_rows(path, 5, shapes.REJECTED)
     assert total == 1000 and [row["step"] for row in found] == [0, 249, 499, 749, 999]
-    assert len(sampled_rows(path, 5000, shapes.REJECTED)[0]) == 1000
+    assert len(sample_rows(path, 5000, shapes.REJECTED)[0]) == 1000
 
 
 def test_the_gap_recovered_is_a_ratio_over_prompts(rich: Path) -> None:
@@ -345,13 +349,15 @@ def test_the_gap_recovered_is_a_ratio_over_prompts(rich: Path) -> None:
         "after": with_scores(*[1.0] * 4, *[0.0] * 6),
         "teacher": with_scores(*[1.0] * 8, 0.0, 0.0),
     }
-    found = recovery(_with(run, **evaluations))
+    found = estimate_recovery(_with(run, **evaluations))
     assert (
         found is not None
         and found.mean == pytest.approx(0.5)
         and 0 <= found.low < 0.5 < found.high <= 1
     )
-    assert recovery(_with(run, **{**evaluations, "teacher": evaluations["before"]})) is None
+    assert (
+        estimate_recovery(_with(run, **{**evaluations, "teacher": evaluations["before"]})) is None
+    )
 
 
 def _with(run: Any, **changes: Any) -> Any:
@@ -402,7 +408,7 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
         prompts={"used": 90, "too_long": 7},
         rejected=rejected,
     )
-    section = dropped_section(run)
+    section = build_dropped_section(run)
     assert section is not None
     lines = re.findall(
         r'<th scope="row">(.*?)</th><td class="n">(.*?)</td><td class="n">(.*?)</td>', section.body
@@ -416,7 +422,7 @@ def test_what_was_dropped_adds_up(rich: Path) -> None:
         ("steps taken", "2", "50.0 %"), ("steps skipped: loss or gradient not finite", "1", "25.0 %"),
         ("steps skipped: no token to learn from", "1", "25.0 %"), ("<b>together</b>", "<b>4</b>", "<b>100 %</b>"),
     ]  # fmt: skip
-    assert tokens_sampled(metrics) == (90.0, 100.0)
+    assert count_tokens(metrics) == (90.0, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -436,13 +442,13 @@ def test_what_was_foretold_is_held_against_the_outcome(
     run = _with(
         run, doctor={"verdict": verdict, "checks": []}, summary={**run.summary, "gain": gain}
     )
-    assert word in parts_of(run).html["doctor"]
+    assert word in build_page_parts(run).html["doctor"]
 
 
 def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Path) -> None:
     shutil.copytree(rich, tmp_path / "toy")
     shutil.move(tmp_path / "toy" / "doctor.json", tmp_path / "toy.doctor.json")
-    found = parts_of(read_run(tmp_path / "toy")).html["doctor"]
+    found = build_page_parts(read_run(tmp_path / "toy")).html["doctor"]
     assert "<b>GO</b> was foretold (nothing stands in the way)" in found
     assert "-1.2 [-1.5, -0.9]" in found and "<code>student.stop=[2]</code>" in found
     edit(
@@ -451,7 +457,7 @@ def test_the_doctor_is_found_in_the_folder_or_beside_it(rich: Path, tmp_path: Pa
             verdict="GO", checks=[{"id": "P2", "value": 1, "low": 0, "high": 2}]
         ),
     )
-    assert "1 [0, 2]" in parts_of(read_run(tmp_path / "toy")).html["doctor"]
+    assert "1 [0, 2]" in build_page_parts(read_run(tmp_path / "toy")).html["doctor"]
 
 
 def test_pass_at_k_and_agreement_where_there_are_several_answers(

@@ -310,7 +310,7 @@ def test_a_live_page_follows_the_run_and_leaves_the_reader_in_place(
         status = it.page.locator(".live")
         expect(it.page.locator("#verdict")).to_contain_text("0 of 4 steps")
         expect(status).to_contain_text(
-            "no step finished yet; nobody writes this run any more", timeout=10_000
+            "no step finished yet; no process writes this run any more", timeout=10_000
         )
         for name in ("rollouts.jsonl", "timings.jsonl", "metrics.jsonl"):
             append(finished, folder, name, 1, 2)

@@ -45,7 +45,7 @@ from practicum.run_dir import (
     write_json,
 )
 from practicum.run_dir.changes import MAY_CHANGE
-from practicum.run_dir.differences import changes, recipe_differences
+from practicum.run_dir.differences import find_changes, find_recipe_differences
 
 # A process that imports once, then runs each snippet of code it is sent in a fork and answers with the wait status.
 NURSERY = """
@@ -663,16 +663,16 @@ def test_recipe_differences_name_each_field() -> None:
         "same": {"a": None},
         "new": {"b": [1]},
     }
-    assert list(map(str, recipe_differences(saved, now))) == [
+    assert list(map(str, find_recipe_differences(saved, now))) == [
         "optimizer.learning_rate: 0.001 in the run, 0.01 now",
         "optimizer.betas[1]: 0.95 in the run, 0.99 now",
         "old: x in the run, absent now",
         'new: absent in the run, {"b": [1]} now',
     ]
-    assert list(map(str, recipe_differences({"a": "x" * 200}, {"a": "two\nlines"}))) == [
+    assert list(map(str, find_recipe_differences({"a": "x" * 200}, {"a": "two\nlines"}))) == [
         f'a: {"x" * 77}... in the run, "two\\nlines" now'
     ]
-    assert recipe_differences(saved, saved) == []
+    assert find_recipe_differences(saved, saved) == []
 
 
 def test_a_resume_may_do_with_other_walls_around_the_verifier() -> None:
@@ -827,7 +827,7 @@ CHANGED: dict[str, tuple[str, object]] = {
 def test_what_may_change_is_let_change_by_its_name_alone(name: str) -> None:
     place, value = CHANGED[name]
     saved, now = resolved_toy(), resolved_toy({place: value})
-    assert split_changes(saved, now, []) == ([], changes(saved, now))
+    assert split_changes(saved, now, []) == ([], find_changes(saved, now))
     let, refused = split_changes(saved, now, [place])
     assert let and not refused
     proposed = proposal(let, saved)[0]
@@ -854,8 +854,8 @@ def test_what_would_not_fit_cannot_be_allowed(place: str, value: object, why: st
     key = place if place != "objective.divergence" else "objective"
     with pytest.raises(RecipeError, match=rf"^--allow-changed {re.escape(key)}: .*{why}"):
         split_changes(saved, now, [key])
-    assert proposal(changes(saved, now), saved) == []
-    assert split_changes(saved, now, ["train"]) == ([], changes(saved, now))
+    assert proposal(find_changes(saved, now), saved) == []
+    assert split_changes(saved, now, ["train"]) == ([], find_changes(saved, now))
 
 
 def test_a_section_lets_through_only_what_may_change_in_it() -> None:

@@ -1,24 +1,20 @@
-"""Monitors: what goes wrong in distillation, looked for in every step, and what is done about it."""
+"""Monitors: detect in every step what goes wrong in distillation, and act on it."""
 
 from practicum.monitors.history import History, StepView
 from practicum.monitors.pace import PhaseSpeedMonitor
 from practicum.monitors.readings import compute_evaluation_readings, compute_readings
-from practicum.monitors.rules import RuleResult, Thresholds
-from practicum.monitors.settings import ACTIONS, Action, MonitorSettings, MonitorsSection
-from practicum.monitors.table import MONITORS, Monitor
+from practicum.monitors.rules import Thresholds
+from practicum.monitors.settings import MonitorSettings, MonitorsSection
+from practicum.monitors.table import MONITORS
 from practicum.monitors.watch import Alarm, Watch, find_worst_alarm, number_at
 
 __all__ = [
-    "ACTIONS",
     "MONITORS",
-    "Action",
     "Alarm",
     "History",
-    "Monitor",
     "MonitorSettings",
     "MonitorsSection",
     "PhaseSpeedMonitor",
-    "RuleResult",
     "StepView",
     "Thresholds",
     "Watch",

@@ -1,4 +1,4 @@
-"""What monitors know of the recipe, read from its resolved data."""
+"""Read from a resolved recipe the facts that the monitors' rules depend on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,46 +11,47 @@ from practicum.ports import walk
 
 @dataclass(frozen=True, slots=True)
 class RecipeFacts:
-    """How long answers may be, how many updates a step has, and which kinds of trouble the recipe can get into.
+    """The facts about a recipe that decide which rules apply and how.
 
-    `refresh` is the number of steps between copies of a `periodic` self-teacher; `selects` is whether a term weighs its tokens;
-    `rewarded` is whether a reward is learned from.
+    `refresh_period` is the number of steps between copies of a `periodic` self-teacher. A recipe
+    `has_token_weights` if a term selects or weights its tokens, and `has_rewards` if a term learns
+    from rewards.
     """
 
-    longest: int = 256
-    updates: int = 1
-    refresh: int | None = None
-    asks_teacher: bool = True
-    selects: bool = False
-    rewarded: bool = False
+    max_new_tokens: int = 256
+    updates_per_step: int = 1
+    refresh_period: int | None = None
+    needs_teacher: bool = True
+    has_token_weights: bool = False
+    has_rewards: bool = False
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "RecipeFacts":
-        """Those of a resolved recipe's data."""
+        """Read the facts from the data of a resolved recipe."""
         terms = Objective.model_validate(recipe["objective"]).losses
-        periods = [
+        periods = (
             teacher.period
             for teacher in find_self_teachers(recipe).values()
             if teacher.weights == "periodic"
-        ]
+        )
         return cls(
-            longest=recipe["rollout"]["max_new_tokens"],
-            updates=recipe["train"]["updates_per_step"],
-            refresh=next(iter(periods), None),
-            asks_teacher=any(term.asks for term in terms),
-            selects=any(term.weights.name != "all" for term in terms),
-            rewarded=any(term.has_rewarded_advantage for term in terms),
+            max_new_tokens=recipe["rollout"]["max_new_tokens"],
+            updates_per_step=recipe["train"]["updates_per_step"],
+            refresh_period=next(periods, None),
+            needs_teacher=any(term.asks for term in terms),
+            has_token_weights=any(term.weights.name != "all" for term in terms),
+            has_rewards=any(term.has_rewarded_advantage for term in terms),
         )
 
 
 def find_self_teachers(recipe: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Return the settings of the self-teachers of a resolved recipe, by the keys that lead to them from `teacher` on."""
+    """Return the settings of a recipe's self-teachers by their keys, which begin with `teacher`."""
     teacher = read_plugin("teachers", recipe["teacher"])
     return {("teacher", *keys): inside for keys, inside in walk(teacher) if inside.type == "self"}
 
 
-def name_of(choice: Any) -> str:
-    """The name of a choice, whichever way it is written."""
+def get_choice_name(choice: Any) -> str:
+    """Return the name of a choice that is a mapping, a call such as `teacher(...)`, or None."""
     if isinstance(choice, Mapping):
         return str(choice.get("type", choice.get("name")))
     return "none" if choice is None else str(choice).partition("(")[0]

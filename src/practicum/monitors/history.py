@@ -1,4 +1,4 @@
-"""What a run has measured so far, as far back as its monitors look: a fold over the rows of metrics.jsonl."""
+"""Remember a run's rows of metrics.jsonl, as far back as its monitors look."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from statistics import median
 
 from practicum.monitors.facts import RecipeFacts
 
-BASELINE, REACH = 10, 64
-"""A baseline is the median of the first 10 values of a reading; at most the 64 newest rows are looked at."""
+BASELINE_VALUES, MAX_ROWS = 10, 64
+"""A baseline is the median of a reading's first 10 values; the 64 newest rows are remembered."""
 
 HELDOUT = "heldout_"
-"""Readings of evaluations, which are few: the first alone is their baseline, and all of them are kept."""
+"""The prefix of evaluation readings. They are few: all are remembered, the first is a baseline."""
 
 
 class History:
@@ -21,85 +21,82 @@ class History:
         self.steps = 0
         self.rollouts = 0.0
         self._first: dict[str, list[float]] = {}
-        self._rows: deque[Mapping[str, float]] = deque(maxlen=REACH)
+        self._rows: deque[Mapping[str, float]] = deque(maxlen=MAX_ROWS)
         self._evaluations: list[Mapping[str, float]] = []
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Take in the row of a step."""
+        """Add the row of a step."""
         self.steps += 1
         self.rollouts += row.get("rollouts", 0.0)
         self._rows.append(row)
-        evaluated = {name: value for name, value in row.items() if name.startswith(HELDOUT)}
-        if evaluated:
-            self._evaluations.append(evaluated)
+        # Evaluations may lie further apart than the rows that are remembered.
+        evaluation = {name: value for name, value in row.items() if name.startswith(HELDOUT)}
+        if evaluation:
+            self._evaluations.append(evaluation)
         for name, value in row.items():
             first = self._first.setdefault(name, [])
-            if len(first) < _needed(name):
+            if len(first) < _count_baseline_values(name):
                 first.append(value)
 
-    def baseline(self, name: str) -> float | None:
-        """The median of the first values of a reading, or None until all of them are there."""
+    def get_baseline(self, name: str) -> float | None:
+        """Return the median of a reading's first values, or None until all of them are there."""
         first = self._first.get(name, [])
-        return median(first) if len(first) == _needed(name) else None
+        return median(first) if len(first) == _count_baseline_values(name) else None
 
-    def last(self, name: str, count: int) -> list[float]:
-        """The newest values of a reading, oldest first, at most `count`; steps that lack it are passed over."""
-        found = [row[name] for row in self._rows if name in row]
-        return found[-count:]
+    def get_last(self, name: str, count: int) -> list[float]:
+        """Return up to `count` newest values, oldest first, of the steps with the reading."""
+        return [row[name] for row in self._rows if name in row][-count:]
 
-    def first(self, name: str, count: int) -> list[float]:
-        """The first values of a reading, as far as they are there: at most as many as a baseline has."""
+    def get_first(self, name: str, count: int) -> list[float]:
+        """Return up to `count` first values of a reading, and no more than its baseline needs."""
         return self._first.get(name, [])[:count]
 
-    def evaluations(self, name: str) -> list[float]:
-        """All values of a reading of evaluations, oldest first, however many steps ago."""
-        return [found[name] for found in self._evaluations if name in found]
+    def get_evaluations(self, name: str) -> list[float]:
+        """Return every value of an evaluation reading, oldest first, however many steps ago."""
+        return [evaluation[name] for evaluation in self._evaluations if name in evaluation]
 
     def rows(self, count: int) -> list[Mapping[str, float]]:
-        """The newest rows, oldest first."""
+        """Return the newest rows, oldest first."""
         return list(self._rows)[-count:]
 
-    def usual(self, name: str) -> float | None:
-        """The median of all values within reach."""
-        found = self.last(name, REACH)
-        return median(found) if found else None
+    def compute_median(self, name: str) -> float | None:
+        """Return the median over all remembered rows, or None if none has the reading."""
+        values = self.get_last(name, MAX_ROWS)
+        return median(values) if values else None
 
-    def names(self, prefix: str) -> list[str]:
-        """The readings of the newest row whose names begin so."""
+    def list_names(self, prefix: str) -> list[str]:
+        """List the readings of the newest row whose names start with `prefix`."""
         return [name for name in (self._rows[-1] if self._rows else ()) if name.startswith(prefix)]
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What a monitor looks at: the row of a step, and everything up to and including it."""
+    """A step as a rule sees it: its row, and the history up to and including it."""
 
     step: int
     row: Mapping[str, float]
     history: History
     facts: RecipeFacts
 
-    def now(self, *names: str) -> list[float] | None:
-        """The step's values of these readings, or None where one is missing."""
-        return (
-            [self.row[name] for name in names] if all(name in self.row for name in names) else None
-        )
+    def get_all(self, *names: str) -> list[float] | None:
+        """Return the step's values of these readings, or None if one is missing."""
+        if not all(name in self.row for name in names):
+            return None
+        return [self.row[name] for name in names]
 
     def smooth(self, name: str, count: int = 3) -> float | None:
-        """The median of the newest values, the step's own among them, or None where the step has none."""
-        return median(self.history.last(name, count)) if name in self.row else None
+        """Return the median of the newest values, or None if this step has none."""
+        return median(self.get_last(name, count)) if name in self.row else None
 
-    def baseline(self, name: str) -> float | None:
-        """The run's own beginning, once it is over."""
-        return (
-            self.history.baseline(name)
-            if self.step > BASELINE or name.startswith(HELDOUT)
-            else None
-        )
+    def get_baseline(self, name: str) -> float | None:
+        """Return the baseline of a reading, or None during the steps that it is taken from."""
+        has_baseline = self.step > BASELINE_VALUES or name.startswith(HELDOUT)
+        return self.history.get_baseline(name) if has_baseline else None
 
-    def last(self, name: str, count: int) -> Sequence[float]:
-        """The newest values, the step's own last."""
-        return self.history.last(name, count)
+    def get_last(self, name: str, count: int) -> Sequence[float]:
+        """Return the newest values of a reading, this step's last."""
+        return self.history.get_last(name, count)
 
 
-def _needed(name: str) -> int:
-    return 1 if name.startswith(HELDOUT) else BASELINE
+def _count_baseline_values(name: str) -> int:
+    return 1 if name.startswith(HELDOUT) else BASELINE_VALUES

@@ -1,62 +1,68 @@
-"""M25, the one monitor that reads the clock: seconds a token of each phase, against the run's own beginning.
+"""M25, the one monitor that reads the clock: the seconds per token of each phase.
 
-What it finds is said and goes nowhere else, for alarms come out the same however often a run is resumed and whatever else the
-machine is doing.
+Its lines are logged and written nowhere. Rows of alarms.jsonl must come out the same however often
+a run is resumed and whatever else the machine is doing, which the clock cannot promise.
 """
 
 import statistics
 from collections.abc import Mapping
 
-BASELINE, PERSISTENCE, FACTOR = 10, 10, 2.0
-"""A phase is off its pace when so many steps in a row are so many times slower than the median of the first ten."""
+BASELINE_STEPS, PERSISTENCE, FACTOR = 10, 10, 2.0
+"""A phase is slow after ten steps at over twice the median seconds per token of the first ten."""
 
-SHARE = 0.1
-"""A phase that takes less of the step's seconds than this is not worth a word."""
+MIN_SHARE = 0.1
+"""A phase that takes a smaller share of the step's seconds is never reported."""
 
 
 class PhaseSpeedMonitor:
-    """The seconds a token of each phase so far; see `judge`.
+    """The seconds per token of each phase so far.
 
-    Where phases overlap, a phase's seconds are those that were waited for it, so the step is judged as one.
+    With `overlapping` phases, a phase's seconds are only the time that the step waited for it, so
+    the step is judged as one phase.
     """
 
     def __init__(self, overlapping: bool = False) -> None:
         self._overlapping = overlapping
-        self._first: dict[str, list[float]] = {}
-        self._run: dict[str, int] = {}
-        self._off: set[str] = set()
+        self._baselines: dict[str, list[float]] = {}
+        self._streaks: dict[str, int] = {}
+        self._slow_phases: set[str] = set()
 
     def judge(self, metrics: Mapping[str, float]) -> list[str]:
-        """One line for each phase that has just been off its pace for long enough, once until it has been back for as long."""
+        """Return a warning for each phase that has been slow for ten steps in a row.
+
+        A phase is reported again only after ten steps at normal speed.
+        """
         lines = []
         tokens = metrics.get("rollouts", 0.0) * metrics.get("length", 0.0)
-        seconds = self._seconds(metrics)
-        for phase, taken in seconds.items() if tokens else ():
-            first = self._first.setdefault(phase, [])
-            if len(first) < BASELINE:
-                first.append(taken / tokens)
+        phases = self._read_phases(metrics)
+        for phase, seconds in phases.items() if tokens else ():
+            baseline = self._baselines.setdefault(phase, [])
+            if len(baseline) < BASELINE_STEPS:
+                baseline.append(seconds / tokens)
                 continue
-            ratio = taken / tokens / max(statistics.median(first), 1e-12)
-            slow = ratio > FACTOR and taken > SHARE * sum(seconds.values())
-            self._run[phase] = (
-                self._run.get(phase, 0) + 1 if slow is not (phase in self._off) else 0
-            )
-            if self._run[phase] < PERSISTENCE:
+            ratio = seconds / tokens / max(statistics.median(baseline), 1e-12)
+            is_slow = ratio > FACTOR and seconds > MIN_SHARE * sum(phases.values())
+            # The streak counts steps that contradict the phase's state. Ten of them change the
+            # state, so a clock that goes up and down every other step changes nothing.
+            contradicts = is_slow is not (phase in self._slow_phases)
+            self._streaks[phase] = self._streaks.get(phase, 0) + 1 if contradicts else 0
+            if self._streaks[phase] < PERSISTENCE:
                 continue
-            self._run[phase] = 0
-            if slow:
-                self._off.add(phase)
+            self._streaks[phase] = 0
+            if is_slow:
+                self._slow_phases.add(phase)
                 lines.append(
-                    f"M25 pace: {phase} takes {ratio:.2g} times the seconds a token that it took in the first {BASELINE} steps"
+                    f"M25 pace: {phase} takes {ratio:.2g} times the seconds per token "
+                    f"of the first {BASELINE_STEPS} steps"
                 )
             else:
-                self._off.remove(phase)
+                self._slow_phases.remove(phase)
         return lines
 
-    def _seconds(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _read_phases(self, metrics: Mapping[str, float]) -> dict[str, float]:
         phases = {
-            name.removeprefix("seconds_"): value
-            for name, value in metrics.items()
+            name.removeprefix("seconds_"): seconds
+            for name, seconds in metrics.items()
             if name.startswith("seconds_")
         }
         return {"step": sum(phases.values())} if self._overlapping else phases

@@ -1,126 +1,119 @@
-"""What to write into a recipe against what a monitor found: candidates in order, of which the first that the recipe takes is shown.
+"""Recipe changes to suggest at an alarm: the first of a monitor's patches that the recipe accepts.
 
-A candidate is a mapping of places in the resolved recipe to what should stand there, as an override on the command line has it.
+A patch maps places of the resolved recipe to new values, as overrides on the command line do.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from practicum.monitors.facts import find_self_teachers, name_of
+from practicum.monitors.facts import find_self_teachers, get_choice_name
 
 Patch = Callable[[Mapping[str, Any]], dict[str, Any] | None]
-"""From a resolved recipe to changes, or None where there is nothing of the kind to change."""
+"""A function from a resolved recipe to changes, or to None if the recipe has nothing to change."""
 
 
-def _always(place: str, value: str | int) -> Patch:
-    """Return the patch that writes one value at one place, whatever the recipe."""
+def _write_always(place: str, value: str | int) -> Patch:
+    """Return the patch that writes a value at a place of any recipe."""
     return lambda recipe: {place: value}
 
 
 def halve_learning_rate(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Half the learning rate."""
-    return {"optimizer.learning_rate": _digits(recipe["optimizer"]["learning_rate"] / 2)}
+    """Halve the learning rate."""
+    return {"optimizer.learning_rate": round_digits(recipe["optimizer"]["learning_rate"] / 2)}
 
 
-def with_answers(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """One good answer beside the student's own: the mixture of Stable-OPD (2604.08527)."""
-    return {"rollout.source": "join(dataset)"} if _on_policy(recipe) else None
+def add_dataset_answers(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Add a reference answer beside the student's own: the mixture of Stable-OPD (2604.08527)."""
+    return {"rollout.source": "join(dataset)"} if _is_on_policy(recipe) else None
 
 
-def teacher_writes(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A cold start on the teacher's answers (2604.13016)."""
-    return {"rollout.source": "teacher"} if _on_policy(recipe) else None
+def sample_from_teacher(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Start cold, on completions of the teacher (2604.13016)."""
+    return {"rollout.source": "teacher"} if _is_on_policy(recipe) else None
 
 
-bounded = _always("objective.losses.0.divergence", "jsd(0.5)")
-"""A divergence that no single token can blow up, and that covers what the teacher does (GKD 2306.13649)."""
+use_bounded_divergence = _write_always("objective.losses.0.divergence", "jsd(0.5)")
+"""Use a divergence that one token cannot blow up and that covers the teacher (GKD 2306.13649)."""
 
 
-def softer(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The teacher at temperature 2, where it is the target: a student inherits its sharpness (2604.00626, section 7.2)."""
-    soft = {"objective.losses.0.target": "teacher(temperature=2)"}
-    return soft if name_of(recipe["objective"]["losses"][0]["target"]) == "teacher" else None
+def raise_teacher_temperature(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Soften a teacher target to temperature 2: students inherit sharpness (2604.00626, 7.2)."""
+    if get_choice_name(recipe["objective"]["losses"][0]["target"]) != "teacher":
+        return None
+    return {"objective.losses.0.target": "teacher(temperature=2)"}
 
 
-covering = _always("objective.losses.0.divergence", "forward_kl")
-"""A divergence that asks for all that the teacher would say, not for the likeliest of it."""
+use_forward_kl = _write_always("objective.losses.0.divergence", "forward_kl")
+"""Use a divergence that covers all that the teacher would write, not only the most likely part."""
 
 
-def shorter(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Half as many new tokens."""
-    return (
-        {"rollout.max_new_tokens": recipe["rollout"]["max_new_tokens"] // 2}
-        if _room(recipe)
-        else None
-    )
+def halve_completions(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Halve the number of new tokens."""
+    half = recipe["rollout"]["max_new_tokens"] // 2
+    return {"rollout.max_new_tokens": half} if half else None
 
 
 def train_on_prefix(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Learn from the first half of an answer alone (2605.31490, 2605.07804)."""
-    return (
-        {"objective.losses.0.weights": f"prefix({recipe['rollout']['max_new_tokens'] // 2})"}
-        if _room(recipe)
-        else None
-    )
+    """Train on the first half of a completion only (2605.31490, 2605.07804)."""
+    half = recipe["rollout"]["max_new_tokens"] // 2
+    return {"objective.losses.0.weights": f"prefix({half})"} if half else None
 
 
-trusting = _always("objective.losses.0.weights", "trust")
-"""Leave out the tokens that the teacher would never have written."""
+drop_implausible_tokens = _write_always("objective.losses.0.weights", "trust")
+"""Drop the tokens that the teacher would never have written."""
 
-clipped = _always("objective.losses.0.clip", "advantage(-5, 5)")
-"""Hold the advantage of a token within bounds (2603.11137)."""
+clip_advantage = _write_always("objective.losses.0.clip", "advantage(-5, 5)")
+"""Clip the advantage of each token (2603.11137)."""
 
-corrected = _always("objective.losses.0.correction", "ratio_truncate(2)")
-"""Weigh each token by a truncated ratio of learner to sampler."""
+correct_importance = _write_always("objective.losses.0.correction", "ratio_truncate(2)")
+"""Weight each token by the truncated ratio of learner to sampler."""
 
-whole = _always("objective.losses.0.signal", "full")
-"""The whole distribution."""
+use_full_signal = _write_always("objective.losses.0.signal", "full")
+"""Use the whole distribution."""
 
-with_tail = _always("objective.losses.0.signal", "topk(64, student, bucket)")
-"""Candidates, and one bucket for all other tokens."""
+add_tail_bucket = _write_always("objective.losses.0.signal", "topk(64, student, bucket)")
+"""Use the top candidates and one bucket for all other tokens."""
 
-unweighted = _always("objective.losses.0.weights", "all")
-"""Every token counts."""
+use_all_tokens = _write_always("objective.losses.0.weights", "all")
+"""Train on every token with equal weight."""
 
 
-def unfiltered(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Learn from every completion, in each term that filters them."""
+def remove_filters(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Train on every completion, in each term that filters them."""
     filtered = [
-        place for place, term in enumerate(recipe["objective"]["losses"]) if term["filter"] != "all"
+        index for index, term in enumerate(recipe["objective"]["losses"]) if term["filter"] != "all"
     ]
-    return {f"objective.losses.{place}.filter": "all" for place in filtered} or None
+    return {f"objective.losses.{index}.filter": "all" for index in filtered} or None
 
 
-def more_answers(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Twice as many completions of each prompt."""
+def double_completions(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Sample twice as many completions of each prompt."""
     return {"rollout.n": 2 * recipe["rollout"]["n"]}
 
 
 def reduce_staleness(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Rollouts fewer updates ahead, or replay from half as many completions."""
-    ahead = recipe["rollout"]["max_staleness"]
-    if ahead:
-        return {"rollout.max_staleness": ahead // 2}
+    """Halve the staleness, or without any the number of completions that replay draws from."""
+    staleness = recipe["rollout"]["max_staleness"]
+    if staleness:
+        return {"rollout.max_staleness": staleness // 2}
     return {"rollout.replay_size": max(recipe["rollout"]["replay_size"] // 2, 1)}
 
 
-saved_often = _always("train.checkpoint_every", 1)
-"""A checkpoint a step, so that nothing is lost when the teacher goes."""
+save_every_step = _write_always("train.checkpoint_every", 1)
+"""Save a checkpoint at every step, so that nothing is lost when the teacher goes away."""
 
 
-def averaged(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A self-teacher that follows by an average instead of copies (2605.02943)."""
-    alone = [keys for keys in find_self_teachers(recipe) if not any("." in key for key in keys)]
-    return {f"{'.'.join(keys)}.weights": "ema" for keys in alone} or None
+def use_ema_teacher(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Let the self-teacher follow by an average instead of by copies (2605.02943)."""
+    # A pool names its teachers freely, and an override cannot address a name with a dot in it.
+    writable = [keys for keys in find_self_teachers(recipe) if not any("." in key for key in keys)]
+    return {f"{'.'.join(keys)}.weights": "ema" for keys in writable} or None
 
 
-def _room(recipe: Mapping[str, Any]) -> bool:
-    return recipe["rollout"]["max_new_tokens"] >= 2
-
-
-def _digits(value: float) -> float:
+def round_digits(value: float) -> float:
+    """Round a number to six significant digits."""
     return float(f"{value:.6g}")
 
 
-def _on_policy(recipe: Mapping[str, Any]) -> bool:
-    return name_of(recipe["rollout"]["source"]) == "student"
+def _is_on_policy(recipe: Mapping[str, Any]) -> bool:
+    return get_choice_name(recipe["rollout"]["source"]) == "student"

@@ -1,7 +1,10 @@
-"""The numbers that are read off a step for its monitors: one name each in metrics.jsonl, absent where nothing is known."""
+"""The readings of a step, computed for its monitors; metrics.jsonl holds each under its own name.
+
+A reading that cannot be computed is absent.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,85 +34,91 @@ from practicum.training.loop import StepResult
 from practicum.types import Metrics, Rollout, TokenRecord
 
 EDGES = (0, 4, 16, 64, 256, 1024, 4096)
-"""Where the bins of positions begin; the last has no end."""
+"""The first positions of the position bins; the last bin has no end."""
 
-FEWEST = 16
-"""Tokens that a mean by position or by repetition needs."""
+MIN_TOKENS = 16
+"""The number of tokens that a mean by position or by repetition needs."""
 
-FAR = -10.0
-"""A log-ratio of teacher to student below this is a token that the teacher would never have written."""
+FAR_GAP = -10.0
+"""The log-ratio of teacher to student below which the teacher would never have written a token."""
 
-LOOP = 8
-"""An answer loops if at least so many of its tokens, and half of them, only say again what stands before."""
+MIN_LOOP_TOKENS = 8
+"""A completion loops if half of its tokens, and at least this number, repeat earlier ones."""
 
-WINDOW, WINDOWS, DIPS = 64, 4, 0.7
-"""Agreement is looked for in windows of 64 tokens, four in a row, below the 0.7 quantile of answers' least windows (2606.09471)."""
+WINDOW, WINDOWS, LOW_QUANTILE = 64, 4, 0.7
+"""A trap is four windows of 64 tokens in a row whose divergence is below the 0.7 quantile of the
+completions' lowest windows (2606.09471)."""
 
 TRAP_ROLLOUTS, TRAP_STEPS = 512, 50
-"""What must have been seen before an agreement counts as unusual (2606.09471)."""
+"""The rollouts and steps to see before agreement can count as unusual (2606.09471)."""
 
-NOTHING = 1e-4
-"""A mean divergence in nats below which a completion teaches nothing."""
+MIN_SIGNAL = 1e-4
+"""The mean divergence, in nats per token, from which on a completion has signal."""
+
+Readings = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """All tokens of a step, end to end; a column is NaN where nothing is known."""
+    """All tokens of a step, concatenated; a column is NaN at tokens where it is not known."""
 
     rows: Int[Tensor, " T"]
+    """The index of each token's rollout."""
     positions: Int[Tensor, " T"]
-    learned: Bool[Tensor, " T"]
+    """The position of each token within its completion."""
+    loss_mask: Bool[Tensor, " T"]
     policy_logprobs: Float[Tensor, " T"]
     outputs: TokenRecord
-    repeated: Bool[Tensor, " T"]
+    is_repeated: Bool[Tensor, " T"]
 
     @classmethod
     def of(cls, result: StepResult) -> "StepTokens":
-        """Those of a step."""
-        lengths = torch.tensor(
-            [len(rollout.tokens) for rollout in result.rollouts], dtype=torch.long
-        )
+        """Concatenate the tokens of a step's rollouts."""
+        rollouts = result.rollouts
+        lengths = torch.tensor([len(rollout.tokens) for rollout in rollouts], dtype=torch.long)
         rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)[:-1]])
-        tokens = torch.cat([rollout.tokens for rollout in result.rollouts])
+        tokens = torch.cat([rollout.tokens for rollout in rollouts])
         return cls(
             rows=rows,
             positions=torch.arange(len(rows)) - starts[rows],
-            learned=torch.cat([rollout.loss_mask for rollout in result.rollouts]),
-            policy_logprobs=torch.cat([rollout.policy_logprobs for rollout in result.rollouts]),
+            loss_mask=torch.cat([rollout.loss_mask for rollout in rollouts]),
+            policy_logprobs=torch.cat([rollout.policy_logprobs for rollout in rollouts]),
             outputs=result.outputs,
-            repeated=repeated(tokens, rows),
+            is_repeated=mark_repeated_tokens(tokens, rows),
         )
 
     @property
     def gap(self) -> Float[Tensor, " T"]:
-        """The teacher's log-probability less the student's."""
+        """The teacher's log-probability minus the student's."""
         return self.outputs.teacher_logprobs - self.outputs.logprobs
 
     @property
     def divergence(self) -> Float[Tensor, " T"]:
-        """Reverse KL to the teacher, or the objective's own divergence where that is not known."""
-        return torch.where(
-            self.outputs.reverse_kl.isnan(), self.outputs.divergence, self.outputs.reverse_kl
-        )
+        """The reverse KL to the teacher, or the objective's own divergence if it is not known."""
+        outputs = self.outputs
+        return torch.where(outputs.reverse_kl.isnan(), outputs.divergence, outputs.reverse_kl)
 
 
 def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -> Metrics:
-    """Every reading of a step that can be taken."""
-    if not result.rollouts or not any(len(rollout.tokens) for rollout in result.rollouts):
+    """Compute all readings of a step; `history` ends at the step before."""
+    if not any(len(rollout.tokens) for rollout in result.rollouts):
         return {}
     tokens, rollouts = StepTokens.of(result), result.rollouts
-    readings = {
-        **gaps(tokens),
-        **stops(tokens, rollouts),
-        **repetition(tokens, rollouts),
-        **entropies(tokens),
-        **by_position(tokens),
-        **traps(tokens, rollouts, history, facts),
-        **engine(tokens, result, facts),
-        **groups(rollouts),
-        **signal(tokens, rollouts, facts),
-    }
+    return _drop_unknown(
+        measure_gaps(tokens)
+        | measure_stops(tokens, rollouts)
+        | measure_repetition(tokens, rollouts)
+        | measure_entropy_gap(tokens)
+        | measure_by_position(tokens)
+        | measure_traps(tokens, rollouts, history, facts)
+        | measure_engine(tokens, result, facts)
+        | measure_groups(rollouts)
+        | measure_signal(tokens, rollouts, facts)
+    )
+
+
+def _drop_unknown(readings: Mapping[str, float | None]) -> Metrics:
     return {
         name: value
         for name, value in readings.items()
@@ -117,253 +126,241 @@ def compute_readings(result: StepResult, history: History, facts: RecipeFacts) -
     }
 
 
-def gaps(tokens: StepTokens) -> dict[str, float | None]:
-    """How far teacher and student are apart on the sampled tokens, and how few tokens hold the divergence."""
-    gap = _known(tokens.gap)
-    readings: dict[str, float | None] = {"concentration": concentration(_known(tokens.divergence))}
+def measure_gaps(tokens: StepTokens) -> Readings:
+    """Measure the gaps between teacher and student on the sampled tokens, and how few dominate."""
+    gap = _drop_nan(tokens.gap)
+    readings: Readings = {"concentration": concentration(_drop_nan(tokens.divergence))}
     if len(gap):
         sizes = quantiles(gap.abs(), (0.5, 0.99, 0.999))
         readings |= dict(zip(("p50_gap", "p99_gap", "p999_gap"), sizes, strict=True))
-        readings |= {"negative_gaps": _share(gap < 0), "far_gaps": _share(gap < FAR)}
+        readings |= {
+            "negative_gaps": _compute_share(gap < 0),
+            "far_gaps": _compute_share(gap < FAR_GAP),
+        }
     return readings
 
 
-def stops(tokens: StepTokens, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
-    """The teacher's view of the tokens with which the student ended its answers."""
-    ended = torch.tensor(
+def measure_stops(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
+    """Measure the teacher's gap at the student's stop tokens, of which it needs four."""
+    has_stop = torch.tensor(
         [rollout.stop_reason == "stop" and rollout.source == "student" for rollout in rollouts]
     )
-    last = torch.cat([tokens.rows[1:] != tokens.rows[:-1], torch.ones(1, dtype=torch.bool)])
-    gap = _known(tokens.gap[last & ended[tokens.rows]])
+    is_last = torch.cat([tokens.rows[1:] != tokens.rows[:-1], torch.ones(1, dtype=torch.bool)])
+    gap = _drop_nan(tokens.gap[is_last & has_stop[tokens.rows]])
     if len(gap) < 4:
         return {}
     middle, best = quantiles(gap, (0.5, 0.9))
     return {"stop_gap": middle, "stop_gap_p90": best}
 
 
-def repetition(tokens: StepTokens, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
-    """How much of what was written is loops, and what the teacher thinks of them beside the rest."""
-    again = torch.bincount(tokens.rows[tokens.repeated], minlength=len(rollouts)).tolist()
+def measure_repetition(tokens: StepTokens, rollouts: Sequence[Rollout]) -> Readings:
+    """Measure the share of loops, and the teacher's gap at repeated tokens against all others."""
+    counts = torch.bincount(tokens.rows[tokens.is_repeated], minlength=len(rollouts)).tolist()
     loops = [
-        repeats >= max(LOOP, len(rollout.tokens) / 2) or is_degenerate(rollout.text)
-        for repeats, rollout in zip(again, rollouts, strict=True)
+        count >= max(MIN_LOOP_TOKENS, len(rollout.tokens) / 2) or is_degenerate(rollout.text)
+        for count, rollout in zip(counts, rollouts, strict=True)
     ]
-    readings: dict[str, float | None] = {
+    readings: Readings = {
         "repetition": sum(loops) / len(rollouts),
-        "repeated_tokens": _share(tokens.repeated),
+        "repeated_tokens": _compute_share(tokens.is_repeated),
     }
-    known = ~tokens.gap.isnan()
-    said, new = (
-        tokens.gap[known & tokens.repeated].double(),
-        tokens.gap[known & ~tokens.repeated].double(),
-    )
-    if min(len(said), len(new)) >= FEWEST:
-        readings["repeated_gap"] = (said.mean() - new.mean()).item()
-        readings["repeated_gap_error"] = (
-            (said.var() / len(said) + new.var() / len(new)).sqrt().item()
-        )
+    repeats = _drop_nan(tokens.gap[tokens.is_repeated]).double()
+    others = _drop_nan(tokens.gap[~tokens.is_repeated]).double()
+    if min(len(repeats), len(others)) >= MIN_TOKENS:
+        variance = repeats.var() / len(repeats) + others.var() / len(others)
+        readings["repeated_gap"] = (repeats.mean() - others.mean()).item()
+        readings["repeated_gap_error"] = variance.sqrt().item()
     return readings
 
 
-def entropies(tokens: StepTokens) -> dict[str, float | None]:
-    """The mean distance between the entropies of student and teacher, nats a token."""
-    return {
-        "entropy_gap": _mean(
-            (tokens.outputs.teacher_entropy - tokens.outputs.student_entropy).abs()
-        )
-    }
+def measure_entropy_gap(tokens: StepTokens) -> Readings:
+    """Compute the mean distance between the entropies of student and teacher, in nats per token."""
+    gaps = _drop_nan((tokens.outputs.teacher_entropy - tokens.outputs.student_entropy).abs())
+    return {"entropy_gap": gaps.double().mean().item() if len(gaps) else None}
 
 
-def by_position(tokens: StepTokens) -> dict[str, float | None]:
-    """Divergence and entropies by where in the answer a token stands; `_at_16` is for positions 16 to 63."""
+def measure_by_position(tokens: StepTokens) -> Readings:
+    """Compute mean divergence and entropies by position; `_at_16` is for positions 16 to 63."""
     columns = {
         "reverse_kl": tokens.divergence,
         "student_entropy": tokens.outputs.student_entropy,
         "teacher_entropy": tokens.outputs.teacher_entropy,
     }
-    readings: dict[str, float | None] = {}
+    readings: Readings = {}
     for start, end in pairwise((*EDGES, 1 << 62)):
-        inside = (tokens.positions >= start) & (tokens.positions < end)
+        is_inside = (tokens.positions >= start) & (tokens.positions < end)
         for name, column in columns.items():
-            known = _known(column[inside])
-            if len(known) >= FEWEST:
-                readings[f"{name}_at_{start}"] = known.double().mean().item()
+            values = _drop_nan(column[is_inside])
+            if len(values) >= MIN_TOKENS:
+                readings[f"{name}_at_{start}"] = values.double().mean().item()
     return readings
 
 
-def traps(
+def measure_traps(
     tokens: StepTokens, rollouts: Sequence[Rollout], history: History, facts: RecipeFacts
-) -> dict[str, float | None]:
-    """The share of answers, right ones left out, over a long part of which the teacher agrees more than is usual.
+) -> Readings:
+    """Measure the share of traps: wrong completions with a long part of unusual agreement.
 
-    Windows are shorter where answers cannot be long: a sixteenth of the limit.
+    If completions cannot be long, a window is a sixteenth of their limit.
     """
-    window = max(min(WINDOW, facts.longest // 16), 1)
+    window = max(min(WINDOW, facts.max_new_tokens // 16), 1)
     columns = tokens.divergence.split([len(rollout.tokens) for rollout in rollouts])
-    whole = [
+    scored = [
         (rollout, column)
         for rollout, column in zip(rollouts, columns, strict=True)
-        if _whole(column, window)
+        if len(column) >= window and not bool(column.isnan().any())
     ]
-    if not whole:
+    if not scored:
         return {}
-    least = [window_means(column, window).min().item() for _, column in whole]
-    readings: dict[str, float | None] = {"agreement": quantiles(torch.tensor(least), (DIPS,))[0]}
-    usual = history.usual("agreement")
+    lowest = torch.tensor([window_means(column, window).min().item() for _, column in scored])
+    readings: Readings = {"agreement": quantiles(lowest, (LOW_QUANTILE,))[0]}
+    # "Unusual" is measured against the run so far: the median of what earlier steps read here.
+    usual = history.compute_median("agreement")
     if usual is not None and history.steps >= TRAP_STEPS and history.rollouts >= TRAP_ROLLOUTS:
-        caught = [
+        traps = [
             has_low_divergence_run(column, usual, window, WINDOWS) and (rollout.reward or 0.0) < 1.0
-            for rollout, column in whole
+            for rollout, column in scored
         ]
-        readings["trap_rate"] = sum(caught) / len(rollouts)
+        readings["trap_rate"] = sum(traps) / len(rollouts)
     return readings
 
 
-def engine(tokens: StepTokens, result: StepResult, facts: RecipeFacts) -> dict[str, float | None]:
-    """How far the sampler is from the learner on the student's own tokens, and how old those are.
-
-    The probability error is about engines, so it is taken where both had the same weights: on completions of this step, before
-    the first of its updates.
-    """
-    lags = sorted(result.step - 1 - rollout.policy_version for rollout in result.rollouts)
-    readings: dict[str, float | None] = {
-        "staleness_p95": float(lags[math.ceil(0.95 * len(lags)) - 1])
-    }
-    own = torch.tensor([rollout.source == "student" for rollout in result.rollouts])[tokens.rows]
-    known = own & ~(tokens.policy_logprobs - tokens.outputs.logprobs).isnan()
-    if not known.any():
+def measure_engine(tokens: StepTokens, result: StepResult, facts: RecipeFacts) -> Readings:
+    """Measure the sampler against the learner on the student's own tokens, and their staleness."""
+    rollouts = result.rollouts
+    lags = sorted(result.step - 1 - rollout.policy_version for rollout in rollouts)
+    readings: Readings = {"staleness_p95": float(lags[math.ceil(0.95 * len(lags)) - 1])}
+    learner, sampler = tokens.outputs.logprobs, tokens.policy_logprobs
+    is_student = torch.tensor([rollout.source == "student" for rollout in rollouts])[tokens.rows]
+    is_known = is_student & ~(sampler - learner).isnan()
+    if not is_known.any():
         return readings
-    same = known & _first_update(result, facts.updates)[tokens.rows]
-    if same.any():
-        readings["probability_error"] = probability_error(
-            tokens.outputs.logprobs[same], tokens.policy_logprobs[same]
-        )
-    health = importance_health(tokens.outputs.logprobs[known], tokens.policy_logprobs[known])
-    readings |= {
+    # The error is one of engines, so it needs equal weights on both sides: completions sampled for
+    # this step and scored before its first update.
+    is_same = is_known & _mark_first_update(result, facts.updates_per_step)[tokens.rows]
+    if is_same.any():
+        readings["probability_error"] = probability_error(learner[is_same], sampler[is_same])
+    health = importance_health(learner[is_known], sampler[is_known])
+    return readings | {
         "importance_mean": health.mean,
         "effective_share": health.effective_share,
         "chi_squared": health.chi_squared,
     }
-    return readings
 
 
-def groups(rollouts: Sequence[Rollout]) -> dict[str, float | None]:
-    """How different the student's answers to one prompt are, and how often one of them is right."""
+def measure_groups(rollouts: Sequence[Rollout]) -> Readings:
+    """Measure the diversity of the student's completions of one prompt, and their success."""
     by_prompt = group_pairs(
         (rollout.prompt.id, rollout) for rollout in rollouts if rollout.source == "student"
     )
-    several = [group for group in by_prompt.values() if len(group) > 1]
-    if not several:
+    groups = [group for group in by_prompt.values() if len(group) > 1]
+    if not groups:
         return {}
-    pairs = [
-        distinct_ngrams([rollout.tokens.tolist() for rollout in group], 2) for group in several
-    ]
+    token_lists = [[rollout.tokens.tolist() for rollout in group] for group in groups]
+    texts = [[rollout.text.strip() for rollout in group] for group in groups]
     rewards = [
-        [1.0 if rollout.reward >= 1.0 else 0.0 for rollout in group if rollout.reward is not None]
-        for group in several
+        [float(rollout.reward >= 1.0) for rollout in group if rollout.reward is not None]
+        for group in groups
     ]
     return {
-        "unique_answers": mean_of(
-            [unique_share([rollout.text.strip() for rollout in group]) for group in several]
-        ),
-        "distinct_2": mean_of(pairs),
-        **_passes([rights for rights in rewards if len(rights) > 1]),
+        "unique_answers": mean_of(map(unique_share, texts)),
+        "distinct_2": mean_of([distinct_ngrams(tokens, 2) for tokens in token_lists]),
+        **_measure_passes([group for group in rewards if len(group) > 1]),
     }
 
 
-def signal(
-    tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts
-) -> dict[str, float | None]:
-    """Shares of completions that teach something and that the teacher left unanswered, and of tokens that count nothing."""
-    readings: dict[str, float | None] = {}
-    supervised = torch.bincount(tokens.rows[tokens.learned], minlength=len(rollouts)) > 0
-    answered = ~(tokens.divergence.isnan() & tokens.outputs.teacher_logprobs.isnan())
-    heard = torch.bincount(tokens.rows[answered], minlength=len(rollouts)) > 0
-    if facts.asks_teacher and supervised.any() and not tokens.outputs.logprobs.isnan().all():
-        readings["unanswered"] = _share(~heard[supervised])
+def measure_signal(tokens: StepTokens, rollouts: Sequence[Rollout], facts: RecipeFacts) -> Readings:
+    """Measure the shares of unanswered completions, of those with signal, and of zero weights."""
+    readings: Readings = {}
+    is_supervised = torch.bincount(tokens.rows[tokens.loss_mask], minlength=len(rollouts)) > 0
+    is_answered = ~(tokens.divergence.isnan() & tokens.outputs.teacher_logprobs.isnan())
+    has_answer = torch.bincount(tokens.rows[is_answered], minlength=len(rollouts)) > 0
+    # Without any student log-probability the step ran no update, which is not the teacher's fault.
+    if facts.needs_teacher and is_supervised.any() and not tokens.outputs.logprobs.isnan().all():
+        readings["unanswered"] = _compute_share(~has_answer[is_supervised])
     size = torch.where(tokens.divergence.isnan(), tokens.gap, tokens.divergence).abs()
-    if facts.asks_teacher and (answered.any() or not supervised.any()):
+    if facts.needs_teacher and (is_answered.any() or not is_supervised.any()):
         sums = torch.zeros(len(rollouts), dtype=torch.float64).index_add_(
             0, tokens.rows, size.double().nan_to_num(0.0)
         )
         counts = torch.bincount(tokens.rows[~size.isnan()], minlength=len(rollouts)).clamp_min(1)
-        readings["signal_share"] = _share(sums / counts >= NOTHING)
-    weight = _known(tokens.outputs.weight)
-    if facts.selects and len(weight):
-        readings["weightless"] = _share(weight == 0)
+        readings["signal_share"] = _compute_share(sums / counts >= MIN_SIGNAL)
+    weight = _drop_nan(tokens.outputs.weight)
+    if facts.has_token_weights and len(weight):
+        readings["weightless"] = _compute_share(weight == 0)
     return readings
 
 
-def compute_evaluation_readings(before: Evaluation | None, now: Evaluation, seed: int) -> Metrics:
-    """What an evaluation during training says, and since the start the gain and the growth of overconfidence.
+def compute_evaluation_readings(
+    before: Evaluation | None, current: Evaluation, seed: int
+) -> Metrics:
+    """Compute the readings of an evaluation during training, and its gains over the one `before`.
 
-    Of their 95 % intervals the end that a monitor judges is given beside them: of the gain the upper, of the growth the lower.
+    Beside the gain in accuracy stands the upper end of its 95 % interval, and beside the growth of
+    overconfidence the lower end: the ends that monitors judge.
     """
-    readings: dict[str, float | None] = {
-        "heldout_accuracy": None if now.accuracy is None else now.accuracy.mean,
-        "heldout_length": now.length,
-        "heldout_truncated": now.truncated,
-        "heldout_entropy": now.student_entropy,
-        "heldout_reverse_kl": now.reverse_kl,
-        "heldout_unique": _unique(now),
+    readings: Readings = {
+        "heldout_accuracy": None if current.accuracy is None else current.accuracy.mean,
+        "heldout_length": current.length,
+        "heldout_truncated": current.truncated,
+        "heldout_entropy": current.student_entropy,
+        "heldout_reverse_kl": current.reverse_kl,
+        "heldout_unique": _measure_uniqueness(current),
     }
-    if now.calibration is not None:
+    if current.calibration is not None:
         readings |= {
-            "heldout_confidence": now.calibration.confidence,
-            "heldout_overconfidence": now.calibration.overconfidence.mean,
-            "heldout_calibration_error": now.calibration.error,
+            "heldout_confidence": current.calibration.confidence,
+            "heldout_overconfidence": current.calibration.overconfidence.mean,
+            "heldout_calibration_error": current.calibration.error,
         }
-    grown = None if before is None else surer(before, now, seed)
-    if grown is not None:
-        readings |= {"heldout_surer": grown.mean, "heldout_surer_low": grown.low}
-    won = None if before is None else gain(before, now, seed)
-    if won is not None:
-        readings |= {"heldout_gain": won.mean, "heldout_gain_high": won.high}
-    return {
-        name: value
-        for name, value in readings.items()
-        if value is not None and math.isfinite(value)
-    }
+    growth = None if before is None else surer(before, current, seed)
+    if growth is not None:
+        readings |= {"heldout_surer": growth.mean, "heldout_surer_low": growth.low}
+    accuracy_gain = None if before is None else gain(before, current, seed)
+    if accuracy_gain is not None:
+        readings |= {"heldout_gain": accuracy_gain.mean, "heldout_gain_high": accuracy_gain.high}
+    return _drop_unknown(readings)
 
 
-def repeated(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
-    """`practicum.statistics.repeated_tokens` of many answers at once."""
-    readings = torch.zeros(len(tokens), dtype=torch.bool)
+def mark_repeated_tokens(tokens: Int[Tensor, " T"], rows: Int[Tensor, " T"]) -> Bool[Tensor, " T"]:
+    """Compute `practicum.statistics.repeated_tokens` of many completions at once, [T]."""
+    is_repeated = torch.zeros(len(tokens), dtype=torch.bool)
+    # A run in which every token equals the one `period` before it is a repetition once it holds two
+    # more periods. Padding on both ends gives each run two edges; `rows` ends it with its row.
     for period in range(1, min(LONGEST_PERIOD, len(tokens) - 1) + 1):
-        again = torch.zeros(len(tokens) + 1, dtype=torch.bool)
-        again[period:-1] = (tokens[period:] == tokens[:-period]) & (rows[period:] == rows[:-period])
-        edges = again.int().diff(prepend=torch.zeros(1, dtype=torch.int))
-        for start, end in zip(
-            (edges == 1).nonzero()[:, 0].tolist(),
-            (edges == -1).nonzero()[:, 0].tolist(),
-            strict=True,
-        ):
+        is_equal = torch.zeros(len(tokens) + 1, dtype=torch.bool)
+        is_equal[period:-1] = (tokens[period:] == tokens[:-period]) & (
+            rows[period:] == rows[:-period]
+        )
+        edges = is_equal.int().diff(prepend=torch.zeros(1, dtype=torch.int))
+        starts, ends = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             if end - start >= 2 * period:
-                readings[start:end] = True
-    return readings
+                is_repeated[start:end] = True
+    return is_repeated
 
 
-def _passes(groups: Sequence[Sequence[float]]) -> dict[str, float | None]:
+def _measure_passes(groups: Sequence[Sequence[float]]) -> Readings:
+    """Measure the success of groups; each lists 1 for every right completion, 0 for the others."""
     if not groups:
         return {}
-    any_right = mean_of(
-        [pass_at_k(len(rights), int(sum(rights)), len(rights)) for rights in groups]
-    )
-    each = mean_of([sum(rights) / len(rights) for rights in groups])
-    assert any_right is not None and each is not None
-    settled = mean_of([float(sum(rights) in (0.0, len(rights))) for rights in groups])
-    return {"pass_at_n": any_right, "pass_gap": any_right - each, "settled_prompts": settled}
+    any_right = mean_of([pass_at_k(len(group), int(sum(group)), len(group)) for group in groups])
+    accuracy = mean_of([sum(group) / len(group) for group in groups])
+    assert any_right is not None and accuracy is not None
+    settled = mean_of([float(sum(group) in (0.0, len(group))) for group in groups])
+    return {"pass_at_n": any_right, "pass_gap": any_right - accuracy, "settled_prompts": settled}
 
 
-def _unique(evaluation: Evaluation) -> float | None:
+def _measure_uniqueness(evaluation: Evaluation) -> float | None:
     by_prompt = group_pairs((answer.prompt, answer.text.strip()) for answer in evaluation.answers)
     return mean_of([unique_share(texts) for texts in by_prompt.values() if len(texts) > 1])
 
 
-def _first_update(result: StepResult, updates: int) -> Bool[Tensor, " B"]:
-    """The completions of this step that the first of its updates learned from; see `practicum.training.loop.parts_of`."""
+def _mark_first_update(result: StepResult, updates: int) -> Bool[Tensor, " B"]:
+    """Mark the rollouts of this step's own weights in the mini-batch of its first update, [B]."""
+    # `practicum.training.loop` splits the prompts of a step into mini-batches by the same formula.
     prompts = list(dict.fromkeys(rollout.prompt.id for rollout in result.rollouts))
-    first = {prompt for place, prompt in enumerate(prompts) if place * updates // len(prompts) == 0}
+    first = {prompt for index, prompt in enumerate(prompts) if index * updates // len(prompts) == 0}
     return torch.tensor(
         [
             rollout.prompt.id in first and rollout.policy_version == result.step - 1
@@ -372,18 +369,9 @@ def _first_update(result: StepResult, updates: int) -> Bool[Tensor, " B"]:
     )
 
 
-def _whole(column: Float[Tensor, " T"], window: int) -> bool:
-    return len(column) >= window and not bool(column.isnan().any())
-
-
-def _known(values: Float[Tensor, " T"]) -> Float[Tensor, " t"]:
+def _drop_nan(values: Float[Tensor, " T"]) -> Float[Tensor, " t"]:
     return values[~values.isnan()]
 
 
-def _share(hits: Bool[Tensor, " T"]) -> float:
+def _compute_share(hits: Bool[Tensor, " T"]) -> float:
     return hits.double().mean().item()
-
-
-def _mean(values: Float[Tensor, " T"]) -> float | None:
-    known = _known(values)
-    return known.double().mean().item() if len(known) else None

@@ -1,21 +1,21 @@
-"""The section `monitors` of a recipe: which are off, what they do, and what they may change."""
+"""The section `monitors` of a recipe: actions, thresholds, and the changes they may make."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from practicum.core.calls import did_you_mean
 from practicum.monitors.table import MONITORS
 
-ACTIONS = ("off", "log", "warn", "checkpoint", "finish", "pause", "stop")
-"""From the mildest to the gravest."""
-
 Action = Literal["off", "log", "warn", "checkpoint", "finish", "pause", "stop"]
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+"""All actions, from the mildest to the most severe."""
 
 
 class MonitorSettings(BaseModel):
-    """What a run does differently about one monitor; what is not written is as in the table of monitors."""
+    """The settings of one monitor; an absent one is as in the table of monitors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     action: Action | None = Field(
@@ -30,22 +30,24 @@ class MonitorSettings(BaseModel):
     )
     set: dict[str, float | str] = Field(
         default={},
-        description="numbers of the recipe to change at an alarm: to a number, or by a factor such as `x0.5`",
+        description="numbers of the recipe to change at an alarm: to a number, "
+        "or by a factor such as `x0.5`",
     )
 
     @field_validator("set")
     @classmethod
-    def _numbers(cls, changes: dict[str, float | str]) -> dict[str, float | str]:
+    def _check_changes(cls, changes: dict[str, float | str]) -> dict[str, float | str]:
         for path, change in changes.items():
             if parse_factor(change) is None and not isinstance(change, int | float):
                 raise ValueError(
-                    f"{path}: {change!r} is no change; write a number such as 1e-5, or a factor such as x0.5"
+                    f"{path}: {change!r} is no change; write a number such as 1e-5, "
+                    "or a factor such as x0.5"
                 )
         return changes
 
 
 def parse_factor(change: float | str) -> float | None:
-    """The factor that `x0.5` stands for, or None where the change is no factor."""
+    """Return the factor that `x0.5` stands for, or None if the change is no factor."""
     if not isinstance(change, str) or not change.startswith("x"):
         return None
     try:
@@ -54,23 +56,24 @@ def parse_factor(change: float | str) -> float | None:
         return None
 
 
-def _read(value: Any) -> Any:
-    """`monitors: off`, and an action alone where a monitor's settings could stand (YAML reads `off` as false)."""
-    if value is False or value == "off":
-        value = dict.fromkeys(MONITORS, "off")
-    if not isinstance(value, Mapping):
-        return value
-    for name in value:
+def _read_section(section: Any) -> Any:
+    """Expand the short forms: `off` for all monitors, and an action in place of settings."""
+    # YAML reads `off` as false.
+    if section is False or section == "off":
+        section = dict.fromkeys(MONITORS, "off")
+    if not isinstance(section, Mapping):
+        return section
+    for name in section:
         if name not in MONITORS:
             raise ValueError(f"no monitor {name!r}; {did_you_mean(str(name), list(MONITORS))}")
-    return {name: _one(settings) for name, settings in value.items()}
+    return {name: _read_settings(settings) for name, settings in section.items()}
 
 
-def _one(settings: Any) -> Any:
+def _read_settings(settings: Any) -> Any:
     settings = "off" if settings is False else settings
     if isinstance(settings, Mapping) and settings.get("action") is False:
         return {**settings, "action": "off"}
     return {"action": settings} if isinstance(settings, str) else settings
 
 
-MonitorsSection = Annotated[dict[str, MonitorSettings], BeforeValidator(_read)]
+MonitorsSection = Annotated[dict[str, MonitorSettings], BeforeValidator(_read_section)]

@@ -1,4 +1,4 @@
-"""The watch over a run: its readings, and the alarms that follow from the rows of metrics.jsonl and from nothing else."""
+"""Watch a run: its readings, and the alarms, which follow from the rows of metrics.jsonl alone."""
 
 import json
 import math
@@ -8,26 +8,27 @@ from typing import Any
 
 from practicum.monitors.facts import RecipeFacts
 from practicum.monitors.history import HELDOUT, History, StepView
+from practicum.monitors.patches import round_digits
 from practicum.monitors.readings import compute_readings
-from practicum.monitors.rules import RuleResult, Thresholds
+from practicum.monitors.rules import Thresholds
 from practicum.monitors.settings import ACTIONS, MonitorSettings, parse_factor
 from practicum.monitors.table import MONITORS, Monitor
 from practicum.training.loop import StepResult
 from practicum.types import Metrics
 
 RECOVERED_BELOW = 0.8
-"""A monitor that has spoken is quiet until its score falls below this: a hysteresis of 20 %."""
+"""A monitor that raised an alarm is silent until its score falls below this: 20 % hysteresis."""
 
 Accepts = Callable[[Sequence[str]], bool]
-"""Whether the recipe can be changed by these overrides, `key=value` each."""
+"""A function that returns True if the recipe accepts these overrides, written `key=value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One row of alarms.jsonl: what was found at a step, by which rule, what follows, and what could be written instead.
+    """One row of alarms.jsonl: a reading that broke a rule at a step, and what follows.
 
-    `n` counts the completions behind the value. `patch` are overrides that the recipe takes; `set` are the changes that the
-    recipe asked for in such a case, and that hold from the next step on.
+    `n` counts the completions behind the value. `patch` holds overrides that the recipe accepts.
+    `set` holds the changes that the recipe asks for at this alarm, in force from the next step on.
     """
 
     step: int
@@ -43,36 +44,40 @@ class Alarm:
     set: dict[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """The alarm as JSON data."""
+        """Return the alarm as JSON data."""
         return asdict(self)
 
     def line(self) -> str:
-        """The alarm as one line for people."""
-        base = "" if self.baseline is None else f" (baseline {self.baseline:.3g})"
-        changed = "".join(f"; {path} becomes {value:g}" for path, value in self.set.items())
-        tried = f"; try {' '.join(self.patch)}" if self.patch else ""
+        """Return the alarm as one line for people."""
+        baseline = "" if self.baseline is None else f" (baseline {self.baseline:.3g})"
+        changes = "".join(f"; {path} becomes {value:g}" for path, value in self.set.items())
+        advice = f"; try {' '.join(self.patch)}" if self.patch else ""
         return (
-            f"{self.id} {self.name} ({self.action}) at step {self.step}: {self.reading} {self.value:.3g}{base}; "
-            f"rule: {self.rule}{changed}{tried}"
+            f"{self.id} {self.name} ({self.action}) at step {self.step}: "
+            f"{self.reading} {self.value:.3g}{baseline}; rule: {self.rule}{changes}{advice}"
         )
 
     @property
     def severity(self) -> int:
-        """How grave its action is."""
+        """The rank of the action, 0 for the mildest."""
         return ACTIONS.index(self.action)
 
 
 @dataclass(slots=True)
-class _State:
-    """Where one monitor stands: steps in a row that broke its rule, and the graver one, and the action that it has called for."""
+class _MonitorState:
+    """The steps in a row that broke a monitor's rule, and the last action that it called for."""
 
-    hits: int = 0
-    worse: int = 0
-    called: str | None = None
+    broken_steps: int = 0
+    escalated_steps: int = 0
+    action: str | None = None
 
 
 class Watch:
-    """Reads each step, judges it, and comes back to the same place when the rows of an interrupted run are replayed."""
+    """Compute each step's readings and raise alarms from them.
+
+    Replaying the rows of metrics.jsonl after a resume restores the same state and gives the same
+    alarms.
+    """
 
     def __init__(
         self,
@@ -85,16 +90,18 @@ class Watch:
         self._settings = settings
         self._accepts = accepts or (lambda overrides: True)
         self._history = History()
-        self._states = {name: _State() for name in MONITORS}
+        self._states = {name: _MonitorState() for name in MONITORS}
         self._numbers: dict[str, float] = {}
 
     def read(self, result: StepResult, also: Mapping[str, float] | None = None) -> StepResult:
-        """The step with its readings, and those of an evaluation after it, among its metrics."""
+        """Return the step with its readings, and those of an evaluation after it, as metrics."""
         readings = compute_readings(result, self._history, self._facts)
         return replace(result, metrics={**result.metrics, **readings, **(also or {})})
 
     def judge(self, step: int, metrics: Metrics) -> list[Alarm]:
-        """The alarms of a step whose metrics hold its readings, in the order of the table; seconds are not looked at."""
+        """Return the alarms of a step from its metrics with readings, in the order of the table."""
+        # Seconds stay out: they differ between two runs of one recipe, and alarms must not. So do
+        # numbers that are not finite: metrics.jsonl holds null for them, and a replay has no more.
         row = {
             name: value
             for name, value in metrics.items()
@@ -103,117 +110,105 @@ class Watch:
             and math.isfinite(value)
         }
         self._history.add(row)
-        seen = StepView(step, row, self._history, self._facts)
-        found = [self._judge(monitor, seen) for monitor in MONITORS.values()]
-        return [alarm for alarm in found if alarm is not None]
+        view = StepView(step, row, self._history, self._facts)
+        alarms = [self._judge(monitor, view) for monitor in MONITORS.values()]
+        return [alarm for alarm in alarms if alarm is not None]
 
     def replay(self, rows: Iterable[Mapping[str, Any]]) -> list[Alarm]:
         """Judge the rows of metrics.jsonl again, which gives the same alarms."""
-        return [
-            alarm
-            for row in rows
-            for alarm in self.judge(
-                row["step"], {name: value for name, value in row.items() if name != "step"}
-            )
-        ]
+        alarms = []
+        for row in rows:
+            metrics = {name: value for name, value in row.items() if name != "step"}
+            alarms += self.judge(row["step"], metrics)
+        return alarms
 
-    def _judge(self, monitor: Monitor, seen: StepView) -> Alarm | None:
-        own = self._settings.get(monitor.id, MonitorSettings())
-        action = own.action or monitor.action
-        if action == "off":
+    def _judge(self, monitor: Monitor, view: StepView) -> Alarm | None:
+        settings = self._settings.get(monitor.id, MonitorSettings())
+        if (settings.action or monitor.action) == "off":
             return None
         limits = Thresholds(
-            monitor.level if own.level is None else own.level,
-            monitor.change if own.change is None else own.change,
+            monitor.level if settings.level is None else settings.level,
+            monitor.change if settings.change is None else settings.change,
         )
-        finding = monitor.judge(seen, limits)
-        if finding is None:
+        result = monitor.judge(view, limits)
+        if result is None:
             return None
-        worse = monitor.worse if own.action is None else None
-        call = self._call(
-            self._states[monitor.id], finding, own.persistence or monitor.persistence, action, worse
-        )
-        if call is None:
+        persistence = settings.persistence or monitor.persistence
+        action = self._call(monitor, settings.action, persistence, result.score)
+        if action is None:
             return None
-        rule = f"{monitor.says.format(level=limits.level, change=limits.change)}{_times(own, monitor, finding)}"
+        rule = monitor.says.format(level=limits.level, change=limits.change)
+        unit = "evaluations" if result.reading.startswith(HELDOUT) else "steps"
         return Alarm(
-            step=seen.step,
+            step=view.step,
             id=monitor.id,
             name=monitor.name,
-            reading=finding.reading,
-            value=_digits(finding.value),
-            baseline=None if finding.baseline is None else _digits(finding.baseline),
-            n=int(seen.row.get("rollouts", 0)),
-            rule=rule,
-            action=call,
+            reading=result.reading,
+            value=round_digits(result.value),
+            baseline=None if result.baseline is None else round_digits(result.baseline),
+            n=int(view.row.get("rollouts", 0)),
+            rule=f"{rule}, in {persistence} {unit} in a row" if persistence > 1 else rule,
+            action=action,
             patch=self._patch(monitor),
-            set=self._changed(own.set),
+            set=self._change_numbers(settings.set),
         )
 
-    @staticmethod
     def _call(
-        state: _State,
-        finding: RuleResult,
-        persistence: int,
-        action: str,
-        worse: tuple[float, str] | None,
+        self, monitor: Monitor, chosen: str | None, persistence: int, score: float
     ) -> str | None:
-        """What a finding calls for now, or None; what has been called for once is only called for again when it was over."""
-        state.hits = state.hits + 1 if finding.score >= 1.0 else 0
-        state.worse = state.worse + 1 if worse is not None and finding.score >= worse[0] else 0
-        if finding.score < RECOVERED_BELOW:
-            state.called = None
-        wanted = worse[1] if worse is not None and state.worse >= persistence else action
-        if state.hits < persistence or (
-            state.called and ACTIONS.index(state.called) >= ACTIONS.index(wanted)
-        ):
+        """Return the action that a score calls for at this step, or None.
+
+        A `chosen` action replaces the monitor's own and its escalation.
+        """
+        state = self._states[monitor.id]
+        escalation = monitor.worse if chosen is None else None
+        is_escalated = escalation is not None and score >= escalation[0]
+        state.broken_steps = state.broken_steps + 1 if score >= 1.0 else 0
+        state.escalated_steps = state.escalated_steps + 1 if is_escalated else 0
+        if score < RECOVERED_BELOW:
+            state.action = None
+        action = chosen or monitor.action
+        if escalation is not None and state.escalated_steps >= persistence:
+            action = escalation[1]
+        # An alarm is not repeated while its trouble lasts, unless it becomes more severe.
+        is_repeated = state.action and ACTIONS.index(state.action) >= ACTIONS.index(action)
+        if state.broken_steps < persistence or is_repeated:
             return None
-        state.called = wanted
-        return wanted
+        state.action = action
+        return action
 
     def _patch(self, monitor: Monitor) -> list[str]:
-        """The first of the monitor's patches that changes the recipe and that it takes, as overrides."""
+        """Return the first of the monitor's patches that the recipe accepts, as overrides."""
         for patch in monitor.patches:
-            changes = patch(self._recipe)
-            overrides = [f"{path}={_word(value)}" for path, value in (changes or {}).items()]
+            changes = patch(self._recipe) or {}
+            overrides = [
+                f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+                for path, value in changes.items()
+            ]
             if overrides and self._accepts(overrides):
                 return overrides
         return []
 
-    def _changed(self, changes: Mapping[str, float | str]) -> dict[str, float]:
-        """The numbers that changes come to, each from where it stands now."""
+    def _change_numbers(self, changes: Mapping[str, float | str]) -> dict[str, float]:
+        """Return the new values of numbers of the recipe; factors apply to the current values."""
         for path, change in changes.items():
-            times = parse_factor(change)
-            base = self._numbers.get(path)
-            base = number_at(self._recipe, path) if base is None else base
-            self._numbers[path] = _digits(float(change) if times is None else base * times)
+            current = self._numbers.get(path, number_at(self._recipe, path))
+            factor = parse_factor(change)
+            number = float(change) if factor is None else current * factor
+            self._numbers[path] = round_digits(number)
         return {path: self._numbers[path] for path in changes}
 
 
 def number_at(recipe: Mapping[str, Any], path: str) -> float:
-    """A number of a resolved recipe by its place; KeyError where there is none."""
-    place: Any = recipe
+    """Return the number at a dotted path of a resolved recipe; KeyError if there is none."""
+    node: Any = recipe
     for key in path.split("."):
-        place = place[int(key)] if isinstance(place, list) else place[key]
-    if isinstance(place, bool) or not isinstance(place, int | float):
+        node = node[int(key)] if isinstance(node, list) else node[key]
+    if isinstance(node, bool) or not isinstance(node, int | float):
         raise KeyError(path)
-    return float(place)
+    return float(node)
 
 
 def find_worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:
-    """The alarm with the gravest action, the first of several."""
+    """Return the alarm with the most severe action, the first of several."""
     return max(alarms, key=lambda alarm: alarm.severity, default=None)
-
-
-def _times(own: MonitorSettings, monitor: Monitor, finding: RuleResult) -> str:
-    times = own.persistence or monitor.persistence
-    what = "evaluations" if finding.reading.startswith(HELDOUT) else "steps"
-    return f", in {times} {what} in a row" if times > 1 else ""
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.6g}")

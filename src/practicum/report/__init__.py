@@ -1,17 +1,17 @@
-"""The report: one self-contained page with what a run gained, where its divergence sits, and what became of every token."""
+"""The report: one self-contained page about a run, from its gain down to single tokens."""
 
 from pathlib import Path
 
-from practicum.report.markup import document, number, safe
-from practicum.report.page import STYLE, page, parts_of
+from practicum.report.markup import document, safe
+from practicum.report.page import STYLE, build_page_parts, render_page
 from practicum.report.reading import read_run
 from practicum.run_dir import write_text
 
-__all__ = ["STYLE", "document", "number", "safe", "write_report"]
+__all__ = ["STYLE", "document", "safe", "write_report"]
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into a run folder from what stands in it; returns its path."""
+    """Write `report.html` into a run folder, from the folder's files alone; return its path."""
     path = run / "report.html"
-    write_text(path, page(parts_of(read_run(run))))
+    write_text(path, render_page(build_page_parts(read_run(run))))
     return path

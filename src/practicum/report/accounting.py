@@ -1,4 +1,4 @@
-"""What was dropped and why, with counts that add up, and what fired, what was foretold, and how to do it again."""
+"""The accounts of a run: what was dropped, alarms, the doctor's forecast, and the recipe."""
 
 import json
 from collections import Counter
@@ -6,127 +6,121 @@ from collections.abc import Sequence
 
 from practicum.report.markup import (
     Section,
-    bar,
-    count,
-    note,
-    panel,
-    percent,
+    format_count,
+    format_percent,
+    render_bar,
     render_details,
+    render_note,
+    render_panels,
+    render_table,
     safe,
-    table,
 )
 from practicum.report.reading import Row, RunData
-from practicum.report.verdict import signed, tokens_sampled
+from practicum.report.verdict import count_tokens, format_signed
 from practicum.statistics import Interval, contains_zero
 
-MOST_REASONS = 8
+MAX_REASONS = 8
 
-FIRST_ALARMS, MOST_ALARMS = 20, 500
-"""So many alarms are listed at once, and so many at all."""
+MAX_OPEN_ALARMS, MAX_ALARMS = 20, 500
+"""The number of alarms listed at once, and the number listed at all."""
 
 Part = tuple[str, float | int]
-"""Why something was kept or dropped, and how much of it."""
+"""A reason why something was kept or dropped, and its amount."""
 
-EXPECTED = {
+EXPECTS_GAIN = {
     "GO": True,
     "GO-WITH-CHANGES": True,
     "NO-GAP": False,
     "NO-GO": False,
     "BROKEN-SETUP": False,
 }
-"""Whether a gain was foretold, by the doctor's verdict; the others foretell nothing."""
+"""True for a verdict of the doctor that forecasts a gain. Other verdicts forecast nothing."""
 
 
-def dropped_section(run: RunData) -> Section | None:
-    """Rows, tokens and updates, each split by what became of it."""
-    wholes = [
-        ("Rows of the data", _rows(run)),
-        ("Tokens of the rollouts", _tokens(run)),
-        ("Updates", _updates(run)),
-    ]
-    body = "".join(
-        _whole(title, parts) for title, parts in wholes if sum(amount for _, amount in parts) > 0
-    )
-    if not body:
+def build_dropped_section(run: RunData) -> Section | None:
+    """Build the section that splits rows, tokens and updates by what became of them."""
+    accounts = {
+        "Rows of the data": _split_rows(run),
+        "Tokens of the rollouts": _split_tokens(run),
+        "Updates": _split_updates(run),
+    }
+    tables = {title: _render_parts(title, parts) for title, parts in accounts.items()}
+    if not any(tables.values()):
         return None
+    body = render_panels(tables)
     groups = sum(row.get("unsupervised_prompts") or 0.0 for row in run.metrics)
-    silent = (
-        note(
-            f"{count(groups)} times a step had a prompt of whose completions no token was learned from."
+    if groups:
+        body += render_note(
+            f"{format_count(groups)} times a step had a prompt of whose completions "
+            "no token was learned from."
         )
-        if groups
-        else ""
-    )
-    return Section(
-        "dropped",
-        "Dropped",
-        "What was dropped, and why",
-        "",
-        f'<div class="panels">{body}</div>{silent}',
-    )
+    return Section("dropped", "Dropped", "What was dropped, and why", "", body)
 
 
-def _whole(title: str, parts: Sequence[Part]) -> str:
+def _render_parts(title: str, parts: Sequence[Part]) -> str:
     total = sum(amount for _, amount in parts)
-    body = [
-        [name, count(amount), percent(amount / total), bar(amount / total)]
-        for name, amount in parts
-    ]
-    body.append(["<b>together</b>", f"<b>{count(total)}</b>", "<b>100 %</b>", ""])
-    return panel(title, table(["", "count", "share", ""], body, numbers=(1, 2), label=title))
+    if total <= 0:
+        return ""
+    body = []
+    for name, amount in parts:
+        share = amount / total
+        body.append([name, format_count(amount), format_percent(share), render_bar(share)])
+    body.append(["<b>together</b>", f"<b>{format_count(total)}</b>", "<b>100 %</b>", ""])
+    return render_table(["", "count", "share", ""], body, numbers=(1, 2), label=title)
 
 
-def _rows(run: RunData) -> list[Part]:
-    """The rows of the training data: used as prompts, too long for the recipe, or rejected, by reason."""
+def _split_rows(run: RunData) -> list[Part]:
+    """Split the training data: used as prompts, too long for the recipe, or rejected, by reason."""
     if run.prompts is None:
         return []
+    # Rejected rows of the held-out file are not training data, so they do not count here.
     heldout = str(run.recipe.get("task", {}).get("heldout") or "")
     rejected = Counter(
-        _reason(row)
+        _read_reason(row)
         for row in run.rejected
         if not heldout or not str(row.get("file", "")).endswith(heldout)
     )
-    common = rejected.most_common(MOST_REASONS)
-    rest = rejected.total() - sum(amount for _, amount in common)
+    common = rejected.most_common(MAX_REASONS)
+    uncommon = rejected.total() - sum(amount for _, amount in common)
     parts = [
         ("used as training prompts", float(run.prompts["used"])),
         ("too long", float(run.prompts["too_long"])),
     ]
     parts += [(f"rejected: {safe(reason)}", float(amount)) for reason, amount in common]
-    return parts + ([("rejected for other reasons", float(rest))] if rest else [])
+    return parts + ([("rejected for other reasons", float(uncommon))] if uncommon else [])
 
 
-def _reason(row: Row) -> str:
-    """A rejected row's reason without what is its own: the text after the first quotation mark."""
+def _read_reason(row: Row) -> str:
+    """Return a rejected row's reason up to the first quotation mark, where its own text begins."""
     return str(row.get("reason", "no reason given")).partition("'")[0].strip().rstrip(":")[:80]
 
 
-def _tokens(run: RunData) -> list[Part]:
-    """Split the tokens of all completions: learned from, in skipped updates, left out by the objective, or masked."""
-    _, sampled = tokens_sampled(run.metrics)
-    skipped = sum(row["tokens"] for row in run.metrics if _skipped(row))
+def _split_tokens(run: RunData) -> list[Part]:
+    """Split the tokens of all completions: learned from, skipped, left out, or masked."""
+    _, total = count_tokens(run.metrics)
+    skipped = sum(row["tokens"] for row in run.metrics if _is_skipped(row))
     unmasked = sum(row["tokens"] for row in run.metrics) - skipped
-    learned = sum(_supervised(row) for row in run.metrics if not _skipped(row))
+    supervised = sum(_count_supervised(row) for row in run.metrics if not _is_skipped(row))
     return [
-        ("learned from", learned),
+        ("learned from", supervised),
         ("in updates that were skipped", skipped),
-        ("left out by filters, weights or advantages", unmasked - learned),
-        ("masked: not learned from", max(round(sampled) - unmasked - skipped, 0.0)),
+        ("left out by filters, weights or advantages", unmasked - supervised),
+        ("masked: not learned from", max(round(total) - unmasked - skipped, 0.0)),
     ]
 
 
-def _skipped(row: Row) -> bool:
+def _is_skipped(row: Row) -> bool:
     return bool(row.get("skipped") or row.get("nonfinite"))
 
 
-def _supervised(row: Row) -> float:
-    """Return how many tokens the loss of a step counted; runs from before this was written down counted all."""
+def _count_supervised(row: Row) -> float:
+    """Return the number of tokens in a step's loss; older runs did not record it and used all."""
     return row.get("supervised", row["tokens"])
 
 
-def _updates(run: RunData) -> list[Part]:
-    skipped = sum(_skipped(row) for row in run.metrics)
-    empty = sum(_supervised(row) == 0 and not _skipped(row) for row in run.metrics)
+def _split_updates(run: RunData) -> list[Part]:
+    skipped = sum(_is_skipped(row) for row in run.metrics)
+    empty = sum(_count_supervised(row) == 0 and not _is_skipped(row) for row in run.metrics)
     return [
         ("steps taken", float(len(run.metrics) - skipped - empty)),
         ("steps skipped: loss or gradient not finite", float(skipped)),
@@ -134,193 +128,170 @@ def _updates(run: RunData) -> list[Part]:
     ]
 
 
-def alarms_section(run: RunData) -> Section | None:
-    """What the monitors said, and what they would change."""
+def build_alarms_section(run: RunData) -> Section | None:
+    """Build the section of alarms and the changes that they propose."""
     if not run.alarms:
         return None
-    body = [_alarm(alarm) for alarm in run.alarms]
-    head = ["step", "monitor", "", "value", "baseline", "rule", "action", "to try"]
-    whole = table(head, body, numbers=(3, 4), label="alarms", first=FIRST_ALARMS, most=MOST_ALARMS)
-    about = f"{count(len(body))} in {count(len(run.metrics))} steps: {_most_frequent(run.alarms)}"
-    return Section("alarms", "Alarms", "Alarms", about, whole)
+    table = render_table(
+        ["step", "monitor", "", "value", "baseline", "rule", "action", "to try"],
+        [_render_alarm(alarm) for alarm in run.alarms],
+        numbers=(3, 4),
+        label="alarms",
+        max_open=MAX_OPEN_ALARMS,
+        max_rows=MAX_ALARMS,
+    )
+    names = Counter(str(alarm.get("name", alarm.get("id", ""))) for alarm in run.alarms)
+    common = ", ".join(
+        f"{safe(name)} {format_count(times)}" for name, times in names.most_common(5)
+    )
+    steps = format_count(len(run.metrics))
+    about = f"{format_count(len(run.alarms))} in {steps} steps: {common}"
+    return Section("alarms", "Alarms", "Alarms", about, table)
 
 
-def _most_frequent(alarms: Sequence[Row]) -> str:
-    names = Counter(str(alarm.get("name", alarm.get("id", ""))) for alarm in alarms)
-    return ", ".join(f"{safe(name)} {count(times)}" for name, times in names.most_common(5))
-
-
-def _alarm(alarm: Row) -> list[str]:
-    """The cells of one alarm."""
+def _render_alarm(alarm: Row) -> list[str]:
+    """Render the cells of an alarm."""
     return [
         str(int(alarm["step"])),
         safe(str(alarm.get("id", ""))),
         safe(str(alarm.get("name", ""))),
-        _value(alarm.get("value")),
-        _value(alarm.get("baseline")),
+        _render_value(alarm.get("value")),
+        _render_value(alarm.get("baseline")),
         safe(str(alarm.get("rule") or "")),
         safe(str(alarm.get("action") or "")),
-        _patch(alarm),
+        _render_patch(alarm),
     ]
 
 
-def _value(value: object) -> str:
-    return (
-        f"{value:.4g}"
-        if isinstance(value, int | float)
-        else ""
-        if value is None
-        else safe(str(value))
-    )
+def _render_value(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, int | float) else safe(str(value))
 
 
-def _patch(alarm: Row) -> str:
-    """The changes that an alarm proposes, and those that the recipe let it make."""
-    patch, made = alarm.get("patch"), alarm.get("set")
-    proposed = patch if isinstance(patch, list) else [patch] if patch else []
+def _render_patch(alarm: Row) -> str:
+    """Render the changes that an alarm proposes, and those that the recipe let it make."""
+    patch = alarm.get("patch")
+    overrides = patch if isinstance(patch, list) else [patch] if patch else []
     lines = [
-        f"<code>{safe(one if isinstance(one, str) else json.dumps(one))}</code>" for one in proposed
+        f"<code>{safe(text if isinstance(text, str) else json.dumps(text))}</code>"
+        for text in overrides
     ]
-    lines += (
-        [f"<code>{safe(str(key))}={_value(value)}</code> (set)" for key, value in made.items()]
-        if made
-        else []
-    )
+    lines += [
+        f"<code>{safe(str(key))}={_render_value(value)}</code> (set)"
+        for key, value in (alarm.get("set") or {}).items()
+    ]
     return "<br>".join(lines)
 
 
-def doctor_section(run: RunData) -> Section | None:
-    """What the doctor foretold, beside what came of it."""
+def build_doctor_section(run: RunData) -> Section | None:
+    """Build the section that holds the doctor's forecast against the outcome."""
     if run.doctor is None:
         return None
-    said, reasons = _describe_prediction(run.doctor)
-    body = [
-        [
-            safe(str(check.get("name", check.get("id", "")))),
-            f'<span class="status {_status(check)}">{safe(str(check.get("status", "")))}</span>',
-            _measured(check),
-            safe(str(check.get("sentence") or "")),
-            safe(str(check.get("anchor") or "")),
-            _lines(check.get("fix")),
-        ]
-        for check in run.doctor.get("checks", ())
-    ]
-    checks = table(
+    verdict = run.doctor.get("verdict", "")
+    word, meaning = str(verdict), ""
+    if isinstance(verdict, dict):
+        word = str(verdict.get("word", ""))
+        meaning = f" ({safe(str(verdict.get('meaning', '')))})"
+    checks = render_table(
         ["check", "status", "value", "", "anchor", "fix"],
-        body,
+        [_render_check(check) for check in run.doctor.get("checks", ())],
         numbers=(2,),
         label="the doctor's checks",
     )
-    top = (
-        f'<p class="foretold"><b>{safe(said)}</b> was foretold{reasons}. {_outcome(said, run)}</p>'
+    forecast = (
+        f'<p class="foretold"><b>{safe(word)}</b> was foretold{meaning}. '
+        f"{_describe_outcome(word, run)}</p>"
     )
-    return Section(
-        "doctor",
-        "Doctor",
-        "Foretold and come true",
-        "the doctor's verdict before the run",
-        top + checks,
-    )
+    about = "the doctor's verdict before the run"
+    return Section("doctor", "Doctor", "Foretold and come true", about, forecast + checks)
 
 
-def _describe_prediction(doctor: Row) -> tuple[str, str]:
-    """The verdict's word, and its meaning as the end of a sentence."""
-    verdict = doctor.get("verdict", "")
-    if not isinstance(verdict, dict):
-        return str(verdict), ""
-    return str(verdict.get("word", "")), f" ({safe(str(verdict.get('meaning', '')))})"
+def _render_check(check: Row) -> list[str]:
+    """Render the cells of one of the doctor's checks."""
+    status = str(check.get("status", ""))
+    kind = status.lower() if status.lower() in ("pass", "warn", "fail") else ""
+    fix = check.get("fix")
+    fixes = fix if isinstance(fix, list) else [fix]
+    return [
+        safe(str(check.get("name", check.get("id", "")))),
+        f'<span class="status {kind}">{safe(status)}</span>',
+        _render_measurement(check),
+        safe(str(check.get("sentence") or "")),
+        safe(str(check.get("anchor") or "")),
+        "<br>".join(f"<code>{safe(str(override))}</code>" for override in fixes if override),
+    ]
 
 
-def _lines(value: object) -> str:
-    """One line of code for each override."""
-    return "<br>".join(
-        f"<code>{safe(str(one))}</code>"
-        for one in (value if isinstance(value, list) else [value])
-        if one
-    )
-
-
-def _status(check: Row) -> str:
-    status = str(check.get("status", "")).lower()
-    return status if status in ("pass", "warn", "fail") else ""
-
-
-def _measured(check: Row) -> str:
-    """A check's value with its interval, as one object or as three fields."""
+def _render_measurement(check: Row) -> str:
+    """Render a check's value with its interval, which is one object or three fields."""
     value = check.get("value")
-    known = (
-        value
-        if isinstance(value, dict)
-        else {"mean": value, "low": check.get("low"), "high": check.get("high")}
-    )
-    mean, low, high = (known.get(name) for name in ("mean", "low", "high"))
+    fields = value if isinstance(value, dict) else {**check, "mean": value}
+    mean, low, high = (fields.get(name) for name in ("mean", "low", "high"))
+    if low is None or high is None:
+        return _render_value(mean)
+    return f"{_render_value(mean)} [{_render_value(low)}, {_render_value(high)}]"
+
+
+def _describe_outcome(word: str, run: RunData) -> str:
+    if run.summary is None:
+        return "The outcome is not known yet."
+    if run.summary["gain"] is None:
+        return "The run measured no gain."
+    gain = Interval(**run.summary["gain"])
+    is_better = gain.mean > 0 and not contains_zero(gain)
+    ends = f"[{format_signed(gain.low)}, {format_signed(gain.high)}]"
+    outcome = f"The run gained {format_signed(gain.mean)} {ends}"
+    if word not in EXPECTS_GAIN:
+        return f"{outcome}; this verdict foretold neither a gain nor none."
     return (
-        _value(mean)
-        if low is None or high is None
-        else f"{_value(mean)} [{_value(low)}, {_value(high)}]"
+        f"{outcome}: the verdict {'held' if is_better == EXPECTS_GAIN[word] else 'did not hold'}."
     )
 
 
-def _outcome(said: str, run: RunData) -> str:
-    won = None if run.summary is None else run.summary["gain"]
-    if won is None:
-        return (
-            "The outcome is not known yet." if run.summary is None else "The run measured no gain."
-        )
-    gain = Interval(**won)
-    better = gain.mean > 0 and not contains_zero(gain)
-    what = f"The run gained {signed(gain.mean)} [{signed(gain.low)}, {signed(gain.high)}]"
-    expected = EXPECTED.get(said)
-    if expected is None:
-        return f"{what}; this verdict foretold neither a gain nor none."
-    return f"{what}: the verdict {'held' if better == expected else 'did not hold'}."
-
-
-def reproduce_section(run: RunData) -> Section:
-    """What it takes to do the run again: seed, versions, digests, the starts, and the whole recipe."""
+def build_reproduce_section(run: RunData) -> Section:
+    """Build the section with seed, versions, digests, starts and the whole recipe."""
     facts: list[tuple[str, object]] = [
         ("seed", run.seed),
         ("threads", run.recipe["train"].get("threads") or "not fixed"),
     ]
-    facts += [(name, value) for name, value in (run.versions or {}).items() if name != "threads"]
+    facts += [
+        (name, version) for name, version in (run.versions or {}).items() if name != "threads"
+    ]
     facts += [("threads in use", run.versions["threads"])] if run.versions else []
     facts += list(run.identity.items())
     starts = ", ".join(str(start["first"]) for start in run.starts)
     resumed = f"{len(run.starts)} ({'at step ' + starts})" if run.starts else "not recorded"
     facts.append(("starts and resumes", resumed))
     facts += [
-        (f"changed from step {change['step']} on", _changed(change)) for change in run.changes
+        (f"changed from step {change['step']} on", _describe_change(change))
+        for change in run.changes
     ]
-    body = [[safe(str(name)), f"<code>{safe(str(value))}</code>"] for name, value in facts]
+    rows = [[safe(str(name)), f"<code>{safe(str(fact))}</code>"] for name, fact in facts]
     settings = safe(json.dumps(run.recipe, indent=2, ensure_ascii=False), lines=True)
-    changed = _changed_versions(run)
-    whole = table(["", ""], body, label="reproducibility")
     recipe = render_details("every setting of the recipe", f'<pre tabindex="0">{settings}</pre>')
-    return Section(
-        "again",
-        "Recipe",
-        "To do it again",
-        "one seed, these versions, this recipe",
-        whole + changed + recipe,
-    )
+    table = render_table(["", ""], rows, label="reproducibility")
+    body = table + _render_changed_versions(run) + recipe
+    about = "one seed, these versions, this recipe"
+    return Section("again", "Recipe", "To do it again", about, body)
 
 
-def _changed(change: Row) -> str:
-    """A field of the recipe that was let change, and both values."""
+def _describe_change(change: Row) -> str:
+    """Describe an allowed change of a recipe's field, with both values."""
     before, after = (json.dumps(change[when], ensure_ascii=False) for when in ("before", "after"))
     return f"{change['field']}: {before} before, {after} after"
 
 
-def _changed_versions(run: RunData) -> str:
-    """What changed between the starts of the run."""
+def _render_changed_versions(run: RunData) -> str:
+    """Render a note on the versions that differ between the starts of the run."""
     names = sorted({name for start in run.starts for name in start["versions"]})
-    moved = [
+    changed = [
         name
         for name in names
         if len({str(start["versions"].get(name)) for start in run.starts}) > 1
     ]
-    if not moved:
+    if not changed:
         return ""
-    return note(
-        f"Changed between the starts: {safe(', '.join(moved))}; bit-exactness is not promised."
+    return render_note(
+        f"Changed between the starts: {safe(', '.join(changed))}; bit-exactness is not promised."
     )

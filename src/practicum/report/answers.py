@@ -1,4 +1,4 @@
-"""The answers of a run: how many tries it takes, whether confidence is earned, how long and how varied they are."""
+"""The completions of a run: pass@k, calibration, lengths, diversity, and texts side by side."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -6,17 +6,33 @@ from typing import Any
 
 import torch
 
-from practicum.report.charts import Point, bar_chart, diagonal_chart, legend_figure, ranged_chart
-from practicum.report.markup import Section, count, note, number, panel, percent, safe, table
+from practicum.report.charts import (
+    Point,
+    Ranged,
+    render_bar_chart,
+    render_diagonal_chart,
+    render_figure,
+    render_ranged_chart,
+)
+from practicum.report.markup import (
+    Section,
+    format_count,
+    format_number,
+    format_percent,
+    render_note,
+    render_panels,
+    render_table,
+    safe,
+)
 from practicum.report.reading import Row, RunData
 from practicum.statistics import (
-    Interval,
     bootstrap,
     calibration_error,
     distinct_ngrams,
     group_pairs,
     is_degenerate,
     longest_run,
+    mean_of,
     pass_at_k,
     repeated_share,
     similarity,
@@ -25,54 +41,51 @@ from practicum.statistics import (
 from practicum.training.evaluation import GradedCompletion, agreeing, confidences
 
 BINS = 10
-FIRST_SHOWN, MOST_SHOWN = 12, 200
-"""So many held-out answers are shown side by side at once, and so many at all."""
 
-MOST_COMPARED = 200
-"""So many groups of training rollouts are compared within, at each end of the run."""
+MAX_OPEN, MAX_SHOWN = 12, 200
+"""The number of held-out completions shown at once, and the number shown at all."""
+
+MAX_GROUPS = 200
+"""The number of groups of training rollouts whose diversity is measured, at each end of the run."""
+
+MAX_COMPARED_GROUPS, MAX_COMPARED, MAX_COMPARED_TOKENS = 50, 4, 200
+"""Likeness compares all pairs of a group, so it looks at fewer groups, completions and tokens."""
 
 Column = tuple[str, str, Row]
-"""Who answered, in which colour, and the evaluation."""
+"""A model's name, the role that gives its colour, and its evaluation."""
 
 
-def evaluation_section(run: RunData) -> Section | None:
-    """Held-out numbers, pass@k and calibration."""
-    columns = _columns(run)
-    if not columns:
-        return None
-    body = "".join(
-        [
-            '<div class="panels">',
-            panel("Before, after, teacher", _comparison(run)),
-            panel("Domains", _domains(columns)),
-            panel("pass@k", _pass_at_k(columns, run.seed)),
-            panel("Calibration", _calibration(columns)),
-            "</div>",
-        ]
-    )
-    return Section(
-        "evaluation", "Evaluation", "Held-out evaluation", "the same prompts before and after", body
-    )
-
-
-def _columns(run: RunData) -> list[Column]:
-    known = [
+def build_evaluation_section(run: RunData) -> Section | None:
+    """Build the section with held-out numbers, pass@k and calibration."""
+    evaluations = [
         ("before", "before", run.before),
         ("after", "student", run.after),
         ("teacher", "teacher", run.teacher),
     ]
-    return [(name, role, evaluation) for name, role, evaluation in known if evaluation is not None]
+    columns = [
+        (name, role, evaluation) for name, role, evaluation in evaluations if evaluation is not None
+    ]
+    if not columns:
+        return None
+    body = render_panels(
+        {
+            "Before, after, teacher": _render_comparison(run, columns),
+            "Domains": _render_domains(columns),
+            "pass@k": _render_pass_at_k(columns, run.seed),
+            "Calibration": _render_calibration(columns),
+        }
+    )
+    about = "the same prompts before and after"
+    return Section("evaluation", "Evaluation", "Held-out evaluation", about, body)
 
 
-def _comparison(run: RunData) -> str:
-    """The numbers of the evaluations side by side, from the summary where there is one."""
-    whole = {name: evaluation for name, _, evaluation in _columns(run)}
-    whole |= {
-        name: run.summary[name]
-        for name in ("before", "after", "teacher")
-        if run.summary and run.summary[name]
-    }
-    names = [name for name in ("before", "after", "teacher") if name in whole]
+def _render_comparison(run: RunData, columns: Sequence[Column]) -> str:
+    """Render the numbers of the evaluations side by side, from the summary if there is one."""
+    evaluations = {name: evaluation for name, _, evaluation in columns}
+    for name in ("before", "after", "teacher"):
+        if run.summary and run.summary[name]:
+            evaluations[name] = run.summary[name]
+    names = [name for name in ("before", "after", "teacher") if name in evaluations]
     lines = {
         "accuracy": "accuracy",
         "reverse_kl": "reverse KL, nats a token",
@@ -81,133 +94,142 @@ def _comparison(run: RunData) -> str:
         "truncated": "cut off",
     }
     body = [
-        [label, *(_cell(key, whole[name][key]) for name in names)] for key, label in lines.items()
+        [label, *(_render_cell(key, evaluations[name][key]) for name in names)]
+        for key, label in lines.items()
     ]
-    first = whole[names[0]]
+    first = evaluations[names[0]]
     prompts = first.get("prompts") or len({answer["prompt"] for answer in first["answers"]})
-    answers = first.get("completions") or len(first["answers"])
-    return table(
+    completions = first.get("completions") or len(first["answers"])
+    return render_table(
         ["", *names], body, numbers=range(1, len(names) + 1), label="held-out evaluation"
-    ) + note(
-        f"{count(prompts)} prompts, {count(answers)} answers. Reverse KL and entropy are on the student's own answers of that time."
+    ) + render_note(
+        f"{format_count(prompts)} prompts, {format_count(completions)} answers. "
+        "Reverse KL and entropy are on the student's own answers of that time."
     )
 
 
-def _cell(key: str, value: Any) -> str:
-    return percent(value) if key == "truncated" and value is not None else number(value)
+def _render_cell(key: str, value: Any) -> str:
+    if key == "truncated" and value is not None:
+        return format_percent(value)
+    return format_number(value)
 
 
-def _domains(columns: Sequence[Column]) -> str:
+def _render_domains(columns: Sequence[Column]) -> str:
     names = list(
         dict.fromkeys(domain for _, _, evaluation in columns for domain in evaluation["by_domain"])
     )
     if not names:
         return ""
     body = [
-        [safe(name), *(number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns)]
+        [
+            safe(name),
+            *(format_number(evaluation["by_domain"].get(name)) for _, _, evaluation in columns),
+        ]
         for name in names
     ]
-    head = ["domain", *(who for who, _, _ in columns)]
-    return table(head, body, numbers=range(1, len(head)), label="accuracy by domain")
+    head = ["domain", *(name for name, _, _ in columns)]
+    return render_table(head, body, numbers=range(1, len(head)), label="accuracy by domain")
 
 
-def _by_prompt(evaluation: Row) -> list[list[Row]]:
-    """The graded answers of each prompt."""
-    graded = (answer for answer in evaluation["answers"] if answer["reward"] is not None)
-    return list(group_pairs((answer["prompt"], answer) for answer in graded).values())
+def _group_rewards(evaluation: Row) -> list[list[float]]:
+    """Return the rewards of each prompt's graded completions."""
+    return list(
+        group_pairs(
+            (answer["prompt"], answer["reward"])
+            for answer in evaluation["answers"]
+            if answer["reward"] is not None
+        ).values()
+    )
 
 
-def _pass_at_k(columns: Sequence[Column], seed: int) -> str:
-    """pass@k for k = 1, 2, 4 ..., with intervals over prompts; nothing for one answer a prompt."""
-    grouped = [(name, role, _by_prompt(evaluation)) for name, role, evaluation in columns]
-    grouped = [(name, role, groups) for name, role, groups in grouped if groups]
-    most = min((len(group) for _, _, groups in grouped for group in groups), default=0)
+def _render_pass_at_k(columns: Sequence[Column], seed: int) -> str:
+    """Render pass@k for k = 1, 2, 4 and so on; nothing if a prompt has a single completion."""
+    rewards = [(name, role, _group_rewards(evaluation)) for name, role, evaluation in columns]
+    rewards = [(name, role, groups) for name, role, groups in rewards if groups]
+    # pass@k needs k completions of every prompt, so the smallest group bounds k for all models.
+    most = min((len(group) for _, _, groups in rewards for group in groups), default=0)
     if most < 2:
         return ""
     tries = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < most] + [most]
-
-    def chance(groups: Sequence[Sequence[Row]], k: int) -> Interval:
-        chances = [
-            pass_at_k(len(group), sum(one["reward"] >= 1.0 for one in group), k) for group in groups
-        ]
-        return bootstrap(torch.tensor(chances, dtype=torch.float64), seed)
-
-    drawn = [
-        (name, role, [(place, chance(groups, k)) for place, k in enumerate(tries)])
-        for name, role, groups in grouped
-    ]
-    chart = ranged_chart(
-        "the chance that one of k answers is right", drawn, [f"k={k}" for k in tries], top=1.0
+    curves: list[tuple[str, str, list[Ranged]]] = []
+    for name, role, groups in rewards:
+        rights = [sum(reward >= 1.0 for reward in group) for group in groups]
+        points = []
+        for index, k in enumerate(tries):
+            chances = [
+                pass_at_k(len(group), right, k) for group, right in zip(groups, rights, strict=True)
+            ]
+            points.append((index, bootstrap(torch.tensor(chances, dtype=torch.float64), seed)))
+        curves.append((name, role, points))
+    chart = render_ranged_chart(
+        "the chance that one of k answers is right", curves, [f"k={k}" for k in tries], top=1.0
     )
-    body = [[name, *(str(interval) for _, interval in values)] for name, _, values in drawn]
-    numbers = table(
-        ["", *(f"pass@{k}" for k in tries)],
-        body,
-        numbers=range(1, len(tries) + 1),
-        label="pass at k",
-    )
-    return legend_figure(chart, drawn) + numbers
+    body = [[name, *(str(interval) for _, interval in points)] for name, _, points in curves]
+    head = ["", *(f"pass@{k}" for k in tries)]
+    table = render_table(head, body, numbers=range(1, len(head)), label="pass at k")
+    return render_figure(chart, curves) + table
 
 
-def _calibration(columns: Sequence[Column]) -> str:
-    """How often an answer is right against how sure it was, in bins of equally many."""
-    drawn: list[tuple[str, str, list[Point]]] = []
+def _render_calibration(columns: Sequence[Column]) -> str:
+    """Render accuracy against confidence, in bins of equally many completions."""
+    curves: list[tuple[str, str, list[Point]]] = []
     body = []
-    several = agreeing(_answered(columns[0][2]))
     for name, role, evaluation in columns:
-        pairs = list(confidences(_answered(evaluation)).values())
+        pairs = list(confidences(_read_completions(evaluation)).values())
         if len(pairs) < 2:
             continue
-        sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        mean_sure, mean_right = sum(sure) / len(sure), sum(right) / len(right)
-        drawn.append((name, role, _binned(pairs)))
-        error = calibration_error(sure, right, BINS)
+        curves.append((name, role, _group_into_bins(pairs)))
+        confidence, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        mean_confidence, mean_right = sum(confidence) / len(pairs), sum(right) / len(pairs)
         body.append(
             [
                 name,
-                f"{mean_sure:.2f}",
+                f"{mean_confidence:.2f}",
                 f"{mean_right:.2f}",
-                f"{mean_sure - mean_right:+.2f}",
-                f"{error:.3f}",
+                f"{mean_confidence - mean_right:+.2f}",
+                f"{calibration_error(confidence, right, BINS):.3f}",
             ]
         )
-    if not drawn:
+    if not curves:
         return ""
-    chart = diagonal_chart("how often an answer is right, by how sure it was", drawn)
+    chart = render_diagonal_chart("how often an answer is right, by how sure it was", curves)
     head = ["", "confidence", "right", "over-confidence", "ECE"]
-    sure_of = (
-        "the share of a prompt's answers that say the same as the commonest one, which is then right or wrong"
-        if several
-        else "the probability that the model which wrote the answer gave its whole text"
-    )
+    first = columns[0][2]
+    source = "the probability that the model which wrote the answer gave its whole text"
+    if agreeing(_read_completions(first)):
+        source = (
+            "the share of a prompt's answers that say the same as the commonest one, "
+            "which is then right or wrong"
+        )
     return (
-        legend_figure(chart, drawn)
-        + table(head, body, numbers=(1, 2, 3, 4), label="calibration")
-        + note(
-            f"Confidence is {sure_of}. Bins hold equally many answers; the error is biased upwards where there are few "
-            f"({len(_by_prompt(columns[0][2]))} prompts here)."
+        render_figure(chart, curves)
+        + render_table(head, body, numbers=(1, 2, 3, 4), label="calibration")
+        + render_note(
+            f"Confidence is {source}. Bins hold equally many answers; the error is biased upwards "
+            f"where there are few ({len(_group_rewards(first))} prompts here)."
         )
     )
 
 
-def _answered(evaluation: Row) -> list[GradedCompletion]:
+def _read_completions(evaluation: Row) -> list[GradedCompletion]:
     return [GradedCompletion(**answer) for answer in evaluation["answers"]]
 
 
-def _binned(pairs: Sequence[Point]) -> list[Point]:
-    """The mean confidence and the share of right answers of each bin."""
+def _group_into_bins(pairs: Sequence[Point]) -> list[Point]:
+    """Return the mean confidence and the share of right completions of each bin."""
     ordered = sorted(pairs)
+    # A bin of fewer than five completions says next to nothing.
     bins = min(BINS, max(len(ordered) // 5, 1))
-    edges = [len(ordered) * place // bins for place in range(bins + 1)]
+    edges = [len(ordered) * index // bins for index in range(bins + 1)]
     parts = [ordered[low:high] for low, high in pairwise(edges) if high > low]
     return [
-        (sum(sure for sure, _ in part) / len(part), sum(right for _, right in part) / len(part))
+        (_compute_mean([pair[0] for pair in part]), _compute_mean([pair[1] for pair in part]))
         for part in parts
     ]
 
 
-def lengths_section(run: RunData) -> Section | None:
-    """How long the training rollouts were, how they ended, and how much they differ, at the two ends of the run."""
+def build_lengths_section(run: RunData) -> Section | None:
+    """Build the section on lengths, ends and diversity of rollouts, at both ends of the run."""
     if not run.rollouts:
         return None
     steps = [row["step"] for row in run.rollouts]
@@ -216,128 +238,110 @@ def lengths_section(run: RunData) -> Section | None:
         "first fifth": [row for row in run.rollouts if row["step"] < steps[0] + reach],
         "last fifth": [row for row in run.rollouts if row["step"] > steps[-1] - reach],
     }
-    body = f'<div class="panels">{panel("Lengths", _lengths(ends))}{panel("Repetition and diversity", _variety(ends))}</div>'
-    return Section(
-        "lengths",
-        "Lengths",
-        "Length and diversity",
-        "sampled training rollouts, first and last fifth of the steps",
-        body,
-    )
+    lengths, diversity = _render_lengths(ends), _render_diversity(ends)
+    body = render_panels({"Lengths": lengths, "Repetition and diversity": diversity})
+    about = "sampled training rollouts, first and last fifth of the steps"
+    return Section("lengths", "Lengths", "Length and diversity", about, body)
 
 
-def _lengths(ends: Mapping[str, Sequence[Row]]) -> str:
-    lengths = {name: [len(row["tokens"]) for row in rows] for name, rows in ends.items()}
-    longest = max(max(values) for values in lengths.values())
+def _render_lengths(ends: Mapping[str, Sequence[Row]]) -> str:
+    lengths = {name: sorted(len(row["tokens"]) for row in rows) for name, rows in ends.items()}
+    longest = max(values[-1] for values in lengths.values())
     width = max(-(-longest // 12), 1)
     edges = list(range(1, longest + width, width))
     names = [str(low) if width == 1 else f"{low}-{low + width - 1}" for low in edges]
-    groups = []
-    for (name, values), role in zip(lengths.items(), ("before", "student"), strict=True):
+    groups, body = [], []
+    for (name, rows), role in zip(ends.items(), ("before", "student"), strict=True):
+        values = lengths[name]
         shares = [
             sum(low <= value < low + width for value in values) / len(values) for low in edges
         ]
         groups.append((name, role, shares))
-    chart = bar_chart("share of rollouts by length in tokens", groups, names)
-    return legend_figure(chart, groups, "<span>share of rollouts by tokens</span>") + _length_table(
-        ends
-    )
-
-
-def _length_table(ends: Mapping[str, Sequence[Row]]) -> str:
-    body = []
-    for name, rows in ends.items():
-        ordered = sorted(len(row["tokens"]) for row in rows)
+        median, high = (str(values[round(share * (len(values) - 1))]) for share in (0.5, 0.95))
         cut = sum(row["stop_reason"] == "length" for row in rows) / len(rows)
-        quantiles = [ordered[round(share * (len(ordered) - 1))] for share in (0.5, 0.95)]
-        body.append(
-            [
-                name,
-                f"{sum(ordered) / len(ordered):.1f}",
-                *map(str, quantiles),
-                str(ordered[-1]),
-                percent(cut),
-            ]
-        )
-    return table(
-        ["", "mean", "median", "95 %", "longest", "cut off"],
-        body,
-        numbers=(1, 2, 3, 4, 5),
-        label="lengths",
+        mean = f"{_compute_mean(values):.1f}"
+        body.append([name, mean, median, high, str(values[-1]), format_percent(cut)])
+    chart = render_bar_chart("share of rollouts by length in tokens", groups, names)
+    head = ["", "mean", "median", "95 %", "longest", "cut off"]
+    return render_figure(chart, groups, "<span>share of rollouts by tokens</span>") + render_table(
+        head, body, numbers=(1, 2, 3, 4, 5), label="lengths"
     )
 
 
-def _variety(ends: Mapping[str, Sequence[Row]]) -> str:
-    columns = [_variety_of(rows) for rows in ends.values()]
+def _render_diversity(ends: Mapping[str, Sequence[Row]]) -> str:
+    columns = [_measure_diversity(rows) for rows in ends.values()]
     names = list(dict.fromkeys(name for column in columns for name in column))
     body = [[name, *(column.get(name, "") for column in columns)] for name in names]
-    several = any("different answers of a prompt" in column for column in columns)
-    why = (
-        ""
-        if several
-        else " One answer a prompt: nothing is said of how the answers to one prompt differ."
+    note = (
+        "Diversity is within the answers to one prompt of one step, cut to one length; "
+        "degenerate is the loop test of 2604.08527."
     )
-    return table(["", *ends], body, numbers=(1, 2), label="repetition and diversity") + note(
-        "Diversity is within the answers to one prompt of one step, cut to one length; degenerate is the loop test of 2604.08527."
-        + why
-    )
+    if not any("different answers of a prompt" in column for column in columns):
+        note += " One answer a prompt: nothing is said of how the answers to one prompt differ."
+    table = render_table(["", *ends], body, numbers=(1, 2), label="repetition and diversity")
+    return table + render_note(note)
 
 
-def _variety_of(rows: Sequence[Row]) -> dict[str, str]:
-    whole = {
-        "3-grams said before in the answer": percent(
-            _mean([repeated_share(row["tokens"]) for row in rows])
-        ),
+def _measure_diversity(rows: Sequence[Row]) -> dict[str, str]:
+    """Return repetition within completions, and diversity among those of a prompt, as text."""
+    texts = [row["text"] for row in rows]
+    repeated = [repeated_share(row["tokens"]) for row in rows]
+    lines = {
+        "3-grams said before in the answer": format_percent(_compute_mean(repeated)),
         "longest loop, tokens": str(max(longest_run(row["tokens"]) for row in rows)),
-        "degenerate answers": percent(_mean([float(is_degenerate(row["text"])) for row in rows])),
-        "empty answers": percent(_mean([float(not row["text"].strip()) for row in rows])),
+        "degenerate answers": format_percent(
+            _compute_mean([is_degenerate(text) for text in texts])
+        ),
+        "empty answers": format_percent(_compute_mean([not text.strip() for text in texts])),
     }
-    groups = group_pairs(((row["step"], row["prompt"]), row) for row in rows)
-    several = [group for group in groups.values() if len(group) > 1][:MOST_COMPARED]
-    if not several:
-        return whole
-    whole["different answers of a prompt"] = percent(
-        _mean([unique_share([row["text"].strip() for row in group]) for group in several])
-    )
+    by_prompt = group_pairs(((row["step"], row["prompt"]), row) for row in rows)
+    groups = [group for group in by_prompt.values() if len(group) > 1][:MAX_GROUPS]
+    if not groups:
+        return lines
+    answers = [[row["text"].strip() for row in group] for group in groups]
+    tokens = [[row["tokens"] for row in group] for group in groups]
+    compared = [
+        [completion[:MAX_COMPARED_TOKENS] for completion in group[:MAX_COMPARED]]
+        for group in tokens[:MAX_COMPARED_GROUPS]
+    ]
+    means = {"different answers of a prompt": mean_of(map(unique_share, answers))}
     for n in (1, 2, 3):
-        known = [distinct_ngrams([row["tokens"] for row in group], n) for group in several]
-        values = [value for value in known if value is not None]
-        if values:
-            whole[f"distinct {n}-grams"] = percent(_mean(values))
-    likeness = [similarity([row["tokens"][:200] for row in group[:4]]) for group in several[:50]]
-    values = [value for value in likeness if value is not None]
-    return whole | ({"likeness of two answers": percent(_mean(values))} if values else {})
+        means[f"distinct {n}-grams"] = mean_of([distinct_ngrams(group, n) for group in tokens])
+    means["likeness of two answers"] = mean_of(map(similarity, compared))
+    return lines | {name: format_percent(mean) for name, mean in means.items() if mean is not None}
 
 
-def _mean(values: Sequence[float]) -> float:
+def _compute_mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def answers_section(run: RunData) -> Section | None:
-    """Each held-out prompt with both answers."""
+def build_answers_section(run: RunData) -> Section | None:
+    """Build the section that shows the completions before and after of each held-out prompt."""
     samples = [] if run.summary is None else run.summary["samples"]
     if not samples:
         return None
-    body = [
+    rows = [
         [
             safe(sample["prompt"]),
             safe(sample["answer"] or ""),
-            f"<span{_mark(sample['reward_before'])}>{safe(sample['before'])}</span>",
-            f"<span{_mark(sample['reward_after'])}>{safe(sample['after'])}</span>",
+            _render_completion(sample["before"], sample["reward_before"]),
+            _render_completion(sample["after"], sample["reward_after"]),
         ]
-        for sample in samples[:MOST_SHOWN]
+        for sample in samples[:MAX_SHOWN]
     ]
     head = ["prompt", "expected", "before", "after"]
-    whole = table(head, body, label="answers before and after", first=FIRST_SHOWN)
-    if len(samples) > MOST_SHOWN:
-        whole += note(
-            f"The first {MOST_SHOWN} of {count(len(samples))} are here; all of them are in summary.json."
+    table = render_table(head, rows, label="answers before and after", max_open=MAX_OPEN)
+    if len(samples) > MAX_SHOWN:
+        table += render_note(
+            f"The first {MAX_SHOWN} of {format_count(len(samples))} are here; "
+            "all of them are in summary.json."
         )
-    whole = f'<div class="answers">{whole}</div>'
-    return Section("answers", "Answers", "Answers, before and after", _turned(samples), whole)
+    about, body = _describe_changes(samples), f'<div class="answers">{table}</div>'
+    return Section("answers", "Answers", "Answers, before and after", about, body)
 
 
-def _turned(samples: Sequence[Row]) -> str:
+def _describe_changes(samples: Sequence[Row]) -> str:
+    """Count the completions that became right or wrong, and those that stayed so."""
     graded = [
         sample
         for sample in samples
@@ -345,12 +349,13 @@ def _turned(samples: Sequence[Row]) -> str:
     ]
     if not graded:
         return ""
-    moved = [(sample["reward_before"] >= 1.0, sample["reward_after"] >= 1.0) for sample in graded]
+    moves = [(sample["reward_before"] >= 1.0, sample["reward_after"] >= 1.0) for sample in graded]
     return (
-        f"{moved.count((False, True))} became right, {moved.count((True, False))} became wrong, "
-        f"{moved.count((True, True))} stayed right, {moved.count((False, False))} stayed wrong"
+        f"{moves.count((False, True))} became right, {moves.count((True, False))} became wrong, "
+        f"{moves.count((True, True))} stayed right, {moves.count((False, False))} stayed wrong"
     )
 
 
-def _mark(reward: float | None) -> str:
-    return "" if reward is None else f' class="{"right" if reward >= 1.0 else "wrong"}"'
+def _render_completion(text: str, reward: float | None) -> str:
+    kind = "" if reward is None else f' class="{"right" if reward >= 1.0 else "wrong"}"'
+    return f"<span{kind}>{safe(text)}</span>"

@@ -1,36 +1,36 @@
-"""The curves of a run: every reading of metrics.jsonl over the steps, with the alarms on the time axis."""
+"""The curves of a run: every reading of metrics.jsonl over the steps, with marks at alarms."""
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from practicum.report.charts import (
-    MOST_POINTS,
+    MIN_SMOOTHED_POINTS,
     Curve,
     EventMark,
     Timeline,
     downsample,
-    legend,
-    line_chart,
-    shown,
+    format_tick,
+    render_legend,
+    render_line_chart,
 )
-from practicum.report.markup import Section, note, render_details, safe
+from practicum.report.markup import Section, render_details, render_note, safe
 from practicum.report.reading import Row, RunData
 from practicum.text import make_printable
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSpec:
-    """A chart of readings that belong together: (key of metrics.jsonl, name, colour)."""
+    """A chart of readings that belong together, each as (key of metrics.jsonl, name, colour)."""
 
     title: str
     unit: str
     readings: tuple[tuple[str, str, str], ...]
 
 
-WANTED = {
+CHARTS = {
     "reverse_kl": ChartSpec(
         "Reverse KL to the teacher", "nats a token", (("reverse_kl", "reverse KL", "student"),)
     ),
@@ -75,10 +75,10 @@ WANTED = {
     ),
     "loss": ChartSpec("Loss", "of each term, before weights", (("loss", "loss", "student"),)),
 }
-"""The charts that every reader looks for, in their order."""
+"""The charts that every reader looks for, in order."""
 
-OTHERS = 40
-"""At most so many further readings are drawn."""
+MAX_OTHERS = 40
+"""The number of further readings that are drawn, at most."""
 
 NOT_DRAWN = (
     "step",
@@ -90,40 +90,39 @@ NOT_DRAWN = (
     "from_dataset",
     "unsupervised_prompts",
 )
-"""Counts that the panel about what was dropped has."""
+"""Counts that the section about dropped data shows instead."""
 
 ROLES = ("student", "third", "fourth", "before", "teacher")
-"""Colours, in the order in which readings without one of their own take them."""
+"""The colours of readings without a fixed one, in order."""
 
 
-def curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
-    """The charts, and the numbers under them by chart, for the reader who points at one."""
-    charts = _charts(run)
+def build_curves_section(run: RunData) -> tuple[Section | None, dict[str, Any]]:
+    """Build the charts, and their numbers by chart for a reader who points at a curve."""
+    charts = _choose_charts(run)
     if not charts:
         return None, {}
-    marks = [mark_of(alarm) for alarm in run.alarms]
-    time = Timeline(float(run.steps), marks)
-    drawn = {id: _figure(id, wanted, curves, time) for id, (wanted, curves) in charts.items()}
-    main = "".join(drawing for id, drawing in drawn.items() if not id.startswith("other-"))
-    rest = "".join(drawing for id, drawing in drawn.items() if id.startswith("other-"))
-    more = (
-        render_details("every other reading", f'<div class="charts">{rest}</div>') if rest else ""
-    )
+    time = Timeline(float(run.num_steps), [_mark_alarm(alarm) for alarm in run.alarms])
+    main = others = ""
+    for id, (spec, curves) in charts.items():
+        figure = _render_chart(id, spec, curves, time)
+        if id.startswith("other-"):
+            others += figure
+        else:
+            main += figure
     hint = "Point at a curve to read it, or focus it and use the arrow keys."
-    smooth = " The bold line is a running mean." if len(run.metrics) >= 80 else ""
-    flags = (
-        " A flag is an alarm, with a line where it is about that reading: see below."
-        if marks
-        else ""
-    )
-    body = f'{note(hint + smooth + flags)}<div class="charts">{main}</div>{more}'
-    return Section("curves", "Curves", "While training", "one reading a step", body), {
-        id: _data(curves) for id, (_, curves) in charts.items()
-    }
+    if len(run.metrics) >= MIN_SMOOTHED_POINTS:
+        hint += " The bold line is a running mean."
+    if time.marks:
+        hint += " A flag is an alarm, with a line where it is about that reading: see below."
+    body = f'{render_note(hint)}<div class="charts">{main}</div>'
+    if others:
+        body += render_details("every other reading", f'<div class="charts">{others}</div>')
+    data = {id: _collect_data(curves) for id, (_, curves) in charts.items()}
+    return Section("curves", "Curves", "While training", "one reading a step", body), data
 
 
-def mark_of(alarm: Row) -> EventMark:
-    """An alarm as a mark on the time axis."""
+def _mark_alarm(alarm: Row) -> EventMark:
+    """Return an alarm as a mark on the time axis."""
     name = str(alarm.get("name", alarm.get("id", "alarm")))
     return EventMark(
         float(alarm["step"]),
@@ -132,56 +131,54 @@ def mark_of(alarm: Row) -> EventMark:
     )
 
 
-def _charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
-    """Every chart that has a point, by its name in the page."""
-    found: dict[str, tuple[ChartSpec, list[Curve]]] = {}
-    used = {key for wanted in WANTED.values() for key, _, _ in wanted.readings}
+def _choose_charts(run: RunData) -> dict[str, tuple[ChartSpec, list[Curve]]]:
+    """Return every chart that has a point, by its id in the page."""
     keys = list(dict.fromkeys(key for row in run.metrics for key in row))
     teachers = [key for key in keys if key.startswith("reverse_kl/")]
-    places = [key for key in keys if key.startswith("reverse_kl_at_")]
+    positions = [key for key in keys if key.startswith("reverse_kl_at_")]
     terms = [key for key in keys if key.startswith("loss_") and key[5:].isdigit()]
-    several = {
+    specs = {
+        **CHARTS,
         "teachers": ChartSpec(
-            "Reverse KL by teacher", "nats a token", _roles(teachers, "reverse_kl/")
+            "Reverse KL by teacher", "nats a token", _assign_roles(teachers, "reverse_kl/")
         ),
         "places": ChartSpec(
-            "Reverse KL by place", "nats a token, from place", _roles(places, "reverse_kl_at_")
+            "Reverse KL by place",
+            "nats a token, from place",
+            _assign_roles(positions, "reverse_kl_at_"),
         ),
-        "terms": ChartSpec("Loss by term", "before weights", _roles(terms, "loss_")),
+        "terms": ChartSpec("Loss by term", "before weights", _assign_roles(terms, "loss_")),
     }
-    for id, wanted in {**WANTED, **several}.items():
-        curves = [
-            curve
-            for key, name, role in wanted.readings
-            if (curve := _curve(run.metrics, key, name, role)).points
-        ]
-        if curves and [curve.points for curve in curves] not in [
-            [curve.points for curve in drawn] for _, drawn in found.values()
-        ]:
-            found[id] = (wanted, curves)
-    rest = [
-        key
-        for key in keys
-        if key not in used and key not in NOT_DRAWN and key not in (*teachers, *places, *terms)
-    ]
-    for place, key in enumerate(rest):
-        curve = _curve(run.metrics, key, safe(key), "student")
-        if len({value for _, value in curve.points}) > 1 and len(found) < len(WANTED) + OTHERS:
-            found[f"other-{place}"] = (
-                ChartSpec(safe(key), "", ((key, safe(key), "student"),)),
-                [curve],
-            )
-    return found
+    charts: dict[str, tuple[ChartSpec, list[Curve]]] = {}
+    drawn_points: list[list[Any]] = []
+    for id, spec in specs.items():
+        curves = [_read_curve(run.metrics, *reading) for reading in spec.readings]
+        curves = [curve for curve in curves if curve.points]
+        points = [curve.points for curve in curves]
+        # The loss of a single term, for one, repeats the chart of the whole loss.
+        if curves and points not in drawn_points:
+            charts[id] = (spec, curves)
+            drawn_points.append(points)
+    used = {key for spec in specs.values() for key, _, _ in spec.readings}
+    others = [key for key in keys if key not in used and key not in NOT_DRAWN]
+    for index, key in enumerate(others):
+        reading = (key, safe(key), "student")
+        curve = _read_curve(run.metrics, *reading)
+        # A reading that never moves has no curve to look at.
+        is_constant = len({value for _, value in curve.points}) <= 1
+        if not is_constant and len(charts) < len(CHARTS) + MAX_OTHERS:
+            charts[f"other-{index}"] = (ChartSpec(safe(key), "", (reading,)), [curve])
+    return charts
 
 
-def _roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:
+def _assign_roles(keys: Sequence[str], prefix: str) -> tuple[tuple[str, str, str], ...]:
     return tuple(
-        (key, safe(key.removeprefix(prefix)), ROLES[place % len(ROLES)])
-        for place, key in enumerate(keys)
+        (key, safe(key.removeprefix(prefix)), ROLES[index % len(ROLES)])
+        for index, key in enumerate(keys)
     )
 
 
-def _curve(rows: Sequence[Row], key: str, name: str, role: str) -> Curve:
+def _read_curve(rows: Sequence[Row], key: str, name: str, role: str) -> Curve:
     points = [(float(row["step"]), float(row[key])) for row in rows if _is_number(row.get(key))]
     return Curve(name, role, points)
 
@@ -190,43 +187,41 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _figure(id: str, wanted: ChartSpec, curves: Sequence[Curve], time: Timeline) -> str:
-    label = f"{html.unescape(wanted.title)}, {wanted.unit}: " + "; ".join(
-        f"{html.unescape(curve.name)} {shown(curve.points[0][1])} at step {curve.points[0][0]:.0f}, "
-        f"{curve.points[-1][1]:.4g} at step {curve.points[-1][0]:.0f}"
-        for curve in curves
-    )
-    unit = f' <span class="unit">{html.escape(wanted.unit)}</span>' if wanted.unit else ""
-    keys = legend([(curve.name, curve.role) for curve in curves]) if len(curves) > 1 else ""
-    return (
-        f'<figure class="chart"><figcaption><b>{wanted.title}</b>{unit}'
-        f'<output class="reading">{_last(curves)}</output></figcaption>'
-        f'{line_chart(id, label, curves, time, [key for key, _, _ in wanted.readings])}<div class="legend">{keys}</div></figure>'
-    )
-
-
-def _last(curves: Sequence[Curve]) -> str:
-    """The last values, as the reading says them until the reader points elsewhere."""
+def _render_chart(id: str, spec: ChartSpec, curves: Sequence[Curve], time: Timeline) -> str:
+    label = f"{html.unescape(spec.title)}, {spec.unit}: " + "; ".join(map(_describe, curves))
+    unit = f' <span class="unit">{html.escape(spec.unit)}</span>' if spec.unit else ""
+    names = [(curve.name, curve.role) for curve in curves] if len(curves) > 1 else []
+    chart = render_line_chart(id, label, curves, time, [key for key, _, _ in spec.readings])
+    # The newest values, until the reader points elsewhere.
     step = max(curve.points[-1][0] for curve in curves)
-    return f"step {step:.0f}: " + " / ".join(f"{curve.points[-1][1]:.4g}" for curve in curves)
+    values = " / ".join(f"{curve.points[-1][1]:.4g}" for curve in curves)
+    return (
+        f'<figure class="chart"><figcaption><b>{spec.title}</b>{unit}'
+        f'<output class="reading">step {step:.0f}: {values}</output></figcaption>'
+        f'{chart}<div class="legend">{render_legend(names)}</div></figure>'
+    )
 
 
-def _data(curves: Sequence[Curve]) -> dict[str, Any]:
-    """The points under the reader's finger: steps and values of each curve, and what colour and axis they have."""
-    return {
-        "curves": [
+def _describe(curve: Curve) -> str:
+    """Describe the two ends of a curve for readers who do not see it."""
+    (first_step, first), (last_step, last) = curve.points[0], curve.points[-1]
+    return (
+        f"{html.unescape(curve.name)} {format_tick(first)} at step {first_step:.0f}, "
+        f"{last:.4g} at step {last_step:.0f}"
+    )
+
+
+def _collect_data(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return steps, values, name and role of each curve, for the page's script."""
+    collected = []
+    for curve in curves:
+        points = downsample(curve.points)
+        collected.append(
             {
                 "name": html.unescape(curve.name),
                 "role": curve.role,
                 "steps": [step for step, _ in points],
                 "values": [float(f"{value:.5g}") for _, value in points],
             }
-            for curve in curves
-            for points in [downsample(curve.points, MOST_POINTS)]
-        ]
-    }
-
-
-def recent(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The newest value of a reading; None where it was never taken."""
-    return next((float(row[key]) for row in reversed(metrics) if _is_number(row.get(key))), None)
+        )
+    return {"curves": collected}

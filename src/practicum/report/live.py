@@ -1,4 +1,4 @@
-"""A run while it goes on: the parts of its page that changed, and whether anybody still writes it."""
+"""Serve the page of a run that is still going: its changes, and the state of its process."""
 
 import hashlib
 import json
@@ -10,13 +10,13 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Literal
 
-from practicum.report.markup import seconds
-from practicum.report.page import PageParts, navigation, page, parts_of
+from practicum.report.markup import format_duration
+from practicum.report.page import PageParts, build_page_parts, render_navigation, render_page
 from practicum.report.reading import RunData, read_run
 from practicum.run_dir import is_alive
 
-MOST_ROLLOUTS = 400
-"""So many rollouts are read for a live page, so that it is made anew within a second."""
+MAX_ROLLOUTS = 400
+"""The number of rollouts that a live page reads, so that it renders within a second."""
 
 FILES = (
     "recipe.json",
@@ -29,18 +29,18 @@ FILES = (
     "doctor.json",
     "summary.json",
 )
-"""The files whose growth is news."""
+"""The files whose growth makes a page outdated."""
 
-IDLE, STEPS = 60.0, 10.0
-"""Nothing written for a minute, and for ten times the longest step, is said to be long."""
+MIN_IDLE_SECONDS, MIN_IDLE_STEPS = 60.0, 10.0
+"""A run is late if it writes nothing for a minute and for ten times its longest step."""
 
-WORK = 4.0
-"""A page that took so long to make is used for this many times as long."""
+REUSE_FACTOR = 4.0
+"""A page is reused for so many times the seconds that it took to render."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RenderedPage:
-    """A page as it was made from the files of one moment."""
+    """A page and the state of the files that it was rendered from."""
 
     signature: tuple[object, ...]
     run: RunData
@@ -50,68 +50,74 @@ class _RenderedPage:
 
 
 class Live:
-    """The page of a run folder, made anew when its files change; of a pipeline's, that of its last stage that began."""
+    """The page of a run's folder, or of the stage of a pipeline that began last.
+
+    It is rendered again when a file changes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._made: _RenderedPage | None = None
+        self._page: _RenderedPage | None = None
 
     def page(self) -> str:
-        """The whole page as it is now; PracticumError where the folder holds no run."""
-        made = self._now()
-        return page(made.parts, _version(made.digests))
+        """Return the whole current page; PracticumError if the folder holds no run."""
+        page = self._refresh()
+        return render_page(page.parts, _join_version(page.digests))
 
     def get_changes_since(self, version: str) -> dict[str, Any]:
-        """What changed since a version that the reader has, and how the run is."""
-        made = self._now()
-        known = dict(part.split(":", 1) for part in version.split(",") if ":" in part)
-        changed = [id for id, digest in made.digests.items() if known.get(id) != digest]
-        text, kind = _status(made.run)
+        """Return the sections that changed since the reader's version, and the run's status."""
+        page = self._refresh()
+        digests = dict(part.split(":", 1) for part in version.split(",") if ":" in part)
+        changed = [id for id, digest in page.digests.items() if digests.get(id) != digest]
+        text, kind = _describe_status(page.run)
         news = {
-            "version": _version(made.digests),
+            "version": _join_version(page.digests),
             "status": text,
             "kind": kind,
-            "finished": made.run.finished,
+            "finished": page.run.is_finished,
         }
-        if not changed and len(known) == len(made.digests):
+        if not changed and len(digests) == len(page.digests):
             return news
         return {
             **news,
-            "title": made.parts.title,
-            "order": list(made.parts.html),
-            "html": {id: made.parts.html[id] for id in changed},
-            "links": navigation(made.parts),
-            "data": made.parts.data,
+            "title": page.parts.title,
+            "order": list(page.parts.html),
+            "html": {id: page.parts.html[id] for id in changed},
+            "links": render_navigation(page.parts),
+            "data": page.parts.data,
         }
 
-    def _now(self) -> _RenderedPage:
+    def _refresh(self) -> _RenderedPage:
+        """Render the page if its files changed and the last rendering is too old."""
+        # Requests that arrive while a page is rendered wait for it: rendering twice gains nothing.
         with self._lock:
             folder = stage_of(self._folder)
-            ended = (folder / "summary.json").is_file()
-            signature = (folder, *(_mark(folder / name) for name in FILES))
-            made = self._made
-            if made is None or (
-                made.signature != signature and (monotonic() > made.good_until or ended)
+            has_ended = (folder / "summary.json").is_file()
+            # The files are looked at before they are read: what is written in between looks like a
+            # change at the next call, and is never missed.
+            signature = (folder, *(_read_stamp(folder / name) for name in FILES))
+            page = self._page
+            if page is None or (
+                page.signature != signature and (monotonic() > page.good_until or has_ended)
             ):
                 start = monotonic()
-                run = read_run(folder, MOST_ROLLOUTS)
-                parts = parts_of(run)
-                good_until = monotonic() + WORK * (monotonic() - start)
-                made = self._made = _RenderedPage(
-                    signature, run, parts, _digests(parts), good_until
-                )
-            return made
+                run = read_run(folder, MAX_ROLLOUTS)
+                parts = build_page_parts(run)
+                good_until = monotonic() + REUSE_FACTOR * (monotonic() - start)
+                page = _RenderedPage(signature, run, parts, _digest_sections(parts), good_until)
+                self._page = page
+            return page
 
 
 def stage_of(folder: Path) -> Path:
-    """The folder itself, or of a pipeline the last stage that began."""
-    begun = sorted(path.parent for path in (folder / "stages").glob("*/recipe.json"))
-    return begun[-1] if begun else folder
+    """Return the folder itself, or for a pipeline the stage that began last."""
+    stages = sorted(path.parent for path in (folder / "stages").glob("*/recipe.json"))
+    return stages[-1] if stages else folder
 
 
-def _mark(path: Path) -> tuple[int, int] | None:
-    """What changes when a file does."""
+def _read_stamp(path: Path) -> tuple[int, int] | None:
+    """Return size and modification time of a file, or None if it is absent."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -119,53 +125,50 @@ def _mark(path: Path) -> tuple[int, int] | None:
     return state.st_size, state.st_mtime_ns
 
 
-def _digests(parts: PageParts) -> dict[str, str]:
-    """A few letters for each part; the numbers under the heat map and the curves count with them."""
-    under = {"heat": parts.data["heat"], "curves": parts.data["charts"]}
+def _digest_sections(parts: PageParts) -> dict[str, str]:
+    """Return a short digest of each section and of the numbers behind it."""
+    # The script draws from these numbers, so a section changes with them even if its HTML does not.
+    data = {"heat": parts.data["heat"], "curves": parts.data["charts"]}
     return {
-        id: hashlib.sha256((text + json.dumps(under.get(id))).encode()).hexdigest()[:12]
+        id: hashlib.sha256((text + json.dumps(data.get(id))).encode()).hexdigest()[:12]
         for id, text in parts.html.items()
     }
 
 
-def _version(digests: Mapping[str, str]) -> str:
+def _join_version(digests: Mapping[str, str]) -> str:
     return ",".join(f"{id}:{digest}" for id, digest in digests.items())
 
 
-def _status(run: RunData) -> tuple[str, str]:
-    """One line about how the run is, and what kind of news that is."""
-    if run.finished:
+def _describe_status(run: RunData) -> tuple[str, str]:
+    """Return one line about the run, and the kind of news that it is."""
+    if run.is_finished:
         return "finished", "done"
-    done = int(run.metrics[-1]["step"]) if run.metrics else 0
-    where = f"step {done} of {run.steps}" if done else "no step finished yet"
-    idle = max(time() - _last_written(run.folder), 0.0)
+    step = f"step {run.last_step} of {run.num_steps}" if run.last_step else "no step finished yet"
+    stamps = [_read_stamp(run.folder / name) for name in FILES]
+    last_written = max((stamp[1] for stamp in stamps if stamp is not None), default=0) / 1e9
+    idle = max(time() - last_written, 0.0)
     if writer(run.folder) == "gone":
-        return f"{where}; nobody writes this run any more: go on with --resume", "late"
-    if idle > max(IDLE, STEPS * _longest_step(run)):
-        return f"{where}; nothing was written for {seconds(idle)}", "late"
-    return f"{where}; running", "on"
+        return f"{step}; no process writes this run any more: go on with --resume", "late"
+    if idle > max(MIN_IDLE_SECONDS, MIN_IDLE_STEPS * _find_longest_step(run)):
+        return f"{step}; nothing was written for {format_duration(idle)}", "late"
+    return f"{step}; running", "on"
 
 
-def _last_written(folder: Path) -> float:
-    marks = [_mark(folder / name) for name in FILES]
-    return max((mark[1] for mark in marks if mark is not None), default=0) / 1e9
-
-
-def _longest_step(run: RunData) -> float:
-    return max(
-        (
-            sum(value for name, value in row.items() if name.startswith("seconds_"))
-            for row in run.timings
-        ),
-        default=0.0,
+def _find_longest_step(run: RunData) -> float:
+    """Return the seconds of the longest step so far."""
+    durations = (
+        sum(value for name, value in row.items() if name.startswith("seconds_"))
+        for row in run.timings
     )
+    return max(durations, default=0.0)
 
 
 def writer(folder: Path) -> Literal["alive", "gone", "unknown"]:
-    """Whether a process still writes the run, by its signature in run.lock; unknown where it ran on another machine.
+    """Find out from the signature in run.lock whether a process still writes the run.
 
-    The lock itself is not tried: holding it for a moment could turn away a run that is just starting.
+    The answer is unknown for a process of another machine.
     """
+    # The lock itself is not tried: holding it for a moment could turn away a run that just starts.
     try:
         text = (folder / "run.lock").read_text(encoding="utf-8")
         signature = json.loads(text) if text.strip() else None

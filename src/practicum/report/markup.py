@@ -1,7 +1,7 @@
 """Small pieces of HTML: escaped text, numbers, tables, bars and sections."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from practicum.text import make_printable
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: its name in addresses, what links call it, its heading, one line about it, and its HTML."""
+    """A section of the page: id, text of links to it, heading, a line about it, and its HTML."""
 
     id: str
     link: str
@@ -20,112 +20,108 @@ class Section:
 
 
 def safe(text: str, *, lines: bool = False) -> str:
-    """Text of users and models: control and direction characters made visible, markup made plain."""
-    shown = (
-        "\n".join(make_printable(line) for line in text.splitlines())
-        if lines
-        else make_printable(text)
-    )
-    return html.escape(shown)
+    """Escape text of users and models: markup becomes plain, control characters become visible.
+
+    Line breaks stay only with `lines`.
+    """
+    printable = "\n".join(map(make_printable, text.splitlines())) if lines else make_printable(text)
+    return html.escape(printable)
 
 
-def number(value: Any) -> str:
-    """Three digits, or a mean with its interval; nothing for None."""
-    if value is None:
+def format_number(number: Any) -> str:
+    """Format a number with three digits, or a mean with its interval; None becomes empty."""
+    if number is None:
         return ""
-    if isinstance(value, dict):
-        return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
-    return f"{value:.3g}"
+    if isinstance(number, dict):
+        return f"{number['mean']:.2f} [{number['low']:.2f}, {number['high']:.2f}]"
+    return f"{number:.3g}"
 
 
-def count(value: float | int) -> str:
-    """A count with its thousands apart, for example 12,800."""
-    return f"{value:,.0f}"
+def format_count(count: float | int) -> str:
+    """Format a count with separated thousands, for example 12,800."""
+    return f"{count:,.0f}"
 
 
-def percent(share: float | int) -> str:
-    """A share as 12.3 %, and 0 where there is nothing."""
+def format_percent(share: float | int) -> str:
+    """Format a share as a percentage, for example 12.3 %."""
     return f"{100 * share:.1f} %"
 
 
-def seconds(value: float) -> str:
-    """A span of time as a person says it, for example 2 min 5 s."""
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
+def format_duration(seconds: float) -> str:
+    """Format a number of seconds, for example 2 min 5 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, full_seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {full_seconds} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def table(
+def render_table(
     head: Sequence[str],
     body: Sequence[Sequence[str]],
     *,
     numbers: Sequence[int] = (),
     label: str = "",
-    first: int | None = None,
-    most: int | None = None,
+    max_open: int | None = None,
+    max_rows: int | None = None,
 ) -> str:
-    """A table of ready HTML cells, the first of each row its heading; the columns in `numbers` are set flush right.
+    """Render a table of HTML cells; the first cell of a row is its heading.
 
-    Of more rows than `first` the others, up to row `most`, are in a table that opens on demand.
+    The columns in `numbers` are aligned right. If there are more than `max_open` rows, the others,
+    up to row `max_rows`, stand in a table that opens on demand.
     """
-    if first is not None and len(body) > first:
-        shown = table(head, body[:first], numbers=numbers, label=label)
-        rest = table(head, body[first:most], numbers=numbers, label=f"more {label}")
-        return shown + render_details(f"{count(len(body) - first)} more", rest)
-
-    def kind(place: int) -> str:
-        return ' class="n"' if place in numbers else ""
-
-    def cell(place: int, content: str) -> str:
-        return (
-            f'<th scope="row">{content}</th>' if place == 0 else f"<td{kind(place)}>{content}</td>"
-        )
-
-    top = "".join(
-        f'<th scope="col"{kind(place)}>{content}</th>' for place, content in enumerate(head)
+    if max_open is not None and len(body) > max_open:
+        top = render_table(head, body[:max_open], numbers=numbers, label=label)
+        more = render_table(head, body[max_open:max_rows], numbers=numbers, label=f"more {label}")
+        return top + render_details(f"{format_count(len(body) - max_open)} more", more)
+    kinds = [' class="n"' if column in numbers else "" for column in range(len(head))]
+    titles = "".join(
+        f'<th scope="col"{kind}>{title}</th>' for kind, title in zip(kinds, head, strict=True)
     )
-    rows = "".join(
-        f"<tr>{''.join(cell(place, content) for place, content in enumerate(row))}</tr>"
-        for row in body
-    )
-    name = html.escape(label or "table")
+    rows = ""
+    for name, *row in body:
+        cells = "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds[1:], row, strict=True))
+        rows += f'<tr><th scope="row">{name}</th>{cells}</tr>'
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table><thead><tr>{top}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        '<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{html.escape(label or "table")}">'
+        f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
-def panel(title: str, body: str) -> str:
-    """Return one of several parts beside each other; nothing for an empty body."""
-    return f'<div class="panel"><h3>{title}</h3>{body}</div>' if body else ""
+def render_panels(bodies: Mapping[str, str]) -> str:
+    """Render panels beside each other, by title; one with an empty body is left out."""
+    panels = "".join(
+        f'<div class="panel"><h3>{title}</h3>{body}</div>' for title, body in bodies.items() if body
+    )
+    return f'<div class="panels">{panels}</div>'
 
 
 def document(title: str, style: str, body: str) -> str:
-    """Return a page that loads nothing; `title` and `body` are HTML."""
+    """Render a page that loads nothing; `title` and `body` are HTML."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>'
-        f"<body>{body}</body></html>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{style}</style></head><body>{body}</body></html>\n"
     )
 
 
-def bar(share: float | int) -> str:
-    """A bar of a table's cell, filled to `share` of its width."""
+def render_bar(share: float | int) -> str:
+    """Render a bar for a table's cell, filled to `share` of its width."""
     width = 100 * min(max(share, 0.0), 1.0)
     return (
-        f'<svg class="bar " viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{width:.1f}" height="8"/></svg>'
+        '<svg class="bar " viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="rail" width="100" height="8"/>'
+        f'<rect class="fill" width="{width:.1f}" height="8"/></svg>'
     )
 
 
-def note(text: str) -> str:
-    """A sentence in small print; `text` is HTML."""
+def render_note(text: str) -> str:
+    """Render a sentence of HTML in small print."""
     return f'<p class="note">{text}</p>'
 
 
 def render_details(title: str, body: str) -> str:
-    """A part that opens on demand."""
+    """Render a part that opens on demand."""
     return f"<details><summary>{title}</summary>{body}</details>"

@@ -1,4 +1,4 @@
-"""The page: its sections in order, and everything they need inside one file that can load nothing."""
+"""The page: its sections in order, in one file that cannot load anything."""
 
 import base64
 import hashlib
@@ -9,18 +9,22 @@ from importlib.resources import files
 from typing import Any
 
 from practicum.report.accounting import (
-    alarms_section,
-    doctor_section,
-    dropped_section,
-    reproduce_section,
+    build_alarms_section,
+    build_doctor_section,
+    build_dropped_section,
+    build_reproduce_section,
 )
-from practicum.report.answers import answers_section, evaluation_section, lengths_section
-from practicum.report.curves import curves_section
-from practicum.report.heatmap import heatmap_section
+from practicum.report.answers import (
+    build_answers_section,
+    build_evaluation_section,
+    build_lengths_section,
+)
+from practicum.report.curves import build_curves_section
+from practicum.report.heatmap import build_heatmap_section
 from practicum.report.markup import Section, safe
 from practicum.report.reading import RunData
-from practicum.report.tokens import tokens_section
-from practicum.report.verdict import verdict
+from practicum.report.tokens import build_tokens_section
+from practicum.report.verdict import render_verdict
 
 STYLE = files("practicum.report").joinpath("page.css").read_text(encoding="utf-8")
 SCRIPT = files("practicum.report").joinpath("page.js").read_text(encoding="utf-8")
@@ -28,7 +32,7 @@ SCRIPT = files("practicum.report").joinpath("page.js").read_text(encoding="utf-8
 
 @dataclass(frozen=True, slots=True)
 class PageParts:
-    """A page before it is put together: its sections as HTML by name, what links call them, the numbers under them."""
+    """The parts of a page: HTML and link text of each section by id, and numbers for the script."""
 
     title: str
     about: str
@@ -37,70 +41,82 @@ class PageParts:
     data: Mapping[str, Any]
 
 
-def parts_of(run: RunData) -> PageParts:
-    """The parts of a run's page, in order."""
-    heat, heat_data = heatmap_section(run)
-    curves, curves_data = curves_section(run)
-    sections = [
+def build_page_parts(run: RunData) -> PageParts:
+    """Build the sections of a run's page, in order; a section without content is left out."""
+    heat, heat_data = build_heatmap_section(run)
+    curves, curves_data = build_curves_section(run)
+    candidates = [
         heat,
         curves,
-        alarms_section(run),
-        evaluation_section(run),
-        tokens_section(run),
-        lengths_section(run),
-        answers_section(run),
-        dropped_section(run),
-        doctor_section(run),
-        reproduce_section(run),
+        build_alarms_section(run),
+        build_evaluation_section(run),
+        build_tokens_section(run),
+        build_lengths_section(run),
+        build_answers_section(run),
+        build_dropped_section(run),
+        build_doctor_section(run),
+        build_reproduce_section(run),
     ]
-    found = [section for section in sections if section is not None]
+    sections = [section for section in candidates if section is not None]
     return PageParts(
         title=run.name,
         about=str(run.recipe.get("about") or ""),
-        html={"verdict": verdict(run), **{section.id: _section(section) for section in found}},
-        links={"verdict": "Verdict", **{section.id: section.link for section in found}},
+        html={
+            "verdict": render_verdict(run),
+            **{section.id: _render_section(section) for section in sections},
+        },
+        links={"verdict": "Verdict", **{section.id: section.link for section in sections}},
         data={"heat": heat_data, "charts": curves_data},
     )
 
 
-def page(parts: PageParts, version: str | None = None) -> str:
-    """The whole page; one with a `version` is live: it asks the server that it came from for news, and nobody else."""
-    live = version is not None
-    status = '<p class="live" role="status"></p>' if live else ""
-    state = f' data-live="{version}"' if live else ""
+def render_page(parts: PageParts, version: str | None = None) -> str:
+    """Render the whole page; one with a `version` is live and polls its own server for changes."""
+    is_live = version is not None
+    status = '<p class="live" role="status"></p>' if is_live else ""
+    state = f' data-live="{version}"' if is_live else ""
+    title = safe(parts.title)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{_policy(live)}<title>{safe(parts.title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"{_render_policy(is_live)}<title>{title}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head>"
         f'<body{state}><a class="skip" href="#verdict">to the verdict</a>'
-        f'<header><h1>{safe(parts.title)}</h1><p class="about">{safe(parts.about)}</p>{status}</header>'
-        f'<nav aria-label="sections">{navigation(parts)}</nav><main>{"".join(parts.html.values())}</main>'
-        f"<footer>written by practicum from the run folder alone</footer>"
-        f'<script type="application/json" id="data">{embedded(parts.data)}</script><script>{SCRIPT}</script></body></html>\n'
+        f'<header><h1>{title}</h1><p class="about">{safe(parts.about)}</p>{status}</header>'
+        f'<nav aria-label="sections">{render_navigation(parts)}</nav>'
+        f"<main>{''.join(parts.html.values())}</main>"
+        "<footer>written by practicum from the run folder alone</footer>"
+        f'<script type="application/json" id="data">{embed_json(parts.data)}</script>'
+        f"<script>{SCRIPT}</script></body></html>\n"
     )
 
 
-def navigation(parts: PageParts) -> str:
-    """The way to each section."""
+def render_navigation(parts: PageParts) -> str:
+    """Render the links to all sections."""
     return "".join(f'<a href="#{id}">{title}</a>' for id, title in parts.links.items())
 
 
-def embedded(data: object) -> str:
-    """JSON that stands inside a script element: no character of it can end the element or begin a comment."""
+def embed_json(data: object) -> str:
+    """Encode JSON for a script element: no character can end the element or open a comment."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _section(section: Section) -> str:
+def _render_section(section: Section) -> str:
     about = f'<p class="about">{section.about}</p>' if section.about else ""
     return (
-        f'<section id="{section.id}" aria-labelledby="{section.id}-title"><h2 id="{section.id}-title">{section.title}</h2>'
-        f"{about}{section.body}</section>"
+        f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
+        f'<h2 id="{section.id}-title">{section.title}</h2>{about}{section.body}</section>'
     )
 
 
-def _policy(live: bool) -> str:
-    """The content security policy: this style, this script, nothing from anywhere; a live page may ask its own server."""
-    server = "'self'" if live else "'none'"
+def _render_policy(is_live: bool) -> str:
+    """Render a content security policy that allows this style and this script, and nothing else.
+
+    Digests stand in place of 'unsafe-inline': text of a model that slipped through as markup still
+    could not run. A live page may connect to its own server.
+    """
+    server = "'self'" if is_live else "'none'"
     rules = [
         "default-src 'none'",
         f"style-src '{_digest(STYLE)}'",

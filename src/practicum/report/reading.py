@@ -1,6 +1,6 @@
-"""What a run's folder holds, read for the page; every file but recipe.json may be absent or still growing."""
+"""Read a run's folder for its page; every file but recipe.json may be absent or still growing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,21 @@ from pydantic import TypeAdapter
 from practicum.errors import RecipeError
 from practicum.run_dir import parse_row, read_json, read_rows, shapes
 
-MOST_ROLLOUTS = 2000
-"""So many rollouts, spread evenly over the run, are read for the panels about tokens."""
+MAX_ROLLOUTS = 2000
+"""The number of rollouts, spread evenly over the run, that the panels about tokens read."""
 
-MOST_VALUES = 400_000
-"""So many tokens of them, at most, so that long answers cost no more than short ones."""
+MAX_TOKENS = 400_000
+"""The number of their tokens, at most, so that long completions cost no more than short ones."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A run as its folder tells it; None or empty where a file is not there.
+    """The contents of a run's folder; None or empty if a file is absent.
 
-    `before`, `after` and `teacher` are evaluations as JSON data. `rollouts` are a sample of `rollouts_total`.
+    `before`, `after` and `teacher` are evaluations as JSON data. `rollouts` are a sample of
+    `rollouts_total`.
     """
 
     folder: Path
@@ -57,51 +58,57 @@ class RunData:
         return int(self.recipe.get("seed", 0))
 
     @property
-    def steps(self) -> int:
-        """How many steps the recipe asks for."""
+    def num_steps(self) -> int:
+        """The number of steps that the recipe asks for."""
         return int(self.recipe["train"]["steps"])
 
     @property
-    def finished(self) -> bool:
-        """Whether the run has come to its end."""
+    def last_step(self) -> int:
+        """The newest step that is done, or 0."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the run has ended."""
         return self.summary is not None
 
 
-def read_run(folder: Path, most_rollouts: int = MOST_ROLLOUTS) -> RunData:
-    """Everything a page is made of; RecipeError where the folder holds no run."""
-    saved = _recipe(folder)
-    before = _object(folder / "before.json", shapes.BEFORE) or {}
-    after = _object(folder / "after.json", shapes.AFTER) or {}
-    rollouts, total = sampled_rows(folder / "rollouts.jsonl", most_rollouts)
-    starts = rows(folder / "starts.jsonl", shapes.START)
-    doctor = _object(folder / "doctor.json", shapes.DOCTOR)
+def read_run(folder: Path, max_rollouts: int = MAX_ROLLOUTS) -> RunData:
+    """Read everything that a page shows; RecipeError if the folder holds no run."""
+    saved = _read_recipe(folder)
+    before = _read_object(folder / "before.json", shapes.BEFORE) or {}
+    after = _read_object(folder / "after.json", shapes.AFTER) or {}
+    rollouts, total = sample_rows(folder / "rollouts.jsonl", max_rollouts)
+    starts = _read_journal(folder / "starts.jsonl", shapes.START)
+    doctor = _read_object(folder / "doctor.json", shapes.DOCTOR)
+    beside = folder.with_name(f"{folder.name}.doctor.json")
     return RunData(
         folder=folder,
         recipe=saved["recipe"],
         identity=saved.get("identity", {}),
         prompts=saved.get("prompts"),
         changes=saved.get("changes", []),
-        summary=_object(folder / "summary.json", shapes.SUMMARY),
+        summary=_read_object(folder / "summary.json", shapes.SUMMARY),
         before=before.get("student"),
         teacher=before.get("teacher"),
         after=after.get("student"),
-        metrics=rows(folder / "metrics.jsonl", shapes.METRICS),
-        timings=rows(folder / "timings.jsonl", shapes.TIMINGS),
-        alarms=rows(folder / "alarms.jsonl", shapes.ALARM),
-        doctor=doctor or _object(folder.with_name(f"{folder.name}.doctor.json"), shapes.DOCTOR),
+        metrics=_read_journal(folder / "metrics.jsonl", shapes.METRICS),
+        timings=_read_journal(folder / "timings.jsonl", shapes.TIMINGS),
+        alarms=_read_journal(folder / "alarms.jsonl", shapes.ALARM),
+        doctor=doctor or _read_object(beside, shapes.DOCTOR),
         rollouts=rollouts,
         rollouts_total=total,
         vocabulary={
             row["id"]: (row["text"], row["control"])
-            for row in rows(folder / "vocabulary.jsonl", shapes.VOCABULARY)
+            for row in _read_journal(folder / "vocabulary.jsonl", shapes.VOCABULARY)
         },
-        rejected=rows(folder / "rejected.jsonl", shapes.REJECTED),
+        rejected=_read_journal(folder / "rejected.jsonl", shapes.REJECTED),
         starts=starts,
         versions=starts[-1]["versions"] if starts else None,
     )
 
 
-def _recipe(folder: Path) -> dict[str, Any]:
+def _read_recipe(folder: Path) -> dict[str, Any]:
     path = folder / "recipe.json"
     if not path.is_file():
         missing = "recipe.json is missing" if folder.is_dir() else "there is no such folder"
@@ -111,46 +118,44 @@ def _recipe(folder: Path) -> dict[str, Any]:
     return read_json(path, shapes.SHOWN_RUN)
 
 
-def _object(path: Path, shape: TypeAdapter[Any]) -> dict[str, Any] | None:
-    """Return a JSON object, or None where there is no file; CheckpointError where it is damaged."""
+def _read_object(path: Path, shape: TypeAdapter[Any]) -> dict[str, Any] | None:
+    """Return a JSON object, or None if there is no file; CheckpointError if it is damaged."""
     return read_json(path, shape) if path.is_file() else None
 
 
-def rows(path: Path, shape: TypeAdapter[Any]) -> list[Row]:
-    """Return the whole rows of a journal that may be growing; none where there is no file."""
+def _read_journal(path: Path, shape: TypeAdapter[Any]) -> list[Row]:
+    """Return the complete rows of a journal that may be growing; none if there is no file."""
     return list(read_rows(path, shape)) if path.is_file() else []
 
 
-def sampled_rows(
-    path: Path, most: int, shape: TypeAdapter[Any] = shapes.ROLLOUT
+def sample_rows(
+    path: Path, max_rows: int, shape: TypeAdapter[Any] = shapes.ROLLOUT
 ) -> tuple[list[Row], int]:
-    """At most `most` rows, spread evenly from the first to the last, and how many there are.
+    """Return up to `max_rows` rows, spread evenly from first to last, and the number of all rows.
 
-    Only the chosen ones are parsed, so a large file costs little more than reading it.
+    Only the chosen rows are parsed, so a large file costs little more than reading it.
     """
     if not path.is_file():
         return [], 0
     with path.open("rb") as file:
+        # A last line without its end is a row that the run is still writing.
         starts = [0]
         for line in file:
             if not line.endswith(b"\n"):
                 break
             starts.append(starts[-1] + len(line))
         count = len(starts) - 1
-        chosen = (
-            range(count)
-            if count <= most
-            else [place * (count - 1) // (most - 1) for place in range(most)]
-        )
-        found: list[Row] = []
-        values = 0
-        for place in chosen:
-            file.seek(starts[place])
-            found.append(
-                parse_row(path, place + 1, file.read(starts[place + 1] - starts[place]), shape)
-            )
-            values += len(found[-1]["tokens"])
-    if values > MOST_VALUES and len(found) > 2:
-        stride = -(-values // MOST_VALUES)
-        found = found[::stride]
-    return found, count
+        indices: Sequence[int] = range(count)
+        if count > max_rows:
+            # Dividing by one less than the number of rows makes the first and the last one hits.
+            indices = [index * (count - 1) // (max_rows - 1) for index in range(max_rows)]
+        rows: list[Row] = []
+        for index in indices:
+            file.seek(starts[index])
+            line = file.read(starts[index + 1] - starts[index])
+            rows.append(parse_row(path, index + 1, line, shape))
+    tokens = sum(len(row["tokens"]) for row in rows)
+    # Thinning by a stride keeps the sample even; cutting its end would lose the newest steps.
+    if tokens > MAX_TOKENS and len(rows) > 2:
+        rows = rows[:: -(-tokens // MAX_TOKENS)]
+    return rows, count

@@ -1,19 +1,31 @@
-"""Where the divergence sits: by place, by kind of token, by token, by correctness, and how concentrated it is.
+"""The divergence by position, by kind of token, by token, and by correctness of the completion.
 
-All of it from the sample of rollouts that the page reads. A token counts where the run learned from it.
+All numbers come from the sample of rollouts that the page reads, and from the tokens that the run
+trained on.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from practicum.report.charts import legend_figure, ranged_chart
-from practicum.report.markup import Section, bar, count, note, number, panel, percent, safe, table
+from practicum.report.charts import Ranged, render_figure, render_ranged_chart
+from practicum.report.markup import (
+    Section,
+    format_count,
+    format_number,
+    format_percent,
+    render_bar,
+    render_note,
+    render_panels,
+    render_table,
+    safe,
+)
 from practicum.report.reading import Row, RunData
 from practicum.statistics import (
     Interval,
@@ -23,16 +35,18 @@ from practicum.statistics import (
     participation_ratio,
 )
 
-SHOWN_TOKENS = 20
-PART = 0.2
-"""The first and the last fifth of the steps are compared."""
+MAX_TOKENS = 20
+"""The number of tokens in the table of the most expensive ones."""
+
+COMPARED_SHARE = 0.2
+"""The share of the steps at either end of the run that are compared: a fifth."""
 
 KINDS = ("special", "newline", "space", "digit", "punctuation", "word start", "word piece", "other")
-"""Every token is of one of these kinds, by how it reads."""
+"""The kinds of tokens, by their text."""
 
 
-def kind_of(text: str, control: bool) -> str:
-    """The kind of a token: what it reads as decides, and special tokens are special whatever they read as."""
+def identify_kind(text: str, control: bool) -> str:
+    """Return the kind of a token: `special` for control tokens, otherwise decided by its text."""
     bare = text.strip()
     if control:
         return "special"
@@ -42,321 +56,285 @@ def kind_of(text: str, control: bool) -> str:
         return "digit"
     if any(letter.isalpha() for letter in bare):
         return "word start" if text[0].isspace() else "word piece"
-    return (
-        "punctuation"
-        if all(not letter.isalnum() for letter in bare) and bare.isprintable()
-        else "other"
-    )
+    is_punctuation = bare.isprintable() and not any(letter.isalnum() for letter in bare)
+    return "punctuation" if is_punctuation else "other"
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The supervised tokens of the sampled rollouts, one entry a token.
+    """The supervised tokens of the sampled rollouts as columns, one entry per token.
 
-    `value` is the divergence in nats, or the sampled log-ratio (student minus teacher) where no divergence is recorded;
-    `exact` says which. `row` leads to the rollout.
+    `value` is the divergence in nats, or the sampled log-ratio (student minus teacher) if no
+    divergence is recorded, in which case the table is not `exact`. `row` is the index of a token's
+    rollout in `rows`, `position` its place in the completion, `token` its id.
     """
 
     rows: Sequence[Row]
-    row: Tensor
-    place: Tensor
-    token: Tensor
-    value: Tensor
+    row: Int[Tensor, " T"]
+    position: Int[Tensor, " T"]
+    token: Int[Tensor, " T"]
+    value: Float[Tensor, " T"]
     exact: bool
 
     def __len__(self) -> int:
         return len(self.value)
 
     @cached_property
-    def step(self) -> Tensor:
+    def step(self) -> Int[Tensor, " T"]:
         """The step of each token."""
         return torch.tensor([row["step"] for row in self.rows], dtype=torch.long)[self.row]
 
     @cached_property
-    def group(self) -> Tensor:
-        """The prompt of each token, as a number: prompts are what an interval resamples."""
-        names = {
-            name: number
-            for number, name in enumerate(dict.fromkeys(row["prompt"] for row in self.rows))
-        }
-        return torch.tensor([names[row["prompt"]] for row in self.rows], dtype=torch.long)[self.row]
+    def group(self) -> Int[Tensor, " T"]:
+        """The index of each token's prompt: intervals resample prompts."""
+        prompts = [row["prompt"] for row in self.rows]
+        indices = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
+        return torch.tensor([indices[prompt] for prompt in prompts], dtype=torch.long)[self.row]
 
-    def where(self, chosen: Tensor) -> "TokenTable":
-        """The tokens at which `chosen` holds."""
+    def select(self, mask: Bool[Tensor, " T"]) -> "TokenTable":
+        """Return the tokens that a mask selects."""
         return TokenTable(
             self.rows,
-            self.row[chosen],
-            self.place[chosen],
-            self.token[chosen],
-            self.value[chosen],
+            self.row[mask],
+            self.position[mask],
+            self.token[mask],
+            self.value[mask],
             self.exact,
         )
 
-    def mean(self, seed: int) -> Interval | None:
-        """The mean value with an interval by bootstrap over prompts; None where there is no token."""
+    def estimate_mean(self, seed: int) -> Interval | None:
+        """Estimate the mean value by bootstrap over prompts; None without tokens."""
         if not len(self):
             return None
+        # Tokens of one prompt depend on each other, so an interval over tokens would be too narrow.
         order = self.group.argsort(stable=True)
         sizes = torch.bincount(self.group[order])
         return cluster_bootstrap(self.value[order].split(sizes[sizes > 0].tolist()), seed)
 
 
-def tokens_of(rows: Sequence[Row]) -> TokenTable:
-    """The supervised tokens with a known value; without any, the lists are empty."""
-    exact = any(value is not None for row in rows for value in row.get("divergence", ()))
+def build_token_table(rows: Sequence[Row]) -> TokenTable:
+    """Build the table of supervised tokens with a known value."""
+    is_exact = any(value is not None for row in rows for value in row.get("divergence", ()))
     columns: list[Tensor] = []
-    for number_, row in enumerate(rows):
-        values = (
-            _column(row["divergence"])
-            if exact
-            else _column(row["policy_logprobs"]) - _column(row["teacher_logprobs"])
-        )
-        known = torch.tensor(row["loss_mask"], dtype=torch.bool) & ~values.isnan()
-        places = known.nonzero()[:, 0]
-        ids = torch.tensor(row["tokens"], dtype=torch.long)[places]
-        columns.append(
-            torch.stack([torch.full_like(places, number_), places, ids, places]).double()
-        )
-        columns[-1][3] = values[places]
-    whole = torch.cat(columns, dim=1) if columns else torch.zeros(4, 0)
-    return TokenTable(
-        rows, whole[0].long(), whole[1].long(), whole[2].long(), whole[3].double(), exact
-    )
+    for index, row in enumerate(rows):
+        if is_exact:
+            values = _read_column(row["divergence"])
+        else:
+            values = _subtract_logprobs(row["policy_logprobs"], row["teacher_logprobs"])
+        is_known = torch.tensor(row["loss_mask"], dtype=torch.bool) & ~values.isnan()
+        positions = is_known.nonzero()[:, 0]
+        ids = torch.tensor(row["tokens"], dtype=torch.long)[positions]
+        # One float64 table holds indices and ids exactly and makes a single concatenation enough.
+        indices = torch.full_like(positions, index)
+        columns.append(torch.stack([indices, positions, ids, values[positions]]))
+    table = torch.cat(columns, dim=1) if columns else torch.zeros(4, 0, dtype=torch.float64)
+    return TokenTable(rows, table[0].long(), table[1].long(), table[2].long(), table[3], is_exact)
 
 
-def _column(values: Sequence[float | None]) -> Tensor:
+def _read_column(values: Sequence[float | None]) -> Float[Tensor, " T"]:
     return torch.tensor(
         [math.nan if value is None else value for value in values], dtype=torch.float64
     )
 
 
-def tokens_section(run: RunData) -> Section | None:
-    """The panels about where the divergence sits; None before the first rollout."""
-    tokens = tokens_of(run.rollouts)
+def _subtract_logprobs(
+    logprobs: Sequence[float | None], reference: Sequence[float | None]
+) -> Float[Tensor, " T"]:
+    return _read_column(logprobs) - _read_column(reference)
+
+
+def build_tokens_section(run: RunData) -> Section | None:
+    """Build the panels about where the divergence sits; None before the first rollout."""
+    tokens = build_token_table(run.rollouts)
     if not len(tokens):
         return None
-    first, last = _ends(tokens)
-    body = "".join(
-        [
-            _sample_note(run, tokens),
-            '<div class="panels">',
-            panel("By place in the answer", _by_place(tokens, first, last, run.seed)),
-            panel("By kind of token", _by_kind(tokens, first, last, run)),
-            panel("By correctness", _by_correctness(tokens, run)),
-            panel("Dearest tokens", _dearest(tokens, run)),
-            "</div>",
-        ]
-    )
-    title = "Where the divergence sits" if tokens.exact else "Where the log-ratio sits"
-    return Section(
-        "tokens",
-        "Divergence",
-        title,
-        "sampled training rollouts, tokens that were learned from",
-        body,
-    )
-
-
-def _ends(tokens: TokenTable) -> tuple[TokenTable, TokenTable]:
-    """The tokens of the first and of the last fifth of the steps."""
     low, high = int(tokens.step.min()), int(tokens.step.max())
-    reach = max(int((high - low + 1) * PART), 1)
-    return tokens.where(tokens.step < low + reach), tokens.where(tokens.step > high - reach)
-
-
-def _sample_note(run: RunData, tokens: TokenTable) -> str:
-    what = (
-        "the divergence of the loss's first term"
-        if tokens.exact
-        else "log p(student) - log p(teacher) of the sampled token"
+    reach = max(int((high - low + 1) * COMPARED_SHARE), 1)
+    first = tokens.select(tokens.step < low + reach)
+    last = tokens.select(tokens.step > high - reach)
+    body = _render_sample_note(run, tokens) + render_panels(
+        {
+            "By place in the answer": _render_positions(tokens, first, last, run.seed),
+            "By kind of token": _render_kinds(tokens, first, last, run),
+            "By correctness": _render_correctness(tokens, run),
+            "Dearest tokens": _render_expensive_tokens(tokens, run),
+        }
     )
+    title = f"Where the {'divergence' if tokens.exact else 'log-ratio'} sits"
+    about = "sampled training rollouts, tokens that were learned from"
+    return Section("tokens", "Divergence", title, about, body)
+
+
+def _render_sample_note(run: RunData, tokens: TokenTable) -> str:
+    meaning = "log p(student) - log p(teacher) of the sampled token"
+    if tokens.exact:
+        meaning = "the divergence of the loss's first term"
     half, part = concentration(tokens.value), participation_ratio(tokens.value.clamp(min=0))
-    facts = "" if half is None else f" Half of it lies on {percent(half)} of the tokens"
+    facts = "" if half is None else f" Half of it lies on {format_percent(half)} of the tokens"
     facts += "" if half is None or part is None else f" (participation ratio {part:.2f})."
-    return note(
-        f"{count(len(run.rollouts))} of {count(run.rollouts_total)} rollouts, {count(len(tokens))} tokens; the value is {what}, "
+    return render_note(
+        f"{format_count(len(run.rollouts))} of {format_count(run.rollouts_total)} rollouts, "
+        f"{format_count(len(tokens))} tokens; the value is {meaning}, "
         f"in nats.{facts} Intervals are 95 %, by bootstrap over prompts."
     )
 
 
-def _spans(longest: int) -> list[tuple[int, int]]:
-    """Places 0, 1, 2-3, 4-7 ...; every place by itself where there are at most eight."""
-    if longest <= 8:
-        return [(place, place + 1) for place in range(longest)]
+def _split_positions(count: int) -> list[tuple[int, int]]:
+    """Split positions into 0, 1, 2-3, 4-7 and so on, or one by one if there are at most eight."""
+    if count <= 8:
+        return [(position, position + 1) for position in range(count)]
     edges = [0, 1]
-    while edges[-1] < longest:
+    while edges[-1] < count:
         edges.append(edges[-1] * 2)
     return list(pairwise(edges))
 
 
-def _by_place(tokens: TokenTable, first: TokenTable, last: TokenTable, seed: int) -> str:
-    spans = _spans(int(tokens.place.max()) + 1)
+def _render_positions(tokens: TokenTable, first: TokenTable, last: TokenTable, seed: int) -> str:
+    spans = _split_positions(int(tokens.position.max()) + 1)
     names = [str(low + 1) if high == low + 1 else f"{low + 1}-{high}" for low, high in spans]
 
-    def ranged(some: TokenTable) -> list[tuple[int, Interval]]:
-        means = [
-            some.where((some.place >= low) & (some.place < high)).mean(seed) for low, high in spans
-        ]
-        return [(place, mean) for place, mean in enumerate(means) if mean is not None]
+    def estimate_means(table: TokenTable) -> list[Ranged]:
+        means = []
+        for index, (low, high) in enumerate(spans):
+            is_inside = (table.position >= low) & (table.position < high)
+            mean = table.select(is_inside).estimate_mean(seed)
+            if mean is not None:
+                means.append((index, mean))
+        return means
 
     groups = [
-        ("first fifth of the steps", "before", ranged(first)),
-        ("last fifth", "student", ranged(last)),
+        ("first fifth of the steps", "before", estimate_means(first)),
+        ("last fifth", "student", estimate_means(last)),
     ]
-    chart = ranged_chart("mean by place in the answer, nats a token", groups, names)
-    return legend_figure(chart, groups)
+    chart = render_ranged_chart("mean by place in the answer, nats a token", groups, names)
+    return render_figure(chart, groups)
 
 
-def _kinds(tokens: TokenTable, run: RunData) -> Tensor:
-    """Each token's kind, as its place in `KINDS`."""
+def _find_kinds(tokens: TokenTable, run: RunData) -> Int[Tensor, " T"]:
+    """Return the index of each token's kind in `KINDS`."""
+    # There are few token ids and many tokens: each id is looked up and classified once.
     ids, inverse = tokens.token.unique(return_inverse=True)
-    known = [run.vocabulary.get(token, (f"<{token}>", False)) for token in ids.tolist()]
-    return torch.tensor([KINDS.index(kind_of(*one)) for one in known], dtype=torch.long)[inverse]
+    entries = [run.vocabulary.get(token, (f"<{token}>", False)) for token in ids.tolist()]
+    kinds = [KINDS.index(identify_kind(text, control)) for text, control in entries]
+    return torch.tensor(kinds, dtype=torch.long)[inverse]
 
 
-def _by_kind(tokens: TokenTable, first: TokenTable, last: TokenTable, run: RunData) -> str:
+def _render_kinds(tokens: TokenTable, first: TokenTable, last: TokenTable, run: RunData) -> str:
     if not run.vocabulary:
-        return note("This run has no vocabulary.jsonl, so what its tokens read as is not known.")
-    kinds, early, late = (_kinds(some, run) for some in (tokens, first, last))
+        return render_note(
+            "This run has no vocabulary.jsonl, so what its tokens read as is not known."
+        )
+    kinds, early, late = (_find_kinds(table, run) for table in (tokens, first, last))
     total = tokens.value.sum().item() or 1.0
     body = []
-    for place, name in enumerate(KINDS):
-        some = tokens.where(kinds == place)
-        mean = some.mean(run.seed)
+    for index, name in enumerate(KINDS):
+        group = tokens.select(kinds == index)
+        mean = group.estimate_mean(run.seed)
         if mean is None:
             continue
-        share = some.value.sum().item() / total
+        share = group.value.sum().item() / total
+        ends = (first.select(early == index), last.select(late == index))
         body.append(
             [
                 name,
-                percent(len(some) / len(tokens)),
-                percent(share),
-                bar(share),
+                format_percent(len(group) / len(tokens)),
+                format_percent(share),
+                render_bar(share),
                 f"{mean:.3f}",
-                f"{_plain(first.where(early == place))} → {_plain(last.where(late == place))}",
+                " → ".join(f"{end.value.mean():.2f}" if len(end) else "none" for end in ends),
             ]
         )
     head = ["kind", "tokens", "of the sum", "", "mean, nats", "first → last"]
-    last_fifths = note("First → last: the mean in the first and in the last fifth of the steps.")
-    return (
-        table(head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token") + last_fifths
-    )
+    return render_table(
+        head, body, numbers=(1, 2, 4, 5), label="divergence by kind of token"
+    ) + render_note("First → last: the mean in the first and in the last fifth of the steps.")
 
 
-def _plain(tokens: TokenTable) -> str:
-    return f"{tokens.value.mean().item():.2f}" if len(tokens) else "none"
-
-
-def _dearest(tokens: TokenTable, run: RunData) -> str:
+def _render_expensive_tokens(tokens: TokenTable, run: RunData) -> str:
     ids, inverse = tokens.token.unique(return_inverse=True)
     sums = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, inverse, tokens.value)
     counts = torch.bincount(inverse, minlength=len(ids))
     total = tokens.value.sum().item() or 1.0
-    order = sums.argsort(descending=True, stable=True)[:SHOWN_TOKENS].tolist()
-    largest = max((sums[place].item() / total for place in order), default=1.0) or 1.0
-    body = [
-        [
-            f"<code>{token_text(int(ids[place]), run)}</code>",
-            count(counts[place].item()),
-            percent(sums[place].item() / total),
-            bar(sums[place].item() / total / largest),
-            f"{(sums[place] / counts[place]).item():.3f}",
-        ]
-        for place in order
-    ]
-    return table(
-        ["token", "times", "of the sum", "", "mean, nats"],
-        body,
-        numbers=(1, 2, 4),
-        label="dearest tokens",
-    )
+    order = sums.argsort(descending=True, stable=True)[:MAX_TOKENS].tolist()
+    largest = max((sums[index].item() / total for index in order), default=1.0) or 1.0
+    body = []
+    for index in order:
+        share = sums[index].item() / total
+        body.append(
+            [
+                f"<code>{_render_token(int(ids[index]), run)}</code>",
+                format_count(counts[index].item()),
+                format_percent(share),
+                render_bar(share / largest),
+                f"{(sums[index] / counts[index]).item():.3f}",
+            ]
+        )
+    head = ["token", "times", "of the sum", "", "mean, nats"]
+    return render_table(head, body, numbers=(1, 2, 4), label="dearest tokens")
 
 
-def token_text(token: int, run: RunData) -> str:
-    """A token as HTML, its spaces visible; its number where the folder does not say what it reads as."""
-    known = run.vocabulary.get(token)
-    return f"&lt;{token}&gt;" if known is None else safe(known[0]).replace(" ", "␣")
+def _render_token(token: int, run: RunData) -> str:
+    """Render a token with visible spaces, or its id if the vocabulary lacks it."""
+    if token not in run.vocabulary:
+        return f"&lt;{token}&gt;"
+    return safe(run.vocabulary[token][0]).replace(" ", "␣")
 
 
-def _by_correctness(tokens: TokenTable, run: RunData) -> str:
+def _render_correctness(tokens: TokenTable, run: RunData) -> str:
     if all(row.get("reward") is None for row in tokens.rows):
         return ""
-    rewards = torch.tensor(
-        [math.nan if row.get("reward") is None else row["reward"] for row in tokens.rows]
-    )
-    columns = [("right", rewards >= 1.0), ("wrong", rewards < 1.0)]
-    lines: list[tuple[str, Callable[[Tensor], str]]] = [
-        ("rollouts", lambda chosen: count(int(chosen.sum()))),
-        (
-            "mean value, nats",
-            lambda chosen: _with_interval(tokens.where(chosen[tokens.row]).mean(run.seed)),
-        ),
-        (
-            "tokens an answer",
-            lambda chosen: _average(
-                [len(tokens.rows[place]["tokens"]) for place in _places(chosen)]
-            ),
-        ),
-        (
-            "student entropy",
-            lambda chosen: _average(_entropies(tokens.rows, chosen, "student_entropy")),
-        ),
-        (
-            "teacher entropy",
-            lambda chosen: _average(_entropies(tokens.rows, chosen, "teacher_entropy")),
-        ),
-        ("cut off", lambda chosen: _cut(tokens.rows, chosen)),
+    rewards = _read_column([row.get("reward") for row in tokens.rows])
+    masks = {"right": rewards >= 1.0, "wrong": rewards < 1.0}
+    columns = []
+    for mask in masks.values():
+        rows = [tokens.rows[index] for index in mask.nonzero()[:, 0].tolist()]
+        mean = tokens.select(mask[tokens.row]).estimate_mean(run.seed)
+        cut = sum(row["stop_reason"] == "length" for row in rows)
+        columns.append(
+            [
+                format_count(len(rows)),
+                "" if mean is None else f"{mean:.3f}",
+                _format_mean([len(row["tokens"]) for row in rows]),
+                _format_entropy(rows, "student_entropy"),
+                _format_entropy(rows, "teacher_entropy"),
+                format_percent(cut / len(rows)) if rows else "",
+            ]
+        )
+    names = [
+        "rollouts",
+        "mean value, nats",
+        "tokens an answer",
+        "student entropy",
+        "teacher entropy",
+        "cut off",
     ]
-    body = [[name, *(show(chosen) for _, chosen in columns)] for name, show in lines]
-    whole = table(
-        ["", *(name for name, _ in columns)], body, numbers=(1, 2), label="by correctness"
-    )
-    return whole + _preference(tokens, rewards)
+    body = list(zip(names, *columns, strict=True))
+    table = render_table(["", *masks], body, numbers=(1, 2), label="by correctness")
+    return table + _render_preference(tokens, rewards)
 
 
-def _preference(tokens: TokenTable, rewards: Tensor) -> str:
-    """Whether the teacher likes right answers better than wrong ones, relative to the student."""
+def _render_preference(tokens: TokenTable, rewards: Float[Tensor, " R"]) -> str:
+    """Render how well the teacher's log-ratio to the student tells right completions from wrong."""
     scores, hits = [], []
-    for place, row in enumerate(tokens.rows):
-        gap = _column(row["teacher_logprobs"]) - _column(row["policy_logprobs"])
+    for row, reward in zip(tokens.rows, rewards.tolist(), strict=True):
+        gap = _subtract_logprobs(row["teacher_logprobs"], row["policy_logprobs"])
         gap = gap[~gap.isnan()]
-        if len(gap) and not math.isnan(rewards[place].item()):
+        if len(gap) and not math.isnan(reward):
             scores.append(gap.mean().item())
-            hits.append(bool(rewards[place] >= 1.0))
+            hits.append(reward >= 1.0)
     area = auroc(scores, hits)
     if area is None:
         return ""
-    return note(
-        f"The teacher's mean log-ratio tells right from wrong with an area under the curve of {area} "
-        "(0.5: not at all; rollouts counted as independent)."
+    return render_note(
+        "The teacher's mean log-ratio tells right from wrong with an area under the curve of "
+        f"{area} (0.5: not at all; rollouts counted as independent)."
     )
 
 
-def _with_interval(mean: Interval | None) -> str:
-    return "" if mean is None else f"{mean:.3f}"
+def _format_entropy(rows: Sequence[Row], name: str) -> str:
+    columns = [row.get(name) or () for row in rows]
+    return _format_mean([value for column in columns for value in column if value is not None])
 
 
-def _places(chosen: Tensor) -> list[int]:
-    return chosen.nonzero()[:, 0].tolist()
-
-
-def _entropies(rows: Sequence[Row], chosen: Tensor, name: str) -> list[float]:
-    return [
-        value
-        for place in _places(chosen)
-        for value in rows[place].get(name) or ()
-        if value is not None
-    ]
-
-
-def _average(values: Sequence[float | int]) -> str:
-    return number(sum(values) / len(values)) if values else ""
-
-
-def _cut(rows: Sequence[Row], chosen: Tensor) -> str:
-    places = _places(chosen)
-    return (
-        percent(sum(rows[place]["stop_reason"] == "length" for place in places) / len(places))
-        if places
-        else ""
-    )
+def _format_mean(values: Sequence[float | int]) -> str:
+    return format_number(sum(values) / len(values)) if values else ""

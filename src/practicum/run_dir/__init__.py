@@ -1,15 +1,15 @@
 """The folder of one run: its files, its lock, its journals and its checkpoints.
 
     runs/NAME/
-        recipe.json      what was asked for
-        metrics.jsonl    one row a step
-        rollouts.jsonl   what the student wrote
-        alarms.jsonl     what the monitors found
-        rejected.jsonl   what was not trained on, and why
+        recipe.json      the resolved recipe
+        metrics.jsonl    one row per step
+        rollouts.jsonl   the sampled completions
+        alarms.jsonl     one row per alarm of a monitor
+        rejected.jsonl   rows of the data that were left out, and why
         checkpoints/     step-N/ folders, each with a manifest of sizes and SHA-256 sums
         summary.json, report.html, models/
 
-Everything on disk is JSON or safetensors. Nothing here reads or writes a pickle.
+Everything on disk is JSON or safetensors: a pickle could run code when it is read.
 """
 
 from practicum.run_dir import shapes

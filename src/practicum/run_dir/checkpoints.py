@@ -1,6 +1,6 @@
-"""Finding a checkpoint: one counts only if every file has the size and the SHA-256 sum of its manifest.
+"""Find a checkpoint whose files all have the size and the SHA-256 sum of its manifest.
 
-Sums, because tensors with a flipped bit load without a word.
+The sums are needed because tensors with a flipped bit load without an error.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from practicum.run_dir.files import parse_json
 from practicum.run_dir.folder import RunDir
 
 MANIFEST = "MANIFEST.json"
-# `step-N.old-K` is the earlier save of step N, which exists only between the two renames that replace it.
+# `step-N.old-K` is the earlier save of step N, which exists only between the renames of a new one.
 _FOLDER = re.compile(r"step-(0|[1-9][0-9]{0,17})(\.old-[0-9]+)?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_LARGEST_MANIFEST = 2**20
+_MAX_MANIFEST_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose files have been verified, for example `Checkpoint(Path(".../step-20"), 20, {...}, {...})`."""
+    """A checkpoint whose files have been verified, with its step, state and versions."""
 
     path: Path
     step: int
@@ -36,16 +36,19 @@ class Checkpoint:
     versions: dict[str, Any]
 
     def tensors(self, stem: str) -> dict[str, Tensor]:
-        """The tensors of one file, on the CPU."""
+        """Read the tensors of one file, onto the CPU."""
         return read_tensors(self.path / f"{stem}.safetensors")
 
 
 class CheckpointDamage(Exception):
-    """Why a folder is no usable checkpoint."""
+    """The reason why a folder is no usable checkpoint."""
 
 
 def find_checkpoint(run_dir: RunDir) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies, if the run has any, and a warning for each newer one that does not."""
+    """Return the newest valid checkpoint, and a warning for each newer one that is damaged.
+
+    The checkpoint is None if the run has none; CheckpointError if it has only damaged ones.
+    """
     reasons: list[tuple[Path, str]] = []
     for step, path in step_folders(run_dir.checkpoints):
         try:
@@ -59,46 +62,49 @@ def find_checkpoint(run_dir: RunDir) -> tuple[Checkpoint | None, list[str]]:
     if reasons:
         listed = "; ".join(f"{path.name}: {reason}" for path, reason in reasons)
         raise CheckpointError(
-            f"no checkpoint in {run_dir.checkpoints} can be used ({listed}); restore one from a copy, or start again "
-            "with --out another folder"
+            f"no checkpoint in {run_dir.checkpoints} can be used ({listed}); "
+            "restore one from a copy, or start again with --out another folder"
         )
     return None, []
 
 
 def step_folders(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Everything named like a checkpoint, newest first."""
+    """Yield the step and path of everything named like a checkpoint, newest first."""
     if not folder.is_dir():
         return
-    matches = [
-        (match, path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name))
+    folders = [
+        (int(match[1]), match[2] is None, path)
+        for path in folder.iterdir()
+        if (match := _FOLDER.fullmatch(path.name))
     ]
-    for match, path in sorted(
-        matches, key=lambda pair: (int(pair[0][1]), pair[0][2] is None), reverse=True
-    ):
-        yield int(match[1]), path
+    # The latest save of a step comes before the earlier one that it replaces.
+    for step, _, path in sorted(folders, key=lambda folder: folder[:2], reverse=True):
+        yield step, path
 
 
 def check_manifest(path: Path, step: int) -> dict[str, str]:
-    """The SHA-256 sum of each file, after a check of all that can be checked without reading them."""
+    """Return the SHA-256 sum of each file, after every check that does not read the files.
+
+    Raises CheckpointDamage if the manifest is absent, of another step, or names other sizes.
+    """
     try:
-        sizes = _sizes(path)
-        if sizes.get(MANIFEST, 0) > _LARGEST_MANIFEST:
+        sizes = _read_sizes(path)
+        if sizes.get(MANIFEST, 0) > _MAX_MANIFEST_BYTES:
             raise CheckpointDamage(f"{MANIFEST} is too large to be one")
         manifest = parse_json((path / MANIFEST).read_bytes())
-        saved, sums = (
-            manifest["step"],
-            {name: str(entry["sha256"]) for name, entry in manifest["files"].items()},
-        )
-        expected = {name: int(entry["size"]) for name, entry in manifest["files"].items()}
+        saved_step, entries = manifest["step"], manifest["files"].items()
+        sums = {name: str(entry["sha256"]) for name, entry in entries}
+        expected = {name: int(entry["size"]) for name, entry in entries}
     except FileNotFoundError as error:
         raise CheckpointDamage(f"{MANIFEST} is missing") from error
     except OSError as error:
         raise CheckpointDamage(f"cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointDamage(f"{MANIFEST} is not a manifest") from error
-    if saved != step:
-        raise CheckpointDamage(f"{MANIFEST} is of step {saved!a:.40}")
+    if saved_step != step:
+        raise CheckpointDamage(f"{MANIFEST} is of step {saved_step!a:.40}")
     for name, size in expected.items():
+        # The name comes from the file: it must not lead out of the folder.
         if FILE_NAME.fullmatch(name) is None or name not in sizes:
             raise CheckpointDamage(f"{name!a} is missing")
         if sizes[name] != size:
@@ -106,8 +112,8 @@ def check_manifest(path: Path, step: int) -> dict[str, str]:
     return sums
 
 
-def _sizes(path: Path) -> dict[str, int]:
-    """The size of each file in a checkpoint, which may hold nothing but plain files."""
+def _read_sizes(path: Path) -> dict[str, int]:
+    """Return the size of each file in a checkpoint; CheckpointDamage unless all are plain files."""
     if path.is_symlink():
         raise CheckpointDamage("it is a symbolic link")
     sizes = {}
@@ -126,7 +132,7 @@ def _verify(path: Path, step: int) -> Checkpoint:
     sums = check_manifest(path, step)
     for name, expected in sums.items():
         try:
-            if sha256(path / name) != expected:
+            if compute_sha256(path / name) != expected:
                 raise CheckpointDamage(f"{name} does not match its SHA-256 sum")
             if name.endswith(".safetensors"):
                 with safe_open(path / name, framework="pt"):
@@ -147,15 +153,15 @@ def _read_object(path: Path, name: str, sums: Mapping[str, str]) -> dict[str, An
     if name not in sums:
         raise CheckpointDamage(f"{name} is not in {MANIFEST}")
     try:
-        value = parse_json((path / name).read_bytes())
+        content = parse_json((path / name).read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointDamage(f"{name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
+    if not isinstance(content, dict):
         raise CheckpointDamage(f"{name} is not a JSON object")
-    return value
+    return content
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 sum of a file, in hexadecimal."""
+def compute_sha256(path: Path) -> str:
+    """Compute the SHA-256 sum of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

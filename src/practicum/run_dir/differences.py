@@ -1,4 +1,4 @@
-"""What changed between a saved run and this one, as lines for people."""
+"""List the changes between a saved run and the present one, as lines for people."""
 
 import json
 import platform
@@ -14,9 +14,10 @@ from practicum.core.plugins import module_of
 
 OPERATIONAL = re.compile(
     r"(teacher|reference)\.(\S+\.)?"
-    r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after|token_budget|canary_every)"
+    r"(url|api_key_env|allow_http|concurrency|timeout|tokens_per_second|give_up_after"
+    r"|token_budget|canary_every)"
 )
-"""Fields of a teacher behind a server that say where it is and how patiently it is asked."""
+"""Fields of a teacher behind a server that set its address and how patiently it is asked."""
 
 NOT_COMPARED = (
     "base_dir",
@@ -27,39 +28,40 @@ NOT_COMPARED = (
     "train.checkpoint_every",
     "train.keep_checkpoints",
 )
-"""Fields of a recipe that may change between a run and its resume without changing what is computed; a backend names its own."""
+"""Fields of a recipe that may differ between a run and its resume without changing what is
+computed. A backend names its own."""
 
 _ABSENT = object()
 
 
-def current_versions(more: Sequence[str] = ()) -> dict[str, str | int]:
-    """Return what a bit-exact resume depends on besides the recipe, for example `{"torch": "2.13.0", "threads": 2, ...}`.
+def current_versions(packages: Sequence[str] = ()) -> dict[str, str | int]:
+    """Return the versions and settings that a bit-exact resume depends on besides the recipe.
 
-    `more` are packages that this run uses too, such as that of its verifier.
+    For example `{"torch": "2.13.0", "threads": 2, ...}`. `packages` are further packages of this
+    run, such as the one of its verifier.
     """
-    packages = {
-        name: _installed(name) for name in ("transformers", "safetensors", "practicum", *more)
-    }
+    names = ("transformers", "safetensors", "practicum", *packages)
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        **packages,
+        **{name: _find_version(name) for name in names},
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
     }
 
 
-def compare_versions(saved: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """One warning for each version or setting under which a bit-exact resume is no longer promised."""
+def compare_versions(saved: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
+    """Return a warning for each version or setting that keeps a resume from being bit-exact."""
     return [
-        f"{name} was {_show(before)} at the checkpoint and is {_show(after)} now: the resumed run may not be bit-exact"
-        for name, before, after in _differences("", saved, now)
+        f"{name} was {_show(before)} at the checkpoint and is {_show(after)} now: "
+        "the resumed run may not be bit-exact"
+        for name, before, after in _find_differences("", saved, current)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A field of the recipe that was let change while a run went on: the first step under the new value, and both values."""
+    """An allowed change of a recipe's field during a run: its first step, and both values."""
 
     step: int
     field: str
@@ -69,7 +71,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field that differs between a saved run and this one; `before` or `after` is None where it is absent."""
+    """A field that differs between a saved run and the present one; an absent value is None."""
 
     field: str
     before: Any
@@ -84,8 +86,10 @@ class Difference:
         return Change(step, self.field, self.before, self.after)
 
 
-def recipe_differences(saved: Mapping[str, object], now: Mapping[str, object]) -> list[Difference]:
-    """Return each field that differs; as text `optimizer.learning_rate: 0.001 in the run, 0.01 now`."""
+def find_recipe_differences(
+    saved: Mapping[str, object], current: Mapping[str, object]
+) -> list[Difference]:
+    """Return each field that differs, as `optimizer.learning_rate: 0.001 in the run, 0.01 now`."""
     return [
         Difference(
             field,
@@ -93,44 +97,49 @@ def recipe_differences(saved: Mapping[str, object], now: Mapping[str, object]) -
             None if after is _ABSENT else after,
             f"{field}: {_show(before)} in the run, {_show(after)} now",
         )
-        for field, before, after in _differences("", saved, now)
+        for field, before, after in _find_differences("", saved, current)
     ]
 
 
-def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Difference]:
     """Return each field of a resolved recipe that changed and that the computation depends on."""
-    places = (*NOT_COMPARED, *_free_places(now))
+    places = (*NOT_COMPARED, *_list_free_places(current))
     return [
         difference
-        for difference in recipe_differences(_computed(saved), _computed(now))
-        if not any(covers(place, difference.field) for place in places)
+        for difference in find_recipe_differences(
+            _reduce_monitors(saved), _reduce_monitors(current)
+        )
+        if not any(is_below(place, difference.field) for place in places)
         and OPERATIONAL.fullmatch(difference.field) is None
     ]
 
 
-def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one line for each of `changes`."""
-    return [str(difference) for difference in changes(saved, now)]
+def changed_fields(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return one line for each of `find_changes`."""
+    return [str(difference) for difference in find_changes(saved, current)]
 
 
-def covers(place: str, field: str) -> bool:
-    """Tell whether a field is at a place of a recipe or below it."""
+def is_below(place: str, field: str) -> bool:
+    """Return True if a field is at a place of a recipe or below it."""
     return field == place or field.startswith((f"{place}.", f"{place}["))
 
 
-def changed_parts(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return what a run depends on besides its recipe and that is other now: `teacher/config.json changed`."""
+def changed_parts(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """Return a line for each file or input besides the recipe that differs from the saved digest.
+
+    For example `teacher/config.json changed`.
+    """
     verbs = {(True, True): "changed", (True, False): "is gone", (False, True): "is new"}
-    names = dict.fromkeys([*saved, *now])
+    names = dict.fromkeys([*saved, *current])
     return [
-        f"{name} {verbs[name in saved, name in now]}"
+        f"{name} {verbs[name in saved, name in current]}"
         for name in names
-        if saved.get(name) != now.get(name)
+        if saved.get(name) != current.get(name)
     ]
 
 
-def _computed(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe with nothing of its monitors but what they may change."""
+def _reduce_monitors(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe with only those settings of its monitors that change numbers."""
     if "monitors" not in recipe:
         return dict(recipe)
     sets = {
@@ -141,25 +150,28 @@ def _computed(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**recipe, "monitors": sets}
 
 
-def _free_places(recipe: Mapping[str, Any]) -> list[str]:
-    """Return the places of a recipe that its backend lets change: how many processes there are, how much one does at once."""
+def _list_free_places(recipe: Mapping[str, Any]) -> list[str]:
+    """Return the places that a backend lets change, such as its number of processes."""
     if "backend" not in recipe:
         return []
     config = module_of("backends", recipe["backend"]["type"]).Config
     return [f"backend.{name}" for name in sorted(config.not_compared)]
 
 
-def _differences(field: str, saved: object, now: object) -> Iterator[tuple[str, object, object]]:
-    """Every leaf that differs, with its dotted name; lists of one length are compared item by item."""
-    if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        for key in dict.fromkeys([*saved, *now]):
+def _find_differences(
+    field: str, saved: object, current: object
+) -> Iterator[tuple[str, object, object]]:
+    """Yield every leaf that differs, with its dotted name; lists of one length item by item."""
+    if isinstance(saved, Mapping) and isinstance(current, Mapping):
+        for key in dict.fromkeys([*saved, *current]):
             name = f"{field}.{_show(key)}" if field else _show(key)
-            yield from _differences(name, saved.get(key, _ABSENT), now.get(key, _ABSENT))
-    elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
-        for index, (before, after) in enumerate(zip(saved, now, strict=True)):
-            yield from _differences(f"{field}[{index}]", before, after)
-    elif saved != now:
-        yield field, saved, now
+            before, after = saved.get(key, _ABSENT), current.get(key, _ABSENT)
+            yield from _find_differences(name, before, after)
+    elif isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
+        for index, (before, after) in enumerate(zip(saved, current, strict=True)):
+            yield from _find_differences(f"{field}[{index}]", before, after)
+    elif saved != current:
+        yield field, saved, current
 
 
 def _show(value: object) -> str:
@@ -171,7 +183,7 @@ def _show(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _installed(package: str) -> str:
+def _find_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

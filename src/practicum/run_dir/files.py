@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, strict JSON, and removal that follows no link."""
+"""Replace files completely or not at all, read strict JSON, and remove without following links."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from practicum.errors import CheckpointError, ResourceError
 
-# What is left when a process dies while writing or removing: `NAME.tmp-PID` and `trash-NAME-PID`.
+# A process that dies while it writes or removes leaves `NAME.tmp-PID` or `trash-NAME-PID`.
 _DEBRIS = re.compile(r"(?:.+\.tmp|trash-.+)-([0-9]{1,9})")
 _REMEDIES = {
     errno.ENOSPC: "free space and resume",
@@ -22,29 +22,28 @@ _REMEDIES = {
     errno.EACCES: "make it writable or write --out another folder",
     errno.EPERM: "make it writable or write --out another folder",
     errno.EROFS: "make it writable or write --out another folder",
-    errno.ENOENT: "the folder was moved or deleted; put it back and resume, or write --out another folder",
+    errno.ENOENT: "the folder was moved or deleted; put it back and resume, "
+    "or write --out another folder",
 }
 
-
 RESTORE = "put it back from a copy, or start a new run"
-"""What to do about a file that is damaged."""
+"""The advice about a damaged file."""
+
+MAX_DIGITS = 40
+"""The digits of a whole number in a file of a run, at most: seeds have up to 19."""
 
 
-MOST_DIGITS = 40
-"""Of a whole number in a file of a run: seeds have up to 19."""
+def json_number(number: float) -> float | None:
+    """Return a number that strict JSON can hold: NaN and the infinities become None.
 
-
-def json_number(value: float) -> float | None:
-    """A number that strict JSON can hold: NaN and the infinities become null, everything else stays.
-
-    A number that is not finite has no meaning in a row that other programs read, and the journals refuse it, so the
-    caller says here that it expects one.
+    Journals refuse numbers that are not finite, because other programs cannot read them. A caller
+    that expects one says so by calling this.
     """
-    return value if math.isfinite(value) else None
+    return number if math.isfinite(number) else None
 
 
 def encode_json(value: object, indent: int | None = None) -> str:
-    """`value` as strict ASCII JSON; a NaN or an infinity in it is a mistake of ours, not of the user."""
+    """Encode a value as strict ASCII JSON; NaN or an infinity is a mistake of the calling code."""
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError as error:
@@ -54,10 +53,10 @@ def encode_json(value: object, indent: int | None = None) -> str:
 
 
 def parse_json(text: bytes) -> Any:
-    """The value of a strict JSON text; ValueError if it is not one."""
+    """Parse strict JSON; ValueError if the text is something else."""
     try:
         return json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole
+            text, parse_constant=_refuse_constant, parse_float=_parse_float, parse_int=_parse_int
         )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
@@ -67,23 +66,23 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
-    """Return the number; ValueError where it is larger than any."""
-    value = float(text)
-    if math.isinf(value):
+def _parse_float(text: str) -> float:
+    # Python reads 1e999 as infinity, which encode_json would refuse to write again.
+    number = float(text)
+    if math.isinf(number):
         raise ValueError(f"{text[:20]} is larger than any number")
-    return value
+    return number
 
 
-def _whole(text: str) -> int:
-    """Return the number; ValueError where it has more digits than any that we write."""
-    if len(text) > MOST_DIGITS:
+def _parse_int(text: str) -> int:
+    # The time to read a whole number grows with the square of its digits.
+    if len(text) > MAX_DIGITS:
         raise ValueError(f"{text[:20]}... has {len(text)} digits")
     return int(text)
 
 
 def read_json(path: Path, shape: TypeAdapter[Any] | None = None) -> Any:
-    """Return the value in a JSON file of a run, which must be there, whole, and of the shape."""
+    """Read a JSON file of a run; CheckpointError if it is absent, damaged or of another shape."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -91,40 +90,43 @@ def read_json(path: Path, shape: TypeAdapter[Any] | None = None) -> Any:
             f"{path} cannot be read: {error.strerror}; is this a run's folder?"
         ) from error
     try:
-        value = parse_json(text)
+        content = parse_json(text)
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON ({error}); {RESTORE}") from error
-    problem = None if shape is None else shape_problem(text, shape)
+    problem = find_shape_problem(text, shape)
     if problem is not None:
         raise CheckpointError(f"{path} is damaged ({problem}); {RESTORE}")
-    return value
+    return content
 
 
-def shape_problem(text: bytes, shape: TypeAdapter[Any]) -> str | None:
-    """Return how a JSON text differs from the shape of its file, in one line, or None."""
+def find_shape_problem(text: bytes, shape: TypeAdapter[Any] | None) -> str | None:
+    """Describe in one line how a JSON text differs from a shape, or return None if it fits."""
+    if shape is None:
+        return None
     try:
         shape.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(map(str, first["loc"]))
+        # A key in the place is text of the file: ascii() keeps it from moving the cursor.
         return ascii(f"{place}: {first['msg']}" if place else first["msg"])[1:-1][:200]
     return None
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace the JSON file at `path`; after a crash it holds either the old value or the new one."""
+    """Replace the JSON file at `path`; after a crash it holds the old value or the new one."""
     write_text(path, encode_json(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file at `path` by way of a synced temporary beside it."""
+    """Replace the file at `path`: write and sync a temporary file beside it, then rename it."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         write_synced(temporary, text)
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
-        raise resource_error(f"{path} cannot be written", error) from error
+        raise build_resource_error(f"{path} cannot be written", error) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -146,23 +148,24 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def resource_error(what: str, error: OSError) -> ResourceError:
-    """One line for a failed system call: `what`, the system's reason and the remedy."""
+def build_resource_error(problem: str, error: OSError) -> ResourceError:
+    """Return the error of a failed system call: the problem, the system's reason and the remedy."""
     remedy = _REMEDIES.get(error.errno or 0, "check the disk and resume")
-    return ResourceError(f"{what}: {error.strerror or error}; {remedy}")
+    return ResourceError(f"{problem}: {error.strerror or error}; {remedy}")
 
 
 def discard(path: Path) -> None:
     """Take `path` out of its folder in one rename, then remove it."""
+    # Removing file by file under the old name could leave half a checkpoint when it is killed.
     trash = path.with_name(f"trash-{path.name}-{os.getpid()}")
     os.rename(path, trash)
     remove(trash)
 
 
 def near(path: Path) -> str:
-    """Return the path as a person would type it here."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """Return the path relative to the current folder if it lies inside it, otherwise unchanged."""
+    folder = Path.cwd()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def remove(path: Path) -> None:
@@ -174,10 +177,9 @@ def remove(path: Path) -> None:
 
 
 def remove_debris(folder: Path) -> None:
-    """Remove what processes that no longer live left half-written in `folder`.
-
-    Our own number counts as dead: inside a container the next process often has the number of the last.
-    """
+    """Remove the half-written files that dead processes left in `folder`."""
+    # This process's own number counts as dead: inside a container the next process often has the
+    # number of the last.
     for path in folder.iterdir():
         match = _DEBRIS.fullmatch(path.name)
         if match is not None and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
@@ -185,7 +187,7 @@ def remove_debris(folder: Path) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this machine goes on."""
+    """Return True if a process of this machine is running."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

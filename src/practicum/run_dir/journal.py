@@ -9,16 +9,23 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from practicum.errors import CheckpointError
-from practicum.run_dir.files import RESTORE, encode_json, parse_json, resource_error, shape_problem
+from practicum.run_dir.files import (
+    RESTORE,
+    build_resource_error,
+    encode_json,
+    find_shape_problem,
+    parse_json,
+)
 from practicum.run_dir.shapes import STEPPED
 
 
 class Journal:
-    """One JSON object a line, handed to the system a whole line at a time.
+    """A file with one JSON object per line, written a whole line at a time.
 
-    Opening an existing file cuts the line that a crash tore. When a row cannot be written, an `essential` journal
-    raises ResourceError; any other drops the row and counts it in `dropped`, because losing a log is no reason to lose
-    the training. Either way no half row stays. Non-ASCII text is escaped, so the file is safe to print anywhere.
+    Opening an existing file cuts a line that a crash tore. If a row cannot be written, an
+    `essential` journal raises ResourceError. Any other drops the row and counts it in `dropped`,
+    because losing a log is no reason to lose the training. Either way no half row stays. Non-ASCII
+    text is escaped, so the file is safe to print anywhere.
     """
 
     def __init__(self, path: Path, *, essential: bool) -> None:
@@ -31,30 +38,29 @@ class Journal:
             self._size = _complete_size(self._descriptor)
             os.ftruncate(self._descriptor, self._size)
         except OSError as error:
-            raise resource_error(f"{path} cannot be opened", error) from error
+            raise build_resource_error(f"{path} cannot be opened", error) from error
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Add one row. Its numbers must be finite: see `json_number`."""
+        """Add one row. Its numbers must be finite."""
         line = (encode_json(dict(row)) + "\n").encode("ascii")
         try:
             _write_all(self._descriptor, line)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)
             if self.essential:
-                raise resource_error(f"{self.path} cannot take another row", error) from error
+                raise build_resource_error(f"{self.path} cannot take another row", error) from error
             self.dropped += 1
             return
         self._size += len(line)
 
     def truncate_after(self, step: int) -> int:
-        """Cut the file at the first row of a later step; the number of rows cut.
+        """Cut the file at the first row of a later step; return the number of rows cut.
 
-        Rows after the last checkpoint are about work that a resumed run does again. Cutting them makes the file of the
-        resumed run equal to that of an uninterrupted one, byte for byte.
+        Rows after the last checkpoint are about work that a resumed run does again. Cutting them
+        makes the file of the resumed run equal to that of an uninterrupted one, byte for byte.
         """
-        cut = 0
-        size = self._size
-        for offset, row in _rows(self.path, STEPPED):
+        cut, size = 0, self._size
+        for offset, row in _read_offsets(self.path, STEPPED):
             if cut or row.get("step", step) > step:
                 size = size if cut else offset
                 cut += 1
@@ -64,46 +70,50 @@ class Journal:
         return cut
 
     def sync(self) -> None:
-        """Wait until every row is on the disk, so that a checkpoint never outlives the rows before it."""
+        """Wait until all rows are on the disk, so no checkpoint outlives the rows before it."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise resource_error(f"{self.path} cannot be synced", error) from error
+            raise build_resource_error(f"{self.path} cannot be synced", error) from error
 
     def close(self) -> None:
-        """Let go of the file; closing twice is allowed."""
+        """Close the file; closing twice is allowed."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def read_rows(path: Path, shape: TypeAdapter[Any] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a journal, oldest first, without a torn last line; CheckpointError where one has another shape."""
-    for _, row in _rows(path, shape):
+    """Yield the rows of a journal, oldest first, without a torn last line.
+
+    Raises CheckpointError at a row of another shape.
+    """
+    for _, row in _read_offsets(path, shape):
         yield row
 
 
 def parse_row(
     path: Path, number: int, line: bytes, shape: TypeAdapter[Any] | None = None
 ) -> dict[str, Any]:
-    """Return the row that is line `number` of a journal, counted from 1; CheckpointError where it has another shape."""
+    """Parse line `number` of a journal, counted from 1; CheckpointError if it has another shape."""
     row = _parse_row(line)
     if row is None:
         raise CheckpointError(
             f"{path} line {number} is not a JSON object; remove the line and try again"
         )
-    problem = None if shape is None else shape_problem(line, shape)
+    problem = find_shape_problem(line, shape)
     if problem is not None:
         raise CheckpointError(
-            f"{path} line {number} is damaged ({problem}); put it back from a copy, or remove the line"
+            f"{path} line {number} is damaged ({problem}); "
+            "put it back from a copy, or remove the line"
         )
     return row
 
 
-def _rows(
-    path: Path, shape: TypeAdapter[Any] | None = None
+def _read_offsets(
+    path: Path, shape: TypeAdapter[Any] | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each whole row with the offset of its first byte."""
+    """Yield each complete row after the offset of its first byte."""
     offset = 0
     try:
         file = path.open("rb")
@@ -126,7 +136,8 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
 
 
 def _complete_size(descriptor: int) -> int:
-    """The size without the torn rows at the end: a line without an end, or one that a power cut filled with zeros."""
+    """Return the size of the file up to the end of its last complete row."""
+    # A crash leaves a line without its end; a power cut can leave one that is filled with zeros.
     size = os.fstat(descriptor).st_size
     if size == 0:
         return 0
@@ -140,7 +151,8 @@ def _complete_size(descriptor: int) -> int:
     return end
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
+def _write_all(descriptor: int, line: bytes) -> None:
+    # A signal or a nearly full disk lets the system take fewer bytes than it was given.
+    view = memoryview(line)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -1,7 +1,8 @@
-"""Saving a checkpoint: all of it or none of it, and nothing old goes before the new one is in place.
+"""Save a checkpoint completely or not at all; nothing old goes before the new one is in place.
 
-A checkpoint is written into `step-N.tmp-PID`, every file synced, the manifest last, and then renamed to `step-N`. A
-process killed at any moment leaves either the old set of checkpoints or the new one.
+A checkpoint is written into `step-N.tmp-PID`, every file synced, the manifest last, and then
+renamed to `step-N`. A process killed at any moment leaves either the old set of checkpoints or the
+new one.
 """
 
 import errno
@@ -22,37 +23,37 @@ from practicum.run_dir.checkpoints import (
     MANIFEST,
     CheckpointDamage,
     check_manifest,
-    sha256,
+    compute_sha256,
     step_folders,
 )
 from practicum.run_dir.differences import current_versions
 from practicum.run_dir.files import (
+    build_resource_error,
     discard,
     encode_json,
     remove_debris,
-    resource_error,
     sync,
     write_synced,
 )
 from practicum.run_dir.folder import RunDir
 
 TAG = "TAG"
-"""The file that says why a checkpoint is kept."""
+"""The file with the reason to keep a checkpoint, whatever its age."""
 
 _MIB = 2**20
-# What a manifest and a file system's blocks may take beyond the tensors themselves.
-_SPARE = 64 * 2**10
+# The bytes that a manifest and a file system's blocks may take beyond the tensors themselves.
+_SPARE_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """What writes files of its own into the folder of a checkpoint, and how many bytes they take."""
+    """A function that writes its own files into a checkpoint's folder, and their size in bytes."""
 
     write: Callable[[Path], None]
     size: int
 
 
-def save_checkpoint(  # noqa: PLR0913  (what a checkpoint is made of)
+def save_checkpoint(  # noqa: PLR0913  (the parts of a checkpoint)
     run_dir: RunDir,
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
@@ -63,13 +64,12 @@ def save_checkpoint(  # noqa: PLR0913  (what a checkpoint is made of)
     tag: str | None = None,
     packages: Sequence[str] = (),
 ) -> Path:
-    """Save `tensors` (file stem to named tensors), `state` and what `writer` writes as `step-N`, then keep the `keep` newest.
+    """Save `tensors` (file stem to named tensors), `state` and the files of `writer` as `step-N`.
 
-    `packages` are those that the run uses besides our requirements. One with a `tag` (why it is kept, in a file of that name)
-    is never removed for its age, and takes no place of the others.
-
-    Nothing old is touched before the new checkpoint is in place. Two by default: one to resume from and one to fall
-    back to when the disk damages the first.
+    Then remove all but the `keep` newest checkpoints: by default two, one to resume from and one to
+    fall back to if the disk damages the first. A checkpoint with a `tag` (the reason to keep it) is
+    never removed and does not count. `packages` are the packages of this run besides practicum's
+    requirements; their versions are recorded.
     """
     assert keep >= 1, f"keep is {keep}, but a run keeps at least the checkpoint it just wrote"
     assert state.get("step", step) == step, f"step is {step}, the state says {state.get('step')}"
@@ -81,32 +81,34 @@ def save_checkpoint(  # noqa: PLR0913  (what a checkpoint is made of)
     folder = run_dir.checkpoints
     temporary = folder / f"step-{step}.tmp-{os.getpid()}"
     final = folder / f"step-{step}"
-    needed = _bytes_needed(tensors, texts) + (0 if writer is None else writer.size)
+    needed = _count_bytes(tensors, texts) + (0 if writer is None else writer.size)
     try:
         if folder.is_symlink():
             raise ResourceError(f"{folder} became a symbolic link; put the folder back and resume")
         remove_debris(folder)
+        # Checked first: a disk that fills up halfway would also stop the journals.
         if shutil.disk_usage(folder).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _write(temporary, step, tensors, texts, writer)
         fault("save.before_rename")
         _put_in_place(temporary, final)
-        _retain(folder, final, step, keep)
+        _prune(folder, final, step, keep)
     except ResourceError:
         raise
     except OSError as error:
-        raise _save_error(step, needed, folder, error) from error
+        raise _explain_failure(step, needed, folder, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
 def check_space(run_dir: RunDir, size: int) -> None:
-    """Raise ResourceError where the disk has no room for a checkpoint of so many bytes; a run should hear so before it trains."""
+    """Raise ResourceError if the disk lacks `size` bytes; a run calls this before it trains."""
     free = shutil.disk_usage(run_dir.path).free
-    if free < size + _SPARE:
+    if free < size + _SPARE_BYTES:
         raise ResourceError(
-            f"a checkpoint of this run needs {(size + _SPARE) / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {run_dir.path}; "
+            f"a checkpoint of this run needs {(size + _SPARE_BYTES) / _MIB:.1f} MiB, "
+            f"{free / _MIB:.1f} MiB free in {run_dir.path}; "
             "free space, or write --out a folder on another disk"
         )
 
@@ -120,7 +122,7 @@ def _write(
 ) -> None:
     """Write every file of a checkpoint into a new folder, the manifest last."""
     folder.mkdir()
-    # safetensors writes files that only their owner can read; a folder shows what the umask asks for.
+    # safetensors writes files that only their owner can read; the new folder has the umask's mode.
     mode = folder.stat().st_mode & 0o666
     if writer is not None:
         writer.write(folder)
@@ -134,17 +136,18 @@ def _write(
     fault("save.after_tensors")
     for name, text in texts.items():
         write_synced(folder / name, text)
-        names.append(name)
     files = {
-        name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-        for name in names
+        name: {"size": (folder / name).stat().st_size, "sha256": compute_sha256(folder / name)}
+        for name in [*names, *texts]
     }
     write_synced(folder / MANIFEST, encode_json({"step": step, "files": files}, indent=2) + "\n")
     sync(folder)
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:
-    """Rename the finished folder; an earlier save of the same step steps aside and is found there until then."""
+    """Rename the finished folder to its final name."""
+    # A folder cannot be renamed onto a full one, so an earlier save of the step makes room under a
+    # name that a resume also finds: a kill between the two renames loses nothing.
     aside = None
     if os.path.lexists(final):
         names = (final.with_name(f"{final.name}.old-{number}") for number in itertools.count())
@@ -157,29 +160,27 @@ def _put_in_place(temporary: Path, final: Path) -> None:
         discard(aside)
 
 
-def _retain(folder: Path, newest: Path, step: int, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints up to `step`.
-
-    A later step belongs to a history that this run left when it resumed from an earlier one, and a folder without its
-    manifest or with files of a wrong size can never be resumed from, so neither takes a place. Links stay untouched.
-    """
+def _prune(folder: Path, newest: Path, step: int, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints up to `step`. Links stay untouched."""
+    # A later step belongs to a history that this run left when it resumed from an earlier one, and
+    # a folder without its manifest or with files of a wrong size can never be resumed from.
     try:
         check_manifest(newest, step)
     except CheckpointDamage as damage:
         raise ResourceError(
-            f"checkpoint {newest} is damaged right after it was written ({damage}), older ones are kept; "
-            "check the disk and resume"
+            f"checkpoint {newest} is damaged right after it was written ({damage}), "
+            "older ones are kept; check the disk and resume"
         ) from damage
-    kept = 1
-    for other, path in list(step_folders(folder)):
+    count = 1
+    for older_step, path in list(step_folders(folder)):
         if path == newest or path.is_symlink() or not path.is_dir():
             continue
-        if other < step and (path / TAG).is_file() and _is_complete(path, other):
-            continue
-        if other < step and kept < keep and _is_complete(path, other):
-            kept += 1
-        else:
+        is_tagged = (path / TAG).is_file()
+        is_resumable = older_step < step and (is_tagged or count < keep)
+        if not is_resumable or not _is_complete(path, older_step):
             discard(path)
+        elif not is_tagged:
+            count += 1
 
 
 def _is_complete(path: Path, step: int) -> bool:
@@ -190,18 +191,21 @@ def _is_complete(path: Path, step: int) -> bool:
     return True
 
 
-def _bytes_needed(tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> int:
-    every = [tensor for named in tensors.values() for tensor in named.values()]
-    data = sum(tensor.numel() * tensor.element_size() + HEADER_BYTES for tensor in every)
-    return data + sum(map(len, texts.values())) + _SPARE
+def _count_bytes(tensors: Mapping[str, Mapping[str, Tensor]], texts: Mapping[str, str]) -> int:
+    """Return an upper bound on the bytes of a checkpoint."""
+    total = _SPARE_BYTES + sum(map(len, texts.values()))
+    for named in tensors.values():
+        total += sum(tensor.nbytes + HEADER_BYTES for tensor in named.values())
+    return total
 
 
-def _save_error(step: int, needed: int, folder: Path, error: OSError) -> ResourceError:
-    """What stopped the save, with the bytes needed and free where space is the reason."""
+def _explain_failure(step: int, needed: int, folder: Path, error: OSError) -> ResourceError:
+    """Return the error of a failed save, with the bytes needed and free if space ran out."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return resource_error(f"checkpoint of step {step} cannot be saved in {folder}", error)
+        return build_resource_error(f"checkpoint of step {step} cannot be saved in {folder}", error)
     free = shutil.disk_usage(folder).free
-    return resource_error(
-        f"checkpoint of step {step} needs {needed / _MIB:.1f} MiB, {free / _MIB:.1f} MiB free in {folder}",
+    return build_resource_error(
+        f"checkpoint of step {step} needs {needed / _MIB:.1f} MiB, "
+        f"{free / _MIB:.1f} MiB free in {folder}",
         error,
     )

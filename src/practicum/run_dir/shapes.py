@@ -1,8 +1,9 @@
-"""What stands in the files of a run, as far as anything reads it: one shape a file, to hold the file against.
+"""The shapes of a run's files, one per file, to validate the fields that something reads.
 
-A file may hold more than its shape says. What an older version did not write has a default here.
+A file may hold more than its shape says. A field that older versions did not write has a default.
 """
 
+from collections.abc import Sized
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
@@ -47,13 +48,13 @@ class _Set(_Open):
 
 
 class _Resolved(_Open):
-    """A recipe or a pipeline that a comparison runs, as far as changes in it are told."""
+    """A recipe or a pipeline of a comparison, with the fields that a report on changes reads."""
 
     monitors: dict[str, _Set] = {}
 
 
 class SavedRun(_Open):
-    """recipe.json: the resolved recipe, a digest of each thing that the run depends on, and what was changed on the way."""
+    """recipe.json: the resolved recipe, a digest of each input of the run, and allowed changes."""
 
     recipe: dict[str, Any]
     identity: dict[str, str] = {}
@@ -62,7 +63,7 @@ class SavedRun(_Open):
 
 
 class _Shown(SavedRun):
-    """The same with what a page shows of the recipe."""
+    """recipe.json with the fields of the recipe that a page shows."""
 
     recipe: _Recipe  # type: ignore[assignment]
 
@@ -81,26 +82,24 @@ class _Timings(_Open):
 class _Metrics(_Open):
     """A row of numbers by name, null where one is not finite."""
 
-    __pydantic_extra__: dict[str, Number | None]  # pyright: ignore[reportIncompatibleVariableOverride]
+    __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
+        str, Number | None
+    ]
     step: Step
     rollouts: Number
     tokens: Number
     length: Number
 
     @model_validator(mode="after")
-    def _costs_are_known(self) -> "_Metrics":
-        unknown = [
-            name
-            for name, value in self.__pydantic_extra__.items()
-            if name.startswith("cost/") and value is None
-        ]
-        if unknown:
-            raise ValueError(f"{unknown[0]} is null")
+    def _check_costs(self) -> "_Metrics":
+        for name, number in self.__pydantic_extra__.items():
+            if name.startswith("cost/") and number is None:
+                raise ValueError(f"{name} is null")
         return self
 
 
 class _Rollout(RolloutRow):
-    """A row of rollouts.jsonl, a number or null for each token in every column."""
+    """A row of rollouts.jsonl; every column has a number or null for each token."""
 
     reward: Number | None
     teacher_logprobs: list[Number | None]
@@ -110,7 +109,7 @@ class _Rollout(RolloutRow):
     weight: list[Number | None] | None = None
 
     @model_validator(mode="after")
-    def _one_for_each_token(self) -> "_Rollout":
+    def _check_lengths(self) -> "_Rollout":
         columns = (
             self.teacher_logprobs,
             self.divergence,
@@ -144,32 +143,23 @@ class _Start(_Open):
 
 
 def _check_counts(evaluation: Evaluation) -> Evaluation:
-    """Raise ValueError where an evaluation's lists do not belong together: a score for each prompt, a number for each token."""
+    """Raise ValueError unless each graded prompt has a score and each traced token its numbers."""
     scored = {answer.prompt for answer in evaluation.answers if answer.reward is not None}
     if len(evaluation.scores) != len(scored):
         raise ValueError(f"{len(evaluation.scores)} scores of {len(scored)} prompts")
     for trace in evaluation.traces:
-        columns = (
+        columns: list[Sized] = [
             trace.control,
             trace.logprobs,
             trace.teacher_logprobs,
             trace.reverse_kl,
             trace.student_entropy,
-        )
-        sides = [
-            (side.texts, side.probabilities)
-            for side in (trace.student, trace.teacher)
-            if side is not None
+            trace.teacher_entropy,
         ]
-        lengths = {
-            len(column)
-            for column in (
-                *columns,
-                trace.teacher_entropy,
-                *(part for side in sides for part in side),
-            )
-        }
-        if lengths != {len(trace.text)}:
+        for side in (trace.student, trace.teacher):
+            if side is not None:
+                columns += [side.texts, side.probabilities]
+        if any(len(column) != len(trace.text) for column in columns):
             raise ValueError(f"a trace of {len(trace.text)} tokens has columns of other lengths")
     return evaluation
 
@@ -227,7 +217,7 @@ class _Scaling(_Open):
 
 
 class _Scaled(_Open):
-    """A summary.json as far as a scaling law is fitted to it; one of a pipeline has no quantities."""
+    """A summary.json with the quantities of a scaling law, which a pipeline's does not have."""
 
     scaling: _Scaling | None = None
 
