@@ -166,10 +166,10 @@ def test_a_rollout_does_not_depend_on_the_other_prompts_of_its_step(
     prompts = built.parts.prompts[:8]
     together = write(source, prompts=prompts)
     apart = [rollout for prompt in prompts[::-1] for rollout in write(source, prompts=[prompt])]
-    index_by_type = {(rollout.prompt.id, rollout.sample): rollout for rollout in apart}
-    assert len(index_by_type) == len(together)
+    rollouts_by_key = {(rollout.prompt.id, rollout.sample): rollout for rollout in apart}
+    assert len(rollouts_by_key) == len(together)
     for rollout in together:
-        alone = index_by_type[rollout.prompt.id, rollout.sample]
+        alone = rollouts_by_key[rollout.prompt.id, rollout.sample]
         assert rollout.tokens.equal(alone.tokens) and rollout.loss_mask.equal(alone.loss_mask)
         assert (rollout.source, rollout.text) == (alone.source, alone.text)
 

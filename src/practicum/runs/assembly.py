@@ -43,7 +43,7 @@ from practicum.rollouts import (
     Cache,
     RolloutArchive,
     asks_teacher,
-    conversation_problems,
+    list_conversation_problems,
     load_recorded_rollouts,
     replays,
     source_problems,
@@ -312,7 +312,7 @@ class _Assembly:
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
         if isinstance(self.task, Environment) and (
-            problems := conversation_problems(recipe.rollout.source)
+            problems := list_conversation_problems(recipe.rollout.source)
         ):
             raise CapabilityError(problems)
         self.ledger = Ledger()
