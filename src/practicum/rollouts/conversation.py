@@ -90,6 +90,8 @@ def run_conversations(
     client and seed alone. An episode that fails ends its own conversation. Raises VerifierError if
     every conversation that asked the environment failed: then the environment is broken.
     """
+    # A turn ends at a stop token, after which the environment replies; a stop text would end it
+    # within a token.
     refuse_stop_texts(params, "a conversation")
     conversations = [_OpenConversation(request) for request in requests]
     with ExitStack() as episodes:
@@ -249,6 +251,7 @@ class _OpenConversation:
     def close(self) -> None:
         """Close the episode if one is open. A conversation that is over keeps its stop reason."""
         if self.episode is not None:
+            # A failure to close is noted, but the conversation itself ended as it did.
             stop_reason, episode, self.episode = self.stop_reason, self.episode, None
             self._guard(episode.close)
             self.stop_reason = stop_reason

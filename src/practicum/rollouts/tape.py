@@ -67,6 +67,7 @@ class RolloutRow(BaseModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "RolloutRow":
+        # Rows are read from files that people edit and merge, so nothing is taken for granted.
         columns = (self.tokens, self.loss_mask, self.sampling_logprobs, self.policy_logprobs)
         if len(set(map(len, columns))) > 1:
             raise ValueError(

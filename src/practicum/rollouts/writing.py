@@ -76,6 +76,8 @@ def collect_rollouts(
     sampler = _Sampler(batch, writers.renderer, params, writers.environment)
     batch_writer = _BatchWriter(sampler, source, writers)
     rollouts: dict[int, Rollout] = {}
+    # Each writer fills all of its keys in one call, so that sampling is batched. Every key has a
+    # random stream of its own, so the grouping does not change what is sampled.
     order: dict[Writer, None] = dict.fromkeys(writer for _, writer in plan)
     for writer in order:
         rows = [row for row, (_, row_writer) in enumerate(plan) if row_writer == writer]
@@ -281,6 +283,7 @@ class _BatchWriter:
 
     def _write_teacher(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         sampler = self.sampler
+        # `mix` and `join` sample from the teacher too, at the temperature of the rollouts.
         if isinstance(self.source, TeacherSource) and self.source.temperature is not None:
             params = replace(sampler.params, temperature=self.source.temperature)
             sampler = replace(sampler, params=params)
@@ -296,6 +299,8 @@ class _BatchWriter:
     def _write_replay(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
         """Return old rollouts of any prompt, numbered after that prompt's keys in this batch."""
         batch, newest = self.sampler.batch, self.writers.archive.newest
+        # The number tells the completions of a prompt apart, so an old rollout must not bring its
+        # number along.
         counts: Counter[str] = Counter()
         for prompt in batch.prompts:
             counts[prompt.id] += batch.n

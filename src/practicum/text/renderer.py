@@ -129,11 +129,13 @@ class Renderer:
         if not isinstance(raw, str):
             return f"<{token}>"
         text = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        # The replacement character stands for bytes that are no character by themselves.
         if "\ufffd" in text:
             byte_of = _read_byte_alphabet()
             return "".join(
                 f"\\x{byte_of[letter]:02x}" if letter in byte_of else letter for letter in raw
             )
+        # SentencePiece tokenizers drop the leading space of the first token that they decode.
         return f" {text}" if raw.startswith("\u2581") and not text.startswith(" ") else text
 
     def is_control(self, token: int) -> bool:

@@ -11,7 +11,6 @@ Every count also reads the clock, so no signal and no thread is needed: any thre
 import re
 import types
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, wraps
@@ -106,17 +105,11 @@ def render_template(
     `variables` are the switches and special tokens that the template sees. Raises TooMuch if the
     template exceeds a limit, and any exception that the template itself raises.
     """
-    with _budget():
+    token = _BUDGET.set(_Budget(monotonic() + SECONDS))
+    try:
         return _compile(template).render(
             messages=list(map(dict, turns)), tools=None, documents=None, **variables
         )
-
-
-@contextmanager
-def _budget() -> Iterator[None]:
-    token = _BUDGET.set(_Budget(monotonic() + SECONDS))
-    try:
-        yield
     finally:
         _BUDGET.reset(token)
 
@@ -218,23 +211,15 @@ class _CountInserter(NodeTransformer):
         self.generic_visit(node)
         return _wrap(nodes.List(node.nodes, lineno=node.lineno), _CONCATENATE)
 
-    # A list that holds another one twice, and so on, is short but takes forever to write, so the
-    # contents of lists, mappings and tuples are measured.
-
-    def visit_List(self, node: nodes.List) -> nodes.Expr:
-        """Measure the contents of a list."""
+    def visit_List(self, node: nodes.List | nodes.Dict | nodes.Tuple) -> nodes.Expr:
+        """Measure the contents of a list, a mapping or a tuple."""
+        # A list that holds another one twice, which holds another one twice, and so on, is short
+        # but takes forever to write.
         self.generic_visit(node)
-        return _wrap(node, _COUNT_VALUE)
+        is_assigned = isinstance(node, nodes.Tuple) and node.ctx != "load"
+        return node if is_assigned else _wrap(node, _COUNT_VALUE)
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
-        """Measure the contents of a mapping."""
-        self.generic_visit(node)
-        return _wrap(node, _COUNT_VALUE)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        """Measure the contents of a tuple, unless it names the targets of an assignment."""
-        self.generic_visit(node)
-        return _wrap(node, _COUNT_VALUE) if node.ctx == "load" else node
+    visit_Dict = visit_Tuple = visit_List
 
 
 def _wrap(node: nodes.Expr, name: str) -> nodes.Expr:
