@@ -147,12 +147,9 @@ def assemble_run(
     `scores` is the folder of `cached` teachers that name none; with None they do not store scores.
     `at_end`, or without it `RunComponents.close`, closes what was opened, also after an error.
     """
-    for warning in (
-        staleness_warning(recipe.objective, recipe.rollout),
-        clip_warning(recipe.objective),
-    ):
-        if warning is not None:
-            log.warning(warning)
+    warnings = staleness_warning(recipe.objective, recipe.rollout), clip_warning(recipe.objective)
+    for warning in filter(None, warnings):
+        log.warning(warning)
     return _Assembly(recipe, models, rejected, scores, at_end).build()
 
 
@@ -181,9 +178,15 @@ def assemble_on_paper(
 
     Also returns its backend, which records the requests.
     """
+    # Backends of other packages need not have this function.
+    build = vars(module_of("backends", recipe.backend.type)).get("build_on_paper")
+    if build is None:
+        raise CapabilityError(
+            f"plan: backend {recipe.backend.type!r} has no build_on_paper, so what it costs is not "
+            "known; leave backend out to plan it here"
+        )
     assembly = _Assembly(recipe, models)
-    module = module_of("backends", recipe.backend.type)
-    paper = module.build_on_paper(recipe.backend, assembly.backend_context, answer_tokens)
+    paper = build(recipe.backend, assembly.backend_context, answer_tokens)
     return assembly.build(paper, on_paper=True), paper
 
 
@@ -236,8 +239,7 @@ def evaluation_settings(
         return None
     # Evaluations always sample from the full distribution: top_p and top_k have no key for them.
     new_tokens = config.max_new_tokens or recipe.rollout.max_new_tokens
-    stop_ids = student.renderer.stop_ids
-    sampling = SamplingParams(new_tokens, config.temperature, stop_ids=stop_ids)
+    sampling = SamplingParams(new_tokens, config.temperature, stop_ids=student.renderer.stop_ids)
     return EvaluationSettings(prompts[: config.prompts], config.samples, sampling, recipe.seed)
 
 
@@ -336,7 +338,6 @@ class _Assembly:
         meter = ledger.meter("student")
         if student.shape is not None:
             ledger.shapes["student"] = student.shape
-        # Teachers need the student's renderer and weights, so the student is built first.
         teacher = self.build_teacher("teacher", recipe.teacher)
         reference = (
             None if recipe.reference is None else self.build_teacher("reference", recipe.reference)
@@ -405,8 +406,7 @@ class _Assembly:
         def build(context: TeacherContext, config: Any) -> Teacher:
             # A wrapper such as `cached` builds its inner teacher through this function, with the
             # very settings object of the recipe, so its identity tells which model it names.
-            name = names.get(id(config))
-            if name is not None:
+            if (name := names.get(id(config))) is not None:
                 context = self._narrow_context(context, name)
             return module_of("teachers", config.type).build(config, context)
 
