@@ -169,16 +169,16 @@ class _Sampler:
                 keys, prompts, client.sample(requests, self.params), "student"
             )
         clients = [PromptedClient(client, prompt) for prompt in prompts]
-        return self._converse(self.environment, keys, clients, seeds, "student")
+        return self._converse(self.environment, keys, prompts, clients, seeds, "student")
 
     def sample_teacher(self, keys: Sequence[RolloutKey], teacher: Teacher) -> list[Rollout] | None:
         """Return the teacher's completions or conversations, or None if it cannot generate."""
-        requests = self.build_teacher_requests(keys)
+        prompts, requests = self.render_prompts(keys), self.build_teacher_requests(keys)
         if self.environment is None:
             samples = teacher.sample(requests, self.params)
             if samples is None:
                 return None
-            return self.build_rollouts(keys, self.render_prompts(keys), samples, "teacher")
+            return self.build_rollouts(keys, prompts, samples, "teacher")
         bound = [teacher.voice(key.prompt) for key in keys]
         clients = [client for client in bound if client is not None]
         if len(clients) < len(keys):
@@ -190,12 +190,13 @@ class _Sampler:
                 "or take a teacher that completes tokens"
             )
         seeds = [request.seed for request in requests]
-        return self._converse(self.environment, keys, clients, seeds, "teacher")
+        return self._converse(self.environment, keys, prompts, clients, seeds, "teacher")
 
     def _converse(
         self,
         environment: Environment,
         keys: Sequence[RolloutKey],
+        prompts: Sequence[tuple[int, ...]],
         clients: Sequence[PromptedClient],
         seeds: Sequence[int],
         source: Origin,
@@ -207,7 +208,7 @@ class _Sampler:
         ]
         conversations = run_conversations(requests, environment, self.renderer, self.params)
         samples = [conversation.sample for conversation in conversations]
-        rollouts = self.build_rollouts(keys, self.render_prompts(keys), samples, source)
+        rollouts = self.build_rollouts(keys, prompts, samples, source)
         return [
             conversation.complete(rollout)
             for conversation, rollout in zip(conversations, rollouts, strict=True)
