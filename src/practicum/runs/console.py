@@ -276,7 +276,7 @@ class _SafeStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._is_closed = False
-        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.encoding = stream.encoding or "utf-8"
 
     def write(self, text: str) -> int:
         if not self._is_closed:

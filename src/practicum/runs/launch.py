@@ -57,10 +57,10 @@ def run(
     PracticumError with its documented exit code; the results until then are in the run folder.
     """
     check_resumes(resume, allow_changed)
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    run_dir = (
-        RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
-    )
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, overrides)
+    name, out = recipe.name, Path(out)
+    run_dir = RunDir.open(out / name) if resume else RunDir.create(out, name)
     notes = show_notes(console.event) if console else nullcontext()
     signals = nullcontext(stop) if stop else catch_stop_signals()
     # The lock comes before the tracker: a second process must not send metrics of this run.

@@ -14,7 +14,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Se
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from itertools import islice
+from itertools import chain, islice
 from time import monotonic
 from typing import Any
 
@@ -406,6 +406,8 @@ def _measure_depth(value: Any) -> int:
         containers = [part for part in level if isinstance(part, dict | list | tuple)]
         children = [part.values() if isinstance(part, dict) else part for part in containers]
         level = [
-            child for part in children for child in part if isinstance(child, dict | list | tuple)
+            child
+            for child in chain.from_iterable(children)
+            if isinstance(child, dict | list | tuple)
         ]
     return depth

@@ -180,22 +180,17 @@ def confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, f
     for answer in answers:
         if answer.reward is not None:
             groups.setdefault(answer.prompt, []).append(answer)
-    if agreeing(answers):
-        return {
-            prompt: majority_agreement(
-                [answer.text.strip() for answer in group],
-                [(answer.reward or 0.0) >= 1.0 for answer in group],
-            )
-            for prompt, group in groups.items()
-        }
-    return {
-        prompt: (
-            math.exp(min(group[0].logprob * group[0].tokens, 0.0)),
-            float((group[0].reward or 0.0) >= 1.0),
-        )
-        for prompt, group in groups.items()
-        if group[0].logprob is not None
-    }
+    has_several = agreeing(answers)
+    pairs: dict[str, tuple[float, float]] = {}
+    for prompt, group in groups.items():
+        first, is_right = group[0], [(answer.reward or 0.0) >= 1.0 for answer in group]
+        if has_several:
+            pairs[prompt] = majority_agreement([answer.text.strip() for answer in group], is_right)
+        elif first.logprob is not None:
+            # The log-probability is a mean over tokens; rounding can lift the sum above 0.
+            confidence = math.exp(min(first.logprob * first.tokens, 0.0))
+            pairs[prompt] = confidence, float(is_right[0])
+    return pairs
 
 
 def agreeing(answers: Sequence[GradedCompletion]) -> bool:

@@ -72,12 +72,8 @@ def run(
             recipe, out=out, resume=resume, allow_changed=allow_changed, console=console
         )
     _check_stages(allow_changed, [stage.name for stage in recipe.stages])
-    name = recipe.recipe.name
-    run_dir = (
-        RunDir.open_pipeline(Path(out) / name)
-        if resume
-        else RunDir.create_pipeline(Path(out), name)
-    )
+    name, out = recipe.recipe.name, Path(out)
+    run_dir = RunDir.open_pipeline(out / name) if resume else RunDir.create_pipeline(out, name)
     notes = show_notes(console.event) if console else nullcontext()
     with notes, run_dir.lock():
         return _PipelineRun(recipe, run_dir, console or SilentConsole(), allow_changed).execute()
