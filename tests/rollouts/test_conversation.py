@@ -139,7 +139,7 @@ def test_turn_by_turn_each_token_is_whose_it_is():
     (one,) = held(Parrot("ab", "c", ""))
     assert pieces(one) == "ab</s><user>bb<assistant>c</s><user>cc<assistant></s>"
     spoken = [1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
-    assert one.spoken.long().tolist() == spoken
+    assert one.model_mask.long().tolist() == spoken
     assert one.sample.sampling_logprobs.tolist() == [-1, -1, -1, 0, 0, 0, 0, -2, -2, 0, 0, 0, 0, -3]
     policy = one.sample.policy_logprobs
     assert policy.isnan().tolist() == [not own for own in spoken] and policy[0] == -2
@@ -185,7 +185,7 @@ def test_what_does_not_fit_ends_the_conversation(limit, expected, said):
     assert (
         pieces(one) == expected and spoken_turns(one) == said and one.sample.stop_reason == "length"
     )
-    assert len(one.spoken) == len(one.sample.tokens) <= limit
+    assert len(one.model_mask) == len(one.sample.tokens) <= limit
 
 
 def test_the_last_turn_may_fill_it():

@@ -30,7 +30,7 @@ from practicum.rollouts import (
 )
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.teachers._client import ClientTeacher
-from practicum.training.loop import rollout_metrics
+from practicum.training.loop import measure_rollouts
 from practicum.types import (
     AUTHORS,
     Message,
@@ -166,10 +166,10 @@ def test_a_rollout_does_not_depend_on_the_other_prompts_of_its_step(
     prompts = built.parts.prompts[:8]
     together = write(source, prompts=prompts)
     apart = [rollout for prompt in prompts[::-1] for rollout in write(source, prompts=[prompt])]
-    index_by_type = {(rollout.prompt.id, rollout.sample): rollout for rollout in apart}
-    assert len(index_by_type) == len(together)
+    rollouts_by_key = {(rollout.prompt.id, rollout.sample): rollout for rollout in apart}
+    assert len(rollouts_by_key) == len(together)
     for rollout in together:
-        alone = index_by_type[rollout.prompt.id, rollout.sample]
+        alone = rollouts_by_key[rollout.prompt.id, rollout.sample]
         assert rollout.tokens.equal(alone.tokens) and rollout.loss_mask.equal(alone.loss_mask)
         assert (rollout.source, rollout.text) == (alone.source, alone.text)
 
@@ -313,7 +313,7 @@ def test_a_prefix_that_ends_the_answer_leaves_nothing_to_learn_and_is_counted(wr
     prompts = [asked("short", answer="a"), asked("long", answer="abcd")]
     rollouts = write("prefix(2, origin=dataset)", n=3, prompts=prompts)
     assert [bool(rollout.loss_mask.any()) for rollout in rollouts] == [False] * 3 + [True] * 3
-    metrics = rollout_metrics(rollouts, [int(rollout.loss_mask.sum()) for rollout in rollouts], 3)
+    metrics = measure_rollouts(rollouts, [int(rollout.loss_mask.sum()) for rollout in rollouts], 3)
     assert (metrics["unsupervised_prompts"], metrics["from_student"], metrics["from_dataset"]) == (
         1.0,
         0.5,
@@ -409,7 +409,7 @@ def test_replayed_rollouts_are_those_of_earlier_steps_only(write: Write) -> None
         names = [(rollout.prompt.id, rollout.sample) for rollout in rollouts]
         assert len(set(names)) == len(names) == 14
         assert all(rollout.source == "student" for rollout in rollouts)
-        metrics = rollout_metrics(rollouts, [1] * len(rollouts), step)
+        metrics = measure_rollouts(rollouts, [1] * len(rollouts), step)
         assert metrics["from_student"] == 1.0
         assert (
             metrics["staleness"]

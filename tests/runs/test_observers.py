@@ -19,7 +19,7 @@ from practicum.runs.observers import (
     Observer,
     SaveCheckpoints,
     SoundAlarms,
-    tag_of,
+    build_tag,
 )
 from practicum.training.loop import StepResult
 from practicum.types import TokenRecord
@@ -76,7 +76,7 @@ def test_a_checkpoint_that_an_alarm_asks_for_says_why_it_is_kept(action: str) ->
     spy = Spy()
     saving(spy, ending()).on_step(finished(2, alarm("warn"), alarm(action)))
     assert spy.calls == ["sync", (2, alarm(action).line())]
-    assert tag_of([alarm("warn"), alarm("log"), alarm("stop")]) is None
+    assert build_tag([alarm("warn"), alarm("log"), alarm("stop")]) is None
 
 
 def test_a_signal_is_heard_once_saved_and_then_obeyed() -> None:
@@ -118,9 +118,9 @@ def test_a_stop_comes_before_the_checkpoint_and_after_its_row(notes: list[str]) 
 def test_a_finish_ends_the_run_well_and_the_first_is_the_reason(notes: list[str]) -> None:
     end = ending()
     sound = SoundAlarms(Spy(), ScheduleState({}, 4), end)  # type: ignore[arg-type]
-    assert not end.comes_after(2) and end.comes_after(4)
+    assert not end.is_last(2) and end.is_last(4)
     sound.on_step(finished(2, alarm("finish")))
-    assert end.comes_after(2) and end.reason == "finished by M1 collapse"
+    assert end.is_last(2) and end.reason == "finished by M1 collapse"
     assert notes[-1] == "finished after step 2 of 4, as M1 asks"
     assert not ending().finish_by(alarm("finish", step=4))
 
@@ -133,5 +133,5 @@ def test_a_budget_ends_the_run_before_the_step_that_it_does_not_pay() -> None:
     assert (
         end.reason is not None
         and end.reason.startswith("budget spent: no further step fits its")
-        and end.comes_after(2)
+        and end.is_last(2)
     )

@@ -44,9 +44,8 @@ def go(
     recipe = toy_recipe(models, changes)
     home = RunDir.open(out / "toy") if resume else RunDir.create(out, "toy")
     with home.lock(), RunTracker.open(recipe, home) as tracked, ExitStack() as at_end:
-        return Session(home, recipe, SilentConsole(), lambda: None, tracked, at_end, observers).go(
-            resume, ()
-        )
+        session = Session(home, recipe, SilentConsole(), lambda: None, tracked, at_end, observers)
+        return session.execute(resume=resume)
 
 
 class Looks:

@@ -16,7 +16,6 @@ from practicum.runs.console import (
     Console,
     JsonConsole,
     LiveConsole,
-    MetricsLog,
     PlainConsole,
     SilentConsole,
     open_console,
@@ -45,13 +44,6 @@ class AsciiStream(io.TextIOWrapper):
     def text(self) -> str:
         self.seek(0)
         return self.read()
-
-
-def test_metrics_log_writes_one_row_a_step_with_null_for_what_json_cannot_hold() -> None:
-    rows: list[dict] = []
-    log = MetricsLog(lambda row: rows.append(dict(row)))
-    log.log(1, {"reverse_kl": 0.5, "reward": float("nan"), "loss": float("-inf")})
-    assert rows == [{"step": 1, "reverse_kl": 0.5, "reward": None, "loss": None}]
 
 
 def test_plain_console_writes_one_line_a_step_without_escapes() -> None:

@@ -187,7 +187,7 @@ HOSTILE = {
     "no such template": "{% include 'x' %}",
     "deep brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "deep loops": "{% for a in [1] %}" * 60 + "{% endfor %}" * 60,
-    "a long one": "x" * (templates.LONGEST_TEMPLATE + 1),
+    "a long one": "x" * (templates.MAX_TEMPLATE_CHARACTERS + 1),
     "no number": "{{ 1 / 0 }}",
     "messages as a number": "{{ messages + 1 }}",
 }
@@ -223,7 +223,7 @@ def test_a_template_that_would_not_end_is_refused_in_one_line(
 def test_a_bound_holds_in_every_thread_and_is_whole_again_afterwards(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "ALTOGETHER", 5000)
+    monkeypatch.setattr(templates, "MAX_WORK", 5000)
     renderer = Renderer(
         tokenizer, template="{% for i in range(1500) %}{% endfor %}{{ messages[0].content }}"
     )

@@ -1,7 +1,12 @@
 import pytest
 
 from practicum.errors import VocabularyError
-from practicum.text import Renderer, character_tokenizer, check_same_vocabulary, stop_mismatch
+from practicum.text import (
+    Renderer,
+    character_tokenizer,
+    check_same_vocabulary,
+    describe_stop_mismatch,
+)
 
 STUDENT = character_tokenizer("abcd")
 
@@ -39,8 +44,8 @@ def test_different_stops_are_named() -> None:
         Renderer(STUDENT, stop_ids=frozenset({2})),
         Renderer(STUDENT, stop_ids=frozenset({2, 4})),
     )
-    assert stop_mismatch(student, student) is None
-    sentence = stop_mismatch(student, teacher)
+    assert describe_stop_mismatch(student, student) is None
+    sentence = describe_stop_mismatch(student, teacher)
     assert sentence is not None
     assert sentence.startswith(
         "the student stops at </s> (2), the teacher at </s> (2), <assistant> (4); "

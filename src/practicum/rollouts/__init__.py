@@ -1,4 +1,4 @@
-"""From prompts to rollouts: written by whoever the source names, read back as text, and rewarded."""
+"""From prompts to rollouts: sampled by the writer that the source names, decoded, and rewarded."""
 
 from practicum.rollouts.batch import RolloutBatch, select_prompts
 from practicum.rollouts.sources import (
@@ -9,7 +9,7 @@ from practicum.rollouts.sources import (
     SourceChoice,
     StudentSource,
     asks_teacher,
-    conversation_problems,
+    list_conversation_problems,
     other_writer,
     replays,
     source_problems,
@@ -44,7 +44,7 @@ __all__ = [
     "as_environment",
     "asks_teacher",
     "collect_rollouts",
-    "conversation_problems",
+    "list_conversation_problems",
     "load_recorded_rollouts",
     "other_writer",
     "replays",

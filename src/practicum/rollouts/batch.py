@@ -1,4 +1,4 @@
-"""Which completions a step writes: its prompts, and a number for each completion of each."""
+"""The completions of a step: its prompts, and a key for each completion of each prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from practicum.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """Which completions to draw: `n` for each prompt, named by `stream` and `step` for their random streams.
+    """The completions to sample: `n` for each prompt.
 
-    `version` counts the steps that the student has learned who draws them; None: all before `step`.
+    `seed`, `stream` and `step` name their random streams. `version` counts the optimizer steps
+    behind the weights that sample; None means all steps before `step`.
     """
 
     prompts: Sequence[Prompt]
@@ -25,42 +26,52 @@ class RolloutBatch:
 
     @property
     def policy_version(self) -> int:
-        """How many steps the student has learned who draws them."""
+        """Return the number of optimizer steps behind the weights that sample."""
         return self.step - 1 if self.version is None else self.version
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutKey:
-    """One completion of a batch, still to be written: its prompt, and its number among those of the prompt."""
+    """The identity of one completion of a batch: its prompt, and its number within that prompt."""
 
     prompt: Prompt
     number: int
 
 
 def select_prompts(prompts: Sequence[Prompt], seed: int, step: int, count: int) -> list[Prompt]:
-    """The prompts of a step (counted from 1): every prompt once an epoch, in an order of its own each epoch.
+    """Return the prompts of a step (counted from 1): each prompt once an epoch, in a new order.
 
-    A pure function of (seed, step), so a resumed run sees what the uninterrupted one would have seen.
+    The result depends on (seed, step) alone, so a resumed run sees the prompts that the
+    uninterrupted run would have seen.
     """
-    places = range((step - 1) * count, step * count)
+    positions = range((step - 1) * count, step * count)
     orders = {
-        epoch: permute(len(prompts), seed, "epoch", epoch)
-        for epoch in {p // len(prompts) for p in places}
+        epoch: shuffle_indices(len(prompts), seed, "epoch", epoch)
+        for epoch in {position // len(prompts) for position in positions}
     }
-    return [prompts[orders[place // len(prompts)][place % len(prompts)]] for place in places]
+    return [
+        prompts[orders[position // len(prompts)][position % len(prompts)]] for position in positions
+    ]
 
 
-def permute(count: int, *name: int | str) -> list[int]:
-    """The numbers below `count` in an order that belongs to a name."""
+def shuffle_indices(count: int, *name: int | str) -> list[int]:
+    """Return the numbers below `count` in the random order that belongs to a name."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed_of(*name))).tolist()
 
 
-def enumerate_keys(batch: RolloutBatch, more: int = 0) -> list[list[RolloutKey]]:
-    """The `n + more` places of each prompt; a prompt that comes twice in a step goes on counting."""
+def list_keys(batch: RolloutBatch, n: int) -> list[list[RolloutKey]]:
+    """Return `n` keys for each prompt of the batch, grouped by prompt."""
     counts: dict[str, int] = {}
     groups = []
     for prompt in batch.prompts:
+        # A small task can bring one prompt twice into a step. Its completions then continue the
+        # count, so that no two of them share a random stream.
         first = counts.get(prompt.id, 0)
-        counts[prompt.id] = first + batch.n + more
-        groups.append([RolloutKey(prompt, number) for number in range(first, counts[prompt.id])])
+        counts[prompt.id] = first + n
+        groups.append([RolloutKey(prompt, number) for number in range(first, first + n)])
     return groups
+
+
+def list_all_keys(batch: RolloutBatch) -> list[RolloutKey]:
+    """Return the keys of the batch's own `n` completions of each prompt, in order."""
+    return [key for group in list_keys(batch, batch.n) for key in group]

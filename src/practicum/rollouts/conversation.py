@@ -1,6 +1,7 @@
-"""Conversations with an environment: the student speaks, an episode answers, turn by turn, for all of them at once.
+"""Conversations with an environment: the model writes a turn, an episode replies, for all at once.
 
-The tokens of a turn are appended exactly as they were sampled. What the environment says is not learned from.
+The tokens of a turn are appended exactly as they were sampled, never decoded and encoded again.
+The loss leaves out the environment's tokens.
 """
 
 import logging
@@ -16,9 +17,9 @@ from practicum.core.abandon import Cancelled
 from practicum.core.randomness import seed_of
 from practicum.errors import VerifierError
 from practicum.ports import Environment, Episode, Observation, PromptedClient
+from practicum.rollouts.tape import mark_authors
 from practicum.text import Renderer, excerpt, refuse_stop_texts
 from practicum.types import (
-    AUTHORS,
     FAILURES,
     Message,
     Prompt,
@@ -26,7 +27,6 @@ from practicum.types import (
     Sample,
     SampleRequest,
     SamplingParams,
-    Source,
     StopReason,
     Turn,
 )
@@ -38,74 +38,69 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConversationRequest:
-    """A conversation to be held: its prompt, who speaks and how it reads the prompt, and the seed of its turns."""
+    """A conversation to run: its prompt, the model with its rendered prompt, and a seed."""
 
     prompt: Prompt
-    voice: PromptedClient
+    prompted_client: PromptedClient
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation that was held: its tokens as one sample, which of them the voice spoke, its turns and its notes.
+    """A finished conversation: its T tokens as one sample, its turns and its notes.
 
-    Of the environment's tokens the sampling log-probability is 0 and the policy's NaN.
+    `model_mask` [T] is True at the tokens that the model generated. At the environment's tokens
+    the sampling log-probability is 0 and the policy's is NaN.
     """
 
     sample: Sample
-    spoken: Tensor
+    model_mask: Tensor
     turns: tuple[Turn, ...]
     notes: dict[str, str]
 
     @property
     def text(self) -> str:
-        """What the voice said, a line a turn; line breaks within a turn are spaces."""
+        """Return the model's turns, one a line; line breaks within a turn become spaces."""
         return "\n".join(
             turn.text.replace("\n", " ") for turn in self.turns if turn.role == "assistant"
         )
 
-    def authors(self, source: Source) -> Tensor | None:
-        """Return who wrote each token where `source` is the voice; None where it wrote all of them."""
-        if self.spoken.all():
-            return None
-        voice, environment = (
-            torch.tensor(AUTHORS.index(author), dtype=torch.uint8)
-            for author in (source, "environment")
-        )
-        return torch.where(self.spoken, voice, environment)
-
     def complete(self, rollout: Rollout) -> Rollout:
-        """Return the rollout of this conversation: learned from where its voice spoke, read as what that said."""
+        """Return the rollout with this conversation's mask, text, authors, turns and notes."""
+        authors = mark_authors(self.model_mask, rollout.source, "environment")
         return replace(
             rollout,
-            loss_mask=self.spoken,
+            loss_mask=self.model_mask,
             text=self.text,
-            authors=self.authors(rollout.source),
+            authors=None if self.model_mask.all() else authors,
             turns=self.turns,
             notes=self.notes,
         )
 
 
 def run_conversations(
-    openings: Sequence[ConversationRequest],
+    requests: Sequence[ConversationRequest],
     environment: Environment,
     renderer: Renderer,
     params: SamplingParams,
 ) -> list[Conversation]:
-    """Hold all conversations, each to its end or until no turn fits `params.max_new_tokens`, the environment's included.
+    """Run all conversations to their end, or until no turn fits `params.max_new_tokens`.
 
-    What is said in one depends on its own prompt, voice and seed alone. An episode that fails ends its own conversation; where
-    all that were asked for an answer fail, the environment is broken, which is a VerifierError.
+    The environment's tokens count towards that limit. Each conversation depends on its own prompt,
+    client and seed alone. An episode that fails ends its own conversation. Raises VerifierError if
+    every conversation that asked the environment failed: then the environment is broken.
     """
+    # A turn ends at a stop token, after which the environment replies; a stop text would end it
+    # within a token.
     refuse_stop_texts(params, "a conversation")
-    conversations = [_Open(opening) for opening in openings]
+    conversations = [_OpenConversation(request) for request in requests]
     with ExitStack() as episodes:
         for conversation in conversations:
             episodes.callback(conversation.close)
-        while waiting := [
+        while active := [
             conversation for conversation in conversations if conversation.stop_reason is None
         ]:
-            for conversation, sample in zip(waiting, _sample_turns(waiting, params), strict=True):
+            for conversation, sample in zip(active, _sample_turns(active, params), strict=True):
                 conversation.append_sample(sample)
                 if sample.stop_reason == "stop" or not conversation.count_room(params):
                     conversation.end_turn(environment, renderer, params)
@@ -117,9 +112,10 @@ def run_conversations(
         if conversation.stop_reason in FAILURES
     ]
     if failures:
-        if len(failures) == sum(conversation.asked for conversation in conversations):
+        if len(failures) == sum(conversation.has_asked for conversation in conversations):
             raise VerifierError(
-                f"the task's environment failed in all of {len(failures)} conversations, in the first with {failures[0]}; mend it"
+                f"the task's environment failed in all of {len(failures)} conversations, in the "
+                f"first with {failures[0]}; mend it"
             )
         log.warning(
             "the environment broke off %d of %d conversations: %s",
@@ -130,75 +126,86 @@ def run_conversations(
     return [conversation.finish() for conversation in conversations]
 
 
-def _sample_turns(waiting: "Sequence[_Open]", params: SamplingParams) -> list[Sample]:
-    """Draw what each says next, with one call for all that draw as many tokens from the same client."""
+def _sample_turns(active: "Sequence[_OpenConversation]", params: SamplingParams) -> list[Sample]:
+    """Sample the next tokens of each conversation.
+
+    Conversations that sample as many tokens from the same client share one call.
+    """
     samples: dict[int, Sample] = {}
     calls = [
-        (id(conversation.opening.voice.client), conversation.choose_length(params))
-        for conversation in waiting
+        (id(conversation.request.prompted_client.client), conversation.choose_length(params))
+        for conversation in active
     ]
     for call in dict.fromkeys(calls):
         rows = [row for row, client_and_length in enumerate(calls) if client_and_length == call]
-        requests = [waiting[row].make_request() for row in rows]
-        voice = waiting[rows[0]].opening.voice
-        drawn = voice.client.sample(requests, replace(params, max_new_tokens=call[1]))
-        samples.update(zip(rows, drawn, strict=True))
-    return [samples[row] for row in range(len(waiting))]
+        requests = [active[row].build_request() for row in rows]
+        client = active[rows[0]].request.prompted_client.client
+        call_samples = client.sample(requests, replace(params, max_new_tokens=call[1]))
+        samples.update(zip(rows, call_samples, strict=True))
+    return [samples[row] for row in range(len(active))]
 
 
 @dataclass(slots=True)
-class _Open:
-    """A conversation so far: its tokens end to end, where they were drawn, their log-probabilities, and its turns.
+class _OpenConversation:
+    """A conversation in progress: its tokens end to end, their log-probabilities, and its turns.
 
-    `begins` is where the turn that is being said begins; `asked` says whether the environment was asked for an answer.
+    The unfinished turn begins at token `turn_start`. `has_asked` is True once the environment was
+    asked for a reply.
     """
 
-    opening: ConversationRequest
+    request: ConversationRequest
     tokens: list[int] = field(default_factory=list)
-    spoken: list[bool] = field(default_factory=list)
-    sampling: list[Tensor] = field(default_factory=list)
-    policy: list[Tensor] = field(default_factory=list)
+    model_mask: list[bool] = field(default_factory=list)
+    sampling_logprobs: list[Tensor] = field(default_factory=list)
+    policy_logprobs: list[Tensor] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
-    begins: int = 0
-    asked: bool = False
+    turn_start: int = 0
+    has_asked: bool = False
     stop_reason: StopReason | None = None
     episode: Episode | None = None
 
     def count_room(self, params: SamplingParams) -> int:
-        """Return how many tokens may follow."""
+        """Return the number of tokens that still fit."""
         return params.max_new_tokens - len(self.tokens)
 
     def choose_length(self, params: SamplingParams) -> int:
-        """Return how many tokens to draw in one go: the greatest power of two that fits, so that many conversations draw as many.
+        """Return the number of tokens to sample next: the greatest power of two that fits.
 
-        A turn that is longer goes on with the next draw.
+        A longer turn continues with the next call.
         """
-        # Powers of two are few, so many conversations ask for the same length and share one call of the sampler.
+        # Powers of two are few, so conversations of different lengths often ask for the same number
+        # of tokens and share one call of the sampler.
         return 1 << (self.count_room(params).bit_length() - 1)
 
-    def make_request(self) -> SampleRequest:
-        """Ask for the tokens after those so far."""
-        prompt_tokens = (*self.opening.voice.prompt_tokens, *self.tokens)
-        return SampleRequest(prompt_tokens, seed_of(self.opening.seed, "turn", len(self.tokens)))
+    def build_request(self) -> SampleRequest:
+        """Return the request for the tokens after the present ones."""
+        prompt_tokens = (*self.request.prompted_client.prompt_tokens, *self.tokens)
+        return SampleRequest(prompt_tokens, seed_of(self.request.seed, "turn", len(self.tokens)))
 
     def append_sample(self, sample: Sample) -> None:
-        """Go on with the turn."""
+        """Add sampled tokens to the unfinished turn."""
         self._append(
-            sample.tokens.tolist(), sample.sampling_logprobs, sample.policy_logprobs, spoken=True
+            sample.tokens.tolist(),
+            sample.sampling_logprobs,
+            sample.policy_logprobs,
+            is_from_model=True,
         )
 
     def end_turn(
         self, environment: Environment, renderer: Renderer, params: SamplingParams
     ) -> None:
-        """End the turn, and take the episode's answer; without room for another turn the conversation is over."""
-        tokens = self.tokens[self.begins :]
+        """End the turn and append the episode's reply.
+
+        The conversation is over if the environment has no more to say, or no turn would fit.
+        """
+        tokens = self.tokens[self.turn_start :]
         turn = Turn("assistant", len(tokens), renderer.decode(tokens))
         self.turns.append(turn)
         if not params.stops(tokens):
             self.stop_reason = "length"
             return
-        self.asked = True
+        self.has_asked = True
         observation = self._guard(lambda: self._step(environment, turn.text))
         if observation is None:
             return
@@ -206,19 +213,19 @@ class _Open:
         if observation.message is None:
             self.stop_reason = "stop"
         else:
-            self._append_reply(
-                observation.message, renderer.render_reply(observation.message), params
-            )
+            reply_tokens = renderer.render_reply(observation.message)
+            self._append_reply(observation.message, reply_tokens, params)
 
     def _step(self, environment: Environment, turn: str) -> Observation:
         if self.episode is None:
             self.episode = environment.open(
-                self.opening.prompt, seed_of(self.opening.seed, "episode")
+                self.request.prompt, seed_of(self.request.seed, "episode")
             )
         observation = self.episode.step(turn)
         if not isinstance(observation, Observation):
             raise TypeError(
-                f"step() returned a {type(observation).__name__}; return a practicum.ports.Observation"
+                f"step() returned a {type(observation).__name__}; "
+                "return a practicum.ports.Observation"
             )
         if observation.message is not None and observation.message.role == "assistant":
             raise ValueError(
@@ -233,43 +240,50 @@ class _Open:
         if count >= self.count_room(params):
             self.stop_reason = "length"
             return
+        # The environment wrote these tokens: a sampling log-probability of 0 gives them
+        # probability 1, and NaN says that the policy never scored them.
         self._append(
-            list(tokens), torch.zeros(count), torch.full((count,), torch.nan), spoken=False
+            list(tokens), torch.zeros(count), torch.full((count,), torch.nan), is_from_model=False
         )
         self.turns.append(Turn(message.role, count, message.content))
-        self.begins = len(self.tokens)
+        self.turn_start = len(self.tokens)
 
     def close(self) -> None:
-        """Close the episode, if one is open; a conversation that is over stays as it ended."""
+        """Close the episode if one is open. A conversation that is over keeps its stop reason."""
         if self.episode is not None:
+            # A failure to close is noted, but the conversation itself ended as it did.
             stop_reason, episode, self.episode = self.stop_reason, self.episode, None
             self._guard(episode.close)
             self.stop_reason = stop_reason
 
     def _guard(self, call: Callable[[], T]) -> T | None:
-        """Return what the episode gives, or None where it fails, which is then why the conversation stopped."""
+        """Call the episode. If it fails, note why, end the conversation and return None."""
         try:
             return call()
         except Cancelled:
             raise
-        except (
-            Exception
-        ) as error:  # an environment is somebody else's program and may fail in any way
+        # An environment is foreign code and may fail in any way.
+        except Exception as error:
             self.stop_reason = "timeout" if isinstance(error, TimeoutError) else "error"
             self.notes["error"] = excerpt(f"{type(error).__name__}: {error}")
             return None
 
-    def _append(self, tokens: list[int], sampling: Tensor, policy: Tensor, *, spoken: bool) -> None:
+    def _append(
+        self, tokens: list[int], sampling: Tensor, policy: Tensor, *, is_from_model: bool
+    ) -> None:
         self.tokens += tokens
-        self.spoken += [spoken] * len(tokens)
-        self.sampling.append(sampling)
-        self.policy.append(policy)
+        self.model_mask += [is_from_model] * len(tokens)
+        self.sampling_logprobs.append(sampling)
+        self.policy_logprobs.append(policy)
 
     def finish(self) -> Conversation:
-        """Return the conversation, which is over."""
+        """Return the finished conversation."""
         assert self.stop_reason is not None, "it was held to its end"
-        tokens = torch.tensor(self.tokens, dtype=torch.long)
-        sample = Sample(tokens, torch.cat(self.sampling), torch.cat(self.policy), self.stop_reason)
-        return Conversation(
-            sample, torch.tensor(self.spoken, dtype=torch.bool), tuple(self.turns), self.notes
+        sample = Sample(
+            torch.tensor(self.tokens, dtype=torch.long),
+            torch.cat(self.sampling_logprobs),
+            torch.cat(self.policy_logprobs),
+            self.stop_reason,
         )
+        mask = torch.tensor(self.model_mask, dtype=torch.bool)
+        return Conversation(sample, mask, tuple(self.turns), self.notes)

@@ -1,4 +1,4 @@
-"""Whose tokens are learned from, as data: each source is written as a name or a call, `mix(student=0.5)`."""
+"""The sources of the tokens trained on, written as a name or a call: `mix(student=0.5)`."""
 
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ class StudentSource(Call):
 
 
 class DatasetSource(Call):
-    """The task's own responses, or its answers where it has none: supervised distillation (GKD 2306.13649)."""
+    """The task's responses, else its answers: supervised distillation (GKD 2306.13649)."""
 
     type: Literal["dataset"] = "dataset"
 
@@ -24,8 +24,9 @@ class DatasetSource(Call):
 class TeacherSource(Call):
     """The teacher writes, in its own context: sequence-level distillation (SeqKD 1606.07947).
 
-    `temperature` is its own, none: that of the rollouts. 0 is its best; above 1 it errs and corrects itself, in the manner of
-    demonstrations with noise (DART 1703.09327): what it says of each token when it scores stays the label.
+    `temperature` is the teacher's; without it the teacher samples at that of the rollouts. At 0 it
+    writes its likeliest completion. Above 1 it errs and corrects itself, like demonstrations with
+    noise (DART 1703.09327); its scores of each token stay the labels.
     """
 
     type: Literal["teacher"] = "teacher"
@@ -33,10 +34,10 @@ class TeacherSource(Call):
 
 
 class Mix(Call):
-    """A coin for each completion: the student with probability `student`, else the other (GKD 2306.13649).
+    """A coin for each: the student with probability `student`, else `other` (GKD 2306.13649).
 
-    `other` replay takes one of the newest student completions of earlier steps, of any prompt (DistiLLM 2402.03898); the
-    student writes as long as there is none.
+    `other: replay` takes one of the newest student completions of earlier steps, of any prompt
+    (DistiLLM 2402.03898). The student writes as long as the replay buffer is empty.
     """
 
     type: Literal["mix"] = "mix"
@@ -45,7 +46,7 @@ class Mix(Call):
 
 
 class Join(Call):
-    """`n` completions of the other beside the student's own, for every prompt (LUFFY 2504.14945, DistiLLM-2 2503.07067)."""
+    """`n` of `other` beside the student's completions (LUFFY 2504.14945, DistiLLM-2 2503.07067)."""
 
     type: Literal["join"] = "join"
     other: Literal["dataset", "teacher"] = "dataset"
@@ -53,14 +54,14 @@ class Join(Call):
 
 
 class TokenMix(Call):
-    """Every token is drawn from `teacher * T + (1 - teacher) * S`, both decoding in lockstep (MiniLLM 2306.08543)."""
+    """Tokens sampled from `teacher * T + (1 - teacher) * S` in lockstep (MiniLLM 2306.08543)."""
 
     type: Literal["token_mix"] = "token_mix"
     teacher: float = Field(default=0.2, ge=0, le=1)
 
 
 class Prefix(Call):
-    """Another writes the first `length` tokens, which are not learned from; the student goes on (TrOPD 2606.01249)."""
+    """`origin` writes `length` tokens without a loss; the student continues (TrOPD 2606.01249)."""
 
     type: Literal["prefix"] = "prefix"
     length: int = Field(default=64, ge=0)
@@ -68,17 +69,20 @@ class Prefix(Call):
 
 
 class Cache(Call):
-    """The completions of an earlier run's rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
+    """Completions of an earlier rollouts.jsonl, token for token (Lightning OPD 2604.13010)."""
 
     type: Literal["cache"] = "cache"
     path: str = Field(min_length=1)
 
     @field_validator("path")
     @classmethod
-    def _reads_back(cls, path: str) -> str:
+    def _refuse_ambiguous_path(cls, path: str) -> str:
+        # A resolved recipe writes the source as a call, in which a comma separates arguments and
+        # spaces and quotes at the ends are dropped: such a path would not be read back.
         if "," in path or path != path.strip(" '\""):
             raise ValueError(
-                f"path {path!r} has a comma, or a space or quote at its end; rename the file or its folder"
+                f"path {path!r} has a comma, or a space or quote at its end; rename the file or "
+                "its folder"
             )
         return path
 
@@ -93,38 +97,40 @@ SourceChoice = Annotated[Source, Field(discriminator="type"), make_validator("so
 
 
 def replays(source: Source) -> bool:
-    """Whether completions of earlier steps are learned from again."""
+    """Return True if completions of earlier steps are trained on again."""
     return isinstance(source, Mix) and source.other == "replay"
 
 
 def source_problems(source: Source, capabilities: Capabilities, teacher: str) -> list[str]:
-    """What a source asks of a teacher that writes nothing, with what to write instead."""
+    """List why a teacher cannot serve a source: one line if it is to generate and cannot."""
     if capabilities.writes or not asks_teacher(source):
         return []
     return [explain_no_generation(source, f"teacher {teacher!r}")]
 
 
-def conversation_problems(source: Source) -> list[str]:
-    """What a source asks that nobody can do where a completion is a conversation with the task."""
+def list_conversation_problems(source: Source) -> list[str]:
+    """List why a source cannot serve a task whose completions are conversations."""
     match source:
         case DatasetSource() | TokenMix() | Prefix() | Mix(other="dataset") | Join(other="dataset"):
             return [
-                f"rollout.source: {source.model_dump()} does not write turn by turn, and this task answers every turn; write "
-                "source: student, teacher, mix(other=teacher), mix(other=replay), join(other=teacher) or cache(path)"
+                f"rollout.source: {source.model_dump()} does not write turn by turn, and this task "
+                "answers every turn; write source: student, teacher, mix(other=teacher), "
+                "mix(other=replay), join(other=teacher) or cache(path)"
             ]
     return []
 
 
 def explain_no_generation(source: Source, who: str) -> str:
-    """The sentence about a teacher that was asked to write and cannot."""
+    """Return the error text for a source that needs a teacher to generate, which it cannot."""
     return (
-        f"rollout.source: {source.model_dump()} lets the teacher write, but {who} writes no answers; write source: student, "
-        "dataset or mix(other=dataset), or take a teacher that writes, such as {type: model, model: ...}"
+        f"rollout.source: {source.model_dump()} lets the teacher write, but {who} writes no "
+        "answers; write source: student, dataset or mix(other=dataset), or take a teacher that "
+        "writes, such as {type: model, model: ...}"
     )
 
 
 def other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
-    """Return who writes tokens beside the student, or in its place; None where the student alone writes, now or earlier."""
+    """Return the writer beside or instead of the student; None if only the student ever writes."""
     match source:
         case (
             TeacherSource()
@@ -145,5 +151,5 @@ def other_writer(source: Source) -> Literal["teacher", "dataset"] | None:
 
 
 def asks_teacher(source: Source) -> bool:
-    """Whether the teacher writes tokens."""
+    """Return True if the teacher writes tokens."""
     return other_writer(source) == "teacher"

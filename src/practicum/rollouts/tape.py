@@ -1,4 +1,4 @@
-"""Rollouts as rows of rollouts.jsonl, and back: what an earlier step or an earlier run wrote, token for token."""
+"""Rollouts as rows of rollouts.jsonl, and back: earlier steps and earlier runs, token for token."""
 
 import math
 from collections import deque
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from practicum.text import Renderer
 from practicum.types import AUTHORS, Author, Prompt, Rollout, Source, StopReason, Turn
 
 DIGITS = 9
-"""So many significant digits bring a float32 back exactly."""
+"""The significant digits that restore a float32 exactly."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Number = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -34,7 +34,7 @@ class TurnRow(BaseModel):
 
 
 class AuthorRow(BaseModel):
-    """Who wrote some tokens one after another."""
+    """A run of consecutive tokens with one author."""
 
     model_config = ConfigDict(strict=True, frozen=True)
     author: Author
@@ -42,10 +42,10 @@ class AuthorRow(BaseModel):
 
 
 class RolloutRow(BaseModel):
-    """One rollout as rollouts.jsonl holds it, beside what was found out about it later.
+    """One rollout as a row of rollouts.jsonl, without its reward and the numbers of its update.
 
-    `authors` are the writers of its tokens one after another, each with the number of its tokens; a rollout that `source` wrote
-    alone has none.
+    `authors` are runs of consecutive tokens with their authors, in order. A rollout that `source`
+    wrote alone has none.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
@@ -66,7 +66,8 @@ class RolloutRow(BaseModel):
     notes: dict[str, str] = {}
 
     @model_validator(mode="after")
-    def _of_one_length(self) -> "RolloutRow":
+    def _check_lengths(self) -> "RolloutRow":
+        # Rows are read from files that people edit and merge, so nothing is taken for granted.
         columns = (self.tokens, self.loss_mask, self.sampling_logprobs, self.policy_logprobs)
         if len(set(map(len, columns))) > 1:
             raise ValueError(
@@ -80,7 +81,7 @@ class RolloutRow(BaseModel):
 
     @classmethod
     def of(cls, step: int, rollout: Rollout) -> "RolloutRow":
-        """The row of a rollout."""
+        """Return the row of a rollout."""
         return cls(
             step=step,
             prompt=rollout.prompt.id,
@@ -103,18 +104,18 @@ class RolloutRow(BaseModel):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON data; authors, turns and notes where there are any."""
+        """Return the row as JSON data; authors, turns and notes only if there are any."""
         return self.model_dump(exclude_defaults=True)
 
     def rollout(self, prompt: Prompt) -> Rollout:
-        """The rollout of the row, as it was before it had a reward."""
+        """Return the rollout of the row, without its reward."""
         rollout = Rollout(
             prompt=prompt,
             prompt_tokens=tuple(self.prompt_tokens),
             tokens=torch.tensor(self.tokens, dtype=torch.long),
             loss_mask=torch.tensor(self.loss_mask, dtype=torch.bool),
-            sampling_logprobs=_undigits(self.sampling_logprobs),
-            policy_logprobs=_undigits(self.policy_logprobs),
+            sampling_logprobs=from_exact_floats(self.sampling_logprobs),
+            policy_logprobs=from_exact_floats(self.policy_logprobs),
             policy_version=self.policy_version,
             stop_reason=self.stop_reason,
             text=self.text,
@@ -128,50 +129,57 @@ class RolloutRow(BaseModel):
 
 
 def _restore_turns(rollout: Rollout) -> Rollout:
-    """Return the rollout with the turns and authors of its conversation, where its row is from before rows had them.
+    """Return the rollout with the turns and authors of its conversation, if it was one.
 
-    Such a row shows a conversation by its mask, which is True for each turn of the student and False between them, and by its
-    text, which has a line for each of those turns. What the environment said is in the tokens alone: its turns have no text.
+    Rows of older versions have no turns. Their mask shows a conversation: it is True for each turn
+    of the student and False between them, and the text has a line for each of the student's turns.
+    The environment's text is in the tokens alone, so its turns are restored without text.
     """
-    runs = [(spoken, len(list(run))) for spoken, run in groupby(rollout.loss_mask.tolist())]
+    runs = _measure_runs(rollout.loss_mask.tolist())
     lines = rollout.text.split("\n")
-    if (
-        len(runs) == 1
-        or not (runs and runs[0][0] and runs[-1][0])
-        or len(runs) != 2 * len(lines) - 1
-    ):
+    is_conversation = len(runs) == 2 * len(lines) - 1 > 1 and runs[0][0]
+    if not is_conversation:
         return rollout
     turns = [
-        Turn("assistant", count, lines[place // 2]) if spoken else Turn("user", count, "")
-        for place, (spoken, count) in enumerate(runs)
+        Turn("assistant", count, lines[index // 2]) if is_student else Turn("user", count, "")
+        for index, (is_student, count) in enumerate(runs)
     ]
-    source, environment = (
-        torch.tensor(AUTHORS.index(author), dtype=torch.uint8)
-        for author in (rollout.source, "environment")
+    authors = mark_authors(rollout.loss_mask, rollout.source, "environment")
+    return replace(rollout, turns=tuple(turns), authors=authors)
+
+
+def mark_authors(mask: Bool[Tensor, " T"], inside: Author, outside: Author) -> UInt8[Tensor, " T"]:
+    """Return the author of each token as an index in `AUTHORS`: `inside` where the mask is True."""
+    indices = (
+        torch.tensor(AUTHORS.index(author), dtype=torch.uint8) for author in (inside, outside)
     )
-    return replace(
-        rollout, turns=tuple(turns), authors=torch.where(rollout.loss_mask, source, environment)
-    )
+    return torch.where(mask, *indices)
 
 
 def _encode_authors(authors: UInt8[Tensor, " T"] | None) -> list[AuthorRow]:
-    runs = [] if authors is None else groupby(authors.tolist())
-    return [AuthorRow(author=AUTHORS[place], tokens=len(list(run))) for place, run in runs]
+    runs = [] if authors is None else _measure_runs(authors.tolist())
+    return [AuthorRow(author=AUTHORS[index], tokens=count) for index, count in runs]
+
+
+def _measure_runs(values: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the runs of equal values, each with its length."""
+    return [(value, len(list(run))) for value, run in groupby(values)]
 
 
 def _decode_authors(rows: Sequence[AuthorRow]) -> UInt8[Tensor, " T"] | None:
-    places = [AUTHORS.index(row.author) for row in rows for _ in range(row.tokens)]
-    return torch.tensor(places, dtype=torch.uint8) if rows else None
+    indices = [AUTHORS.index(row.author) for row in rows for _ in range(row.tokens)]
+    return torch.tensor(indices, dtype=torch.uint8) if rows else None
 
 
 def to_exact_floats(values: Float[Tensor, " T"]) -> list[float | None]:
-    """The numbers with all that a float32 holds; None where a token has none."""
+    """Return float32 numbers with all of their digits; None for a number that is not finite."""
     return [
         float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()
     ]
 
 
-def _undigits(values: Sequence[float | None]) -> Float[Tensor, " T"]:
+def from_exact_floats(values: Sequence[float | None]) -> Float[Tensor, " T"]:
+    """Return the numbers of `to_exact_floats` as a float32 tensor, NaN for None."""
     return torch.tensor(
         [math.nan if value is None else value for value in values], dtype=torch.float32
     )
@@ -179,56 +187,65 @@ def _undigits(values: Sequence[float | None]) -> Float[Tensor, " T"]:
 
 @dataclass(frozen=True, slots=True)
 class RolloutArchive:
-    """What was written before a step: the `newest` student rollouts of earlier steps, and an earlier run's, by prompt."""
+    """The rollouts from before a step.
+
+    `newest` is the replay buffer: the student's newest rollouts of earlier steps. `recorded` holds
+    the rollouts of an earlier run, by prompt id.
+    """
 
     newest: deque[Rollout] = field(default_factory=lambda: deque(maxlen=0))
-    tape: Mapping[str, Sequence[Rollout]] = field(default_factory=dict)
+    recorded: Mapping[str, Sequence[Rollout]] = field(default_factory=dict)
 
     def restore(
         self, rows: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt], step: int
     ) -> None:
-        """Hold the newest rollouts as they were at the end of a step, from all rows that the run has written until then.
+        """Restore the replay buffer as it was at the end of a step, from the run's rows until then.
 
-        Raises CheckpointError where the rows of that step are gone, or a row is no rollout of these prompts.
+        Raises CheckpointError if the rows of that step are missing, or if a row is not a rollout of
+        these prompts.
         """
         last = 0
-        fresh: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=self.newest.maxlen)
+        newest_rows: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=self.newest.maxlen)
         for number, row in enumerate(rows, start=1):
             try:
                 last, source, version = int(row["step"]), row["source"], row["policy_version"]
             except (LookupError, TypeError, ValueError, OverflowError):
-                raise _lost(f"row {number} is not a recorded rollout") from None
+                raise _build_error(f"row {number} is not a recorded rollout") from None
+            # A rollout that was itself replayed carries an older version and was in the buffer
+            # before, so only completions sampled in their own step enter.
             if source == "student" and version == last - 1:
-                fresh.append((number, row))
+                newest_rows.append((number, row))
         if last != step:
-            raise _lost(
-                f"ends with step {last} instead of {step}, so the completions that step {step + 1} may replay are lost"
+            raise _build_error(
+                f"ends with step {last} instead of {step}, so the completions that step {step + 1} "
+                "may replay are lost"
             )
         by_id = {prompt.id: prompt for prompt in prompts}
         self.newest.clear()
-        self.newest.extend(_restored(row, by_id, number) for number, row in fresh)
+        self.newest.extend(_restore_rollout(row, by_id, number) for number, row in newest_rows)
 
 
-def _restored(row: Mapping[str, Any], prompts: Mapping[str, Prompt], number: int) -> Rollout:
+def _restore_rollout(row: Mapping[str, Any], prompts: Mapping[str, Prompt], number: int) -> Rollout:
     try:
         recorded = RolloutRow.model_validate(row)
     except ValidationError:
-        raise _lost(f"row {number} is not a recorded rollout") from None
+        raise _build_error(f"row {number} is not a recorded rollout") from None
     if recorded.prompt not in prompts:
-        raise _lost(f"row {number}: no prompt of the run is called {recorded.prompt[:40]!a}")
+        raise _build_error(f"row {number}: no prompt of the run is called {recorded.prompt[:40]!a}")
     return recorded.rollout(prompts[recorded.prompt])
 
 
-def _lost(why: str) -> CheckpointError:
+def _build_error(why: str) -> CheckpointError:
     return CheckpointError(f"rollouts.jsonl {why}; put the file back, or start a new run")
 
 
 def load_recorded_rollouts(
-    path: Path, prompts: Sequence[Prompt], renderer: Renderer, longest: int
+    path: Path, prompts: Sequence[Prompt], renderer: Renderer, max_tokens: int
 ) -> dict[str, list[Rollout]]:
-    """The rollouts of an earlier run's rollouts.jsonl for these prompts, by prompt.
+    """Return the rollouts of an earlier run's rollouts.jsonl for these prompts, by prompt id.
 
-    Raises DataError with the row that is no rollout, is longer than `longest`, or answers another prompt of that name.
+    Raises DataError with the number of the row that is not a rollout, is longer than `max_tokens`,
+    or answers another prompt of that id.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -237,35 +254,38 @@ def load_recorded_rollouts(
             f"the tape {path} cannot be read ({error.strerror}); give the rollouts.jsonl of a run"
         ) from error
     by_id = {prompt.id: prompt for prompt in prompts}
-    found: dict[str, list[Rollout]] = {}
+    recorded: dict[str, list[Rollout]] = {}
     for number, line in enumerate(lines, start=1):
-        row = _row(line, f"{path}: row {number}")
+        row = _parse_row(line, f"{path}: row {number}")
         if row.prompt in by_id:
             rollout = row.rollout(by_id[row.prompt])
-            _check(rollout, renderer, longest, f"{path}: row {number}")
-            found.setdefault(row.prompt, []).append(rollout)
-    return found
+            _check_rollout(rollout, renderer, max_tokens, f"{path}: row {number}")
+            recorded.setdefault(row.prompt, []).append(rollout)
+    return recorded
 
 
-def _row(line: bytes, where: str) -> RolloutRow:
+def _parse_row(line: bytes, where: str) -> RolloutRow:
     try:
         return RolloutRow.model_validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        field_path = ".".join(str(part) for part in first["loc"])
+        reason = f"{field_path}: {first['msg']}" if field_path else first["msg"]
         raise DataError(
-            f"{where} is not a recorded rollout ({f'{place}: ' if place else ''}{first['msg']}); give the rollouts.jsonl of a run "
-            "as it was written"
+            f"{where} is not a recorded rollout ({reason}); give the rollouts.jsonl of a run as it "
+            "was written"
         ) from error
 
 
-def _check(rollout: Rollout, renderer: Renderer, longest: int, where: str) -> None:
+def _check_rollout(rollout: Rollout, renderer: Renderer, max_tokens: int, where: str) -> None:
     if rollout.prompt_tokens != renderer.render(rollout.prompt.messages):
         raise DataError(
-            f"{where} answers another prompt than {rollout.prompt.id!r} is here: its question, system turn, template or "
-            "tokenizer differs; a tape is replayed by the student that it was recorded for"
+            f"{where} answers another prompt than {rollout.prompt.id!r} is here: its question, "
+            "system turn, template or tokenizer differs; a tape is replayed by the student that it "
+            "was recorded for"
         )
-    if len(rollout.tokens) > longest:
+    if len(rollout.tokens) > max_tokens:
         raise DataError(
-            f"{where} has {len(rollout.tokens)} tokens; raise rollout.max_new_tokens, which is {longest}"
+            f"{where} has {len(rollout.tokens)} tokens; raise rollout.max_new_tokens, "
+            f"which is {max_tokens}"
         )

@@ -1,6 +1,6 @@
-"""Writing the rollouts of a step: a plan says who writes each completion, and each author writes its own in one go.
+"""Collect the rollouts of a step: a plan assigns a writer to each key, each writer fills its keys.
 
-What is written in a place depends on (seed, step, prompt, number), never on what is written beside it.
+A completion depends on (seed, step, prompt, number), never on the completions beside it.
 """
 
 import math
@@ -23,8 +23,14 @@ from practicum.ports import (
     Teacher,
     TeacherRequest,
 )
-from practicum.rollouts.batch import RolloutBatch, RolloutKey, enumerate_keys, permute
-from practicum.rollouts.conversation import Conversation, ConversationRequest, run_conversations
+from practicum.rollouts.batch import (
+    RolloutBatch,
+    RolloutKey,
+    list_all_keys,
+    list_keys,
+    shuffle_indices,
+)
+from practicum.rollouts.conversation import ConversationRequest, run_conversations
 from practicum.rollouts.sources import (
     Join,
     Mix,
@@ -32,20 +38,23 @@ from practicum.rollouts.sources import (
     Source,
     TeacherSource,
     TokenMix,
-    conversation_problems,
     explain_no_generation,
+    list_conversation_problems,
 )
-from practicum.rollouts.tape import RolloutArchive
+from practicum.rollouts.tape import RolloutArchive, mark_authors
 from practicum.text import Renderer
-from practicum.types import AUTHORS, Prompt, Rollout, Sample, SampleRequest, SamplingParams
+from practicum.types import Prompt, Rollout, Sample, SampleRequest, SamplingParams
 from practicum.types import Source as Origin
 
-Author = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix", "cache"]
+Writer = Literal["student", "dataset", "teacher", "replay", "token_mix", "prefix", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutWriters:
-    """Who can write: the student, the teacher, and what was written before this step; `environment` is who answers them."""
+    """The writers of rollouts: the student, the teacher, and the archive of earlier rollouts.
+
+    With an `environment`, every completion is a conversation with it.
+    """
 
     student: SamplingClient
     teacher: Teacher
@@ -55,25 +64,29 @@ class RolloutWriters:
 
 
 def collect_rollouts(
-    batch: RolloutBatch, source: Source, authors: RolloutWriters, params: SamplingParams
+    batch: RolloutBatch, source: Source, writers: RolloutWriters, params: SamplingParams
 ) -> list[Rollout]:
-    """The completions of a batch from its source; `policy_version` counts the steps that the student had learned.
+    """Return the completions of a batch from its source, and add the student's to the archive.
 
-    The archive learns what the student wrote, for the steps to come. Where there is an environment, a completion is a
-    conversation with it.
+    `policy_version` of a rollout counts the optimizer steps behind the student that sampled it.
     """
-    if authors.environment is not None and (problems := conversation_problems(source)):
+    if writers.environment is not None and (problems := list_conversation_problems(source)):
         raise CapabilityError(problems)
-    plan = _assign_writers(batch, source, authors.archive)
-    writing = _BatchWriter(batch, source, authors, params)
-    written: dict[int, Rollout] = {}
-    for author in dict.fromkeys(author for _, author in plan):
-        rows = [row for row, (_, writer) in enumerate(plan) if writer == author]
-        written.update(zip(rows, writing.by(author, [plan[row][0] for row in rows]), strict=True))
-    authors.archive.newest.extend(
-        written[row] for row, (_, author) in enumerate(plan) if author == "student"
+    plan = _assign_writers(batch, source, writers.archive)
+    sampler = _Sampler(batch, writers.renderer, params, writers.environment)
+    batch_writer = _BatchWriter(sampler, source, writers)
+    rollouts: dict[int, Rollout] = {}
+    # Each writer fills all of its keys in one call, so that sampling is batched. Every key has a
+    # random stream of its own, so the grouping does not change what is sampled.
+    order: dict[Writer, None] = dict.fromkeys(writer for _, writer in plan)
+    for writer in order:
+        rows = [row for row, (_, row_writer) in enumerate(plan) if row_writer == writer]
+        filled = batch_writer.fill(writer, [plan[row][0] for row in rows])
+        rollouts.update(zip(rows, filled, strict=True))
+    writers.archive.newest.extend(
+        rollouts[row] for row, (_, writer) in enumerate(plan) if writer == "student"
     )
-    return [written[row] for row in range(len(plan))]
+    return [rollouts[row] for row in range(len(plan))]
 
 
 def sample_rollouts(
@@ -83,9 +96,9 @@ def sample_rollouts(
     params: SamplingParams,
     environment: Environment | None = None,
 ) -> list[Rollout]:
-    """The student's own completions of a batch, or its conversations with an environment."""
-    places = [place for group in enumerate_keys(batch) for place in group]
-    return _sampled(batch, places, client, renderer, params, environment)
+    """Return the student's completions of a batch, or its conversations with an environment."""
+    sampler = _Sampler(batch, renderer, params, environment)
+    return sampler.sample_student(list_all_keys(batch), client)
 
 
 def sample_teacher_rollouts(
@@ -95,43 +108,43 @@ def sample_teacher_rollouts(
     params: SamplingParams,
     environment: Environment | None = None,
 ) -> list[Rollout] | None:
-    """The teacher's own completions of a batch, or its conversations; None where it writes none."""
-    places = [place for group in enumerate_keys(batch) for place in group]
-    return _taught(batch, places, teacher, renderer, params, environment)
+    """Return the teacher's completions or conversations, or None if it cannot generate."""
+    sampler = _Sampler(batch, renderer, params, environment)
+    return sampler.sample_teacher(list_all_keys(batch), teacher)
 
 
 def as_environment(task: Task) -> Environment | None:
-    """The task, where it answers back."""
+    """Return the task if it is an environment, else None."""
     return task if isinstance(task, Environment) else None
 
 
 def add_rewards(rollouts: Sequence[Rollout], task: Task) -> list[Rollout]:
-    """The same rollouts with the task's reward."""
+    """Return the rollouts with the task's rewards."""
     return [replace(rollout, reward=task.reward(rollout)) for rollout in rollouts]
 
 
 def _assign_writers(
     batch: RolloutBatch, source: Source, archive: RolloutArchive
-) -> list[tuple[RolloutKey, Author]]:
-    """Each place of the batch with who writes it."""
+) -> list[tuple[RolloutKey, Writer]]:
+    """Return the keys of the batch, each with its writer."""
     if isinstance(source, Join):
-        groups = enumerate_keys(batch, more=source.n)
         return [
-            (place, "student" if order < batch.n else source.other)
-            for group in groups
-            for order, place in enumerate(group)
+            (key, "student" if index < batch.n else source.other)
+            for group in list_keys(batch, batch.n + source.n)
+            for index, key in enumerate(group)
         ]
-    places = [place for group in enumerate_keys(batch) for place in group]
+    keys = list_all_keys(batch)
     if isinstance(source, Mix):
-        return [(place, _choose_writer(batch, source, place, archive)) for place in places]
-    return [(place, source.type) for place in places]
+        return [(key, _choose_writer(batch, source, key, archive)) for key in keys]
+    return [(key, source.type) for key in keys]
 
 
 def _choose_writer(
-    batch: RolloutBatch, source: Mix, place: RolloutKey, archive: RolloutArchive
-) -> Author:
-    """The student with the source's probability, and as long as there is nothing to replay."""
-    if _seed(batch, "mix", place) < source.student * 2**63 or (
+    batch: RolloutBatch, source: Mix, key: RolloutKey, archive: RolloutArchive
+) -> Writer:
+    """Return the student with the source's probability, and while there is nothing to replay."""
+    # Seeds are uniform below 2**63, so the seed itself is the coin.
+    if _compute_seed(batch, "mix", key) < source.student * 2**63 or (
         source.other == "replay" and not archive.newest
     ):
         return "student"
@@ -139,326 +152,301 @@ def _choose_writer(
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchWriter:
-    """One batch being written; each method fills the places of one author."""
+class _Sampler:
+    """Sampling for the keys of one batch, from the student or from the teacher."""
 
     batch: RolloutBatch
-    source: Source
-    authors: RolloutWriters
+    renderer: Renderer
     params: SamplingParams
+    environment: Environment | None
 
-    def by(self, author: str, places: Sequence[RolloutKey]) -> list[Rollout]:
-        methods = {
-            "student": self.student,
-            "dataset": self.dataset,
-            "teacher": self.teacher,
-            "replay": self.replay,
-            "token_mix": self.token_mix,
-            "prefix": self.prefix,
-            "cache": self.cache,
-        }
-        return methods[author](places)
+    def sample_student(self, keys: Sequence[RolloutKey], client: SamplingClient) -> list[Rollout]:
+        """Return the student's completions, or its conversations with the environment."""
+        prompts, seeds = self.render_prompts(keys), self.compute_seeds(keys)
+        if self.environment is None:
+            requests = [SampleRequest(*request) for request in zip(prompts, seeds, strict=True)]
+            return self.build_rollouts(
+                keys, prompts, client.sample(requests, self.params), "student"
+            )
+        clients = [PromptedClient(client, prompt) for prompt in prompts]
+        return self._converse(self.environment, keys, prompts, clients, seeds, "student")
 
-    def student(self, places: Sequence[RolloutKey]) -> list[Rollout]:
-        authors = self.authors
-        return _sampled(
-            self.batch, places, authors.student, authors.renderer, self.params, authors.environment
-        )
+    def sample_teacher(self, keys: Sequence[RolloutKey], teacher: Teacher) -> list[Rollout] | None:
+        """Return the teacher's completions or conversations, or None if it cannot generate."""
+        prompts, requests = self.render_prompts(keys), self.build_teacher_requests(keys)
+        if self.environment is None:
+            samples = teacher.sample(requests, self.params)
+            if samples is None:
+                return None
+            return self.build_rollouts(keys, prompts, samples, "teacher")
+        bound = [teacher.voice(key.prompt) for key in keys]
+        clients = [client for client in bound if client is not None]
+        if len(clients) < len(keys):
+            return None
+        if not all(client.accepts_tokens for client in clients):
+            raise CapabilityError(
+                "this teacher answers messages and cannot go on from tokens, so it can hold no "
+                "conversation with the task; write source: student and evaluation.teacher: false, "
+                "or take a teacher that completes tokens"
+            )
+        seeds = [request.seed for request in requests]
+        return self._converse(self.environment, keys, prompts, clients, seeds, "teacher")
 
-    def dataset(self, places: Sequence[RolloutKey]) -> list[Rollout]:
-        return self._rollouts(places, self._given(places, self.params.max_new_tokens), "dataset")
+    def _converse(
+        self,
+        environment: Environment,
+        keys: Sequence[RolloutKey],
+        prompts: Sequence[tuple[int, ...]],
+        clients: Sequence[PromptedClient],
+        seeds: Sequence[int],
+        source: Origin,
+    ) -> list[Rollout]:
+        """Return the rollouts of one conversation for each key."""
+        requests = [
+            ConversationRequest(key.prompt, client, seed)
+            for key, client, seed in zip(keys, clients, seeds, strict=True)
+        ]
+        conversations = run_conversations(requests, environment, self.renderer, self.params)
+        samples = [conversation.sample for conversation in conversations]
+        rollouts = self.build_rollouts(keys, prompts, samples, source)
+        return [
+            conversation.complete(rollout)
+            for conversation, rollout in zip(conversations, rollouts, strict=True)
+        ]
 
-    def teacher(self, places: Sequence[RolloutKey]) -> list[Rollout]:
-        own = self.source.temperature if isinstance(self.source, TeacherSource) else None
-        params = self.params if own is None else replace(self.params, temperature=own)
-        authors = self.authors
-        rollouts = _taught(
-            self.batch, places, authors.teacher, authors.renderer, params, authors.environment
-        )
+    def render_prompts(self, keys: Sequence[RolloutKey]) -> list[tuple[int, ...]]:
+        """Return the prompt tokens of each key in the student's template."""
+        return self.renderer.render_all([key.prompt.messages for key in keys])
+
+    def compute_seeds(self, keys: Sequence[RolloutKey]) -> list[int]:
+        """Return the seed of each key's completion in the batch's stream."""
+        return _compute_seeds(self.batch, self.batch.stream, keys)
+
+    def build_teacher_requests(self, keys: Sequence[RolloutKey]) -> list[TeacherRequest]:
+        """Return a request for the teacher's completion of each key."""
+        seeds = _compute_seeds(self.batch, "teacher", keys)
+        return [TeacherRequest(key.prompt, seed) for key, seed in zip(keys, seeds, strict=True)]
+
+    def build_rollouts(
+        self,
+        keys: Sequence[RolloutKey],
+        prompts: Sequence[tuple[int, ...]],
+        samples: Sequence[Sample],
+        source: Origin,
+    ) -> list[Rollout]:
+        """Return the samples of some keys as rollouts with a loss at every token."""
+        texts = self.renderer.decode_all([sample.tokens.tolist() for sample in samples])
+        return [
+            Rollout(
+                prompt=key.prompt,
+                prompt_tokens=prompt_tokens,
+                tokens=sample.tokens,
+                loss_mask=torch.ones(len(sample.tokens), dtype=torch.bool),
+                sampling_logprobs=sample.sampling_logprobs,
+                policy_logprobs=sample.policy_logprobs,
+                policy_version=self.batch.policy_version,
+                stop_reason=sample.stop_reason,
+                text=text,
+                sample=key.number,
+                source=source,
+            )
+            for key, prompt_tokens, sample, text in zip(keys, prompts, samples, texts, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchWriter:
+    """The writers of one batch: each `_write_*` method returns the rollouts of its keys."""
+
+    sampler: _Sampler
+    source: Source
+    writers: RolloutWriters
+
+    def fill(self, writer: Writer, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the rollouts of some keys from one writer."""
+        match writer:
+            case "student":
+                return self.sampler.sample_student(keys, self.writers.student)
+            case "dataset":
+                samples = self._truncate_responses(keys, self.sampler.params.max_new_tokens)
+                prompts = self.sampler.render_prompts(keys)
+                return self.sampler.build_rollouts(keys, prompts, samples, "dataset")
+            case "teacher":
+                return self._write_teacher(keys)
+            case "replay":
+                return self._write_replay(keys)
+            case "token_mix":
+                return self._write_token_mix(keys)
+            case "prefix":
+                return self._write_prefix(keys)
+            case "cache":
+                return [self._recall(key) for key in keys]
+
+    def _write_teacher(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        sampler = self.sampler
+        # `mix` and `join` sample from the teacher too, at the temperature of the rollouts.
+        if isinstance(self.source, TeacherSource) and self.source.temperature is not None:
+            params = replace(sampler.params, temperature=self.source.temperature)
+            sampler = replace(sampler, params=params)
+        rollouts = sampler.sample_teacher(keys, self.writers.teacher)
         if rollouts is None:
-            raise CapabilityError(explain_no_generation(self.source, "this teacher"))
+            raise self._build_refusal()
+        # The teacher's own log-probabilities say nothing of the student's policy.
         return [
             replace(rollout, policy_logprobs=torch.full_like(rollout.policy_logprobs, math.nan))
             for rollout in rollouts
         ]
 
-    def replay(self, places: Sequence[RolloutKey]) -> list[Rollout]:
-        """Old rollouts of any prompt, numbered on from that prompt's places in this batch."""
-        newest = self.authors.archive.newest
-        taken = Counter(prompt.id for prompt in self.batch.prompts for _ in range(self.batch.n))
+    def _write_replay(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return old rollouts of any prompt, numbered after that prompt's keys in this batch."""
+        batch, newest = self.sampler.batch, self.writers.archive.newest
+        # The number tells the completions of a prompt apart, so an old rollout must not bring its
+        # number along.
+        counts: Counter[str] = Counter()
+        for prompt in batch.prompts:
+            counts[prompt.id] += batch.n
         rollouts = []
-        for place in places:
-            old = newest[_seed(self.batch, "replay", place) % len(newest)]
-            rollouts.append(replace(old, sample=taken[old.prompt.id]))
-            taken[old.prompt.id] += 1
+        for key in keys:
+            replayed = newest[_compute_seed(batch, "replay", key) % len(newest)]
+            rollouts.append(replace(replayed, sample=counts[replayed.prompt.id]))
+            counts[replayed.prompt.id] += 1
         return rollouts
 
-    def cache(self, places: Sequence[RolloutKey]) -> list[Rollout]:
-        """The tape's completions of each prompt, in an order of their own in each step."""
-        return [
-            self._cached(place, self.authors.archive.tape.get(place.prompt.id, ()))
-            for place in places
-        ]
-
-    def _cached(self, place: RolloutKey, recorded: Sequence[Rollout]) -> Rollout:
-        if len(recorded) < self.batch.n:
+    def _recall(self, key: RolloutKey) -> Rollout:
+        """Return a recorded completion of the key's prompt; each step has an order of its own."""
+        batch = self.sampler.batch
+        recorded = self.writers.archive.recorded.get(key.prompt.id, ())
+        if len(recorded) < batch.n:
             raise DataError(
-                f"the tape of rollout.source holds {len(recorded)} completions of prompt {place.prompt.id!r}, and rollout.n asks "
-                f"for {self.batch.n}; record more with a run over the same prompts, or ask for fewer"
+                f"the tape of rollout.source holds {len(recorded)} completions of prompt "
+                f"{key.prompt.id!r}, and rollout.n asks for {batch.n}; record more with a run over "
+                "the same prompts, or ask for fewer"
             )
-        order = permute(len(recorded), self.batch.seed, "cache", self.batch.step, place.prompt.id)
+        order = shuffle_indices(len(recorded), batch.seed, "cache", batch.step, key.prompt.id)
         return replace(
-            recorded[order[place.number % len(order)]], sample=place.number, policy_version=0
+            recorded[order[key.number % len(order)]], sample=key.number, policy_version=0
         )
 
-    def token_mix(self, places: Sequence[RolloutKey]) -> list[Rollout]:
-        """Completions drawn from student and teacher at once, one call for each of the teacher's clients."""
+    def _write_token_mix(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return completions from student and teacher at once, one call for each teacher client."""
         assert isinstance(self.source, TokenMix)
-        student = _lockstep(self.authors.student, "the student's backend")
-        voices, prompts = [self._voice(place.prompt) for place in places], self._prompts(places)
+        student = _require_lockstep(self.writers.student, "the student's backend")
+        clients = [self._bind_teacher(key.prompt) for key in keys]
+        prompts, seeds = self.sampler.render_prompts(keys), self.sampler.compute_seeds(keys)
         samples: dict[int, Sample] = {}
-        for number in dict.fromkeys(id(voice.client) for voice in voices):
-            rows = [row for row, voice in enumerate(voices) if id(voice.client) == number]
-            teacher = _lockstep(voices[rows[0]].client, "the teacher")
+        for client_id in dict.fromkeys(id(client.client) for client in clients):
+            rows = [row for row, client in enumerate(clients) if id(client.client) == client_id]
+            teacher = _require_lockstep(clients[rows[0]].client, "the teacher")
             requests = [
-                MixedRequest(
-                    prompts[row], voices[row].prompt_tokens, self._student_seed(places[row])
-                )
-                for row in rows
+                MixedRequest(prompts[row], clients[row].prompt_tokens, seeds[row]) for row in rows
             ]
-            mixed = student.sample_mixed(requests, teacher, self.source.teacher, self.params)
-            samples.update(zip(rows, mixed, strict=True))
-        return self._rollouts(places, [samples[row] for row in range(len(places))], "student")
-
-    def prefix(self, places: Sequence[RolloutKey]) -> list[Rollout]:
-        """The student's continuations of the first tokens of others; an answer that ends within them has none."""
-        assert isinstance(self.source, Prefix)
-        begin = self._begun if self.source.origin == "teacher" else self._given
-        length = min(self.source.length, self.params.max_new_tokens)
-        begun = begin(places, length)
-        rows, prompts = (
-            [row for row, sample in enumerate(begun) if sample.stop_reason == "length"],
-            self._prompts(places),
-        )
-        requests = [
-            SampleRequest(
-                (*prompts[row], *begun[row].tokens.tolist()), self._student_seed(places[row])
+            mixed = student.sample_mixed(
+                requests, teacher, self.source.teacher, self.sampler.params
             )
+            samples.update(zip(rows, mixed, strict=True))
+        ordered = [samples[row] for row in range(len(keys))]
+        return self.sampler.build_rollouts(keys, prompts, ordered, "student")
+
+    def _write_prefix(self, keys: Sequence[RolloutKey]) -> list[Rollout]:
+        """Return the student's continuations of prefixes from teacher or dataset.
+
+        A prefix that stops by itself has no continuation. Prefix tokens have no loss.
+        """
+        assert isinstance(self.source, Prefix)
+        origin, max_tokens = self.source.origin, self.sampler.params.max_new_tokens
+        length = min(self.source.length, max_tokens)
+        begin = self._sample_teacher_prefixes if origin == "teacher" else self._truncate_responses
+        prefixes = begin(keys, length)
+        rows = [row for row, prefix in enumerate(prefixes) if prefix.stop_reason == "length"]
+        prompts, seeds = self.sampler.render_prompts(keys), self.sampler.compute_seeds(keys)
+        requests = [
+            SampleRequest((*prompts[row], *prefixes[row].tokens.tolist()), seeds[row])
             for row in rows
         ]
-        rest = replace(self.params, max_new_tokens=self.params.max_new_tokens - length)
-        goes_on = dict(zip(rows, self.authors.student.sample(requests, rest), strict=True))
-        whole = [
-            _joined(sample, goes_on[row]) if row in goes_on else sample
-            for row, sample in enumerate(begun)
-        ]
-        origin, student = (
-            torch.tensor(AUTHORS.index(author), dtype=torch.uint8)
-            for author in (self.source.origin, "student")
-        )
-        rollouts = []
-        for row, rollout in enumerate(self._rollouts(places, whole, self.source.origin)):
-            own = torch.arange(len(rollout.tokens)) >= len(begun[row].tokens)
-            if row in goes_on:
-                rollout = replace(
-                    rollout, source="student", authors=torch.where(own, student, origin)
-                )
-            rollouts.append(replace(rollout, loss_mask=own))
+        params = replace(self.sampler.params, max_new_tokens=max_tokens - length)
+        continuations = self.writers.student.sample(requests, params)
+        samples = list(prefixes)
+        for row, continuation in zip(rows, continuations, strict=True):
+            samples[row] = _concatenate(prefixes[row], continuation)
+        rollouts = self.sampler.build_rollouts(keys, prompts, samples, origin)
+        for row, rollout in enumerate(rollouts):
+            by_student = torch.arange(len(rollout.tokens)) >= len(prefixes[row].tokens)
+            rollouts[row] = replace(rollout, loss_mask=by_student)
+        for row in rows:
+            authors = mark_authors(rollouts[row].loss_mask, "student", origin)
+            rollouts[row] = replace(rollouts[row], source="student", authors=authors)
         return rollouts
 
-    def _given(self, places: Sequence[RolloutKey], limit: int) -> list[Sample]:
-        """At most `limit` tokens of the prompts' own responses, which nobody sampled."""
-        return [self._response(place.prompt, limit) for place in places]
-
-    def _response(self, prompt: Prompt, limit: int) -> Sample:
-        text = prompt.answer if prompt.response is None else prompt.response
-        if text is None:
-            raise DataError(
-                f"prompt {prompt.id!r} has neither a response nor an answer, which rollout.source {self.source.type!r} learns "
-                "from; add one to its row, or write source: student"
-            )
-        renderer = self.authors.renderer
-        tokens = renderer.encode_answer(text, limit)
-        if any(token in renderer.stop_ids for token in tokens[:-1]):
-            raise DataError(
-                f"the response of prompt {prompt.id!r} has a stop token before its end, where the student would stop; take it "
-                "out of the text, or out of student.stop"
-            )
-        ends = bool(tokens) and tokens[-1] in renderer.stop_ids
-        unknown = torch.full((len(tokens),), math.nan)
-        ids = torch.tensor(tokens, dtype=torch.long)
-        return Sample(ids, torch.zeros(len(tokens)), unknown, "stop" if ends else "length")
-
-    def _begun(self, places: Sequence[RolloutKey], limit: int) -> list[Sample]:
-        """At most `limit` tokens of the teacher's own answers in its own context."""
-        requests = _asked(self.batch, places)
-        samples = self.authors.teacher.sample(requests, replace(self.params, max_new_tokens=limit))
+    def _sample_teacher_prefixes(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
+        """Return at most `length` tokens of the teacher's completions in its own context."""
+        requests = self.sampler.build_teacher_requests(keys)
+        params = replace(self.sampler.params, max_new_tokens=length)
+        samples = self.writers.teacher.sample(requests, params)
         if samples is None:
-            raise CapabilityError(explain_no_generation(self.source, "this teacher"))
+            raise self._build_refusal()
         return [
             replace(sample, policy_logprobs=torch.full_like(sample.policy_logprobs, math.nan))
             for sample in samples
         ]
 
-    def _voice(self, prompt: Prompt) -> PromptedClient:
-        voice = self.authors.teacher.voice(prompt)
-        if voice is None:
-            raise CapabilityError(explain_no_generation(self.source, "this teacher"))
-        return voice
+    def _truncate_responses(self, keys: Sequence[RolloutKey], length: int) -> list[Sample]:
+        """Return at most `length` tokens of the prompts' responses, which no model sampled."""
+        return [self._truncate_response(key.prompt, length) for key in keys]
 
-    def _prompts(self, places: Sequence[RolloutKey]) -> list[tuple[int, ...]]:
-        return _rendered(places, self.authors.renderer)
-
-    def _student_seed(self, place: RolloutKey) -> int:
-        return _seed(self.batch, self.batch.stream, place)
-
-    def _rollouts(
-        self, places: Sequence[RolloutKey], samples: Sequence[Sample], source: Origin
-    ) -> list[Rollout]:
-        return _as_rollouts(
-            self.batch, places, samples, self.authors.renderer, self._prompts(places), source
+    def _truncate_response(self, prompt: Prompt, length: int) -> Sample:
+        text = prompt.answer if prompt.response is None else prompt.response
+        if text is None:
+            raise DataError(
+                f"prompt {prompt.id!r} has neither a response nor an answer, which rollout.source "
+                f"{self.source.type!r} learns from; add one to its row, or write source: student"
+            )
+        renderer = self.writers.renderer
+        tokens = renderer.encode_answer(text, length)
+        if any(token in renderer.stop_ids for token in tokens[:-1]):
+            raise DataError(
+                f"the response of prompt {prompt.id!r} has a stop token before its end, where the "
+                "student would stop; take it out of the text, or out of student.stop"
+            )
+        stops = bool(tokens) and tokens[-1] in renderer.stop_ids
+        return Sample(
+            torch.tensor(tokens, dtype=torch.long),
+            torch.zeros(len(tokens)),
+            torch.full((len(tokens),), math.nan),
+            "stop" if stops else "length",
         )
 
+    def _bind_teacher(self, prompt: Prompt) -> PromptedClient:
+        client = self.writers.teacher.voice(prompt)
+        if client is None:
+            raise self._build_refusal()
+        return client
 
-def _sampled(
-    batch: RolloutBatch,
-    places: Sequence[RolloutKey],
-    client: SamplingClient,
-    renderer: Renderer,
-    params: SamplingParams,
-    environment: Environment | None,
-) -> list[Rollout]:
-    """The student's completions of some places."""
-    prompts, seeds = _rendered(places, renderer), _seeds(batch, batch.stream, places)
-    requests = [SampleRequest(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-    if environment is None:
-        return _as_rollouts(
-            batch, places, client.sample(requests, params), renderer, prompts, "student"
-        )
-    openings = [
-        ConversationRequest(
-            place.prompt, PromptedClient(client, request.prompt_tokens), request.seed
-        )
-        for place, request in zip(places, requests, strict=True)
-    ]
-    conversations = run_conversations(openings, environment, renderer, params)
-    return _complete(batch, places, conversations, renderer, prompts, "student")
+    def _build_refusal(self) -> CapabilityError:
+        return CapabilityError(explain_no_generation(self.source, "this teacher"))
 
 
-def _taught(
-    batch: RolloutBatch,
-    places: Sequence[RolloutKey],
-    teacher: Teacher,
-    renderer: Renderer,
-    params: SamplingParams,
-    environment: Environment | None,
-) -> list[Rollout] | None:
-    """The teacher's completions of some places, or None where it writes none."""
-    requests = _asked(batch, places)
-    prompts = _rendered(places, renderer)
-    if environment is None:
-        samples = teacher.sample(requests, params)
-        return (
-            None
-            if samples is None
-            else _as_rollouts(batch, places, samples, renderer, prompts, "teacher")
-        )
-    voices = [teacher.voice(place.prompt) for place in places]
-    heard = [voice for voice in voices if voice is not None]
-    if len(heard) < len(voices):
-        return None
-    if not all(voice.accepts_tokens for voice in heard):
-        raise CapabilityError(
-            "this teacher answers messages and cannot go on from tokens, so it can hold no conversation with the task; "
-            "write source: student and evaluation.teacher: false, or take a teacher that completes tokens"
-        )
-    openings = [
-        ConversationRequest(request.prompt, voice, request.seed)
-        for request, voice in zip(requests, heard, strict=True)
-    ]
-    conversations = run_conversations(openings, environment, renderer, params)
-    return _complete(batch, places, conversations, renderer, prompts, "teacher")
-
-
-def _complete(
-    batch: RolloutBatch,
-    places: Sequence[RolloutKey],
-    conversations: Sequence[Conversation],
-    renderer: Renderer,
-    prompts: Sequence[tuple[int, ...]],
-    source: Origin,
-) -> list[Rollout]:
-    """Return conversations in their places."""
-    samples = [conversation.sample for conversation in conversations]
-    rollouts = _as_rollouts(batch, places, samples, renderer, prompts, source)
-    return [
-        conversation.complete(rollout)
-        for conversation, rollout in zip(conversations, rollouts, strict=True)
-    ]
-
-
-def _rendered(places: Sequence[RolloutKey], renderer: Renderer) -> list[tuple[int, ...]]:
-    return renderer.render_all([place.prompt.messages for place in places])
-
-
-def _as_rollouts(
-    batch: RolloutBatch,
-    places: Sequence[RolloutKey],
-    samples: Sequence[Sample],
-    renderer: Renderer,
-    prompts: Sequence[tuple[int, ...]],
-    source: Origin,
-) -> list[Rollout]:
-    """Return samples in their places, learned from at every token."""
-    version = batch.policy_version
-    texts = renderer.decode_all([sample.tokens.tolist() for sample in samples])
-    return [
-        Rollout(
-            prompt=place.prompt,
-            prompt_tokens=prompt_tokens,
-            tokens=sample.tokens,
-            loss_mask=torch.ones(len(sample.tokens), dtype=torch.bool),
-            sampling_logprobs=sample.sampling_logprobs,
-            policy_logprobs=sample.policy_logprobs,
-            policy_version=version,
-            stop_reason=sample.stop_reason,
-            text=text,
-            sample=place.number,
-            source=source,
-        )
-        for place, prompt_tokens, sample, text in zip(places, prompts, samples, texts, strict=True)
-    ]
-
-
-def _joined(beginning: Sample, rest: Sample) -> Sample:
+def _concatenate(beginning: Sample, end: Sample) -> Sample:
     return Sample(
-        torch.cat([beginning.tokens, rest.tokens]),
-        torch.cat([beginning.sampling_logprobs, rest.sampling_logprobs]),
-        torch.cat([beginning.policy_logprobs, rest.policy_logprobs]),
-        rest.stop_reason,
+        torch.cat([beginning.tokens, end.tokens]),
+        torch.cat([beginning.sampling_logprobs, end.sampling_logprobs]),
+        torch.cat([beginning.policy_logprobs, end.policy_logprobs]),
+        end.stop_reason,
     )
 
 
-def _asked(batch: RolloutBatch, places: Sequence[RolloutKey]) -> list[TeacherRequest]:
-    seeds = _seeds(batch, "teacher", places)
-    return [TeacherRequest(place.prompt, seed) for place, seed in zip(places, seeds, strict=True)]
+def _compute_seeds(batch: RolloutBatch, stream: str, keys: Sequence[RolloutKey]) -> list[int]:
+    """Return the seed of each key in a stream."""
+    return seeds_of([(batch.seed, stream, batch.step, key.prompt.id, key.number) for key in keys])
 
 
-def _seeds(batch: RolloutBatch, name: str, places: Sequence[RolloutKey]) -> list[int]:
-    """Return the random stream of a name at each place."""
-    return seeds_of(
-        [(batch.seed, name, batch.step, place.prompt.id, place.number) for place in places]
-    )
+def _compute_seed(batch: RolloutBatch, stream: str, key: RolloutKey) -> int:
+    return _compute_seeds(batch, stream, [key])[0]
 
 
-def _seed(batch: RolloutBatch, name: str, place: RolloutKey) -> int:
-    return _seeds(batch, name, [place])[0]
-
-
-def _lockstep(client: SamplingClient, who: str) -> LockstepClient:
+def _require_lockstep(client: SamplingClient, who: str) -> LockstepClient:
     if not isinstance(client, LockstepClient):
         raise CapabilityError(
-            f"rollout.source 'token_mix' decodes teacher and student in lockstep, which {who} cannot; write "
-            "source: mix(other=teacher), or take local models for both"
+            "rollout.source 'token_mix' decodes teacher and student in lockstep, which "
+            f"{who} cannot; write source: mix(other=teacher), or take local models for both"
         )
     return client

@@ -1,4 +1,4 @@
-"""A run from its recipe to its report: built, evaluated, trained with observers after every step, saved, summed up."""
+"""A run from its recipe to its report: assemble, evaluate, train, save, summarize."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RunResult", "check_resumes", "distill", "open_run", "open_student", "restored", "run"]
 
-_HOMES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.session"}
+_MODULES = {"open_run": "practicum.runs.resuming", "RunResult": "practicum.runs.session"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the parts of a run are also used without one."""
+    """Import a public name on first use: the modules of this package are also used alone."""
     if name in __all__:
-        return getattr(importlib.import_module(_HOMES.get(name, "practicum.runs.launch")), name)
+        return getattr(importlib.import_module(_MODULES.get(name, "practicum.runs.launch")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

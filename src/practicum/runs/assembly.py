@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a step: models loaded, vocabularies compared, prompts read, the teacher built."""
+"""Assemble a run from its recipe: load models, compare vocabularies, build teachers."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ from practicum.rollouts import (
     Cache,
     RolloutArchive,
     asks_teacher,
-    conversation_problems,
+    list_conversation_problems,
     load_recorded_rollouts,
     replays,
     source_problems,
@@ -53,14 +53,14 @@ from practicum.text import Renderer, compare_renderers
 from practicum.text.tokenizers import load_renderer
 from practicum.training.evaluation import EvaluationSettings
 from practicum.training.loop import StepComponents, StepPlan, StepSettings
-from practicum.types import Prompt, Rollout
+from practicum.types import Prompt, Rollout, SamplingParams
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
-    """A model that scores: its name, as `scorer_names` has it, how it reads prompts, and its sizes."""
+    """A scoring model: its name from `scorer_names`, its renderer, and its dimensions if known."""
 
     name: str
     renderer: Renderer
@@ -69,51 +69,48 @@ class ScorerInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunComponents:
-    """Everything a run needs, built from its recipe."""
+    """Everything that a run needs, assembled from its recipe."""
 
     parts: StepComponents
     settings: StepSettings
     evaluation: EvaluationSettings | None
     backend: Backend
     learner: Learner
-    courses: ScheduleState
+    schedule_state: ScheduleState
     identify: Callable[[], dict[str, str]]
-    """Read a digest of each thing besides the recipe that the run depends on, by name: `student/config.json`, `heldout`."""
+    """Read the digests of the run's inputs by name, such as `student/config.json` or `heldout`."""
     too_long: list[Prompt]
     packages: list[str]
-    """The packages besides our own requirements whose versions decide prompts and rewards."""
+    """The optional packages whose versions decide prompts and rewards."""
     scorers: list[ScorerInfo]
-    """The models that score besides the student's own weights: `teacher`, `teacher/math`, `reference`."""
+    """The scoring models other than the student: `teacher`, `teacher/math`, `reference`."""
     after_training: Sequence[Callable[[], None]]
-    """Call these in order when the training is over."""
+    """The functions to call in order after training."""
     at_end: ExitStack
-    """Close this when no client is used any more, however that comes about."""
+    """The clean-up of all clients, to be closed however the run ends."""
 
     def close(self) -> None:
-        """End the sessions at services."""
+        """Close all clients, which ends sessions at services."""
         self.at_end.close()
 
     @property
     def trainer(self) -> TrainingClient:
-        """Who trains the student, uncounted."""
+        """Return the student's trainer without metering."""
         return self.learner.trainer
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The student's own weights that learn, by name; RecipeError where they are not in this process."""
+        """Return the trainable weights by name; raises RecipeError if they are elsewhere."""
         if self.learner.weights is None:
             raise RecipeError(
-                "this looks into the student's weights, which are in another process or at a service; leave backend out for it"
+                "this looks into the student's weights, which are in another process or at a "
+                "service; leave backend out for it"
             )
         return self.learner.weights
 
     def teachers(self) -> dict[str, Teacher]:
-        """The teacher, and the reference where there is one."""
-        reference = self.parts.reference
-        return {
-            "teacher": self.parts.teacher,
-            **({} if reference is None else {"reference": reference}),
-        }
+        """Return the teacher, and the reference if there is one, by role."""
+        return dict(zip(("teacher", "reference"), self.parts.teachers, strict=False))
 
 
 def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
@@ -122,18 +119,18 @@ def open_backend(recipe: Recipe, context: BackendContext) -> Backend:
 
 
 def open_local(context: BackendContext) -> Backend:
-    """Open the backend of this process as it is by default."""
+    """Open the local backend with its default settings."""
     module = module_of("backends", "local")
     return module.build(module.Config(), context)
 
 
 def host_model(config: ModelConfig) -> Hosted:
-    """Load a model to be held by a service."""
+    """Load a model for a service."""
     return module_of("backends", "local").host(config)
 
 
 def make_scratch(folder: Path, config: ScratchConfig, task: Task) -> Path:
-    """Return the folder of a from-scratch model, made the first time with the characters and the answers of the task."""
+    """Return the folder of a from-scratch model for a task; create it on first use."""
     return module_of("backends", "local").make_scratch(folder, config, task)
 
 
@@ -144,38 +141,32 @@ def assemble_run(
     scores: Path | None = None,
     at_end: ExitStack | None = None,
 ) -> RunComponents:
-    """Build all parts. `models` holds from-scratch models; `rejected` takes the rows that could not be used.
+    """Assemble a run.
 
-    `scores` is where `cached` teachers keep their answers unless they name a folder; None: they keep none. What is to be
-    closed is left to `at_end`, also where the parts do not go together, or else to `RunComponents.close`.
+    `models` is the folder of from-scratch models, `rejected` the file for rows that cannot be used.
+    `scores` is the folder of `cached` teachers that name none; with None they do not store scores.
+    `at_end`, or without it `RunComponents.close`, closes what was opened, also after an error.
     """
-    for warning in (
-        staleness_warning(recipe.objective, recipe.rollout),
-        clip_warning(recipe.objective),
-    ):
-        if warning is not None:
-            log.warning(warning)
+    warnings = staleness_warning(recipe.objective, recipe.rollout), clip_warning(recipe.objective)
+    for warning in filter(None, warnings):
+        log.warning(warning)
     return _Assembly(recipe, models, rejected, scores, at_end).build()
 
 
 def load_model(config: ScorerConfig) -> Model:
-    """Load a model into this process, outside of any run."""
+    """Load a model into this process, outside of a run."""
 
-    def no_task() -> Task:
+    def refuse_task() -> Task:
         raise AssertionError("a model that is named needs no task")
 
-    context = BackendContext(0, Path(), no_task, lambda: open_local(context))
+    context = BackendContext(0, Path(), refuse_task, lambda: open_local(context))
     return open_local(context).scorer(config, "model")
 
 
 def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
-    """Load the student of a recipe alone, whose from-scratch model is in `models`."""
-    context = BackendContext(
-        seed=seed_of(recipe.seed, "student"),
-        models=models,
-        task=lambda: build_task(recipe),
-        local=lambda: open_local(context),
-    )
+    """Load only the student of a recipe; `models` is the folder of from-scratch models."""
+    seed = seed_of(recipe.seed, "student")
+    context = BackendContext(seed, models, lambda: build_task(recipe), lambda: open_local(context))
     backend = open_backend(recipe, context)
     return backend, backend.student(recipe.student)
 
@@ -183,15 +174,24 @@ def load_student(recipe: Recipe, models: Path) -> tuple[Backend, Learner]:
 def assemble_on_paper(
     recipe: Recipe, models: Path, answer_tokens: int
 ) -> tuple[RunComponents, PaperBackend]:
-    """Build all parts over models without weights whose answers are all so long, and the backend that keeps what they are asked."""
+    """Assemble a dry run of weightless models whose completions all have `answer_tokens` tokens.
+
+    Also returns its backend, which records the requests.
+    """
+    # Backends of other packages need not have this function.
+    build = vars(module_of("backends", recipe.backend.type)).get("build_on_paper")
+    if build is None:
+        raise CapabilityError(
+            f"plan: backend {recipe.backend.type!r} has no build_on_paper, so what it costs is not "
+            "known; leave backend out to plan it here"
+        )
     assembly = _Assembly(recipe, models)
-    module = module_of("backends", recipe.backend.type)
-    paper = module.build_on_paper(recipe.backend, assembly.backend_context, answer_tokens)
+    paper = build(recipe.backend, assembly.backend_context, answer_tokens)
     return assembly.build(paper, on_paper=True), paper
 
 
 def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | None) -> None:
-    """CapabilityError where a teacher, now that it is there, cannot give what its settings promised."""
+    """Raise CapabilityError if a teacher cannot give what its settings promised."""
     problems = capability_problems(recipe.objective, teacher.capabilities, recipe.teacher.type)
     if reference is not None and recipe.reference is not None:
         problems += capability_problems(
@@ -203,7 +203,7 @@ def _check_capabilities(recipe: Recipe, teacher: Teacher, reference: Teacher | N
 
 
 def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> StepPlan:
-    """What a recipe, its schedules resolved, says of a step."""
+    """Return the settings of a step from a recipe whose schedules are resolved."""
     return StepPlan(
         objective=recipe.objective,
         n=recipe.rollout.n,
@@ -216,44 +216,38 @@ def build_step_plan(recipe: Recipe, stop_ids: frozenset[int], step: int) -> Step
 def build_task(
     recipe: Recipe, rejected: Path | None = None, packages: list[str] | None = None
 ) -> Task:
-    """Build the task of a recipe, whose relative paths start at the recipe's folder; `packages` takes those that decide rewards."""
-    used = [] if packages is None else packages
-    context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, used)
+    """Build the task of a recipe; its relative paths start at the recipe's folder.
+
+    The names of the packages that decide prompts and rewards are added to `packages`.
+    """
+    packages = [] if packages is None else packages
+    context = TaskContext(recipe.seed, Path(recipe.base_dir), rejected, packages)
     return module_of("tasks", recipe.task.type).build(recipe.task, context)
 
 
 def evaluation_settings(
     recipe: Recipe, task: Task, student: Learner | Model
 ) -> EvaluationSettings | None:
-    """The held-out prompts and how to sample on them, or None where there is nothing to evaluate."""
-    evaluation_config = recipe.evaluation
+    """Return the held-out prompts and their sampling settings, or None if there are no prompts."""
+    config = recipe.evaluation
     prompts, too_long = split_by_length(task.heldout_prompts(), student, recipe)
     if too_long:
         log.info(
             f"{len(too_long)} of {len(too_long) + len(prompts)} held-out prompts left out: too long"
         )
-    if evaluation_config.prompts == 0 or not prompts:
+    if config.prompts == 0 or not prompts:
         return None
-    new_tokens = evaluation_config.max_new_tokens or recipe.rollout.max_new_tokens
-    sampling = recipe.rollout.model_copy(
-        update={
-            "max_new_tokens": new_tokens,
-            "temperature": evaluation_config.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-        }
-    ).sampling(student.renderer.stop_ids)
-    return EvaluationSettings(
-        prompts[: evaluation_config.prompts], evaluation_config.samples, sampling, recipe.seed
-    )
+    # Evaluations always sample from the full distribution: top_p and top_k have no key for them.
+    new_tokens = config.max_new_tokens or recipe.rollout.max_new_tokens
+    sampling = SamplingParams(new_tokens, config.temperature, stop_ids=student.renderer.stop_ids)
+    return EvaluationSettings(prompts[: config.prompts], config.samples, sampling, recipe.seed)
 
 
 def split_by_length(
     prompts: Sequence[Prompt], student: Learner | Model, recipe: Recipe
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """The prompts that leave room for an answer, and those that are too long."""
-    available_tokens = student.context_length - recipe.longest_answer
-    limit = min(recipe.prompt_tokens, available_tokens)
+    """Return the prompts that leave room for a completion, and the prompts that are too long."""
+    limit = min(recipe.prompt_tokens, student.context_length - recipe.longest_answer)
     fit: list[Prompt] = []
     too_long: list[Prompt] = []
     for prompt in prompts:
@@ -261,22 +255,22 @@ def split_by_length(
     return fit, too_long
 
 
-def _student_digests(student: Learner, checkpoints_here: bool) -> dict[str, str]:
-    """Return the digests of the student's files; of one at a service its name there and the files of its tokenizer."""
-    if checkpoints_here:
-        return model_digests(student.source)
-    return {
-        "name": student.source,
-        **_named("tokenizer", model_digests(_origin(student.renderer), weights=False)),
-    }
+def _digest_student(student: Learner, *, is_local: bool) -> dict[str, str]:
+    """Return the digests of the student's files.
+
+    A student at a service has its name and the digests of its tokenizer instead.
+    """
+    if is_local:
+        return _add_prefix("student", model_digests(student.source))
+    return {"student/name": student.source, **_digest_tokenizer("student", student.renderer)}
 
 
-def _origin(renderer: Renderer) -> str:
-    """Return the folder or hub name that a tokenizer was read from."""
-    return str(renderer.tokenizer.name_or_path)
+def _digest_tokenizer(part: str, renderer: Renderer) -> dict[str, str]:
+    source = str(renderer.tokenizer.name_or_path)
+    return _add_prefix(f"{part}/tokenizer", model_digests(source, weights=False))
 
 
-def _named(part: str, digests: Mapping[str, str]) -> dict[str, str]:
+def _add_prefix(part: str, digests: Mapping[str, str]) -> dict[str, str]:
     """Return the digests under the name of the part of the run that they belong to."""
     return {f"{part}/{name}": digest for name, digest in digests.items()}
 
@@ -284,7 +278,7 @@ def _named(part: str, digests: Mapping[str, str]) -> dict[str, str]:
 def load_archive(
     recipe: Recipe, prompts: Sequence[Prompt], renderer: Renderer
 ) -> tuple[RolloutArchive, dict[str, str]]:
-    """What was written before the run, and a digest of the tape where it is read from one."""
+    """Return the archive of earlier rollouts, and the digest of the recipe's tape, if any."""
     source = recipe.rollout.source
     newest: deque[Rollout] = deque(maxlen=recipe.rollout.replay_size if replays(source) else 0)
     if not isinstance(source, Cache):
@@ -295,7 +289,7 @@ def load_archive(
 
 
 class _Assembly:
-    """The parts of a run while they are put together."""
+    """The components of a run while they are assembled."""
 
     def __init__(
         self,
@@ -312,13 +306,14 @@ class _Assembly:
         self.packages: list[str] = []
         self.task = build_task(recipe, rejected, self.packages)
         if isinstance(self.task, Environment) and (
-            problems := conversation_problems(recipe.rollout.source)
+            problems := list_conversation_problems(recipe.rollout.source)
         ):
             raise CapabilityError(problems)
         self.ledger = Ledger()
         self.after_training: list[Callable[[], None]] = []
         self.at_end = at_end or ExitStack()
         self.scorers: list[ScorerInfo] = []
+        # Digests are read on request: large files take long to hash, and a dry run needs none.
         self.identities: list[Callable[[], Mapping[str, str]]] = []
         self.backend_context = BackendContext(
             seed=seed_of(recipe.seed, "student"),
@@ -330,14 +325,16 @@ class _Assembly:
         )
 
     def build(self, backend: Backend | None = None, *, on_paper: bool = False) -> RunComponents:
-        """Load the models and read the prompts; CapabilityError or DataError where they do not go together."""
+        """Load the models and read the prompts.
+
+        Raises CapabilityError or DataError if they do not fit together.
+        """
         recipe, task, ledger = self.recipe, self.task, self.ledger
         self.backend = backend or open_backend(recipe, self.backend_context)
         self.on_paper = on_paper
         self.student = student = self.backend.student(recipe.student)
-        self.identities.append(
-            lambda: _named("student", _student_digests(student, recipe.backend.checkpoints_here))
-        )
+        is_local = recipe.backend.checkpoints_here
+        self.identities.append(lambda: _digest_student(student, is_local=is_local))
         meter = ledger.meter("student")
         if student.shape is not None:
             ledger.shapes["student"] = student.shape
@@ -349,25 +346,22 @@ class _Assembly:
         prompts, too_long = split_by_length(task.train_prompts(), student, recipe)
         if not prompts:
             raise DataError(
-                f"none of the {len(too_long)} training prompts fits: prompt_tokens is {recipe.prompt_tokens} and rollout."
-                f"max_new_tokens {recipe.longest_answer}, in a context of {student.context_length}"
+                f"none of the {len(too_long)} training prompts fits: prompt_tokens is "
+                f"{recipe.prompt_tokens} and rollout.max_new_tokens {recipe.longest_answer}, in a "
+                f"context of {student.context_length}"
             )
         archive, tape = load_archive(recipe, prompts, student.renderer)
-        courses = ScheduleState(recipe.schedules, recipe.train.steps)
+        schedule_state = ScheduleState(recipe.schedules, recipe.train.steps)
         evaluation = evaluation_settings(recipe, task, student)
         heldout = evaluation.prompts if evaluation else ()
         self.identities.append(
-            lambda: {
-                "prompts": _digest([_fingerprint_prompt(prompt) for prompt in prompts]),
-                "heldout": _digest([_fingerprint_prompt(prompt) for prompt in heldout]),
-                **tape,
-            }
+            lambda: {"prompts": _digest(prompts), "heldout": _digest(heldout), **tape}
         )
         settings = StepSettings(
             seed=recipe.seed,
             prompts_per_step=recipe.train.prompts_per_step,
             plan=lambda step: build_step_plan(
-                recipe.at(courses.at(step)), student.renderer.stop_ids, step
+                recipe.at(schedule_state.at(step)), student.renderer.stop_ids, step
             ),
             updates=recipe.train.updates_per_step,
             epochs=recipe.train.epochs,
@@ -389,7 +383,7 @@ class _Assembly:
             evaluation=evaluation,
             backend=self.backend,
             learner=student,
-            courses=courses,
+            schedule_state=schedule_state,
             identify=lambda: {
                 name: digest for read in self.identities for name, digest in read().items()
             },
@@ -401,18 +395,19 @@ class _Assembly:
         )
 
     def build_teacher(self, role: str, config: Any) -> Teacher:
-        """Build the recipe's teacher or reference, and all teachers inside it."""
+        """Build the recipe's teacher or reference, and the teachers inside it."""
         if role == "teacher" and config.type == "self":
             log.warning(
-                "the teacher is the student with the student's own prompt, so there is little to learn; "
-                "write {type: privileged, teacher: {type: self}, ...} to let it see more"
+                "the teacher is the student with the student's own prompt, so there is little to "
+                "learn; write {type: privileged, teacher: {type: self}, ...} to let it see more"
             )
         names = scorer_names(role, config)
 
         def build(context: TeacherContext, config: Any) -> Teacher:
-            name = names.get(id(config))
-            if name is not None:
-                context = self.context_of_scorer(context, name)
+            # A wrapper such as `cached` builds its inner teacher through this function, with the
+            # very settings object of the recipe, so its identity tells which model it names.
+            if (name := names.get(id(config))) is not None:
+                context = self._narrow_context(context, name)
             return module_of("teachers", config.type).build(config, context)
 
         context = TeacherContext(
@@ -429,8 +424,8 @@ class _Assembly:
         )
         return build(context, config)
 
-    def context_of_scorer(self, context: TeacherContext, name: str) -> TeacherContext:
-        """Return the context of a teacher that asks a model, in which everything goes by the model's name."""
+    def _narrow_context(self, context: TeacherContext, name: str) -> TeacherContext:
+        """Return the context of the teacher of one model, with meter and digests under its name."""
         meter = self.ledger.meter(name)
         return replace(
             context,
@@ -445,40 +440,38 @@ class _Assembly:
         )
 
     def load_self(self, rule: WeightUpdateRule, name: str) -> SelfTeacher:
-        """Return the student's own weights as a scorer."""
+        """Return the student's weights as a scorer."""
+        # A self-teacher has the student's dimensions, but its FLOPs are counted under its own name.
         if "student" in self.ledger.shapes:
             self.ledger.shapes[name] = self.ledger.shapes["student"]
         updates = self.recipe.train.updates_per_step * self.recipe.train.epochs
         return self.backend.self_teacher(self.student, replace(rule, updates=updates), name)
 
     def load_model(self, config: ScorerConfig, name: str) -> Model:
-        """Load another model; CapabilityError or ModelError where it does not go together with the student."""
+        """Load a scoring model; raises a PracticumError if it does not fit the student."""
         model = self.backend.scorer(config, name)
-        if model.unsampled and not name.startswith("reference") and self._teacher_writes():
+        if model.unsampled and not name.startswith("reference") and self._needs_teacher_samples():
             raise ModelError(
-                f"{model.unsampled}; as a teacher it can score alone: write evaluation.teacher: false and "
-                "rollout.source: student"
+                f"{model.unsampled}; as a teacher it can score alone: write evaluation.teacher: "
+                "false and rollout.source: student"
             )
-        self.identities.append(lambda: _named(name, model_digests(model.source)))
+        self.identities.append(lambda: _add_prefix(name, model_digests(model.source)))
         if model.shape is not None:
             self.ledger.shapes[name] = model.shape
         self.scorers.append(ScorerInfo(name, model.renderer, model.shape))
-        model.renderer.render(
-            self.task.train_prompts()[0].messages
-        )  # names a missing chat template before any step
+        # Render once, so that a missing chat template is an error before the first step.
+        model.renderer.render(self.task.train_prompts()[0].messages)
         compare_renderers(self.student.renderer, model.renderer)
         return model
 
     def load_renderer(self, config: ModelConfig, name: str) -> Renderer:
-        """Load the tokenizer of a model that is elsewhere."""
+        """Load the tokenizer of a model that is at a service."""
         renderer = load_renderer(config)
-        self.identities.append(
-            lambda: _named(f"{name}/tokenizer", model_digests(_origin(renderer), weights=False))
-        )
+        self.identities.append(lambda: _digest_tokenizer(name, renderer))
         return renderer
 
-    def _teacher_writes(self) -> bool:
-        """Return whether the recipe lets the teacher write tokens, to learn from or to be evaluated."""
+    def _needs_teacher_samples(self) -> bool:
+        """Return True if the teacher must sample, for training or for its evaluation."""
         evaluation = self.recipe.evaluation
         return asks_teacher(self.recipe.rollout.source) or (
             evaluation.teacher and evaluation.prompts > 0
@@ -486,7 +479,7 @@ class _Assembly:
 
 
 def scorer_names(role: str, config: TeacherConfig) -> dict[int, str]:
-    """The names of the models that a teacher asks, by the identity of their settings: `teacher`, `teacher/math`, ..."""
+    """Return the names of a teacher's models, such as `teacher/math`, by `id` of the settings."""
     return {
         id(inside): "/".join([role, *(key.partition(".")[2] for key in keys if "." in key)])
         for keys, inside in walk(config)
@@ -494,12 +487,13 @@ def scorer_names(role: str, config: TeacherConfig) -> dict[int, str]:
     }
 
 
-def _fingerprint_prompt(prompt: Prompt) -> list[Any]:
-    """Return all of a prompt as JSON data; a label may decide which teacher is asked."""
+def _digest(prompts: Sequence[Prompt]) -> str:
+    contents = [_encode_prompt(prompt) for prompt in prompts]
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+
+
+def _encode_prompt(prompt: Prompt) -> list[Any]:
+    """Return a prompt as JSON data, with its labels: they may decide which teacher is asked."""
     turns = [[message.role, message.content] for message in prompt.messages]
     labels = [prompt.domain, prompt.teacher]
     return [prompt.id, turns, prompt.answer, prompt.response, *labels, dict(prompt.privileged)]
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

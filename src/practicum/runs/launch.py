@@ -1,7 +1,7 @@
-"""A run from its recipe to its report: evaluate, train, checkpoint, evaluate again, write everything down.
+"""Start or resume a run: evaluate, train, checkpoint, evaluate again, and write everything down.
 
-`metrics.jsonl`, `rollouts.jsonl` and `summary.json` hold nothing that depends on the clock, so a run that was killed and
-resumed leaves the same bytes as one that was not; seconds go to `timings.jsonl`.
+Nothing in `metrics.jsonl`, `rollouts.jsonl` and `summary.json` depends on the clock, so a run that
+was killed and resumed writes the same bytes as one that was not. Seconds go to `timings.jsonl`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from practicum.runs.assembly import RunComponents, assemble_run, load_student
 from practicum.runs.console import Console, SilentConsole
 from practicum.runs.resuming import open_run
 from practicum.runs.session import RunResult, Session
-from practicum.runs.state import require_newest, teacher_tensors
+from practicum.runs.state import load_teacher_tensors, require_newest
 from practicum.runs.tracked import RunTracker
 
 __all__ = [
@@ -49,35 +49,39 @@ def run(
     console: Console | None = None,
     stop: Stop | None = None,
 ) -> RunResult:
-    """Run a recipe in a folder of `out` named after it; with `resume`, go on from its newest good checkpoint.
+    """Run a recipe in a folder of `out` named after it, or resume from its newest checkpoint.
 
-    `allow_changed` names the places of the recipe that may be other than when the run began, such as
-    `optimizer.learning_rate`. `stop` is asked after every step; without it the run listens for SIGINT and SIGTERM itself.
-    Without a console what there is to note is logged under `practicum`. Raises a PracticumError with its documented exit code;
-    what was computed until then is in the run folder.
+    `allow_changed` names recipe fields that may differ from the start of the run, such as
+    `optimizer.learning_rate`. The run calls `stop` after every step; without it, the run handles
+    SIGINT and SIGTERM itself. Without a console, messages are logged under `practicum`. Raises a
+    PracticumError with its documented exit code; the results until then are in the run folder.
     """
     check_resumes(resume, allow_changed)
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    home = RunDir.open(Path(out) / recipe.name) if resume else RunDir.create(Path(out), recipe.name)
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, overrides)
+    name, out = recipe.name, Path(out)
+    run_dir = RunDir.open(out / name) if resume else RunDir.create(out, name)
     notes = show_notes(console.event) if console else nullcontext()
     signals = nullcontext(stop) if stop else catch_stop_signals()
+    # The lock comes before the tracker: a second process must not send metrics of this run.
     with (
         notes,
-        home.lock(),
-        signals as asked,
-        RunTracker.open(recipe, home) as tracked,
-        ExitStack() as at_end,
+        run_dir.lock(),
+        signals as stop_check,
+        RunTracker.open(recipe, run_dir) as tracker,
+        ExitStack() as exit_stack,
     ):
-        return Session(home, recipe, console or SilentConsole(), asked, tracked, at_end).go(
-            resume, allow_changed
-        )
+        console = console or SilentConsole()
+        session = Session(run_dir, recipe, console, stop_check, tracker, exit_stack)
+        return session.execute(allow_changed, resume=resume)
 
 
 def check_resumes(resume: bool, allow_changed: Sequence[str]) -> None:
-    """Raise RecipeError where changes are allowed to a run that is to begin."""
+    """Raise RecipeError if changes are allowed but the run is not a resumed one."""
     if allow_changed and not resume:
         raise RecipeError(
-            f"{folders.FLAG} {allow_changed[0]}: a run that begins has nothing to change; add --resume"
+            f"{folders.FLAG} {allow_changed[0]}: a run that begins has nothing to change; "
+            "add --resume"
         )
 
 
@@ -99,11 +103,12 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
     allow_changed: Sequence[str] = (),
     console: Console | None = None,
 ) -> RunResult:
-    """Run a recipe given as its sections, each as it stands in YAML; what is left out has the recipe's default.
+    """Run a recipe whose sections are given as in YAML; missing sections have their defaults.
 
-    Example: `distill(student={"model": "Qwen/Qwen3-0.6B"}, teacher={"type": "model", "model": "Qwen/Qwen3-8B"},
-    task={"type": "jsonl", "path": "prompts.jsonl"}, objective={"divergence": "jsd(0.3)"}, train={"steps": 100})`.
-    Raises RecipeError with every problem found.
+    Example: `distill(student={"model": "Qwen/Qwen3-0.6B"},
+    teacher={"type": "model", "model": "Qwen/Qwen3-8B"},
+    task={"type": "jsonl", "path": "prompts.jsonl"}, objective={"divergence": "jsd(0.3)"},
+    train={"steps": 100})`. Raises RecipeError with every problem in the recipe.
     """
     sections = {
         "student": student,
@@ -116,30 +121,31 @@ def distill(  # noqa: PLR0913  (the sections of a recipe, by name)
         "evaluation": evaluation,
         "monitors": monitors,
     }
-    given = {key: section for key, section in sections.items() if section is not None}
-    recipe = parse_recipe({"name": name, "seed": seed, **given}, "distill")
+    data = {key: section for key, section in sections.items() if section is not None}
+    recipe = parse_recipe({"name": name, "seed": seed, **data}, "distill")
     return run(recipe, out=out, resume=resume, allow_changed=allow_changed, console=console)
 
 
 def open_student(path: str | Path) -> tuple[Backend, Learner]:
-    """Load the student of a run with the weights of its newest good checkpoint, and the backend that holds it."""
-    home, recipe = open_run(path)
-    checkpoint = require_newest(home)
+    """Load a run's student with the weights of its newest intact checkpoint, and its backend."""
+    run_dir, recipe = open_run(path)
+    checkpoint = require_newest(run_dir)
     if not recipe.backend.checkpoints_here:
         where = ", ".join(checkpoint.tensors("student"))
         raise CheckpointError(
-            f"{path}: the student is at a service, {where}, and its weights are not here; ask the service"
+            f"{path}: the student is at a service, {where}, and its weights are not here; "
+            "ask the service"
         )
-    backend, student = load_student(recipe, home.models)
+    backend, student = load_student(recipe, run_dir.models)
     backend.load(student, checkpoint.path, moments=False)
     return backend, student
 
 
-def restored(home: RunDir, recipe: Recipe) -> RunComponents:
-    """The parts of a run with the weights of its newest good checkpoint."""
+def restored(run_dir: RunDir, recipe: Recipe) -> RunComponents:
+    """Assemble a run with the weights of its newest intact checkpoint."""
     with hide_notes():
-        components = assemble_run(recipe, home.models)
-    checkpoint = require_newest(home)
+        components = assemble_run(recipe, run_dir.models)
+    checkpoint = require_newest(run_dir)
     components.backend.load(components.learner, checkpoint.path, moments=False)
-    components.parts.teacher.load_state(teacher_tensors(checkpoint))
+    components.parts.teacher.load_state(load_teacher_tensors(checkpoint))
     return components

@@ -1,7 +1,7 @@
-"""Observers of a run's steps: each has one method, and they are called one after the other.
+"""Observers of a run's steps: each has one method, and the run calls them in order.
 
-To add something, write a class with `on_step`. An error that an observer raises ends the run; the steps up to the newest checkpoint
-are kept, as after a kill.
+To add one, write a class with `on_step`. An error in an observer ends the run; the steps up to the
+newest checkpoint are kept, as after a kill.
 """
 
 import logging
@@ -27,27 +27,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step that was learned from: what it did, all readings among its metrics, and the alarms that they set off."""
+    """A finished step: its result, with all readings among the metrics, and its alarms."""
 
     result: StepResult
     alarms: Sequence[Alarm] = ()
 
     @property
     def number(self) -> int:
-        """The step's number, counted from 1."""
+        """Return the step's number, counted from 1."""
         return self.result.step
 
     @property
     def metrics(self) -> Metrics:
-        """All that was measured, by name."""
+        """Return the step's metrics by name."""
         return self.result.metrics
 
 
 class Observer(Protocol):
-    """Act on every step that was learned from."""
+    """An action after every step."""
 
     def on_step(self, step: FinishedStep) -> None:
-        """Do it; a PracticumError ends the run with its exit code."""
+        """Act on the step. A PracticumError ends the run with its exit code."""
         ...
 
 
@@ -58,7 +58,7 @@ class WriteRows:
     records: RunJournals
 
     def on_step(self, step: FinishedStep) -> None:
-        """Append them."""
+        """Append the rows of the step."""
         self.records.write(step.result)
 
 
@@ -66,11 +66,11 @@ class WriteRows:
 class SendMetrics:
     """Send the metrics to the tracker that the recipe asks for."""
 
-    tracked: RunTracker
+    tracker: RunTracker
 
     def on_step(self, step: FinishedStep) -> None:
-        """Send them."""
-        self.tracked.log(step.number, step.metrics)
+        """Send the step's metrics."""
+        self.tracker.log(step.number, step.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +80,30 @@ class CountSpending:
     ending: Ending
 
     def on_step(self, step: FinishedStep) -> None:
-        """Add it up."""
+        """Add the step's costs."""
         self.ending.spending.add(step.metrics)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveSchedules:
-    """Let adaptive schedules see what was measured."""
+    """Update adaptive schedules with the metrics of the step."""
 
-    courses: ScheduleState
+    schedule_state: ScheduleState
 
     def on_step(self, step: FinishedStep) -> None:
-        """Move them; NumericError where their metric was not measured."""
-        self.courses.after_step(step.metrics)
+        """Update the schedules; raises NumericError if their metric is missing."""
+        self.schedule_state.after_step(step.metrics)
 
 
 @dataclass(frozen=True, slots=True)
 class ShowStep:
-    """Show the step on the console, and what is slower than it was."""
+    """Show the step on the console, and warn of phases that became slower."""
 
     console: Console
     pace: PhaseSpeedMonitor
 
     def on_step(self, step: FinishedStep) -> None:
-        """Show its line and a sample."""
+        """Show the step's line, a sample and the warnings."""
         self.console.step(step.number, add_speed(step.metrics), format_sample(step.result.rollouts))
         for line in self.pace.judge(step.metrics):
             log.info(line)
@@ -111,17 +111,17 @@ class ShowStep:
 
 @dataclass(frozen=True, slots=True)
 class SoundAlarms:
-    """Write the alarms, say them, and change what the recipe lets them change."""
+    """Write and log the alarms, and apply the recipe changes that they may make."""
 
     records: RunJournals
-    courses: ScheduleState
+    schedule_state: ScheduleState
     ending: Ending
 
     def on_step(self, step: FinishedStep) -> None:
-        """Raise AlarmError where one of them stops the run before the step is kept."""
+        """Handle the alarms; raises AlarmError if one stops the run before the step is saved."""
         self.records.write_alarms(step.alarms)
         for alarm in step.alarms:
-            self.courses.change(alarm.set)
+            self.schedule_state.change(alarm.set)
             if alarm.action != "log":
                 log.info(f"alarm: {alarm.line()}")
             if self.ending.finish_by(alarm):
@@ -131,27 +131,28 @@ class SoundAlarms:
         worst = find_worst_alarm(step.alarms)
         if worst is not None and worst.action == "stop":
             raise AlarmError(
-                f"stopped by {worst.line()}; this step's weights are not kept, the newest checkpoint is from before: go on from it "
-                f"with --resume monitors.{worst.id}=warn, or start again with the change"
+                f"stopped by {worst.line()}; this step's weights are not kept, the newest "
+                "checkpoint is from before: go on from it with --resume "
+                f"monitors.{worst.id}=warn, or start again with the change"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class HearSignals:
-    """Ask whether a signal wants the run to stop."""
+    """Check if a signal asks the run to stop."""
 
     stop: Stop
     ending: Ending
 
     def on_step(self, step: FinishedStep) -> None:
-        """Remember its number, for the state is saved before the run stops."""
+        """Record the signal's number; the state is saved before the run stops."""
         self.ending.signal = self.stop()
 
 
 class SaveCheckpoints:
-    """Save the state where it is time to, where an alarm asks for it, and where the run ends; `saved` is the newest step saved.
+    """Save checkpoints at regular steps, when an alarm asks for one, and when the run ends.
 
-    `save(step, tag)` writes a checkpoint; every row before it is on the disk then.
+    `save(step, tag)` writes a checkpoint; `saved` is the newest saved step.
     """
 
     def __init__(
@@ -166,21 +167,18 @@ class SaveCheckpoints:
         self._records = records
         self._save = save
         self._every = every
-        self._final_stop_token = ending
+        self._ending = ending
 
     def on_step(self, step: FinishedStep) -> None:
-        """Save the state after the step, where there is a reason to."""
-        tag = tag_of(step.alarms)
-        regular = self._every is not None and step.number % self._every == 0
-        ends = (
-            self._final_stop_token.comes_after(step.number)
-            or self._final_stop_token.signal is not None
-        )
-        if ends or regular or tag is not None:
+        """Save the state after the step if there is a reason to."""
+        tag = build_tag(step.alarms)
+        is_regular = self._every is not None and step.number % self._every == 0
+        is_last = self._ending.is_last(step.number) or self._ending.signal is not None
+        if is_last or is_regular or tag is not None:
             self.save(step.number, tag)
 
     def save(self, step: int, tag: str | None = None) -> None:
-        """Save the state after a step, rows first."""
+        """Flush the rows to the disk, then save the state after a step."""
         self._records.sync()
         self._save(step, tag)
         self.saved = step
@@ -188,7 +186,7 @@ class SaveCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRun:
-    """End the run, its state saved, where a monitor wants to be looked at first or a signal asked for it."""
+    """End the run after its state is saved, if a monitor pauses it or a signal asks it to stop."""
 
     ending: Ending
 
@@ -197,18 +195,19 @@ class LeaveRun:
         worst = find_worst_alarm(step.alarms)
         if worst is not None and worst.action == "pause" and worst.step < self.ending.steps:
             raise AlarmError(
-                f"paused by {worst.line()}; the state is saved: look, then go on with --resume, or start again with the change"
+                f"paused by {worst.line()}; the state is saved: look, then go on with --resume, "
+                "or start again with the change"
             )
         number = self.ending.signal
-        if number is not None and not self.ending.comes_after(step.number):
+        if number is not None and not self.ending.is_last(step.number):
             raise Interrupted(
                 number,
-                f"stopped by {signal.Signals(number).name} after step {step.number} of {self.ending.steps}; the state is saved, "
-                "go on with --resume",
+                f"stopped by {signal.Signals(number).name} after step {step.number} of "
+                f"{self.ending.steps}; the state is saved, go on with --resume",
             )
 
 
-def tag_of(alarms: Sequence[Alarm]) -> str | None:
-    """Return why the checkpoint of a step is to be kept, where an alarm says so."""
+def build_tag(alarms: Sequence[Alarm]) -> str | None:
+    """Return the text that protects a step's checkpoint from pruning, or None."""
     lines = [alarm.line() for alarm in alarms if alarm.action in ("checkpoint", "finish", "pause")]
     return "\n".join(lines) if lines else None

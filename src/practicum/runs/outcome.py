@@ -1,4 +1,4 @@
-"""What a run came to: the content of summary.json, and what the console shows at the end."""
+"""The outcome of a run: the content of summary.json, and the tables on the console."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,39 +17,37 @@ from practicum.types import Metrics
 
 @dataclass(frozen=True, slots=True)
 class RunEvaluations:
-    """The student before and after, its teacher, and what it cost to evaluate them; None where there is no evaluation."""
+    """The evaluations of the student before and after training and of its teacher, with costs."""
 
     before: Evaluation | None
     teacher: Evaluation | None
     after: Evaluation | None
     costs: Mapping[str, Metrics]
 
-    def gain(self, seed: int) -> Interval | None:
-        """The gain in accuracy, paired by prompt."""
-        return (
-            None
-            if self.before is None or self.after is None
-            else gain(self.before, self.after, seed)
-        )
+    def compare_accuracy(self, seed: int) -> Interval | None:
+        """Return the gain in accuracy, paired by prompt, or None without both evaluations."""
+        if self.before is None or self.after is None:
+            return None
+        return gain(self.before, self.after, seed)
 
 
 def build_summary(
-    home: RunDir,
+    run_dir: RunDir,
     recipe: Recipe,
     evaluations: RunEvaluations,
     model_shapes: Mapping[str, ModelDims],
-    ended: str | None,
+    end_reason: str | None,
 ) -> dict[str, Any]:
-    """The content of summary.json, without the clock; `ended` is why it ended before all steps were done."""
-    rows = list(read_rows(home.metrics_jsonl, shapes.METRICS))
+    """Return the content of summary.json, without seconds; `end_reason` says why it ended early."""
+    rows = list(read_rows(run_dir.metrics_jsonl, shapes.METRICS))
     before, teacher, after = evaluations.before, evaluations.teacher, evaluations.after
-    accuracy_gain = evaluations.gain(recipe.seed)
-    evaluating = {when: cost_summary([cost]) for when, cost in evaluations.costs.items()}
+    accuracy_gain = evaluations.compare_accuracy(recipe.seed)
+    evaluation_costs = {when: cost_summary([cost]) for when, cost in evaluations.costs.items()}
     return {
         "name": recipe.name,
         "seed": recipe.seed,
         "steps": rows[-1]["step"],
-        "ended": ALL_DONE if ended is None else ended,
+        "ended": ALL_DONE if end_reason is None else end_reason,
         "rollouts": int(sum(row["rollouts"] for row in rows)),
         "tokens": int(sum(row["tokens"] for row in rows)),
         "skipped_updates": int(
@@ -63,9 +61,11 @@ def build_summary(
         "after": None if after is None else after.summary(),
         "gain": None if accuracy_gain is None else asdict(accuracy_gain),
         "alarms": dict(
-            sorted(Counter(row["id"] for row in read_rows(home.alarms_jsonl, shapes.ALARM)).items())
+            sorted(
+                Counter(row["id"] for row in read_rows(run_dir.alarms_jsonl, shapes.ALARM)).items()
+            )
         ),
-        "cost": {**cost_summary(rows), "evaluation": evaluating},
+        "cost": {**cost_summary(rows), "evaluation": evaluation_costs},
         "scaling": build_scaling_record(model_shapes, rows, after),
         "samples": side_by_side(before, after),
     }
@@ -76,10 +76,10 @@ def build_scaling_record(
     rows: Sequence[Mapping[str, Any]],
     after: Evaluation | None,
 ) -> dict[str, Any]:
-    """The quantities that a scaling law of distillation would be fitted in (Busbridge et al. 2502.08606), and the result.
+    """Return the quantities of a scaling law of distillation (Busbridge et al. 2502.08606).
 
-    Parameters of student and teachers, D tokens learned from, rollouts and their mean length T, held-out accuracy and
-    reverse KL; None where it is not known.
+    These are the parameters of student and teachers, the D supervised tokens, the rollouts and
+    their mean length T, and as the result held-out accuracy and reverse KL. Unknown ones are None.
     """
     rollouts = sum(row["rollouts"] for row in rows)
     return {
@@ -101,24 +101,23 @@ def print_outcome(
     console: Console,
     evaluations: RunEvaluations,
     summary: Mapping[str, Any],
-    more: Mapping[str, object],
+    extra_rows: Mapping[str, object],
 ) -> None:
-    """The end of a run as a person wants to see it: answers, numbers, gain, alarms, and `more` below them."""
+    """Show the end of a run: answers, numbers, gain, alarms, and `extra_rows` below them."""
     if summary["samples"]:
         columns = ["prompt", "before", "after"]
         console.table(
             "held-out prompts, before and after", columns, answers(summary["samples"], columns)
         )
     if evaluations.before is not None and evaluations.after is not None:
-        rows = comparison(evaluations.before, evaluations.after, evaluations.teacher)
-        console.table("held-out evaluation", ["", "before", "after", "teacher"], rows)
+        cells = comparison(evaluations.before, evaluations.after, evaluations.teacher)
+        console.table("held-out evaluation", ["", "before", "after", "teacher"], cells)
     accuracy_gain = summary["gain"]
-    shown = (
-        {}
-        if accuracy_gain is None
-        else {"gain in accuracy": f"{Interval(**accuracy_gain)} (95 % interval, paired by prompt)"}
-    )
+    rows = {}
+    if accuracy_gain is not None:
+        interval = Interval(**accuracy_gain)
+        rows["gain in accuracy"] = f"{interval} (95 % interval, paired by prompt)"
     if summary["alarms"]:
         counts = ", ".join(f"{name} ({count})" for name, count in summary["alarms"].items())
-        shown["alarms"] = f"{counts}; see alarms.jsonl"
-    console.finish({**shown, **more})
+        rows["alarms"] = f"{counts}; see alarms.jsonl"
+    console.finish({**rows, **extra_rows})

@@ -1,4 +1,4 @@
-"""What a run writes down at every step: metrics, rollouts, alarms, and, apart from all of them, seconds."""
+"""The journals of a run: rows of metrics, rollouts and alarms, and, in a file apart, of seconds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,19 +16,23 @@ from practicum.types import Rollout, TokenRecord
 class RunJournals:
     """The journals of a run, written together.
 
-    Only `timings.jsonl` depends on the clock, so the others come out the same however often a run is resumed. Where
-    rollouts are `replayed`, a run that cannot write them down stops. With a `renderer` each token is written down as text
-    when it first occurs.
+    Only `timings.jsonl` depends on the clock, so the other files are the same however often a run
+    is resumed. With `rollouts_required`, a run that cannot write its rollouts stops. With a
+    `renderer`, `vocabulary.jsonl` gets each token as text when it first occurs.
     """
 
     def __init__(
-        self, home: RunDir, renderer: Renderer | None = None, replayed: bool = False
+        self,
+        run_dir: RunDir,
+        renderer: Renderer | None = None,
+        *,
+        rollouts_required: bool = False,
     ) -> None:
-        self._metrics = Journal(home.metrics_jsonl, essential=True)
-        self._rollouts = Journal(home.rollouts_jsonl, essential=replayed)
-        self._timings = Journal(timings_jsonl(home), essential=False)
-        self._alarms = Journal(home.alarms_jsonl, essential=False)
-        self._vocabulary = Journal(vocabulary_jsonl(home), essential=False)
+        self._metrics = Journal(run_dir.metrics_jsonl, essential=True)
+        self._rollouts = Journal(run_dir.rollouts_jsonl, essential=rollouts_required)
+        self._timings = Journal(locate_timings(run_dir), essential=False)
+        self._alarms = Journal(run_dir.alarms_jsonl, essential=False)
+        self._vocabulary = Journal(locate_vocabulary(run_dir), essential=False)
         self._journals = (
             self._metrics,
             self._rollouts,
@@ -37,7 +41,8 @@ class RunJournals:
             self._vocabulary,
         )
         self._renderer = renderer
-        self._seen = {row["id"] for row in read_rows(vocabulary_jsonl(home), shapes.VOCABULARY)}
+        # A resumed run does not write the tokens of earlier steps again.
+        self._seen = {row["id"] for row in read_rows(locate_vocabulary(run_dir), shapes.VOCABULARY)}
 
     def __enter__(self) -> "RunJournals":
         return self
@@ -47,78 +52,74 @@ class RunJournals:
             journal.close()
 
     def truncate_after(self, step: int) -> None:
-        """Forget the rows of later steps, which a resumed run writes again."""
+        """Remove the rows of later steps, which a resumed run writes again."""
         for journal in self._journals:
             journal.truncate_after(step)
 
     def write(self, result: StepResult) -> None:
-        """One row of metrics, one of timings, and one a rollout."""
-        timings = {
-            name: value for name, value in result.metrics.items() if _is_nondeterministic(name)
-        }
-        numbers = {
-            name: json_number(value)
-            for name, value in result.metrics.items()
-            if name not in timings
-        }
-        self._metrics.append({"step": result.step, **numbers})
+        """Append a row of metrics, a row of timings, and a row for each rollout."""
+        metrics, timings = {}, {}
+        # Timings go to a file of their own, so that metrics.jsonl has the same bytes in every run.
+        for name, number in result.metrics.items():
+            if _is_nondeterministic(name):
+                timings[name] = number
+            else:
+                metrics[name] = json_number(number)
+        self._metrics.append({"step": result.step, **metrics})
         self._timings.append({"step": result.step, **timings})
         self._write_tokens(result)
-        for rollout, output in zip(
-            result.rollouts, result.outputs.split(result.rollouts), strict=True
-        ):
-            self._rollouts.append(_rollout_row(result.step, rollout, output))
+        outputs = result.outputs.split(result.rollouts)
+        for rollout, output in zip(result.rollouts, outputs, strict=True):
+            self._rollouts.append(_build_rollout_row(result.step, rollout, output))
 
     def _write_tokens(self, result: StepResult) -> None:
-        """What the step's new tokens read as, so that rollouts.jsonl can be shown without a tokenizer."""
+        """Append the step's new tokens as text: the report shows rollouts without a tokenizer."""
         if self._renderer is None:
             return
-        new = {
-            token for rollout in result.rollouts for token in rollout.tokens.tolist()
-        } - self._seen
-        for token in sorted(new):
+        tokens = {token for rollout in result.rollouts for token in rollout.tokens.tolist()}
+        for token in sorted(tokens - self._seen):
             text, control = self._renderer.decode_token(token), self._renderer.is_control(token)
             self._vocabulary.append(
                 {"step": result.step, "id": token, "text": text, "control": control}
             )
-        self._seen |= new
+        self._seen |= tokens
 
     def write_alarms(self, alarms: Sequence[Alarm]) -> None:
-        """One row an alarm."""
+        """Append a row for each alarm."""
         for alarm in alarms:
             self._alarms.append(alarm.row())
 
     def sync(self) -> None:
-        """Wait until the rows are on the disk, so that no checkpoint outlives them."""
+        """Wait until the rows are on the disk, so that no checkpoint is newer than its rows."""
         for journal in self._journals:
             journal.sync()
 
-    def losses(self) -> list[str]:
-        """What could not be written, one line a journal."""
-        failed_journals = [journal for journal in self._journals if journal.dropped]
+    def describe_losses(self) -> list[str]:
+        """Return a line for each journal that lost rows."""
         return [
             f"{journal.dropped} rows of {journal.path.name} could not be written"
-            for journal in failed_journals
+            for journal in self._journals
+            if journal.dropped
         ]
 
 
-def timings_jsonl(home: RunDir) -> Path:
-    """Where the seconds of each phase are written."""
-    return home.path / "timings.jsonl"
+def locate_timings(run_dir: RunDir) -> Path:
+    """Return the path of the seconds of each phase."""
+    return run_dir.path / "timings.jsonl"
 
 
-def vocabulary_jsonl(home: RunDir) -> Path:
-    """Where it is written what the tokens of the rollouts read as."""
-    return home.path / "vocabulary.jsonl"
+def locate_vocabulary(run_dir: RunDir) -> Path:
+    """Return the path of the tokens of the rollouts as text."""
+    return run_dir.path / "vocabulary.jsonl"
 
 
 def _is_nondeterministic(name: str) -> bool:
-    """Whether a metric is another one in a run that is done again: seconds, and bytes to and from other processes."""
+    """Return True if a repeated run can report another value, as for seconds and wire bytes."""
     return name.startswith("seconds_") or name == WIRE_BYTES
 
 
-def _rollout_row(step: int, rollout: Rollout, output: TokenRecord) -> dict[str, Any]:
-    """One line of rollouts.jsonl; with its `teacher_logprobs` the file is a tape for the scripted teacher."""
+def _build_rollout_row(step: int, rollout: Rollout, output: TokenRecord) -> dict[str, Any]:
+    """Return a row of rollouts.jsonl; the scripted teacher replays its `teacher_logprobs`."""
     return {
         **RolloutRow.of(step, rollout).to_json(),
         "reward": rollout.reward,

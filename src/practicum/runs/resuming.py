@@ -1,4 +1,4 @@
-"""What a run was begun with, as recipe.json has it, held against what it is to go on with."""
+"""Compare a resumed run with its start: the recipe, the models and the prompts in recipe.json."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,80 +17,96 @@ log = logging.getLogger(__name__)
 
 
 def open_run(path: str | Path) -> tuple[RunDir, Recipe]:
-    """Return an existing run folder and its recipe; CheckpointError where its recipe.json is damaged."""
-    home = RunDir.open(Path(path))
-    saved = folders.read_json(home.recipe_json, folders.shapes.SAVED_RUN)
+    """Return an existing run folder and its recipe; raises CheckpointError if it is damaged."""
+    run_dir = RunDir.open(Path(path))
+    saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
     try:
-        return home, parse_recipe(bring_up(saved["recipe"]), str(home.recipe_json))
+        return run_dir, parse_recipe(bring_up(saved["recipe"]), str(run_dir.recipe_json))
     except RecipeError as error:
         more = f" and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
         raise CheckpointError(f"{error.problems[0]}{more}; {folders.RESTORE}") from error
 
 
-def changes_of(home: RunDir, recipe: Recipe, allow_changed: Sequence[str]) -> list[Difference]:
-    """Return what was let change in the recipe; RecipeError, field by field, where anything else changed."""
-    saved, now = resolved(open_run(home.path)[1]), resolved(recipe)
-    changes, refused = folders.split_changes(saved, now, allow_changed)
+def check_changes(
+    run_dir: RunDir, recipe: Recipe, allow_changed: Sequence[str]
+) -> list[Difference]:
+    """Return the permitted changes of the recipe; raises RecipeError with each other change."""
+    saved = resolved(open_run(run_dir.path)[1])
+    changes, refused = folders.split_changes(saved, resolved(recipe), allow_changed)
     if refused:
-        heading = f"{home.path}: the recipe changed since the run began; start a new run, or undo:"
+        heading = (
+            f"{run_dir.path}: the recipe changed since the run began; start a new run, or undo:"
+        )
         raise RecipeError([heading, *map(str, refused), *folders.proposal(refused, saved)])
     return changes
 
 
 def write_recipe(
-    home: RunDir, recipe: Recipe, built: RunComponents, changes: Sequence[Difference], first: int
+    run_dir: RunDir,
+    recipe: Recipe,
+    components: RunComponents,
+    changes: Sequence[Difference],
+    first: int,
 ) -> None:
-    """Write the resolved recipe, what the run depends on, and what was let change from step `first` on.
+    """Write the resolved recipe, the digests of its inputs, and the changes from step `first` on.
 
-    Raises RecipeError where what the run depends on is not what is written there.
+    Raises RecipeError if a digest differs from the one at the start of the run.
     """
     earlier: list[dict[str, Any]] = []
-    identity = built.identify()
-    if home.recipe_json.is_file():
-        saved = folders.read_json(home.recipe_json, folders.shapes.SAVED_RUN)
-        _compare(home, saved.get("identity", {}), identity)
-        # What is done again from an earlier checkpoint is done under the newer value.
+    identity = components.identify()
+    if run_dir.recipe_json.is_file():
+        saved = folders.read_json(run_dir.recipe_json, folders.shapes.SAVED_RUN)
+        _compare_identity(run_dir, saved.get("identity", {}), identity)
+        # Steps that are repeated from an earlier checkpoint run with the newer value.
         earlier = [
             {**change, "step": min(change["step"], first)} for change in saved.get("changes", [])
         ]
     for change in changes:
         log.info(f"changed from step {first} on: {change}")
-    _tell_longer(recipe, changes)
+    _log_new_length(recipe, changes)
     if changes:
-        home.summary_json.unlink(missing_ok=True)  # a finished run that goes on is not finished
-        home.report_html.unlink(missing_ok=True)
+        # A finished run that continues is no longer finished.
+        run_dir.summary_json.unlink(missing_ok=True)
+        run_dir.report_html.unlink(missing_ok=True)
     folders.write_json(
-        home.recipe_json,
+        run_dir.recipe_json,
         {
             "recipe": resolved(recipe),
             "identity": identity,
-            "prompts": {"used": len(built.parts.prompts), "too_long": len(built.too_long)},
+            "prompts": {
+                "used": len(components.parts.prompts),
+                "too_long": len(components.too_long),
+            },
             "changes": earlier + [asdict(change.at(first)) for change in changes],
         },
     )
 
 
-def _compare(home: RunDir, saved: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise RecipeError where a model's file, the prompts or the held-out rows are not those that the run began with."""
+def _compare_identity(
+    run_dir: RunDir, saved: Mapping[str, str], current: Mapping[str, str]
+) -> None:
+    """Raise RecipeError if model files, prompts or held-out rows changed since the run began."""
     if not any("/" in name for name in saved):
         log.warning(
-            "this run was begun before the files of models were written down one by one, so models and prompts are "
-            "taken to be the same; from now on they are compared"
+            "this run was begun before the files of models were written down one by one, so models "
+            "and prompts are taken to be the same; from now on they are compared"
         )
         return
-    changed = folders.changed_parts(saved, now)
+    changed = folders.changed_parts(saved, current)
     if changed:
         raise RecipeError(
-            f"{home.path}: since the run began, {', '.join(changed)}; a run only resumes on the same models, prompts "
-            "and held-out rows: put back what was there, or start a new run"
+            f"{run_dir.path}: since the run began, {', '.join(changed)}; a run only resumes on the "
+            "same models, prompts and held-out rows: put back what was there, or start a new run"
         )
 
 
-def _tell_longer(recipe: Recipe, changes: Sequence[Difference]) -> None:
-    """Note which numbers follow another `train.steps`."""
-    follow = [place for place, schedule in recipe.schedules.items() if depends_on_steps(schedule)]
-    follow += [] if recipe.optimizer.schedule == "constant" else ["optimizer.schedule"]
-    if follow and any(change.field == "train.steps" for change in changes):
+def _log_new_length(recipe: Recipe, changes: Sequence[Difference]) -> None:
+    """Log the schedules that depend on a changed `train.steps`."""
+    names = [name for name, schedule in recipe.schedules.items() if depends_on_steps(schedule)]
+    if recipe.optimizer.schedule != "constant":
+        names.append("optimizer.schedule")
+    if names and any(change.field == "train.steps" for change in changes):
         log.info(
-            f"{' and '.join(follow)} from now on as if the run had been to have {recipe.train.steps} steps from the start"
+            f"{' and '.join(names)} from now on as if the run had been to have "
+            f"{recipe.train.steps} steps from the start"
         )

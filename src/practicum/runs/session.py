@@ -1,4 +1,4 @@
-"""One run in its folder: built, gone back to where it stopped, evaluated, trained with observers after every step, summed up."""
+"""One run in its folder: assemble, restore, evaluate, train with observers, and summarize."""
 
 import logging
 import signal
@@ -23,7 +23,7 @@ from practicum.runs import state
 from practicum.runs.assembly import RunComponents, assemble_run
 from practicum.runs.console import Console
 from practicum.runs.ending import Ending
-from practicum.runs.examining import Examination
+from practicum.runs.examining import RunEvaluator
 from practicum.runs.observers import (
     CountSpending,
     HearSignals,
@@ -38,7 +38,7 @@ from practicum.runs.observers import (
 )
 from practicum.runs.outcome import RunEvaluations, build_summary, print_outcome
 from practicum.runs.records import RunJournals
-from practicum.runs.resuming import changes_of, write_recipe
+from practicum.runs.resuming import check_changes, write_recipe
 from practicum.runs.tracked import RunTracker
 from practicum.runs.training import Training, open_watch
 from practicum.training.asynchronous import open_step_runner
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Where a run is and what it says about itself; `summary` is the content of summary.json."""
+    """The folder of a run, and the content of its summary.json."""
 
     folder: Path
     summary: dict[str, Any]
@@ -57,76 +57,81 @@ class RunResult:
 
 @dataclass(slots=True)
 class Session:
-    """A run from its folder to its summary; `observers` are asked after every step besides the run's own.
+    """One run from its folder to its summary.
 
-    `at_end` takes what is to be closed when the run is over, however it ends.
+    `observers` are called after every step, in addition to the run's own. `exit_stack` closes
+    everything that was opened, however the run ends.
     """
 
-    home: RunDir
+    run_dir: RunDir
     recipe: Recipe
     console: Console
     stop: Stop
-    tracked: RunTracker
-    at_end: ExitStack
+    tracker: RunTracker
+    exit_stack: ExitStack
     observers: Sequence[Observer] = ()
     started: float = field(default_factory=monotonic)
 
-    def go(self, resume: bool, allow_changed: Sequence[str]) -> RunResult:
-        """Begin the run, or go on with it, and see it through."""
-        home, recipe = self.home, self.recipe
-        changes = changes_of(home, recipe, allow_changed) if resume else []
-        finished = self._read_finished(changed=bool(changes)) if resume else None
+    def execute(self, allow_changed: Sequence[str] = (), *, resume: bool = False) -> RunResult:
+        """Start or resume the run, and finish it."""
+        run_dir, recipe = self.run_dir, self.recipe
+        changes = check_changes(run_dir, recipe, allow_changed) if resume else []
+        finished = self._read_finished(has_changed=bool(changes)) if resume else None
         if finished is not None:
             return finished
-        built = assemble_run(recipe, home.models, home.rejected_jsonl, home.scores, self.at_end)
-        checkpoint = state.find_newest(home, recipe) if resume else None
-        first = 1 if checkpoint is None else checkpoint.step + 1
-        write_recipe(home, recipe, built, changes, first)
-        self._tell_too_long(built)
-        state.restore(home, recipe, built, checkpoint)
-        if first <= recipe.train.steps and recipe.backend.checkpoints_here:
-            state.check_space(home, built)
-        examination = Examination(home, recipe, built)
-        examination.before(trained=checkpoint is not None)
-        self._write_start(first, built)
-        self._stop_before(first)
-        ending = Ending(recipe.train)
-        self._train(
-            built,
-            first,
-            examination,
-            ending,
-            () if checkpoint is None else checkpoint.state.get("begun", ()),
+        components = assemble_run(
+            recipe, run_dir.models, run_dir.rejected_jsonl, run_dir.scores, self.exit_stack
         )
-        return self._sum_up(built, examination.after(), ending)
+        checkpoint = state.find_newest(run_dir, recipe) if resume else None
+        first = 1 if checkpoint is None else checkpoint.step + 1
+        # The recipe is checked before the journals are cut, so a refused resume loses no rows.
+        write_recipe(run_dir, recipe, components, changes, first)
+        self._log_skipped_prompts(components)
+        state.restore(run_dir, recipe, components, checkpoint)
+        if first <= recipe.train.steps and recipe.backend.checkpoints_here:
+            state.check_space(run_dir, components)
+        evaluator = RunEvaluator(run_dir, recipe, components)
+        evaluator.evaluate_before(is_trained=checkpoint is not None)
+        self._write_start(first, components)
+        self._raise_if_interrupted(first)
+        ending = Ending(recipe.train)
+        in_flight = () if checkpoint is None else checkpoint.state.get("begun", ())
+        self._train(components, first, evaluator, ending, in_flight)
+        return self._summarize(components, evaluator.evaluate_after(), ending)
 
-    def _read_finished(self, changed: bool) -> RunResult | None:
-        """Return the result of a run that has nothing left to do, or None."""
-        if not self.home.summary_json.is_file():
+    def _read_finished(self, *, has_changed: bool) -> RunResult | None:
+        """Return the result of a run that is already finished, or None."""
+        if not self.run_dir.summary_json.is_file():
             return None
-        summary = folders.read_json(self.home.summary_json, folders.shapes.SUMMARY)
-        if changed and self.recipe.train.steps > summary["steps"]:
+        summary = folders.read_json(self.run_dir.summary_json, folders.shapes.SUMMARY)
+        if has_changed and self.recipe.train.steps > summary["steps"]:
             return None
-        log.info(f"nothing to do: {self.home.path} is finished; see its summary.json")
-        if not self.home.report_html.is_file():
-            write_report(self.home.path)
-        return RunResult(self.home.path, summary)
+        log.info(f"nothing to do: {self.run_dir.path} is finished; see its summary.json")
+        if not self.run_dir.report_html.is_file():
+            write_report(self.run_dir.path)
+        return RunResult(self.run_dir.path, summary)
 
-    def _tell_too_long(self, built: RunComponents) -> None:
-        """Note how many prompts are left out."""
-        if built.too_long:
-            count, total = len(built.too_long), len(built.too_long) + len(built.parts.prompts)
+    def _log_skipped_prompts(self, components: RunComponents) -> None:
+        """Log the number of training prompts that are left out."""
+        if components.too_long:
+            count, total = (
+                len(components.too_long),
+                len(components.too_long) + len(components.parts.prompts),
+            )
             log.info(
-                f"{count} of {total} prompts left out: longer than prompt_tokens ({self.recipe.prompt_tokens}) or no room to answer"
+                f"{count} of {total} prompts left out: longer than prompt_tokens "
+                f"({self.recipe.prompt_tokens}) or no room to answer"
             )
 
-    def _write_start(self, first: int, built: RunComponents) -> None:
-        """Write down that the run began, or went on, at a step, and with which versions."""
-        with closing(Journal(self.home.path / "starts.jsonl", essential=False)) as starts:
-            starts.append({"first": first, "versions": folders.current_versions(built.packages)})
+    def _write_start(self, first: int, components: RunComponents) -> None:
+        """Record the step at which the run started or resumed, and the package versions."""
+        with closing(Journal(self.run_dir.path / "starts.jsonl", essential=False)) as starts:
+            starts.append(
+                {"first": first, "versions": folders.current_versions(components.packages)}
+            )
 
-    def _stop_before(self, step: int) -> None:
-        """Raise Interrupted where a signal came while nothing was being trained."""
+    def _raise_if_interrupted(self, step: int) -> None:
+        """Raise Interrupted if a signal arrived before training."""
         number = self.stop()
         if number is not None and step <= self.recipe.train.steps:
             name = signal.Signals(number).name
@@ -137,54 +142,58 @@ class Session:
 
     def _train(
         self,
-        built: RunComponents,
+        components: RunComponents,
         first: int,
-        examination: Examination,
+        evaluator: RunEvaluator,
         ending: Ending,
-        begun: Sequence[Mapping[str, Any]],
+        in_flight: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Train to the end, each step followed by what its observers do; `begun` is what a checkpoint holds of later steps."""
-        ending.recall_spending(self.home)
-        watch = open_watch(self.home, self.recipe, built.courses, ending)
+        """Train to the end; `in_flight` are the steps in flight that a checkpoint holds."""
+        ending.recall_spending(self.run_dir)
+        watch = open_watch(self.run_dir, self.recipe, components.schedule_state, ending)
         if ending.reason is not None:
             return
         steps, lag = self.recipe.train.steps, self.recipe.rollout.max_staleness
-        replayed = replays(self.recipe.rollout.source)
+        rollouts_required = replays(self.recipe.rollout.source)
+        roles = self._find_synchronous_roles()
         self.console.begin(steps, first)
         with (
-            RunJournals(self.home, built.parts.renderer, replayed) as records,
+            RunJournals(
+                self.run_dir, components.parts.renderer, rollouts_required=rollouts_required
+            ) as records,
             open_step_runner(
-                built.parts, built.settings, steps, lag, self._in_turn(), begun
-            ) as ahead,
+                components.parts, components.settings, steps, lag, roles, in_flight
+            ) as runner,
         ):
-            save = partial(state.save, self.home, self.recipe, built, ahead)
+            save = partial(state.save, self.run_dir, self.recipe, components, runner)
             saving = SaveCheckpoints(
                 records, save, self.recipe.train.checkpoint_every, ending, saved=first - 1
             )
-            # The order is a contract. Rows are on the disk before a checkpoint, so no checkpoint is newer than its rows. An alarm
-            # that stops the run raises before the state is saved, so the step that caused it is not kept; an alarm that
-            # pauses, and a signal, raise after it, so a resumed run goes on from this step.
+            # The order is a contract. Rows are on the disk before a checkpoint, so no checkpoint is
+            # newer than its rows. An alarm that stops the run raises before the state is saved, so
+            # the step that caused it is not kept; an alarm that pauses, and a signal, raise after
+            # the save, so a resumed run continues from this step.
             observers = [
                 WriteRows(records),
-                SendMetrics(self.tracked),
+                SendMetrics(self.tracker),
                 CountSpending(ending),
-                MoveSchedules(built.courses),
+                MoveSchedules(components.schedule_state),
                 ShowStep(self.console, PhaseSpeedMonitor(overlapping=lag > 0)),
-                SoundAlarms(records, built.courses, ending),
+                SoundAlarms(records, components.schedule_state, ending),
                 *self.observers,
                 HearSignals(self.stop, ending),
                 saving,
                 LeaveRun(ending),
             ]
-            results = train(first, steps, built.parts, built.settings, ahead.step)
-            Training(ahead, watch, examination, ending, saving, observers).follow(results)
-        for line in records.losses():
+            results = train(first, steps, components.parts, components.settings, runner.step)
+            Training(runner, watch, evaluator, ending, saving, observers).follow(results)
+        for line in records.describe_losses():
             log.warning(line)
-        for call in built.after_training:
+        for call in components.after_training:
             call()
 
-    def _in_turn(self) -> list[str]:
-        """Return the roles that follow the student, which are asked in the learner's thread."""
+    def _find_synchronous_roles(self) -> list[str]:
+        """Return the roles that follow the student, so that the training thread must ask them."""
         roles = {"teacher": self.recipe.teacher, "reference": self.recipe.reference}
         return [
             role
@@ -192,18 +201,18 @@ class Session:
             if config is not None and config.capabilities().follows_student
         ]
 
-    def _sum_up(
-        self, built: RunComponents, evaluations: RunEvaluations, ending: Ending
+    def _summarize(
+        self, components: RunComponents, evaluations: RunEvaluations, ending: Ending
     ) -> RunResult:
-        """Write the summary and the report, and show what came of the run."""
+        """Write the summary and the report, and show the outcome of the run."""
         summary = build_summary(
-            self.home, self.recipe, evaluations, built.parts.ledger.shapes, ending.reason
+            self.run_dir, self.recipe, evaluations, components.parts.ledger.shapes, ending.reason
         )
-        folders.write_json(self.home.summary_json, summary)
-        self.tracked.finish(summary)
-        write_report(self.home.path)
+        folders.write_json(self.run_dir.summary_json, summary)
+        self.tracker.finish(summary)
+        write_report(self.run_dir.path)
         seconds = f"{monotonic() - self.started:.0f} s for {summary['rollouts']} rollouts"
         cost = cost_lines(summary, self.recipe, ending.spending)
-        where = {"run folder": folders.near(self.home.path), "report": "report.html in it"}
+        where = {"run folder": folders.near(self.run_dir.path), "report": "report.html in it"}
         print_outcome(self.console, evaluations, summary, {"time": seconds, **cost, **where})
-        return RunResult(self.home.path, summary)
+        return RunResult(self.run_dir.path, summary)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, and how a run goes back to one."""
+"""Save a run's state in checkpoints, and restore a run from one."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -12,100 +12,111 @@ from practicum.rollouts import replays
 from practicum.run_dir import Checkpoint, RunDir
 from practicum.runs.assembly import RunComponents
 from practicum.runs.records import RunJournals
-from practicum.training.asynchronous import Stages
+from practicum.training.asynchronous import StepRunner
 
 log = logging.getLogger(__name__)
 
 
-def find_newest(home: RunDir, recipe: Recipe) -> Checkpoint | None:
-    """Find the newest checkpoint that verifies; RecipeError where the recipe ends before it."""
-    checkpoint, warnings = folders.find_checkpoint(home)
+def find_newest(run_dir: RunDir, recipe: Recipe) -> Checkpoint | None:
+    """Return the newest intact checkpoint; raises RecipeError if the recipe ends before it."""
+    checkpoint, warnings = folders.find_checkpoint(run_dir)
     for warning in warnings:
         log.warning(warning)
     if checkpoint is not None and checkpoint.step > recipe.train.steps:
         raise RecipeError(
-            f"train.steps is {recipe.train.steps}, and {home.path} has done {checkpoint.step} already; write at "
-            f"least {checkpoint.step}"
+            f"train.steps is {recipe.train.steps}, and {run_dir.path} has done {checkpoint.step} "
+            f"already; write at least {checkpoint.step}"
         )
     return checkpoint
 
 
-def require_newest(home: RunDir) -> Checkpoint:
-    """Find the newest checkpoint that verifies; CheckpointError where there is none."""
-    checkpoint, _ = folders.find_checkpoint(home)
+def require_newest(run_dir: RunDir) -> Checkpoint:
+    """Return the newest intact checkpoint; raises CheckpointError if there is none."""
+    checkpoint, _ = folders.find_checkpoint(run_dir)
     if checkpoint is None:
         raise CheckpointError(
-            f"{home.path}: no checkpoint yet; resume the run, or give a model folder instead"
+            f"{run_dir.path}: no checkpoint yet; resume the run, or give a model folder instead"
         )
     return checkpoint
 
 
 def restore(
-    home: RunDir, recipe: Recipe, built: RunComponents, checkpoint: Checkpoint | None
+    run_dir: RunDir, recipe: Recipe, components: RunComponents, checkpoint: Checkpoint | None
 ) -> None:
-    """Load a checkpoint, or none, and cut the journals back to it."""
+    """Load a checkpoint, if there is one, and remove the rows after it from the journals."""
+    # The steps after the checkpoint are repeated and write their rows again.
     step = 0 if checkpoint is None else checkpoint.step
-    with RunJournals(home) as records:
+    with RunJournals(run_dir) as records:
         records.truncate_after(step)
     if checkpoint is None:
         return
     for line in folders.compare_versions(
-        checkpoint.versions, folders.current_versions(built.packages)
+        checkpoint.versions, folders.current_versions(components.packages)
     ):
         log.warning(f"{line}; bit-exact resume is not promised")
-    built.backend.load(built.learner, checkpoint.path)
-    for role, teacher in built.teachers().items():
-        teacher.load_state(teacher_tensors(checkpoint, role))
-    built.courses.load_state(checkpoint.state.get("schedules", {}))
+    components.backend.load(components.learner, checkpoint.path)
+    for role, teacher in components.teachers().items():
+        teacher.load_state(load_teacher_tensors(checkpoint, role))
+    components.schedule_state.load_state(checkpoint.state.get("schedules", {}))
     if replays(recipe.rollout.source):
-        rows = folders.read_rows(home.rollouts_jsonl, folders.shapes.ROLLOUT)
-        built.parts.archive.restore(rows, built.parts.prompts, step)
+        rows = folders.read_rows(run_dir.rollouts_jsonl, folders.shapes.ROLLOUT)
+        components.parts.archive.restore(rows, components.parts.prompts, step)
     log.info(f"resumed after step {step}")
 
 
 def save(
-    home: RunDir, recipe: Recipe, built: RunComponents, ahead: Stages, step: int, tag: str | None
+    run_dir: RunDir,
+    recipe: Recipe,
+    components: RunComponents,
+    runner: StepRunner,
+    step: int,
+    tag: str | None,
 ) -> None:
-    """Write the checkpoint of a step, with what was begun ahead of it; `tag` is why it is to be kept."""
-    tensors = teacher_states(built, ahead.teacher_state)
-    state = {"step": step, "schedules": built.courses.save_state()}
-    begun = ahead.save_state()
-    if begun:
-        state["begun"] = begun
+    """Write the checkpoint of a step with the steps in flight; `tag` protects it from pruning."""
+    tensors = collect_teacher_states(components, runner.get_teacher_state)
+    state = {"step": step, "schedules": components.schedule_state.save_state()}
+    in_flight = runner.save_state()
+    if in_flight:
+        state["begun"] = in_flight
     folders.save_checkpoint(
-        home,
+        run_dir,
         step,
         tensors,
         state,
         writer=folders.Writer(
-            lambda folder: built.backend.save(built.learner, folder), built.learner.state_bytes
+            lambda folder: components.backend.save(components.learner, folder),
+            components.learner.state_bytes,
         ),
         keep=recipe.train.keep_checkpoints,
         tag=tag,
-        packages=built.packages,
+        packages=components.packages,
     )
 
 
-def check_space(home: RunDir, built: RunComponents) -> None:
-    """Raise ResourceError where the disk has no room for a checkpoint."""
-    states = teacher_states(built, lambda role: None)
+def check_space(run_dir: RunDir, components: RunComponents) -> None:
+    """Raise ResourceError if the disk has no room for a checkpoint."""
+    states = collect_teacher_states(components, lambda role: None)
     size = sum(tensor.nbytes for named in states.values() for tensor in named.values())
-    folders.check_space(home, built.learner.state_bytes + size)
+    folders.check_space(run_dir, components.learner.state_bytes + size)
 
 
-def teacher_states(
-    built: RunComponents, newest: Callable[[str], Mapping[str, Tensor] | None]
+def collect_teacher_states(
+    components: RunComponents, newest: Callable[[str], Mapping[str, Tensor] | None]
 ) -> dict[str, dict[str, Tensor]]:
-    """Return what a checkpoint holds of the teachers; `newest` is the state of one that is asked ahead."""
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for role, teacher in built.teachers().items():
-        known = newest(role)
-        own = teacher.save_state() if known is None else dict(known)
-        if own:
-            tensors[role] = own
-    return tensors
+    """Return the tensors of the teachers by role.
+
+    `newest(role)` is the state after the newest step of a teacher that is asked ahead, else None.
+    """
+    states: dict[str, dict[str, Tensor]] = {}
+    for role, teacher in components.teachers().items():
+        # The state of a teacher that is asked ahead has moved on with the steps in flight.
+        state = newest(role)
+        tensors = teacher.save_state() if state is None else dict(state)
+        if tensors:
+            states[role] = tensors
+    return states
 
 
-def teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:
-    """Return the own tensors of the teacher or of the reference, where it has any."""
+def load_teacher_tensors(checkpoint: Checkpoint, role: str = "teacher") -> dict[str, Tensor]:
+    """Return the saved tensors of the teacher or of the reference, empty if it has none."""
     return checkpoint.tensors(role) if (checkpoint.path / f"{role}.safetensors").is_file() else {}

@@ -1,4 +1,4 @@
-"""A run and the tracker that its recipe asks for: opened late, never in the way, continued by a resume."""
+"""Send a run's metrics to its tracker, without ever stopping the run."""
 
 import logging
 import math
@@ -17,68 +17,73 @@ from practicum.trackers import Tracker, TrackerContext
 log = logging.getLogger(__name__)
 
 SECRET = re.compile(r"(^|_)(api_?key|key|token|secret|password|credentials?|auth)$", re.IGNORECASE)
-"""Names of settings whose text is not sent; `prompt_tokens` and the like are numbers and are."""
+"""The names of settings whose text is secret; numbers such as `prompt_tokens` are sent."""
 
 UNSENT_KEYS = frozenset({"base_dir", "about", "claim", "differs", "reduced"})
-"""What says more of the machine, or is longer, than a tracker needs."""
+"""Settings that are never sent: paths of this machine and long texts."""
 
 
 class RunTracker:
-    """The tracker of one run, or none. It begins at the first step, and one that fails is left out of the rest."""
+    """The tracker of one run, or none. It opens at the first step and is dropped once it fails."""
 
     def __init__(self, tracker: Tracker | None, rows: Path) -> None:
         self._tracker = tracker
         self._rows = rows
-        self._begun = False
-        self._there = 0
+        self._is_started = False
+        self._last_confirmed_step = 0
 
     @classmethod
-    def open(cls, recipe: Recipe, home: RunDir) -> "RunTracker":
-        """The tracker that a recipe asks for; RecipeError where its package is missing."""
+    def open(cls, recipe: Recipe, run_dir: RunDir) -> "RunTracker":
+        """Open the tracker that a recipe names; raises RecipeError if its package is missing."""
         if recipe.tracking is None:
-            return cls(None, home.metrics_jsonl)
+            return cls(None, run_dir.metrics_jsonl)
         kind = str(recipe.tracking.type)
         context = TrackerContext(
-            recipe.name, _id(home, kind), home.path, dict(flatten_settings(resolved(recipe)))
+            recipe.name,
+            _load_run_id(run_dir, kind),
+            run_dir.path,
+            dict(flatten_settings(resolved(recipe))),
         )
-        return cls(module_of("trackers", kind).build(recipe.tracking, context), home.metrics_jsonl)
+        return cls(
+            module_of("trackers", kind).build(recipe.tracking, context), run_dir.metrics_jsonl
+        )
 
     def __enter__(self) -> "RunTracker":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._begun and self._tracker is not None:
-            self._call_or_disable(self._tracker.close)
+        if self._is_started:
+            self._call_or_disable(lambda tracker: tracker.close())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send a step's finite numbers, unless the tracker holds the step already."""
-        tracker = self._tracker
-        if tracker is not None and not self._begun:
-            self._begun = True
-            self._call_or_disable(lambda: self._begin(tracker, step))
-        if self._tracker is not None and step > self._there:
-            self._call_or_disable(lambda: tracker.log(step, _finite(metrics)) if tracker else None)
+        """Send a step's finite metrics, unless the tracker has the step already."""
+        # The tracker opens with the first step, so a run that fails before leaves nothing there.
+        if not self._is_started:
+            self._is_started = True
+            self._call_or_disable(lambda tracker: self._begin(tracker, step))
+        if step > self._last_confirmed_step:
+            self._call_or_disable(lambda tracker: tracker.log(step, _filter_finite(metrics)))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send what the run came to, as `final/after/accuracy` and so on."""
-        tracker = self._tracker
-        if tracker is not None and self._begun:
-            numbers = {f"final/{name}": value for name, value in _numbers("", summary)}
-            self._call_or_disable(lambda: tracker.finish(_finite(numbers)))
+        """Send the numbers of the summary, as `final/after/accuracy` and so on."""
+        if self._is_started:
+            numbers = _filter_finite(dict(_collect_numbers(summary, "final/")))
+            self._call_or_disable(lambda tracker: tracker.finish(numbers))
 
     def _begin(self, tracker: Tracker, first: int) -> None:
-        """Open the tracker, and send the earlier steps that it does not hold for certain."""
-        self._there = tracker.begin(first)
+        """Open the tracker, and send the earlier steps that it has not confirmed."""
+        self._last_confirmed_step = tracker.begin(first)
         for row in read_rows(self._rows, shapes.METRICS) if self._rows.is_file() else ():
-            if self._there < row["step"] < first:
-                tracker.log(
-                    row["step"], _finite({name: row[name] for name in row if name != "step"})
-                )
+            if self._last_confirmed_step < row["step"] < first:
+                metrics = {name: row[name] for name in row if name != "step"}
+                tracker.log(row["step"], _filter_finite(metrics))
 
-    def _call_or_disable(self, call: Callable[[], None]) -> None:
-        """Call the tracker; the run outlives its failure."""
+    def _call_or_disable(self, call: Callable[[Tracker], None]) -> None:
+        """Call the tracker, and drop it if it fails: the run continues without tracking."""
+        if self._tracker is None:
+            return
         try:
-            call()
+            call(self._tracker)
         except ResourceError as error:
             log.warning(
                 f"{error}; the run goes on without tracking, and metrics.jsonl holds everything"
@@ -87,25 +92,22 @@ class RunTracker:
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted name, without secrets, machine paths and what is not set."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flatten_settings(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            yield from flatten_settings(
-                {str(place): item for place, item in enumerate(value)}, f"{prefix}{name}."
-            )
-        elif (
-            value is not None
-            and name not in UNSENT_KEYS
-            and not (isinstance(value, str) and SECRET.search(name))
-        ):
-            yield f"{prefix}{name}", value
+    """Yield the settings by dotted name, without secrets, machine paths and None."""
+    for name, setting in settings.items():
+        if isinstance(setting, Mapping):
+            yield from flatten_settings(setting, f"{prefix}{name}.")
+        elif isinstance(setting, list):
+            by_index = {str(index): element for index, element in enumerate(setting)}
+            yield from flatten_settings(by_index, f"{prefix}{name}.")
+        elif setting is not None and name not in UNSENT_KEYS:
+            is_secret = isinstance(setting, str) and SECRET.search(name)
+            if not is_secret:
+                yield f"{prefix}{name}", setting
 
 
-def _id(home: RunDir, kind: str) -> str:
-    """The id under which a tracker knows this run, the same after a resume."""
-    path = home.path / "tracking.json"
+def _load_run_id(run_dir: RunDir, kind: str) -> str:
+    """Return the run's id at the tracker, which is the same after a resume."""
+    path = run_dir.path / "tracking.json"
     saved = read_json(path, shapes.TRACKING) if path.is_file() else {}
     if saved.get("type") != kind:
         saved = {"type": kind, "id": uuid.uuid4().hex}
@@ -113,20 +115,20 @@ def _id(home: RunDir, kind: str) -> str:
     return saved["id"]
 
 
-def _numbers(prefix: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a summary by their place, an interval as its mean."""
-    for name, value in summary.items():
-        if isinstance(value, Mapping) and "mean" in value:
-            yield f"{prefix}{name}", float(value["mean"])
-        elif isinstance(value, Mapping):
-            yield from _numbers(f"{prefix}{name}/", value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name}", float(value)
+def _collect_numbers(summary: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a summary by their path, and the mean of each interval."""
+    for name, entry in summary.items():
+        if isinstance(entry, Mapping) and "mean" in entry:
+            yield f"{prefix}{name}", float(entry["mean"])
+        elif isinstance(entry, Mapping):
+            yield from _collect_numbers(entry, f"{prefix}{name}/")
+        elif isinstance(entry, int | float) and not isinstance(entry, bool):
+            yield f"{prefix}{name}", float(entry)
 
 
-def _finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
+def _filter_finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {
-        name: float(value)
-        for name, value in metrics.items()
-        if value is not None and math.isfinite(value)
+        name: float(number)
+        for name, number in metrics.items()
+        if number is not None and math.isfinite(number)
     }

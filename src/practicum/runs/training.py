@@ -1,4 +1,4 @@
-"""The steps of a run: measured, judged by the monitors, and given to every observer in turn."""
+"""Follow the steps of a run: measure, judge by the monitors, and call the observers in order."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -10,19 +10,19 @@ from practicum.recipe import Recipe, override, parse_recipe, resolved
 from practicum.recipe.schedule import ScheduleState
 from practicum.run_dir import RunDir, read_rows, shapes
 from practicum.runs.ending import Ending
-from practicum.runs.examining import Examination
+from practicum.runs.examining import RunEvaluator
 from practicum.runs.observers import FinishedStep, Observer, SaveCheckpoints
-from practicum.training.asynchronous import Stages
+from practicum.training.asynchronous import StepRunner
 from practicum.training.loop import StepResult
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Give every step to the monitors and then to each observer in turn; `saving` is one of them."""
+    """The monitors and observers of a run's steps; `saving` is one of the observers."""
 
-    ahead: Stages
+    runner: StepRunner
     watch: Watch
-    examination: Examination
+    evaluator: RunEvaluator
     ending: Ending
     saving: SaveCheckpoints
     observers: Sequence[Observer]
@@ -30,55 +30,63 @@ class Training:
     def follow(self, results: Iterable[StepResult]) -> None:
         """Observe step after step until the run ends.
 
-        Raises TeacherError or VerifierError, which says what is saved, where a teacher, a verifier or an environment fails.
+        If a teacher, a verifier or an environment fails, raises TeacherError or VerifierError with
+        the newest saved step.
         """
-        done = learned = self.saving.saved
+        measured_step = trained_step = self.saving.saved
         try:
             for result in results:
-                learned = result.step
+                trained_step = result.step
                 step = self._measure(result)
-                done = result.step
+                measured_step = result.step
                 for observer in self.observers:
                     observer.on_step(step)
-                if self.ending.comes_after(done):
+                if self.ending.is_last(result.step):
                     return
         except (TeacherError, VerifierError) as error:
-            # What fails within a step fails before anything is learned from it; a step that was learned but could not be
-            # evaluated is begun anew from the newest checkpoint.
-            if self.saving.saved < done == learned and self.ahead.whole():
-                with suppress(
-                    TeacherError
-                ):  # a student at a service that failed cannot be saved there
-                    self.saving.save(done)
+            # A failure within a step comes before its update, so the weights are those after the
+            # last measured step, which can be saved. A step whose update ran but whose evaluation
+            # failed is repeated from the newest checkpoint.
+            can_save = self.saving.saved < measured_step == trained_step
+            if can_save and self.runner.has_all_rollouts():
+                # A student at a service that failed cannot be saved there.
+                with suppress(TeacherError):
+                    self.saving.save(measured_step)
             saved = self.saving.saved
-            kept = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
+            state = f"the state after step {saved} is saved" if saved else "nothing was learned yet"
             kind = VerifierError if isinstance(error, VerifierError) else TeacherError
-            raise kind(f"step {done + 1}: {error} ({kept}; go on with --resume)") from error
+            raise kind(
+                f"step {measured_step + 1}: {error} ({state}; go on with --resume)"
+            ) from error
 
     def _measure(self, result: StepResult) -> FinishedStep:
-        """Add the readings, and what an evaluation finds where one is due; judge them."""
-        if self.examination.is_due(result.step):
-            self.ahead.rest()
-        measured = self.watch.read(result, self.examination.within(result.step))
+        """Add the readings and those of an evaluation if one is due, and judge them."""
+        # An evaluation asks the teacher too, and only one thread at a time may use it.
+        if self.evaluator.is_due(result.step):
+            self.runner.wait_until_idle()
+        measured = self.watch.read(result, self.evaluator.evaluate_if_due(result.step))
         return FinishedStep(measured, self.watch.judge(measured.step, measured.metrics))
 
 
-def open_watch(home: RunDir, recipe: Recipe, courses: ScheduleState, ending: Ending) -> Watch:
-    """Return the monitors where they stood after the newest checkpoint, what they had changed by then changed again."""
+def open_watch(
+    run_dir: RunDir, recipe: Recipe, schedule_state: ScheduleState, ending: Ending
+) -> Watch:
+    """Return the monitors as after the newest checkpoint, and repeat their recipe changes."""
     settings = resolved(recipe)
 
     def accepts(overrides: Sequence[str]) -> bool:
-        """Return whether the recipe can be changed so."""
-        data = resolved(recipe)
+        """Return True if the overrides change the recipe and it stays valid."""
+        changed = resolved(recipe)
         try:
             for text in overrides:
-                override(data, text)
-            return resolved(parse_recipe(data, "patch")) != settings
+                override(changed, text)
+            return resolved(parse_recipe(changed, "patch")) != settings
         except RecipeError:
             return False
 
     watch = Watch(settings, recipe.monitors, accepts)
-    for alarm in watch.replay(read_rows(home.metrics_jsonl, shapes.METRICS)):
-        courses.change(alarm.set)
+    # Alarms of earlier steps may have changed schedules, which a checkpoint does not record.
+    for alarm in watch.replay(read_rows(run_dir.metrics_jsonl, shapes.METRICS)):
+        schedule_state.change(alarm.set)
         ending.finish_by(alarm)
     return watch

@@ -1,10 +1,14 @@
-"""Between text and tokens: chat templates, stop sets, vocabularies, and text that is safe to show."""
+"""Between text and tokens: chat templates, stop tokens, vocabularies, and text safe to show."""
 
 from practicum.text.from_scratch import character_tokenizer
 from practicum.text.renderer import Renderer, stop_ids
 from practicum.text.safe import excerpt, make_printable
 from practicum.text.stop_texts import Check, refuse_stop_texts, stop_check
-from practicum.text.vocabulary import check_same_vocabulary, compare_renderers, stop_mismatch
+from practicum.text.vocabulary import (
+    check_same_vocabulary,
+    compare_renderers,
+    describe_stop_mismatch,
+)
 
 __all__ = [
     "Check",
@@ -12,10 +16,10 @@ __all__ = [
     "character_tokenizer",
     "check_same_vocabulary",
     "compare_renderers",
+    "describe_stop_mismatch",
     "excerpt",
     "make_printable",
     "refuse_stop_texts",
     "stop_check",
     "stop_ids",
-    "stop_mismatch",
 ]

@@ -1,4 +1,4 @@
-"""Control tokens in text that is not a template: found, and broken up so that no tokenizer reads them as tokens."""
+"""Find control tokens in text that is not a template, and split them so that they stay text."""
 
 import re
 from itertools import pairwise
@@ -10,37 +10,41 @@ if TYPE_CHECKING:
 _NONCHARACTER = "\ufdd0"
 
 
-def control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.Pattern[str] | None:
-    """Matches the text of each control token: the special ones, and the added ones that the template writes.
+def control_pattern(tokenizer: "PreTrainedTokenizerBase", template: str) -> re.Pattern[str]:
+    """Return a pattern for control tokens: special tokens, and added ones that the template uses.
 
-    Other added tokens, such as the runs of spaces of some vocabularies, are ordinary text. A token of one character
-    cannot be broken up, so it is not looked for.
+    Other added tokens, such as the runs of spaces of some vocabularies, are ordinary text. A token
+    of one character cannot be split, so the pattern leaves it out.
     """
     added = tokenizer.added_tokens_decoder.values()
-    names = [
+    names = {
         token.content
         for token in added
         if token.special or (token.content.strip() and token.content in template)
-    ]
-    longest_first = sorted({name for name in names if len(name) > 1}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    }
+    # Python takes the first alternative that matches, so a name must precede its own beginnings.
+    longest_first = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
+    matches_nothing = "(?!)"
+    return re.compile("|".join(map(re.escape, longest_first)) or matches_nothing)
 
 
 def find_unused_marker(*texts: str) -> str:
-    """A run of characters that occurs in none of the texts."""
-    mark = _NONCHARACTER
-    while any(mark in text for text in texts):
-        mark += _NONCHARACTER
-    return mark
+    """Return a run of characters that occurs in none of the texts."""
+    marker = _NONCHARACTER
+    while any(marker in text for text in texts):
+        marker += _NONCHARACTER
+    return marker
 
 
-def broken(text: str, control: re.Pattern[str], mark: str) -> str:
-    """The text with `mark` after the first character of each control token in it."""
+def split_control_tokens(text: str, control: re.Pattern[str]) -> list[str]:
+    """Split the text after the first character of each control token in it.
+
+    No tokenizer reads a control token from pieces that it encodes one by one.
+    """
     cuts: list[int] = []
-    found = control.search(text)
-    while found is not None:
-        cuts.append(found.start() + 1)
-        # Searching on from inside the match finds control tokens that overlap with it.
-        found = control.search(text, found.start() + 1)
-    edges = [0, *cuts, len(text)]
-    return mark.join(text[start:end] for start, end in pairwise(edges))
+    match = control.search(text)
+    while match is not None:
+        cuts.append(match.start() + 1)
+        # Search on from inside the match, to find control tokens that overlap with it.
+        match = control.search(text, match.start() + 1)
+    return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]

@@ -17,13 +17,17 @@ TEMPLATE = (
 
 
 def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
-    """One token a character of the alphabet, after seven control tokens; `</s>` ends an answer.
+    """Return a tokenizer with seven control tokens, then one token for each character.
 
-    Example: with the alphabet "ab" the conversation `user: ab` is `<user>`, `a`, `b`, `<assistant>`.
+    `</s>` ends an answer.
+
+    Example: with the alphabet "ab", the conversation `user: ab` becomes `<user>`, `a`, `b`,
+    `<assistant>`.
     """
     if not alphabet:
         raise ModelError(
-            "a character tokenizer needs an alphabet of one character or more; the alphabet is empty"
+            "a character tokenizer needs an alphabet of one character or more; the alphabet is "
+            "empty"
         )
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -32,8 +36,9 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
         token: number for number, token in enumerate([*CONTROL, *dict.fromkeys(alphabet)])
     }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    # A dot does not match a line break, so the class of everything stands in its place.
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")  # type: ignore[assignment]
+    # A dot would not match a line break.
+    splitter = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.pre_tokenizer = splitter  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

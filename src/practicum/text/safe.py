@@ -1,117 +1,116 @@
-"""Foreign text made safe to show: nothing in it moves the cursor, hides, reverses what is read, or tells a secret."""
+"""Make foreign text safe to show: it moves no cursor, reverses nothing and tells no secret."""
 
 import html
 import re
 import unicodedata
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby
+from operator import itemgetter
 
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-# Letters and marks by category, but nothing is drawn for them: a joiner, Hangul and Khmer fillers.
+# By category letters and marks, yet displays draw nothing: a joiner, Hangul and Khmer fillers.
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 SHOWN = 200
-"""Characters of foreign text in a message."""
+"""The most characters of foreign text in a message."""
 
 SECRET_RUN = 8
-"""So many letters of a secret in a row are never shown."""
+"""A run of this many letters of a secret is never shown."""
 
 _ESCAPES = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (r"\\(?:u([0-9a-f]{4})|.)", "%([0-9a-f]{2})", r"&#?\w{1,8};")
 )
-"""A letter as JSON, a URL and HTML may write it."""
+"""A letter as JSON, a URL and HTML may escape it."""
 
-ESCAPED_AT_MOST = 2
-"""So many times over a secret is looked for behind escapes."""
+MAX_ESCAPE_LEVELS = 2
+"""The levels of nested escapes behind which a secret is looked for."""
 
 
 def make_printable(text: str) -> str:
-    """The text on one line, each control, invisible and direction character written as its escape.
+    """Return the text on one line, with control, invisible and direction characters escaped.
 
-    Example: `printable("a\\x1b[2J")` is the eight visible characters `a\\x1b[2J`. Markup of a display library, such as
-    square brackets, is not its business.
+    Example: `make_printable("a\\x1b[2J")` is the eight visible characters `a\\x1b[2J`. Markup of a
+    display library, such as square brackets, is left as it is.
     """
-    return "".join(_shown(character) for character in text)
+    return "".join(map(_escape, text))
 
 
 def excerpt(text: str, secret: str | None = None, most: int = SHOWN) -> str:
-    """Return the beginning of foreign text as a message shows it: on one line, printable, without the secret, shortened.
+    """Return the first `most` characters of foreign text, on one line, printable, without a secret.
 
-    Of a secret no run of `SECRET_RUN` letters is left, and a shorter one not as a whole, in either case of its letters and however
-    JSON, a URL or HTML escapes them. So it does not matter where the text was cut, or who cut it.
+    No run of `SECRET_RUN` letters of the secret remains, and no shorter secret as a whole, in upper
+    or lower case and behind the escapes of JSON, URLs and HTML. So a secret does not show even if
+    the text was cut within it.
     """
     line = make_printable(" ".join(text[: 8 * most].split()))
-    return (without_secret(line, " ".join(secret.split())) if secret else line)[:most]
+    return (blot_secret(line, " ".join(secret.split())) if secret else line)[:most]
 
 
-def without_secret(line: str, secret: str) -> str:
-    """Return the line with `***` for each stretch that is made of runs of the secret's letters."""
+def blot_secret(line: str, secret: str) -> str:
+    """Return the line with `***` for each stretch that consists of runs of the secret's letters."""
     while True:
-        blotted = _blotted(line, secret)
-        # What stood on both sides of a stretch may be a run together with the stars between.
+        blotted = _blot_once(line, secret)
+        # The text before and after a stretch may form another run together with the stars.
         if len(blotted) >= len(line):
             return blotted
         line = blotted
 
 
-def _blotted(line: str, secret: str) -> str:
-    run = min(len(secret), SECRET_RUN)
-    secret = _small(secret)
-    runs = {secret[start : start + run] for start in range(len(secret) - run + 1)}
-    hidden = [False] * len(line)
-    for letters, edges in _readings(line, list(range(len(line) + 1)), ESCAPED_AT_MOST):
-        small = _small(letters)
-        for start in range(len(small) - run + 1):
-            if small[start : start + run] in runs:
-                first, end = edges[start], edges[start + run]
-                hidden[first:end] = [True] * (end - first)
-    cuts = [
-        0,
-        *(place for place in range(1, len(line)) if hidden[place] != hidden[place - 1]),
-        len(line),
-    ]
+def _blot_once(line: str, secret: str) -> str:
+    length = min(len(secret), SECRET_RUN)
+    secret = _lower_ascii(secret)
+    runs = {secret[start : start + length] for start in range(len(secret) - length + 1)}
+    is_hidden = [False] * len(line)
+    for letters, edges in _resolve_escapes(line, list(range(len(line) + 1)), MAX_ESCAPE_LEVELS):
+        lowered = _lower_ascii(letters)
+        for start in range(len(lowered) - length + 1):
+            if lowered[start : start + length] in runs:
+                first, end = edges[start], edges[start + length]
+                is_hidden[first:end] = [True] * (end - first)
     return "".join(
-        "***" if hidden[start] else line[start:end] for start, end in pairwise(cuts) if start < end
+        "***" if hidden else "".join(letter for letter, _ in stretch)
+        for hidden, stretch in groupby(zip(line, is_hidden, strict=True), key=itemgetter(1))
     )
 
 
-def _readings(text: str, edges: list[int], times: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield the text as it stands and with one kind of escapes after another resolved, so many times at most.
+def _resolve_escapes(text: str, edges: list[int], levels: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield the text, and the text with each kind of escape resolved, up to `levels` deep.
 
-    `edges` are where in the line each letter begins, and where the last one ends.
+    `edges` are the positions in the line at which each letter begins, and the end of the last one.
     """
+    # Resolving shifts letters, so the edges travel along: a run that shows only behind escapes is
+    # hidden at its place in the line as it was written.
     yield text, edges
-    for escape in _ESCAPES if times else ():
+    for escape in _ESCAPES if levels else ():
         letters: list[str] = []
-        begins: list[int] = []
-        place = 0
+        starts: list[int] = []
+        end = 0
         for match in escape.finditer(text):
-            letter = _letter(match)
-            letters += [text[place : match.start()], letter]
-            begins += edges[place : match.start()] + [edges[match.start()]] * len(letter)
-            place = match.end()
-        if place:
-            yield from _readings(
-                "".join([*letters, text[place:]]), begins + edges[place:], times - 1
-            )
+            letter = _resolve_escape(match)
+            letters += [text[end : match.start()], letter]
+            starts += edges[end : match.start()] + [edges[match.start()]] * len(letter)
+            end = match.end()
+        if end:
+            resolved = "".join([*letters, text[end:]])
+            yield from _resolve_escapes(resolved, starts + edges[end:], levels - 1)
 
 
-def _letter(match: re.Match[str]) -> str:
-    """Return what an escape stands for."""
+def _resolve_escape(match: re.Match[str]) -> str:
+    """Return the characters that an escape stands for."""
     code = next(iter(match.groups()), None)
     if code is not None:
         return chr(int(code, 16))
     return match[0][1:] if match[0].startswith("\\") else html.unescape(match[0])
 
 
-def _small(text: str) -> str:
-    """Return the text in small letters, of which there are as many."""
+def _lower_ascii(text: str) -> str:
+    # `str.lower` may change the number of characters, and positions must stay.
     return "".join(chr(ord(letter) + 32) if "A" <= letter <= "Z" else letter for letter in text)
 
 
-def _shown(character: str) -> str:
+def _escape(character: str) -> str:
     if character in _SHORT:
         return _SHORT[character]
     if unicodedata.category(character) not in _ESCAPED and character not in _INVISIBLE:

@@ -1,4 +1,4 @@
-"""From what a recipe says about a model to its tokenizer, and the tokens that end an answer; no weights are read."""
+"""Load a model's tokenizer and stop tokens from its settings, without its weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,11 +23,11 @@ UNREADABLE = (
     SafetensorError,
     StrictDataclassError,
 )
-"""What transformers raises on settings and weights that make no sense."""
+"""The exceptions that transformers raises on settings and weights that make no sense."""
 
 
 def load_renderer(config: ModelConfig) -> Renderer:
-    """Return a model's tokenizer, chat template and stop tokens without its weights, which need not be there."""
+    """Return a model's tokenizer, chat template and stop tokens; its weights need not exist."""
     assert isinstance(config.model, str), "a model from scratch has no tokenizer of its own"
     source = (
         str(packaged_model(config.model))
@@ -42,17 +42,18 @@ def load_renderer(config: ModelConfig) -> Renderer:
 
 
 def load_tokenizer(source: str, config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model's folder or hub name; ModelError where there is none that can be read."""
+    """Return the tokenizer of a model's folder or hub name; raises ModelError if unreadable."""
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
     except UNREADABLE as error:
         raise ModelError(
-            f"{source}: no tokenizer could be loaded ({one_line(error)}); copy tokenizer.json and tokenizer_config.json"
+            f"{source}: no tokenizer could be loaded ({one_line(error)}); copy tokenizer.json and "
+            "tokenizer_config.json"
         ) from error
 
 
 def named_eos(source: str) -> list[int] | None:
-    """Return the stop tokens that generation_config.json names, or None where there is no such file or nothing in it."""
+    """Return the stop tokens in generation_config.json, or None if file or entry is missing."""
     try:
         eos = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:
@@ -63,7 +64,7 @@ def named_eos(source: str) -> list[int] | None:
 def named_tokens(
     tokenizer: PreTrainedTokenizerBase, names: tuple[str, ...], source: str
 ) -> frozenset[int]:
-    """Return the ids of the stop tokens that a recipe names; ModelError where the vocabulary has none of that name."""
+    """Return the ids of a recipe's stop tokens; raises ModelError if the vocabulary lacks one."""
     vocabulary: Mapping[str, int] = tokenizer.get_vocab()
     for name in names:
         if name not in vocabulary:
@@ -74,6 +75,6 @@ def named_tokens(
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first 300 characters of what an error says, on one line, or its type where it says nothing."""
+    """Return an error's text on one line, cut after 300 characters; its type if it has no text."""
     text = " ".join(str(error).split())
     return f"{text[:300]}..." if len(text) > 300 else text or type(error).__name__

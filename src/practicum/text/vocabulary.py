@@ -1,4 +1,4 @@
-"""Whether two models speak the same tokens."""
+"""Compare the vocabularies and stop tokens of two models."""
 
 import logging
 from collections.abc import Mapping
@@ -12,70 +12,81 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SHOWN = 3
+_MAX_EXAMPLES = 3
 
 
 def check_same_vocabulary(
     student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase"
 ) -> int:
-    """The number of tokens both share, compared as strings by id; VocabularyError with the first that differ.
+    """Return the size of the shared vocabulary, compared as strings by id.
 
-    Rows of an embedding beyond the tokenizer are padding and do not count.
+    Embedding rows beyond the tokenizer are padding and do not count. Raises VocabularyError with
+    the first tokens that differ.
     """
-    student_tokens, theirs = student.get_vocab(), teacher.get_vocab()
-    if student_tokens == theirs:
+    student_tokens, teacher_tokens = student.get_vocab(), teacher.get_vocab()
+    if student_tokens == teacher_tokens:
         return len(student_tokens)
     raise VocabularyError(
-        f"{_difference(student_tokens, theirs)}; losses on token probabilities need one vocabulary, "
-        "so take a teacher of the student's family"
+        f"{_describe_difference(student_tokens, teacher_tokens)}; losses on token probabilities "
+        "need one vocabulary, so take a teacher of the student's family"
     )
 
 
-def stop_mismatch(student: Renderer, teacher: Renderer) -> str | None:
-    """A sentence where the two models end their answers differently, else None."""
+def describe_stop_mismatch(student: Renderer, teacher: Renderer) -> str | None:
+    """Return a warning if the two models end their answers differently, else None."""
     if student.stop_ids == teacher.stop_ids:
         return None
     return (
-        f"the student stops at {_named(student)}, the teacher at {_named(teacher)}; the teacher may find the student's "
-        "stop token improbable and teach it never to stop; set `stop` or `template` so that both end answers alike"
+        f"the student stops at {_list_stop_tokens(student)}, the teacher at "
+        f"{_list_stop_tokens(teacher)}; the teacher may find the student's stop token improbable "
+        "and teach it never to stop; set `stop` or `template` so that both end answers alike"
     )
 
 
 def compare_renderers(student: Renderer, teacher: Renderer) -> None:
-    """Raise VocabularyError where two models do not speak the same tokens, and warn where they end answers differently."""
+    """Raise VocabularyError if two vocabularies differ; warn if the stop tokens differ."""
     check_same_vocabulary(student.tokenizer, teacher.tokenizer)
-    mismatch = stop_mismatch(student, teacher)
+    mismatch = describe_stop_mismatch(student, teacher)
     if mismatch:
         log.warning(mismatch)
 
 
-def _difference(mine: Mapping[str, int], theirs: Mapping[str, int]) -> str:
-    students = {number: token for token, number in mine.items()}
-    teachers = {number: token for token, number in theirs.items()}
-    ids = sorted(students.keys() | teachers.keys())
-    differing = [number for number in ids if students.get(number) != teachers.get(number)]
+def _describe_difference(
+    student_tokens: Mapping[str, int], teacher_tokens: Mapping[str, int]
+) -> str:
+    student_by_id = {number: token for token, number in student_tokens.items()}
+    teacher_by_id = {number: token for token, number in teacher_tokens.items()}
+    ids = sorted(student_by_id.keys() | teacher_by_id.keys())
+    differing = [number for number in ids if student_by_id.get(number) != teacher_by_id.get(number)]
     examples = "; ".join(
-        f"id {number} is {_token(students, number)} for the student and {_token(teachers, number)} for the teacher"
-        for number in differing[:_SHOWN]
+        f"id {number} is {_quote_token(student_by_id, number)} for the student and "
+        f"{_quote_token(teacher_by_id, number)} for the teacher"
+        for number in differing[:_MAX_EXAMPLES]
     )
-    sizes = f"student {len(mine)} tokens, teacher {len(theirs)}"
-    if mine.keys() == theirs.keys():
-        return f"the teacher's vocabulary is permuted: the same tokens, {len(differing)} under other ids ({examples})"
-    if mine.items() <= theirs.items() or theirs.items() <= mine.items():
-        return f"the two vocabularies agree except that one of them has {len(differing)} more ({sizes}; {examples})"
-    return f"the teacher has another vocabulary: {len(differing)} of {len(ids)} ids differ ({sizes}; {examples})"
+    sizes = f"student {len(student_tokens)} tokens, teacher {len(teacher_tokens)}"
+    if student_tokens.keys() == teacher_tokens.keys():
+        return (
+            f"the teacher's vocabulary is permuted: the same tokens, {len(differing)} under other "
+            f"ids ({examples})"
+        )
+    pairs, teacher_pairs = student_tokens.items(), teacher_tokens.items()
+    if pairs <= teacher_pairs or teacher_pairs <= pairs:
+        return (
+            f"the two vocabularies agree except that one of them has {len(differing)} more "
+            f"({sizes}; {examples})"
+        )
+    return (
+        f"the teacher has another vocabulary: {len(differing)} of {len(ids)} ids differ "
+        f"({sizes}; {examples})"
+    )
 
 
-def _token(vocabulary: Mapping[int, str], number: int) -> str:
+def _quote_token(vocabulary: Mapping[int, str], number: int) -> str:
     return ascii(vocabulary[number]) if number in vocabulary else "no token"
 
 
-def _named(renderer: Renderer) -> str:
-    tokens = renderer.tokenizer.convert_ids_to_tokens(sorted(renderer.stop_ids))
-    return (
-        ", ".join(
-            f"{token} ({number})"
-            for token, number in zip(tokens, sorted(renderer.stop_ids), strict=True)
-        )
-        or "no token"
-    )
+def _list_stop_tokens(renderer: Renderer) -> str:
+    ids = sorted(renderer.stop_ids)
+    tokens = renderer.tokenizer.convert_ids_to_tokens(ids)
+    named = [f"{token} ({number})" for token, number in zip(tokens, ids, strict=True)]
+    return ", ".join(named) or "no token"

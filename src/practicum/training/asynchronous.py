@@ -1,10 +1,12 @@
-"""Rollouts ahead of the updates: sampling, scoring and learning overlap, and nothing of what they give depends on the clock.
+"""Overlap sampling, scoring and training. No result depends on the clock.
 
-The rollouts of step t are always drawn by the policy after step t - 1 - lag (that of the start before there is one), however fast
-anybody is. So a step learns from its own prompts, all of them, long answers and short ones; what is late is waited for.
+The policy after step t - 1 - lag samples the rollouts of step t, however fast each thread is; the
+initial policy samples the first steps. A step therefore trains on all of its own prompts, with long
+and short completions alike, and waits for those that are late.
 
-Two threads work ahead of the learner. One samples and rewards, under a copy of the weights; the other asks the teachers. The
-learner's thread decides what is begun, in the order of the steps, hands the copy over, and takes what is ready in that order.
+Two threads work ahead of the training thread. One samples and rewards with a copy of the weights;
+the other asks the teachers. The training thread starts the steps in order, hands over the copy, and
+takes the results in the same order.
 """
 
 import threading
@@ -41,19 +43,19 @@ from practicum.types import Prompt, Rollout, TeacherSignal
 T = TypeVar("T")
 
 State = dict[str, Tensor]
-"""The tensors of one teacher that a resume cannot recompute."""
+"""The tensors of one teacher that a resumed run cannot recompute."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """The rollouts of a step that was begun, rewarded, and the work that they took."""
+    """The rollouts of a step with their rewards, and the work that sampling them took."""
 
     step: int
     rollouts: list[Rollout]
     work: Lap
 
-    def row(self) -> dict[str, Any]:
-        """The same as JSON data, every number with all its digits."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the step as JSON data; every number keeps all of its digits."""
         rows = [
             {
                 **RolloutRow.of(self.step, rollout).to_json(),
@@ -63,84 +65,84 @@ class SampledStep:
             for rollout in self.rollouts
         ]
         work = [
-            [phase, name, done.tokens, done.prompt_tokens, done.flops, done.wire_bytes]
-            for (phase, name), done in self.work.items()
+            [phase, name, usage.tokens, usage.prompt_tokens, usage.flops, usage.wire_bytes]
+            for (phase, name), usage in self.work.items()
         ]
         return {"step": self.step, "rollouts": rows, "work": work}
 
     @classmethod
-    def read(cls, row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> "SampledStep":
-        """What `row` gave, with the prompts by their ids."""
-        rollouts = [
-            replace(
-                RolloutRow.model_validate(
-                    {name: one[name] for name in RolloutRow.model_fields if name in one}
-                ).rollout(prompts[one["prompt"]]),
-                reward=one["reward"],
-                candidates=None
-                if one["candidates"] is None
-                else torch.tensor(one["candidates"], dtype=torch.long),
-            )
-            for one in row["rollouts"]
-        ]
-        return cls(
-            row["step"],
-            rollouts,
-            {(phase, name): Usage(*done) for phase, name, *done in row["work"]},
-        )
+    def from_json(cls, row: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> "SampledStep":
+        """Read back the result of `to_json`, with the run's prompts by their ids."""
+        rollouts = [_read_rollout(saved, prompts) for saved in row["rollouts"]]
+        work = {(phase, name): Usage(*numbers) for phase, name, *numbers in row["work"]}
+        return cls(row["step"], rollouts, work)
+
+
+def _read_rollout(saved: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> Rollout:
+    fields = {name: saved[name] for name in RolloutRow.model_fields if name in saved}
+    candidates = saved["candidates"]
+    return replace(
+        RolloutRow.model_validate(fields).rollout(prompts[saved["prompt"]]),
+        reward=saved["reward"],
+        candidates=None if candidates is None else torch.tensor(candidates, dtype=torch.long),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """What those teachers said that are asked ahead, the work that it took, and where it left them."""
+    """The signals of the teachers that are asked ahead of time, by role.
 
-    said: dict[str, list[TeacherSignal]]
+    `work` is what scoring took, and `states` are the teachers' states afterwards.
+    """
+
+    signals: dict[str, list[TeacherSignal]]
     work: Lap
     states: dict[str, State]
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A step on its way."""
+    """A step that was started and not trained on yet."""
 
     step: int
-    written: Future[SampledStep]
-    answered: Future[ScoredStep]
+    sampled: Future[SampledStep]
+    scored: Future[ScoredStep]
 
 
 class SequentialSteps:
-    """One step after the other, all in one thread; what `OverlappedSteps` promises is plain here."""
+    """Steps one after the other in one thread: no step is ever in flight."""
 
     def __enter__(self) -> "SequentialSteps":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left over."""
+        """Do nothing: there is no thread to end."""
 
     def step(self, step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
-        """As `practicum.training.loop.train_step`."""
+        """Run one step; see `practicum.training.loop.train_step`."""
         return train_step(step, parts, settings)
 
-    def rest(self) -> None:
-        """Nothing is being done."""
+    def wait_until_idle(self) -> None:
+        """Return at once: no work is in progress."""
 
-    def whole(self) -> bool:
-        """Nothing was begun."""
+    def has_all_rollouts(self) -> bool:
+        """Return True: no step is in flight."""
         return True
 
     def save_state(self) -> list[dict[str, Any]]:
-        """Nothing was begun."""
+        """Return an empty list: no step is in flight."""
         return []
 
-    def teacher_state(self, role: str) -> None:
-        """The teacher's own state is that after the newest step."""
+    def get_teacher_state(self, role: str) -> None:
+        """Return None: the teacher itself has the state after the newest step."""
 
 
 class OverlappedSteps:
-    """Steps whose rollouts are drawn `lag` updates before they are learned from; a context, which ends its threads.
+    """Steps whose rollouts are sampled `lag` updates before training uses them.
 
-    `in_turn` are the roles (`teacher`, `reference`) that share the student's modules or weights; they are asked in the learner's
-    thread, at their step. `begun` is what a checkpoint holds of the steps after it.
+    Leave the context to cancel the steps in flight and end both threads. Teachers of the
+    `synchronous_roles` (`teacher`, `reference`) share the student's modules or weights, so the
+    training thread asks them when their step is due.
     """
 
     def __init__(
@@ -149,134 +151,139 @@ class OverlappedSteps:
         settings: StepSettings,
         last: int,
         lag: int,
-        in_turn: Collection[str] = (),
+        synchronous_roles: Collection[str] = (),
     ) -> None:
         self._parts = parts
         self._settings = settings
         self._last = last
         self._lag = lag
-        self._in_turn = in_turn
-        self._begun: deque[_InFlightStep] = deque()
+        self._synchronous_roles = synchronous_roles
+        self._in_flight: deque[_InFlightStep] = deque()
         self._states: dict[str, State] = {}
-        self._told = threading.Event()
-        self._teacher = threading.Lock()
-        self._writer = ThreadPoolExecutor(1, "rollouts")
-        self._asker = ThreadPoolExecutor(1, "teachers")
+        self._cancel_event = threading.Event()
+        # Both threads can need the teacher: one to sample from it, one to score with it.
+        self._teacher_lock = threading.Lock()
+        self._sampling_executor = ThreadPoolExecutor(1, "rollouts")
+        self._scoring_executor = ThreadPoolExecutor(1, "teachers")
 
     def __enter__(self) -> "OverlappedSteps":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._told.set()
-        for pool in (self._writer, self._asker):
-            pool.shutdown(cancel_futures=True)
+        self._cancel_event.set()
+        for executor in (self._sampling_executor, self._scoring_executor):
+            executor.shutdown(cancel_futures=True)
 
     def resume(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Go on with what `save_state` gave; teachers are asked again."""
+        """Put the steps of an earlier `save_state` in flight; teachers score them again."""
+        # Signals can be whole distributions, so a checkpoint holds the rollouts alone. The teachers
+        # are restored to their state before these steps, so they give the same signals again.
         prompts = {prompt.id: prompt for prompt in self._parts.prompts}
         for row in rows:
-            ready: Future[SampledStep] = Future()
-            ready.set_result(SampledStep.read(row, prompts))
-            self._ask(row["step"], ready)
+            sampled: Future[SampledStep] = Future()
+            sampled.set_result(SampledStep.from_json(row, prompts))
+            self._start_scoring(row["step"], sampled)
 
     def step(self, step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
-        """Begin what may be begun under the weights of now, wait for the step's rollouts and answers, and learn."""
-        clock = PhaseTimer()
-        self._begin(step)
-        in_flight = self._begun[0]
-        assert in_flight.step == step, (
-            "steps are learned from in the order in which they were begun"
-        )
-        written = in_flight.written.result()
-        clock.end_phase("sample")
-        answered = in_flight.answered.result()
-        now = settings.plan(step)
-        data = score_rollouts(written.rollouts, now.objective, parts, answered.said)
-        clock.end_phase("score")
-        self._begun.popleft()
-        for lap in (written.work, answered.work):
+        """Start the steps that the present weights may sample, then finish this one and train."""
+        timer = PhaseTimer()
+        self._start_steps(step)
+        in_flight = self._in_flight[0]
+        assert in_flight.step == step, "steps are trained on in the order in which they started"
+        sampled = in_flight.sampled.result()
+        timer.end_phase("sample")
+        scored = in_flight.scored.result()
+        plan = settings.plan(step)
+        datums = score_rollouts(sampled.rollouts, plan.objective, parts, scored.signals)
+        timer.end_phase("score")
+        self._in_flight.popleft()
+        # The threads count their work apart, and it enters the ledger with the step that uses it: a
+        # step's costs do not depend on which thread was faster.
+        for lap in (sampled.work, scored.work):
             parts.ledger.put(lap)
-        self._states = answered.states
-        return update_student(step, data, now, parts, settings, clock)
+        self._states = scored.states
+        return update_student(step, datums, plan, parts, settings, timer)
 
-    def rest(self) -> None:
-        """Wait until all that was begun is written and answered; what failed says so at its step."""
-        wait([in_flight.answered for in_flight in self._begun])
+    def wait_until_idle(self) -> None:
+        """Block until all steps in flight are sampled and scored; errors wait for their step."""
+        wait([in_flight.scored for in_flight in self._in_flight])
 
-    def whole(self) -> bool:
-        """Whether the rollouts of all steps that were begun came about."""
-        return all(in_flight.written.exception() is None for in_flight in self._begun)
+    def has_all_rollouts(self) -> bool:
+        """Return True if no step in flight failed while sampling, so that all can be saved."""
+        return all(in_flight.sampled.exception() is None for in_flight in self._in_flight)
 
     def save_state(self) -> list[dict[str, Any]]:
-        """The rollouts of the steps that were begun, once they are written."""
-        return [in_flight.written.result().row() for in_flight in self._begun]
+        """Return the rollouts of the steps in flight, once they are sampled."""
+        return [in_flight.sampled.result().to_json() for in_flight in self._in_flight]
 
-    def teacher_state(self, role: str) -> State | None:
-        """That after the newest step, of a teacher that is asked ahead."""
+    def get_teacher_state(self, role: str) -> State | None:
+        """Return a teacher's state after the newest step, or None if it is not asked ahead."""
+        # The teacher itself is steps ahead, so a checkpoint needs the state that its answers to
+        # the newest finished step left behind.
         return self._states.get(role)
 
-    def _begin(self, step: int) -> None:
-        """Begin the steps up to `step + lag`, of which all but the last were begun before, unless this is the first."""
-        first = self._begun[-1].step + 1 if self._begun else step
-        numbers = range(first, min(step + self._lag, self._last) + 1)
-        client = self._parts.student.snapshot() if numbers else None
-        for number in numbers:
-            assert client is not None, "there is a client where there is a step to begin"
-            self._ask(
-                number,
-                self._submit(
-                    self._writer, self._sample_step, number, self._settings.plan(number), client
-                ),
-            )
+    def _start_steps(self, step: int) -> None:
+        """Start the steps up to `step + lag`; only the first call starts more than one."""
+        first = self._in_flight[-1].step + 1 if self._in_flight else step
+        steps = range(first, min(step + self._lag, self._last) + 1)
+        if not steps:
+            return
+        # The snapshot is a copy: the optimizer changes the student while the sampling thread still
+        # reads these weights.
+        client = self._parts.student.snapshot()
+        for number in steps:
+            plan = self._settings.plan(number)
+            sampled = self._submit(self._sampling_executor, self._sample_step, number, plan, client)
+            self._start_scoring(number, sampled)
 
-    def _ask(self, step: int, written: Future[SampledStep]) -> None:
-        now = self._settings.plan(step)
-        self._begun.append(
-            _InFlightStep(step, written, self._submit(self._asker, self._score_step, written, now))
-        )
+    def _start_scoring(self, step: int, sampled: Future[SampledStep]) -> None:
+        plan = self._settings.plan(step)
+        scored = self._submit(self._scoring_executor, self._score_step, sampled, plan)
+        self._in_flight.append(_InFlightStep(step, sampled, scored))
 
     def _submit(
-        self, pool: ThreadPoolExecutor, work: Callable[..., T], *given: object
+        self, executor: ThreadPoolExecutor, work: Callable[..., T], *args: object
     ) -> Future[T]:
-        """Let a thread do some work, which ends early when nobody waits for it any more."""
+        """Submit work to an executor inside this object's cancel scope."""
 
-        def abandoned_if_told() -> T:
-            with cancel_scope(self._told):
-                return work(*given)
+        def run_cancellably() -> T:
+            with cancel_scope(self._cancel_event):
+                return work(*args)
 
-        return pool.submit(copy_context().run, abandoned_if_told)
+        # Threads do not inherit context variables, which hold the listeners of the log.
+        return executor.submit(copy_context().run, run_cancellably)
 
-    def _sample_step(self, step: int, now: StepPlan, client: SamplingClient) -> SampledStep:
-        """Sample and reward."""
+    def _sample_step(self, step: int, plan: StepPlan, client: SamplingClient) -> SampledStep:
+        """Sample and reward the rollouts of a step."""
         version = max(step - 1 - self._lag, 0)
-        turn = self._teacher if asks_teacher(now.source) else nullcontext()
-        with turn, self._parts.ledger.record_separately() as work:
-            rollouts = generate_rollouts(step, now, self._parts, self._settings, client, version)
+        lock = self._teacher_lock if asks_teacher(plan.source) else nullcontext()
+        with lock, self._parts.ledger.record_separately() as work:
+            rollouts = generate_rollouts(step, plan, self._parts, self._settings, client, version)
         return SampledStep(step, rollouts, work)
 
-    def _score_step(self, written: Future[SampledStep], now: StepPlan) -> ScoredStep:
-        """Ask the teachers that can be asked ahead."""
-        rollouts = written.result().rollouts
-        asked = {
-            role: ask
-            for role, ask in build_teacher_queries(now.objective, self._parts).items()
-            if role not in self._in_turn
+    def _score_step(self, sampled: Future[SampledStep], plan: StepPlan) -> ScoredStep:
+        """Score the rollouts of a step with the teachers that can be asked ahead of time."""
+        rollouts = sampled.result().rollouts
+        queries = {
+            role: query
+            for role, query in build_teacher_queries(plan.objective, self._parts).items()
+            if role not in self._synchronous_roles
         }
-        with self._teacher, self._parts.ledger.record_separately() as work:
-            said = {
+        with self._teacher_lock, self._parts.ledger.record_separately() as work:
+            signals = {
                 role: score_with(teacher, rollouts, signal)
-                for role, (teacher, signal) in asked.items()
+                for role, (teacher, signal) in queries.items()
             }
             states = {
                 role: teacher.save_state()
-                for role, (teacher, _) in asked.items()
+                for role, (teacher, _) in queries.items()
                 if teacher is not None
             }
-        return ScoredStep(said, work, states)
+        return ScoredStep(signals, work, states)
 
 
-Stages = SequentialSteps | OverlappedSteps
-"""How a run comes from step to step."""
+StepRunner = SequentialSteps | OverlappedSteps
+"""The two ways to run the steps of a training."""
 
 
 def open_step_runner(
@@ -284,12 +291,15 @@ def open_step_runner(
     settings: StepSettings,
     last: int,
     lag: int,
-    in_turn: Collection[str] = (),
-    begun: Sequence[Mapping[str, Any]] = (),
-) -> Stages:
-    """Steps in turn, or `lag` updates ahead; `begun` is what a checkpoint holds of later steps."""
+    synchronous_roles: Collection[str] = (),
+    in_flight: Sequence[Mapping[str, Any]] = (),
+) -> StepRunner:
+    """Return a runner of steps in sequence, or of steps that overlap by `lag` updates.
+
+    `in_flight` are the steps in flight that a checkpoint holds.
+    """
     if not lag:
         return SequentialSteps()
-    ahead = OverlappedSteps(parts, settings, last, lag, in_turn)
-    ahead.resume(begun)
-    return ahead
+    runner = OverlappedSteps(parts, settings, last, lag, synchronous_roles)
+    runner.resume(in_flight)
+    return runner

@@ -1,4 +1,4 @@
-"""The student's own candidates, for teachers that have to be told which tokens to score."""
+"""Compute the student's candidates, for teachers that must be told which tokens to score."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,27 +13,31 @@ from practicum.ports import SamplingClient, Teacher
 from practicum.types import Rollout, ScoreRequest, TeacherSignal
 
 CHUNK = 128
-"""So many tokens' whole distributions are held at once."""
+"""The tokens whose full distributions are in memory at once."""
 
 
 def attach_candidates(
     client: SamplingClient,
-    asked: Iterable[tuple[Teacher | None, Signal | None]],
+    queries: Iterable[tuple[Teacher | None, Signal | None]],
     rollouts: Sequence[Rollout],
 ) -> list[Rollout]:
-    """The rollouts with the client's likeliest tokens at each position, as many as any of the teachers has to be told."""
-    wanted = max((_told(teacher, signal) for teacher, signal in asked), default=0)
-    if not wanted:
+    """Return the rollouts with the client's k likeliest tokens at each position.
+
+    k is the largest number of candidates that one of the queries needs; with k = 0 the rollouts
+    are returned as they are.
+    """
+    k = max((_count_candidates(teacher, signal) for teacher, signal in queries), default=0)
+    if not k:
         return list(rollouts)
-    candidate_ids = compute_candidates(client, rollouts, wanted)
+    candidate_ids = compute_candidates(client, rollouts, k)
     return [
         replace(rollout, candidates=ids)
         for rollout, ids in zip(rollouts, candidate_ids, strict=True)
     ]
 
 
-def _told(teacher: Teacher | None, signal: Signal | None) -> int:
-    """Return how many of the student's candidates a teacher has to be told."""
+def _count_candidates(teacher: Teacher | None, signal: Signal | None) -> int:
+    """Return the number of the student's candidates that must be sent to a teacher."""
     if signal is None or signal.chooser != "student" or teacher is None:
         return 0
     return signal.candidates if teacher.capabilities.needs_candidates else 0
@@ -43,20 +47,22 @@ def _told(teacher: Teacher | None, signal: Signal | None) -> int:
 def compute_candidates(
     client: SamplingClient, rollouts: Sequence[Rollout], k: int
 ) -> list[Int[Tensor, "T K"]]:
-    """A model's k likeliest tokens at each position, fewer where the vocabulary has fewer."""
+    """Return a model's k likeliest tokens at each position, at most the whole vocabulary."""
     requests = [
         ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
     ]
-    return [_ids(said, k) for said in client.score(requests, TopK(k=k, support="teacher"))]
+    signals = client.score(requests, TopK(k=k, support="teacher"))
+    return [_select_top_ids(signal, k) for signal in signals]
 
 
-def _ids(said: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
-    if said.topk_ids is not None:
-        return said.topk_ids.cpu()
-    states = said.states
-    if states is None or said.head is None:
+def _select_top_ids(signal: TeacherSignal, k: int) -> Int[Tensor, "T K"]:
+    if signal.topk_ids is not None:
+        return signal.topk_ids.cpu()
+    states = signal.states
+    if states is None or signal.head is None:
         return torch.zeros(0, k, dtype=torch.long)  # an empty completion
-    head, width = said.head, min(k, said.head.vocab_size)
+    # Logits of the whole completion would need T x V numbers at once, so they come in chunks.
+    head, width = signal.head, min(k, signal.head.vocab_size)
     parts = [
         head.logits(states[part]).topk(width, dim=-1).indices.cpu()
         for part in chunks(len(states), CHUNK)

@@ -1,4 +1,4 @@
-"""How good the student is on held-out prompts, and how far from its teacher, with intervals."""
+"""Evaluate a model on held-out prompts: rewards, distance to its teacher, intervals."""
 
 import math
 from collections import Counter
@@ -32,23 +32,29 @@ from practicum.training.forensics import TokenTrace, choose_traced, read_trace, 
 from practicum.types import Prompt, Rollout, SamplingParams, ScoreRequest, TeacherSignal
 
 CHUNK = 256
+"""The tokens whose full distributions are compared at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings:
-    """Which prompts, how many completions of each, and how they are sampled."""
+    """The held-out prompts, the number of completions of each, and the sampling parameters."""
 
     prompts: Sequence[Prompt]
     samples: int
     sampling: SamplingParams
     seed: int
 
+    @property
+    def batch(self) -> RolloutBatch:
+        """Return the completions to sample, the same in every evaluation of a run."""
+        return RolloutBatch(self.prompts, self.samples, self.seed, step=1, stream="evaluation")
+
 
 @dataclass(frozen=True, slots=True)
 class GradedCompletion:
-    """One held-out prompt with what was expected and what was said.
+    """One held-out completion with its prompt, the expected answer and its reward.
 
-    `logprob` is the answer's mean log-probability a token under the model that wrote it, untempered.
+    `logprob` is the mean log-probability per token under the model that wrote it, untempered.
     """
 
     prompt: str
@@ -62,10 +68,10 @@ class GradedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How far confidence is earned: its mean, that less the share of right answers (over prompts), and the calibration error.
+    """The mean confidence, its excess over the share of right answers, and the calibration error.
 
-    The error is the expected one over bins of equally many prompts (see `practicum.statistics.calibration_error`); what
-    confidence is, see `confidences`.
+    `confidences` defines confidence. The error is the expected calibration error over bins of
+    equally many prompts; see `practicum.statistics.calibration_error`.
     """
 
     confidence: float
@@ -75,10 +81,11 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result on every prompt; `scores` is each prompt's mean reward (empty where the task has no answers).
+    """The results on all held-out prompts.
 
-    `by_domain` is the accuracy on the prompts of each domain, where prompts have one; `traces` are the first few answers
-    token by token; `calibration` is None where no answer has a verdict or a confidence.
+    `scores` is each prompt's mean reward, empty if the task gives none. `by_domain` is the accuracy
+    on the prompts of each domain. `traces` shows the first few answers token by token.
+    `calibration` is None if no answer has a reward or a confidence.
     """
 
     answers: list[GradedCompletion]
@@ -93,7 +100,7 @@ class Evaluation:
     calibration: Calibration | None = None
 
     def summary(self) -> dict[str, Any]:
-        """The numbers for `summary.json`, without the answers themselves."""
+        """Return the numbers for `summary.json`, without answers, scores and traces."""
         numbers = asdict(self)
         del numbers["answers"], numbers["scores"], numbers["traces"]
         return {
@@ -104,24 +111,21 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Evaluation":
-        """Read back what `dataclasses.asdict` gave."""
-        accuracy = None if saved["accuracy"] is None else Interval(**saved["accuracy"])
-        answers = [GradedCompletion(**answer) for answer in saved["answers"]]
-        by_domain = {
-            domain: Interval(**interval) for domain, interval in saved["by_domain"].items()
+        """Read back an evaluation from the result of `dataclasses.asdict`."""
+        accuracy, calibration = saved["accuracy"], saved.get("calibration")
+        if calibration is not None:
+            overconfidence = Interval(**calibration["overconfidence"])
+            calibration = Calibration(**{**calibration, "overconfidence": overconfidence})
+        fields = {
+            "accuracy": None if accuracy is None else Interval(**accuracy),
+            "answers": [GradedCompletion(**answer) for answer in saved["answers"]],
+            "by_domain": {
+                domain: Interval(**interval) for domain, interval in saved["by_domain"].items()
+            },
+            "traces": [read_trace(saved_trace) for saved_trace in saved.get("traces", [])],
+            "calibration": calibration,
         }
-        traces = [read_trace(one) for one in saved.get("traces", [])]
-        sure = saved.get("calibration")
-        if sure is not None:
-            sure = Calibration(**{**sure, "overconfidence": Interval(**sure["overconfidence"])})
-        read = {
-            "accuracy": accuracy,
-            "answers": answers,
-            "by_domain": by_domain,
-            "traces": traces,
-            "calibration": sure,
-        }
-        return cls(**{**saved, **read})
+        return cls(**{**saved, **fields})
 
 
 def evaluate(
@@ -131,99 +135,100 @@ def evaluate(
     teacher: Teacher | None,
     settings: EvaluationSettings,
 ) -> Evaluation:
-    """Sample, verify, and compare with the teacher on the states the student visits."""
-    batch = RolloutBatch(
-        settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation"
+    """Sample and verify completions, and compare student and teacher on the student's tokens."""
+    rollouts = sample_rollouts(
+        settings.batch, client, renderer, settings.sampling, as_environment(task)
     )
-    rollouts = add_rewards(
-        sample_rollouts(batch, client, renderer, settings.sampling, as_environment(task)), task
-    )
-    distance = (
-        _TeacherComparison() if teacher is None else _distance(client, teacher, rollouts, renderer)
-    )
-    return _evaluation(rollouts, distance, settings.seed)
+    rollouts = add_rewards(rollouts, task)
+    comparison = _TeacherComparison()
+    if teacher is not None:
+        comparison = _compare_with_teacher(client, teacher, rollouts, renderer)
+    return _build_evaluation(rollouts, comparison, settings.seed)
 
 
 def evaluate_teacher(
     teacher: Teacher, renderer: Renderer, task: Task, settings: EvaluationSettings
 ) -> Evaluation | None:
-    """The teacher's own answers in its own context, or None where it cannot generate."""
-    batch = RolloutBatch(
-        settings.prompts, settings.samples, settings.seed, step=1, stream="evaluation"
-    )
+    """Evaluate the teacher's answers in its own context. Returns None if it cannot generate."""
     rollouts = sample_teacher_rollouts(
-        batch, teacher, renderer, settings.sampling, as_environment(task)
+        settings.batch, teacher, renderer, settings.sampling, as_environment(task)
     )
     if rollouts is None:
         return None
-    return _evaluation(add_rewards(rollouts, task), _TeacherComparison(), settings.seed)
+    return _build_evaluation(add_rewards(rollouts, task), _TeacherComparison(), settings.seed)
 
 
 def gain(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
-    """The paired difference of accuracy, with an interval by bootstrap over prompts."""
+    """Return the paired gain in accuracy, with a bootstrap interval over prompts.
+
+    Returns None if the task gives no rewards.
+    """
     if not before.scores or not after.scores:
         return None
     return difference(after.scores, before.scores, seed)
 
 
 def confidences(answers: Sequence[GradedCompletion]) -> dict[str, tuple[float, float]]:
-    """How sure the answer to each prompt was, between 0 and 1, and 1 where it is right, else 0; without a verdict, left out.
+    """Return for each prompt the confidence in [0, 1], and 1.0 if the answer is right, else 0.0.
 
-    With several answers to every prompt the confidence is the share that says the same as the commonest one, which is then right
-    or wrong. With one it is the probability of its whole text under the model that wrote it, which a calibrated model has right
-    where one text alone is right, and which says little of long answers.
+    Prompts without a reward are left out. With several answers to every prompt, the confidence is
+    the share of the commonest answer, which is then right or wrong. With one answer, it is the
+    probability of the whole text under the model that wrote it. A calibrated model gets that right
+    if only one text is right; it says little about long answers.
     """
     groups: dict[str, list[GradedCompletion]] = {}
     for answer in answers:
         if answer.reward is not None:
             groups.setdefault(answer.prompt, []).append(answer)
-    if agreeing(answers):
-        return {
-            prompt: majority_agreement(
-                [one.text.strip() for one in group], [(one.reward or 0.0) >= 1.0 for one in group]
-            )
-            for prompt, group in groups.items()
-        }
-    return {
-        prompt: (
-            math.exp(min(group[0].logprob * group[0].tokens, 0.0)),
-            float((group[0].reward or 0.0) >= 1.0),
-        )
-        for prompt, group in groups.items()
-        if group[0].logprob is not None
-    }
+    has_several = agreeing(answers)
+    pairs: dict[str, tuple[float, float]] = {}
+    for prompt, group in groups.items():
+        first, is_right = group[0], [(answer.reward or 0.0) >= 1.0 for answer in group]
+        if has_several:
+            pairs[prompt] = majority_agreement([answer.text.strip() for answer in group], is_right)
+        elif first.logprob is not None:
+            # The log-probability is a mean over tokens; rounding can lift the sum above 0.
+            confidence = math.exp(min(first.logprob * first.tokens, 0.0))
+            pairs[prompt] = confidence, float(is_right[0])
+    return pairs
 
 
 def agreeing(answers: Sequence[GradedCompletion]) -> bool:
-    """Whether there are several answers to every prompt that has one with a verdict."""
+    """Return True if every prompt with rewards has several answers."""
     counts = Counter(answer.prompt for answer in answers if answer.reward is not None)
     return min(counts.values(), default=0) > 1
 
 
 def surer(before: Evaluation, after: Evaluation, seed: int) -> Interval | None:
-    """How much overconfidence grew, with an interval by bootstrap over prompts; None where confidences are not known."""
+    """Return the growth of overconfidence, with a bootstrap interval over prompts.
+
+    Returns None if no prompt has a confidence in both evaluations.
+    """
     old, new = (
-        {prompt: sure - right for prompt, (sure, right) in confidences(evaluation.answers).items()}
+        {
+            prompt: confidence - is_right
+            for prompt, (confidence, is_right) in confidences(evaluation.answers).items()
+        }
         for evaluation in (before, after)
     )
-    both = [prompt for prompt in old if prompt in new]
-    return (
-        difference([new[prompt] for prompt in both], [old[prompt] for prompt in both], seed)
-        if both
-        else None
-    )
+    shared = [prompt for prompt in old if prompt in new]
+    if not shared:
+        return None
+    return difference([new[prompt] for prompt in shared], [old[prompt] for prompt in shared], seed)
 
 
 @dataclass(frozen=True, slots=True)
 class _TeacherComparison:
-    """Mean student entropy and reverse KL a token, and the traced answers; nothing where there is no teacher."""
+    """The mean student entropy and reverse KL per token, and the traced answers."""
 
     entropy: float | None = None
     divergence: float | None = None
     traces: list[TokenTrace] = field(default_factory=list)
 
 
-def _evaluation(rollouts: list[Rollout], distance: _TeacherComparison, seed: int) -> Evaluation:
+def _build_evaluation(
+    rollouts: list[Rollout], comparison: _TeacherComparison, seed: int
+) -> Evaluation:
     by_prompt: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
@@ -237,55 +242,63 @@ def _evaluation(rollouts: list[Rollout], distance: _TeacherComparison, seed: int
             rollout.text,
             rollout.reward,
             int(rollout.loss_mask.sum()),
-            _mean(rollout.policy_logprobs[rollout.loss_mask]),
+            _compute_mean(rollout.policy_logprobs[rollout.loss_mask]),
         )
         for rollout in rollouts
     ]
     return Evaluation(
         answers=answers,
         scores=[sum(rewards) / len(rewards) for rewards in by_prompt.values()],
-        accuracy=_interval(list(by_prompt.values()), seed) if by_prompt else None,
+        accuracy=_estimate_accuracy(list(by_prompt.values()), seed) if by_prompt else None,
         length=sum(len(rollout.tokens) for rollout in rollouts) / count,
         truncated=sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
-        student_entropy=distance.entropy,
-        reverse_kl=distance.divergence,
-        by_domain=_by_domain(rollouts, by_prompt, seed),
-        traces=distance.traces,
-        calibration=_calibration(answers, seed),
+        student_entropy=comparison.entropy,
+        reverse_kl=comparison.divergence,
+        by_domain=_split_by_domain(rollouts, by_prompt, seed),
+        traces=comparison.traces,
+        calibration=_measure_calibration(answers, seed),
     )
 
 
-def _calibration(answers: Sequence[GradedCompletion], seed: int) -> Calibration | None:
+def _measure_calibration(answers: Sequence[GradedCompletion], seed: int) -> Calibration | None:
     pairs = list(confidences(answers).values())
     if not pairs:
         return None
-    sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    confidence, is_right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return Calibration(
-        sum(sure) / len(sure), difference(sure, right, seed), calibration_error(sure, right)
+        confidence=sum(confidence) / len(confidence),
+        overconfidence=difference(confidence, is_right, seed),
+        error=calibration_error(confidence, is_right),
     )
 
 
-def _mean(logprobs: Tensor) -> float | None:
-    """Their mean; None where there are none, or one is not known."""
+def _compute_mean(logprobs: Tensor) -> float | None:
+    """Return the mean, or None if there are no log-probabilities or one is NaN."""
     mean = logprobs.double().mean().item() if len(logprobs) else math.nan
     return mean if math.isfinite(mean) else None
 
 
-def _by_domain(
+def _split_by_domain(
     rollouts: Sequence[Rollout], by_prompt: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, Interval]:
-    """The accuracy on each domain, in the order in which the prompts name them."""
+    """Return the accuracy on each domain, in the order in which the prompts name domains."""
     domains: dict[str, dict[str, Sequence[float]]] = {}
     for rollout in rollouts:
-        if rollout.prompt.domain is not None and rollout.prompt.id in by_prompt:
-            domains.setdefault(rollout.prompt.domain, {})[rollout.prompt.id] = by_prompt[
-                rollout.prompt.id
-            ]
-    return {domain: _interval(list(rewards.values()), seed) for domain, rewards in domains.items()}
+        prompt = rollout.prompt
+        if prompt.domain is not None and prompt.id in by_prompt:
+            domains.setdefault(prompt.domain, {})[prompt.id] = by_prompt[prompt.id]
+    return {
+        domain: _estimate_accuracy(list(rewards.values()), seed)
+        for domain, rewards in domains.items()
+    }
 
 
-def _interval(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
-    """Wilson's interval for one yes-or-no answer a prompt, else a bootstrap over prompts."""
+def _estimate_accuracy(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
+    """Return the mean reward of a prompt with its interval.
+
+    The interval is Wilson's for one right or wrong answer per prompt, else a bootstrap.
+    """
+    # A bootstrap of nothing but right answers has width 0, which Wilson's interval has not.
     scores = [sum(of_prompt) / len(of_prompt) for of_prompt in rewards]
     if max(map(len, rewards)) == 1 and set(scores) <= {0.0, 1.0}:
         return wilson(sum(scores), len(scores))
@@ -293,47 +306,59 @@ def _interval(rewards: Sequence[Sequence[float]], seed: int) -> Interval:
 
 
 @torch.no_grad()
-def _distance(
+def _compare_with_teacher(
     client: SamplingClient, teacher: Teacher, rollouts: Sequence[Rollout], renderer: Renderer
 ) -> _TeacherComparison:
-    """How far the student is from its teacher; by the sampled tokens alone where the teacher gives no more."""
+    """Compare student and teacher by full distributions, or else by the sampled tokens alone."""
     requests = [
         ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
     ]
+    # Both sides must give distributions: a service may offer the student's sampled tokens alone.
     full = "full" in teacher.capabilities.signals and "full" in client.capabilities.signals
     signal = Full() if full else Sampled()
-    student_signals, theirs = client.score(requests, signal), teacher.score(rollouts, signal)
+    signals = list(
+        zip(client.score(requests, signal), teacher.score(rollouts, signal), strict=True)
+    )
     divergences, entropies = [], []
-    for rollout, own, other in zip(rollouts, student_signals, theirs, strict=True):
+    for rollout, pair in zip(rollouts, signals, strict=True):
         divergence, entropy = (
-            _by_distributions(own, other, rollout.tokens)
+            _compare_distributions(*pair, rollout.tokens)
             if full
-            else _compare_sampled_tokens(own, other)
+            else _compare_sampled_tokens(*pair)
         )
-        divergences += [] if divergence is None else [divergence.double().cpu()[rollout.loss_mask]]
+        if divergence is not None:
+            divergences.append(divergence.double().cpu()[rollout.loss_mask])
         entropies.append(entropy.double().cpu()[rollout.loss_mask])
     traces = [
-        trace(rollouts[place], student_signals[place], theirs[place], renderer)
-        for place in choose_traced(rollouts)
+        trace(rollouts[index], *signals[index], renderer) for index in choose_traced(rollouts)
     ]
-    for head in {head.key: head for other in theirs for head in other.heads}.values():
+    # Many signals share one head, whose weights may be loaded for this comparison alone.
+    heads = {head.key: head for _, teacher_signal in signals for head in teacher_signal.heads}
+    for head in heads.values():
         head.release()
-    distance = torch.cat(divergences).mean().item() if divergences else None
-    return _TeacherComparison(torch.cat(entropies).mean().item(), distance, traces)
+    return _TeacherComparison(
+        entropy=torch.cat(entropies).mean().item(),
+        divergence=torch.cat(divergences).mean().item() if divergences else None,
+        traces=traces,
+    )
 
 
-def _by_distributions(
-    own: TeacherSignal, other: TeacherSignal, tokens: Tensor
+def _compare_distributions(
+    student_signal: TeacherSignal, teacher_signal: TeacherSignal, tokens: Tensor
 ) -> tuple[Tensor | None, Tensor]:
-    """Reverse KL, where the teacher is not silent, and the student's entropy."""
-    compared = compare_signals((own, other), tokens, CHUNK, ("reverse_kl", "student_entropy"))
+    """Return reverse KL (None if the teacher's signal is empty) and student entropy, each [T]."""
+    compared = compare_signals(
+        (student_signal, teacher_signal), tokens, CHUNK, ("reverse_kl", "student_entropy")
+    )
     assert compared.student_entropy is not None, "the student's own client gives its hidden states"
     return compared.reverse_kl, compared.student_entropy
 
 
 def _compare_sampled_tokens(
-    own: TeacherSignal, other: TeacherSignal
+    student_signal: TeacherSignal, teacher_signal: TeacherSignal
 ) -> tuple[Tensor | None, Tensor]:
-    assert own.logprobs is not None, "the student's own client was asked for them"
-    teacher = read_tokens(other, slice(None)).logprobs
-    return None if teacher is None else F.k1(own.logprobs, teacher), -own.logprobs
+    """Return one-sample estimates of the same two, [T], from the sampled tokens."""
+    assert student_signal.logprobs is not None, "the student's own client was asked for them"
+    logprobs = read_tokens(teacher_signal, slice(None)).logprobs
+    divergence = None if logprobs is None else F.k1(student_signal.logprobs, logprobs)
+    return divergence, -student_signal.logprobs

@@ -1,4 +1,4 @@
-"""Token by token: what student and teacher thought of an answer, and what each would rather have written."""
+"""Compare student and teacher on an answer token by token, with the candidates of both."""
 
 import math
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ from practicum.objective import compare_signals
 from practicum.text import Renderer
 from practicum.types import Rollout, TeacherSignal
 
-ANSWERS, TOKENS, CHOICES = 6, 400, 5
-"""So many answers are traced, so many tokens of each, with so many candidates of student and teacher."""
+MAX_ANSWERS, MAX_TOKENS, MAX_CANDIDATES = 6, 400, 5
+"""The traced answers, the tokens of each, and the candidates of student and teacher at a token."""
 
 CHUNK, DIGITS = 64, 6
-"""Tokens read at once, and significant digits kept of a number."""
+"""The tokens compared at once, and the significant digits of a number in a trace."""
 
 MEASURES = (
     *("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy", "reverse_kl"),
     *("student_top_ids", "student_top_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
 )
-"""What a trace says of a token."""
+"""The measures of each token that a trace needs."""
 
 Column = list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a model would most likely have written at each of T tokens: texts and probabilities, likeliest first."""
+    """A model's likeliest tokens at each of T positions: texts and probabilities, in order."""
 
     texts: list[list[str]]
     probabilities: list[list[float]]
@@ -37,11 +37,12 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """One held-out answer, token by token; None where the teacher did not say.
+    """One held-out answer, token by token.
 
-    `text` is what each token reads as and `control` whether it is a special one. Log-probabilities are those of the
-    sampled tokens; reverse KL and entropies are in nats and of whole distributions, so a teacher that gives no more than
-    the sampled tokens has none. Of tokens that the student did not write there are no numbers.
+    `text` holds each token as text, and `control` is True for special tokens. Log-probabilities are
+    those of the sampled tokens. Reverse KL and entropies are in nats and of full distributions. A
+    number is None if the teacher does not give it, as one that scores only sampled tokens, or if
+    the student did not write the token.
     """
 
     prompt: str
@@ -60,15 +61,15 @@ class TokenTrace:
 
 
 def choose_traced(rollouts: Sequence[Rollout]) -> list[int]:
-    """The places of the rollouts that are worth a trace: the first answer to each of the first prompts."""
+    """Return the indices of rollouts to trace: the first answer to each of the first prompts."""
     first: dict[str, int] = {}
-    for place, rollout in enumerate(rollouts):
-        first.setdefault(rollout.prompt.id, place)
-    return list(first.values())[:ANSWERS]
+    for index, rollout in enumerate(rollouts):
+        first.setdefault(rollout.prompt.id, index)
+    return list(first.values())[:MAX_ANSWERS]
 
 
 def read_trace(saved: dict[str, object]) -> TokenTrace:
-    """Read back what `dataclasses.asdict` gave."""
+    """Read back a trace from the result of `dataclasses.asdict`."""
     sides = {name: saved[name] for name in ("student", "teacher")}
     candidates = {
         name: Candidates(**side) if isinstance(side, dict) else None for name, side in sides.items()
@@ -78,27 +79,31 @@ def read_trace(saved: dict[str, object]) -> TokenTrace:
 
 @torch.no_grad()
 def trace(
-    rollout: Rollout, own: TeacherSignal, other: TeacherSignal, renderer: Renderer
+    rollout: Rollout,
+    student_signal: TeacherSignal,
+    teacher_signal: TeacherSignal,
+    renderer: Renderer,
 ) -> TokenTrace:
-    """One rollout under the student's `own` and the teacher's distributions, or what they say of the sampled tokens."""
-    tokens, written = rollout.tokens[:TOKENS], rollout.loss_mask[:TOKENS].tolist()
-    compared = compare_signals((own[:TOKENS], other[:TOKENS]), tokens, CHUNK, MEASURES, CHOICES)
+    """Trace one rollout under the signals of student and teacher."""
+    tokens, mask = rollout.tokens[:MAX_TOKENS], rollout.loss_mask[:MAX_TOKENS].tolist()
+    signals = (student_signal[:MAX_TOKENS], teacher_signal[:MAX_TOKENS])
+    compared = compare_signals(signals, tokens, CHUNK, MEASURES, MAX_CANDIDATES)
 
-    def column(values: Float[Tensor, " T"] | None) -> Column:
-        numbers = [math.nan] * len(written) if values is None else values.tolist()
+    def build_column(values: Float[Tensor, " T"] | None) -> Column:
+        numbers = [math.nan] * len(mask) if values is None else values.tolist()
         return [
-            _short(number) if is_own and math.isfinite(number) else None
-            for number, is_own in zip(numbers, written, strict=True)
+            _round(number) if is_supervised and math.isfinite(number) else None
+            for number, is_supervised in zip(numbers, mask, strict=True)
         ]
 
-    def candidates(
+    def build_candidates(
         ids: Int[Tensor, "T K"] | None, logprobs: Float[Tensor, "T K"] | None
     ) -> Candidates | None:
-        if ids is None or logprobs is None or not written:
+        if ids is None or logprobs is None or not mask:
             return None
         texts = [[renderer.decode_token(token) for token in row] for row in ids.tolist()]
         return Candidates(
-            texts, [[_short(value) for value in row] for row in logprobs.exp().tolist()]
+            texts, [[_round(number) for number in row] for row in logprobs.exp().tolist()]
         )
 
     return TokenTrace(
@@ -108,15 +113,15 @@ def trace(
         reward=rollout.reward,
         text=[renderer.decode_token(token) for token in tokens.tolist()],
         control=[renderer.is_control(token) for token in tokens.tolist()],
-        logprobs=column(compared.student_logprobs),
-        teacher_logprobs=column(compared.teacher_logprobs),
-        reverse_kl=column(compared.reverse_kl),
-        student_entropy=column(compared.student_entropy),
-        teacher_entropy=column(compared.teacher_entropy),
-        student=candidates(compared.student_top_ids, compared.student_top_logprobs),
-        teacher=candidates(compared.teacher_top_ids, compared.teacher_top_logprobs),
+        logprobs=build_column(compared.student_logprobs),
+        teacher_logprobs=build_column(compared.teacher_logprobs),
+        reverse_kl=build_column(compared.reverse_kl),
+        student_entropy=build_column(compared.student_entropy),
+        teacher_entropy=build_column(compared.teacher_entropy),
+        student=build_candidates(compared.student_top_ids, compared.student_top_logprobs),
+        teacher=build_candidates(compared.teacher_top_ids, compared.teacher_top_logprobs),
     )
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def _round(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")

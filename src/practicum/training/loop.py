@@ -38,26 +38,27 @@ from practicum.types import (
 )
 
 LOGPROB_TOLERANCE = 1e-3
-"""A teacher's log-probability above this is not rounding any more."""
+"""A teacher's log-probability above this is an error, not rounding."""
 
 ROLLOUT_SOURCES = ("student", "teacher", "dataset")
-"""Who can have written the tokens that are learned from."""
+"""The possible writers of a rollout's tokens."""
 
 EVENTS = frozenset({"nonfinite", "skipped", "empty_updates", "halvings"})
-"""The metrics of an update that count what happened in it."""
+"""The metrics of an update that count events: they are summed over updates and epochs."""
 
 SIZES = frozenset({"tokens", "supervised"})
-"""The metrics of an update that count its data; the same in every epoch but for what the weights leave out."""
+"""The metrics of an update that count its tokens: they are summed over an epoch."""
 
 SKIPS_ALLOWED, SKIPS_WINDOW = 2, 20
-"""More than this many skipped updates within the window end the run."""
+"""More skipped updates than this, within a window of this many steps, end the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepComponents:
-    """What a step is made of: who learns, who teaches, who is held near to, and on what; `ledger` counts what they do.
+    """The components of a training step: student, teacher, reference model, task and prompts.
 
-    `sampler` draws with the student's weights as they are at each call.
+    `sampler` samples with the student's weights at the time of each call. `ledger` counts tokens,
+    FLOPs and bytes.
     """
 
     student: TrainingClient
@@ -72,13 +73,13 @@ class StepComponents:
 
     @property
     def teachers(self) -> tuple[Teacher, ...]:
-        """The teacher, and the reference where there is one."""
+        """Return the teacher, and the reference if there is one."""
         return (self.teacher,) if self.reference is None else (self.teacher, self.reference)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What may change from step to step: the objective, how completions are drawn, how fast to learn."""
+    """The settings that may change from step to step: objective, sampling and optimizer."""
 
     objective: Objective
     n: int
@@ -89,9 +90,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """The numbers of a step: how many prompts, and the plan of each step (counted from 1).
+    """The settings of all steps; `plan` returns the settings of one step, counted from 1.
 
-    The data are split into so many `updates`, and learned from in so many `epochs`.
+    A step splits its datums into `updates` mini-batches and trains on them for `epochs` epochs.
     """
 
     seed: int
@@ -103,7 +104,7 @@ class StepSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step did."""
+    """The rollouts of a step, the per-token numbers of its update, and its metrics."""
 
     step: int
     rollouts: list[Rollout]
@@ -112,37 +113,37 @@ class StepResult:
 
 
 def train_step(step: int, parts: StepComponents, settings: StepSettings) -> StepResult:
-    """Sample, reward, score, assemble, differentiate, update: one step of on-policy distillation."""
-    clock = PhaseTimer()
-    now = settings.plan(step)
-    rollouts = generate_rollouts(step, now, parts, settings, parts.sampler, version=step - 1)
-    clock.end_phase("sample")
-    data = score_rollouts(rollouts, now.objective, parts)
-    clock.end_phase("score")
-    return update_student(step, data, now, parts, settings, clock)
+    """Run one step: sample, reward, score, assemble, differentiate, update."""
+    timer = PhaseTimer()
+    plan = settings.plan(step)
+    rollouts = generate_rollouts(step, plan, parts, settings, parts.sampler, version=step - 1)
+    timer.end_phase("sample")
+    datums = score_rollouts(rollouts, plan.objective, parts)
+    timer.end_phase("score")
+    return update_student(step, datums, plan, parts, settings, timer)
 
 
 def generate_rollouts(
     step: int,
-    now: StepPlan,
+    plan: StepPlan,
     parts: StepComponents,
     settings: StepSettings,
     client: SamplingClient,
     version: int,
 ) -> list[Rollout]:
-    """Sample and reward: the rollouts of a step, by a client with the student's weights after `version` steps.
+    """Sample and reward the rollouts of a step, with the student after `version` optimizer steps.
 
-    They bring the client's candidates where a teacher has to be told them.
+    The rollouts hold the client's candidates if a teacher needs them.
     """
     prompts = select_prompts(parts.prompts, settings.seed, step, settings.prompts_per_step)
-    batch = RolloutBatch(prompts, now.n, settings.seed, step, version=version)
-    authors = RolloutWriters(
+    batch = RolloutBatch(prompts, plan.n, settings.seed, step, version=version)
+    writers = RolloutWriters(
         client, parts.teacher, parts.renderer, parts.archive, as_environment(parts.task)
     )
-    rollouts = add_rewards(collect_rollouts(batch, now.source, authors, now.sampling), parts.task)
-    rollouts = attach_candidates(
-        client, build_teacher_queries(now.objective, parts).values(), rollouts
-    )
+    rollouts = collect_rollouts(batch, plan.source, writers, plan.sampling)
+    rollouts = add_rewards(rollouts, parts.task)
+    queries = build_teacher_queries(plan.objective, parts).values()
+    rollouts = attach_candidates(client, queries, rollouts)
     fault("rollout")
     return rollouts
 
@@ -151,24 +152,25 @@ def score_rollouts(
     rollouts: Sequence[Rollout],
     objective: Objective,
     parts: StepComponents,
-    said: Mapping[str, Sequence[TeacherSignal]] | None = None,
+    cached_signals: Mapping[str, Sequence[TeacherSignal]] | None = None,
 ) -> list[Datum]:
-    """Score and assemble: the rollouts with what teacher and reference say; what they `said` before is not asked again."""
-    asked = {
-        role: score_with(teacher, rollouts, signal)
-        for role, (teacher, signal) in build_teacher_queries(objective, parts).items()
-        if role not in (said or {})
-    }
-    answers = {**asked, **(said or {})}
-    data = assemble(rollouts, answers["teacher"], answers["reference"])
+    """Score the rollouts with teacher and reference, and pair each rollout with its signals.
+
+    Roles in `cached_signals` are not scored again.
+    """
+    signals = dict(cached_signals or {})
+    for role, (teacher, signal) in build_teacher_queries(objective, parts).items():
+        if role not in signals:
+            signals[role] = score_with(teacher, rollouts, signal)
+    datums = assemble(rollouts, signals["teacher"], signals["reference"])
     fault("score")
-    return data
+    return datums
 
 
 def build_teacher_queries(
     objective: Objective, parts: StepComponents
 ) -> dict[str, tuple[Teacher | None, Signal | None]]:
-    """Who is asked what, by role."""
+    """Return by role the teacher and the signal that the objective needs from it."""
     return {
         "teacher": (parts.teacher, objective.signal),
         "reference": (parts.reference, objective.reference_signal),
@@ -177,92 +179,111 @@ def build_teacher_queries(
 
 def update_student(
     step: int,
-    data: Sequence[Datum],
-    now: StepPlan,
+    datums: Sequence[Datum],
+    plan: StepPlan,
     parts: StepComponents,
     settings: StepSettings,
-    clock: "PhaseTimer",
+    timer: "PhaseTimer",
 ) -> StepResult:
-    """Differentiate and update, and tell whoever follows the student; what the step did and cost."""
-    result = learn(parts.student, data, now, settings, step)
+    """Run the updates of a step, notify the teachers, and collect the step's metrics."""
+    result = run_updates(parts.student, datums, plan, settings, step)
     for teacher in parts.teachers:
-        teacher.after_step(step, data)
-    clock.end_phase("update")
+        teacher.after_step(step, datums)
+    timer.end_phase("update")
     fault("update")
-    rollouts = [datum.rollout for datum in data]
+    rollouts = [datum.rollout for datum in datums]
     metrics = {
-        **rollout_metrics(rollouts, result.supervised, step),
+        **measure_rollouts(rollouts, result.supervised, step),
         **result.metrics,
-        **clock.laps,
+        **timer.laps,
         **parts.ledger.take_bytes(),
         **parts.ledger.take(),
     }
     return StepResult(step, rollouts, result.outputs, metrics)
 
 
-Step = Callable[[int, StepComponents, StepSettings], StepResult]
-"""Does the step of a number, as `train_step` does."""
+StepFunction = Callable[[int, StepComponents, StepSettings], StepResult]
+"""The signature of `train_step`."""
 
 
 def train(
-    first: int, last: int, parts: StepComponents, settings: StepSettings, do: Step = train_step
+    first: int,
+    last: int,
+    parts: StepComponents,
+    settings: StepSettings,
+    step_fn: StepFunction = train_step,
 ) -> Iterator[StepResult]:
-    """Steps `first` to `last`, both included; NumericError when too many updates had to be skipped."""
+    """Yield the results of steps `first` to `last`, both included.
+
+    Raises NumericError when too many updates had to be skipped.
+    """
     skipped: list[int] = []
     for step in range(first, last + 1):
-        result = do(step, parts, settings)
+        result = step_fn(step, parts, settings)
         if result.metrics.get("skipped") or result.metrics.get("nonfinite"):
             skipped = [earlier for earlier in skipped if earlier > step - SKIPS_WINDOW] + [step]
+        # The row of the last skipped step is written before the error ends the run.
         yield result
         if len(skipped) > SKIPS_ALLOWED:
             raise NumericError(
-                f"the update was skipped {len(skipped)} times in {SKIPS_WINDOW} steps (steps {skipped}) because losses or "
-                "gradients were not finite; lower optimizer.learning_rate, or look at the rollouts of those steps"
+                f"the update was skipped {len(skipped)} times in {SKIPS_WINDOW} steps "
+                f"(steps {skipped}) because losses or gradients were not finite; lower "
+                "optimizer.learning_rate, or look at the rollouts of those steps"
             )
 
 
 def score_with(
     teacher: Teacher | None, rollouts: Sequence[Rollout], signal: Signal | None
 ) -> list[TeacherSignal]:
-    """What a teacher says about the rollouts; silence where there is no teacher or no term of the objective asks it."""
+    """Return a teacher's signals; empty ones without a teacher, or if no loss term needs it."""
     if teacher is None or signal is None:
         return [TeacherSignal() for _ in rollouts]
     return teacher.score(rollouts, signal)
 
 
-def learn(
-    student: TrainingClient, data: Sequence[Datum], now: StepPlan, settings: StepSettings, step: int
+def run_updates(
+    student: TrainingClient,
+    datums: Sequence[Datum],
+    plan: StepPlan,
+    settings: StepSettings,
+    step: int,
 ) -> ForwardResult:
-    """Differentiate the objective and step the optimizer for each part of the data, in each epoch.
+    """Run one `forward_backward` and one `optim_step` for each mini-batch, in each epoch.
 
-    Returns means over all updates; the outputs and the tokens that counted are those of the first epoch, whose states the
-    student visited.
+    Metrics are means over all updates, or sums if they are counts. Outputs and supervised tokens
+    are those of the first epoch.
     """
-    parts = split_data(data, settings.updates)
+    batches = split_data(datums, settings.updates)
     epochs = []
     for epoch in range(settings.epochs):
         results = []
-        for number, part in enumerate(parts, start=epoch * len(parts)):
+        for number, batch in enumerate(batches, start=epoch * len(batches)):
             result = student.forward_backward(
-                part, now.objective, seed_of(settings.seed, "update", step, number)
+                batch, plan.objective, seed_of(settings.seed, "update", step, number)
             )
-            results.append(replace(result, metrics=result.metrics | student.optim_step(now.adam)))
-        epochs.append(merge_parts(results))
+            results.append(replace(result, metrics=result.metrics | student.optim_step(plan.adam)))
+        epochs.append(merge_updates(results))
+    # Only the first epoch sees the policy that sampled the rollouts, so its per-token numbers are
+    # the on-policy ones.
     return replace(epochs[0], metrics=merge_metrics([epoch.metrics for epoch in epochs], EVENTS))
 
 
-def split_data(data: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:
-    """Split the data into as many parts as there are updates, as equal as they get without splitting a prompt's completions."""
-    prompts = list(dict.fromkeys(datum.rollout.prompt.id for datum in data))
-    part = {prompt: place * updates // len(prompts) for place, prompt in enumerate(prompts)}
-    parts: list[list[Datum]] = [[] for _ in range(updates)]
-    for datum in data:
-        parts[part[datum.rollout.prompt.id]].append(datum)
-    return [part for part in parts if part]
+def split_data(datums: Sequence[Datum], updates: int) -> list[Sequence[Datum]]:
+    """Split the datums into at most `updates` mini-batches with nearly as many prompts each.
+
+    All completions of a prompt stay in one mini-batch.
+    """
+    # Weights and baselines compare the completions of one prompt, so a prompt is never split.
+    prompts = list(dict.fromkeys(datum.rollout.prompt.id for datum in datums))
+    index_of = {prompt: place * updates // len(prompts) for place, prompt in enumerate(prompts)}
+    batches: list[list[Datum]] = [[] for _ in range(updates)]
+    for datum in datums:
+        batches[index_of[datum.rollout.prompt.id]].append(datum)
+    return [batch for batch in batches if batch]
 
 
-def merge_parts(results: Sequence[ForwardResult]) -> ForwardResult:
-    """Return the updates of an epoch as one, with their outputs in order."""
+def merge_updates(results: Sequence[ForwardResult]) -> ForwardResult:
+    """Merge the results of an epoch's updates into one, with their outputs in order."""
     return ForwardResult(
         merge_metrics([result.metrics for result in results], EVENTS | SIZES),
         outputs=TokenRecord.join([result.outputs for result in results]),
@@ -271,7 +292,7 @@ def merge_parts(results: Sequence[ForwardResult]) -> ForwardResult:
 
 
 def merge_metrics(rows: Sequence[Metrics], totals: Collection[str]) -> Metrics:
-    """Sum the metrics that are totals, and average the others over the rows that have them."""
+    """Sum the metrics in `totals`, and average the other ones over the rows that have them."""
     if len(rows) == 1:
         return rows[0]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -287,28 +308,28 @@ def assemble(
     signals: Sequence[TeacherSignal],
     references: Sequence[TeacherSignal] = (),
 ) -> list[Datum]:
-    """Pair rollouts with signals; TeacherError where a signal cannot be about its rollout."""
+    """Pair rollouts with signals; raises TeacherError if a signal cannot belong to its rollout."""
     if len(signals) != len(rollouts):
         raise TeacherError(
-            f"the teacher answered {len(signals)} of {len(rollouts)} rollouts; every rollout needs an answer"
+            f"the teacher answered {len(signals)} of {len(rollouts)} rollouts; every rollout needs "
+            "an answer"
         )
     for rollout, signal in zip(rollouts, signals, strict=True):
-        for name in ("logprobs", "topk_logprobs", "hidden"):
-            _check_signal(rollout, name, getattr(signal, name))
-    silence = [TeacherSignal() for _ in rollouts]
-    return [
-        Datum(rollout, signal, reference)
-        for rollout, signal, reference in zip(rollouts, signals, references or silence, strict=True)
-    ]
+        _check_values(rollout, "logprobs", signal.logprobs)
+        _check_values(rollout, "topk_logprobs", signal.topk_logprobs)
+        _check_values(rollout, "hidden", signal.hidden)
+    references = references or [TeacherSignal() for _ in rollouts]
+    return [Datum(*pair) for pair in zip(rollouts, signals, references, strict=True)]
 
 
-def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | StatesLike | None) -> None:
+def _check_values(rollout: Rollout, name: str, values: torch.Tensor | StatesLike | None) -> None:
     if values is None:
         return
     where = f"the teacher's {name} for completion {rollout.sample} of prompt {rollout.prompt.id!r}"
     if len(values) != len(rollout.tokens):
         raise TeacherError(
-            f"{where} cover {len(values)} tokens instead of {len(rollout.tokens)}; score exactly the given tokens"
+            f"{where} cover {len(values)} tokens instead of {len(rollout.tokens)}; score exactly "
+            "the given tokens"
         )
     if torch.isnan(values).any() if isinstance(values, torch.Tensor) else not values.finite:
         raise TeacherError(f"{where} hold NaN; the teacher's weights or its server are broken")
@@ -318,13 +339,14 @@ def _check_signal(rollout: Rollout, name: str, values: torch.Tensor | StatesLike
         )
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step: int) -> Metrics:
-    """Describe the rollouts of a step: who wrote them, how many updates ago, how long they are, how they ended, their mean reward.
+def measure_rollouts(rollouts: Sequence[Rollout], supervised: Sequence[int], step: int) -> Metrics:
+    """Return the sources, staleness, lengths, stop reasons and mean reward of a step's rollouts.
 
-    `supervised` counts the tokens of each rollout that the loss counts.
+    `supervised` is the number of tokens with a loss in each rollout.
     """
     count = len(rollouts)
-    run_updates = {
+    prompts = {rollout.prompt.id for rollout in rollouts}
+    supervised_prompts = {
         rollout.prompt.id for rollout, tokens in zip(rollouts, supervised, strict=True) if tokens
     }
     metrics = {
@@ -333,9 +355,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step
             for source in ROLLOUT_SOURCES
         },
         "staleness": sum(step - 1 - rollout.policy_version for rollout in rollouts) / count,
-        "unsupervised_prompts": float(
-            len({rollout.prompt.id for rollout in rollouts} - run_updates)
-        ),
+        "unsupervised_prompts": float(len(prompts - supervised_prompts)),
         "rollouts": float(count),
         "length": sum(len(rollout.tokens) for rollout in rollouts) / count,
         "truncated": sum(rollout.stop_reason == "length" for rollout in rollouts) / count,
@@ -348,14 +368,14 @@ def rollout_metrics(rollouts: Sequence[Rollout], supervised: Sequence[int], step
 
 
 class PhaseTimer:
-    """Seconds of each phase, by a clock that only goes forward."""
+    """The seconds of each phase, by the monotonic clock."""
 
     def __init__(self) -> None:
         self.laps: Metrics = {}
         self._last = monotonic()
 
     def end_phase(self, phase: str) -> None:
-        """The phase ends here."""
-        now = monotonic()
-        self.laps[f"seconds_{phase}"] = now - self._last
-        self._last = now
+        """Record the seconds since the last phase ended."""
+        end = monotonic()
+        self.laps[f"seconds_{phase}"] = end - self._last
+        self._last = end

@@ -1,4 +1,4 @@
-"""From a file with `stages:` to stages, each a whole recipe, with every mistake of all of them reported at once."""
+"""Read a file with `stages:` into stages, each a complete recipe; report all mistakes at once."""
 
 import copy
 import re
@@ -29,26 +29,29 @@ from practicum.recipe import (
 )
 
 BASE = "base"
-"""The recipe's own student, where a stage may start and which may teach."""
+"""The name of the recipe's own student, from which a stage may start and which may teach."""
 
-OWN = ("name", *WORDS)
-"""What a pipeline says about itself: no stage inherits it."""
+PIPELINE_KEYS = ("name", *WORDS)
+"""The keys that describe the pipeline itself; no stage inherits them."""
 
 MODELS = ("student", "teacher", "reference")
 """The sections of a recipe that name models."""
 
-MARK = "stage:"
-"""Begins what stands for the model of a stage while no run folder is known; no folder or hub name begins so."""
+PLACEHOLDER = "stage:"
+"""The prefix of a stage's model while no run folder is known; no folder or hub name has it."""
 
-ModelOf = Callable[[Mapping[str, Any]], Any]
-"""Finds a model that is written as a mapping: `{stage: NAME}`, or the settings of one from scratch."""
+ResolveModel = Callable[[Mapping[str, Any]], Any]
+"""Resolve a model that is a mapping: `{stage: NAME}`, or the settings of a from-scratch model."""
 
 STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,59}")
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage: whose final student it starts from, and its recipe as data, in which models may be `{stage: NAME}`."""
+    """One stage: `start` names the stage whose student it starts from; `data` is its recipe.
+
+    Models in `data` may be `{stage: NAME}`.
+    """
 
     number: int
     name: str
@@ -57,47 +60,49 @@ class Stage:
 
     @property
     def folder(self) -> str:
-        """Its folder among those of the stages, such as `02-math_expert`."""
-        return folder_of(self.number, self.name)
+        """Return the stage's folder name, such as `02-math_expert`."""
+        return name_folder(self.number, self.name)
 
-    def recipe(self, model_of: ModelOf) -> Recipe:
-        """Its recipe, with the models that `model_of` finds for `{stage: NAME}` and for settings from scratch."""
-        return parse_recipe(
-            {**self.data, **_models(self.data, model_of), "name": self.folder}, self.name
-        )
+    def build_recipe(self, resolve_model: ResolveModel) -> Recipe:
+        """Return the stage's recipe, with `resolve_model` applied to models that are mappings."""
+        data = {**_replace_models(self.data, resolve_model), "name": self.folder}
+        return parse_recipe(data, self.name)
 
-    def resolved(self) -> dict[str, Any]:
-        """The stage with every default filled in, as it may stand in a pipeline."""
-        data = resolved(self.recipe(_insert_placeholder))
-        del data["base_dir"], data["student"]["model"]
-        models = {key: _restore_references(data[key]) for key in MODELS if key in data}
-        return {"name": self.name, "start": self.start, **omit_keys(data, "name"), **models}
+    def resolve(self) -> dict[str, Any]:
+        """Return the stage with all defaults, as JSON data that may stand in a pipeline."""
+        recipe = resolved(self.build_recipe(_insert_placeholder))
+        del recipe["base_dir"], recipe["student"]["model"]
+        models = {key: _restore_references(recipe[key]) for key in MODELS if key in recipe}
+        return {"name": self.name, "start": self.start, **drop_keys(recipe, "name"), **models}
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages in order; `recipe` is that of the first under the pipeline's own name, with the shared student and task."""
+    """Stages in order; `recipe` is the first one's, with the pipeline's name, student and task."""
 
     recipe: Recipe
     stages: tuple[Stage, ...]
     shares_task: bool
 
     def recipes(self) -> dict[str, Recipe]:
-        """Every stage's recipe by its name, with a mark where the model of another stage will stand."""
-        return {stage.name: stage.recipe(_insert_placeholder) for stage in self.stages}
+        """Return each stage's recipe by name, with placeholders for the models of other stages."""
+        return {stage.name: stage.build_recipe(_insert_placeholder) for stage in self.stages}
 
     def resolved(self) -> dict[str, Any]:
-        """The pipeline with every default filled in, as JSON data that reads back to the same pipeline."""
-        shared = {*OWN, "seed", "base_dir", "student"} | ({"task"} if self.shares_task else set())
-        data = {key: value for key, value in resolved(self.recipe).items() if key in shared}
-        return {**data, "stages": [stage.resolved() for stage in self.stages]}
+        """Return the pipeline with all defaults as JSON data, which reads back to the same."""
+        shared = {*PIPELINE_KEYS, "seed", "base_dir", "student"}
+        if self.shares_task:
+            shared.add("task")
+        sections = {key: section for key, section in resolved(self.recipe).items() if key in shared}
+        return {**sections, "stages": [stage.resolve() for stage in self.stages]}
 
 
 def load_pipeline_or_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
-    """Read a recipe or a pipeline, from a file or by its packaged name; RecipeError with every problem found.
+    """Read a recipe or a pipeline from a file or by its packaged name.
 
-    An override such as `train.steps=4` goes to every stage of a pipeline, `stages.NAME.train.steps=4` to one, and `teacher=off`
-    to those that join a reward and a teacher.
+    An override such as `train.steps=4` goes to every stage of a pipeline,
+    `stages.NAME.train.steps=4` to one stage, and `teacher=off` to the stages that join a reward and
+    a teacher. Raises RecipeError with every problem.
     """
     path = find_recipe(source)
     data = read_recipe(path)
@@ -107,72 +112,81 @@ def load_pipeline_or_recipe(source: str | Path, overrides: Sequence[str] = ()) -
     return parse_pipeline(data, str(source), overrides)
 
 
-def parse_pipeline(data: Mapping[str, Any], source: str, overrides: Sequence[str] = ()) -> Pipeline:
-    """Validate a pipeline's data; RecipeError with one line a problem, each naming its stage and field."""
-    overrides, off = without_switch(overrides)
-    written = data["stages"]
+def parse_pipeline(
+    content: Mapping[str, Any], source: str, overrides: Sequence[str] = ()
+) -> Pipeline:
+    """Validate a pipeline; raises RecipeError with a line per problem, naming stage and field."""
+    overrides, is_teacher_off = without_switch(overrides)
+    entries = content["stages"]
     if (
-        not isinstance(written, list)
-        or not written
-        or not all(isinstance(entry, Mapping) for entry in written)
+        not isinstance(entries, list)
+        or not entries
+        or not all(isinstance(entry, Mapping) for entry in entries)
     ):
         raise RecipeError(f"{source}: stages: write a list of stages, each a mapping with a `name`")
-    names = [str(entry.get("name")) for entry in written]
+    names = [str(entry.get("name")) for entry in entries]
     _check_overrides(overrides, names)
-    whole = _overridden(
-        omit_keys(data, "stages"), [text for text in overrides if not text.startswith("stages.")]
-    )
-    shared = omit_keys(whole, *OWN)
-    stages = tuple(_stage(place, data, names, overrides) for place in range(len(names)))
-    first = omit_keys(stages[0].data, *OWN, "student")
-    whole = {**first, **{key: whole[key] for key in ("student", "task", *OWN) if key in whole}}
-    problems = [line for line in _problems(whole) if _section(line) in (*OWN, "student")]
+    general = [text for text in overrides if not text.startswith("stages.")]
+    common = _apply_overrides(drop_keys(content, "stages"), general)
+    shared = drop_keys(common, *PIPELINE_KEYS)
+    stages = tuple(_build_stage(index, content, names, overrides) for index in range(len(names)))
+    # The pipeline's own recipe is checked as the first stage with the shared student and task, so
+    # mistakes in what no stage inherits are found too.
+    first = drop_keys(stages[0].data, *PIPELINE_KEYS, "student")
+    keys = ("student", "task", *PIPELINE_KEYS)
+    recipe = {**first, **{key: common[key] for key in keys if key in common}}
+    problems = [
+        line for line in _list_problems(recipe) if _get_section(line) in (*PIPELINE_KEYS, "student")
+    ]
     problems += [
         f"{field}: the student that a pipeline starts from is that of no stage; name a model"
-        for field, _ in _references("student", whole.get("student"))
+        for field, _ in _find_references("student", recipe.get("student"))
     ]
-    for stage, entry in zip(stages, written, strict=True):
+    for stage, entry in zip(stages, entries, strict=True):
         where = f"stages[{stage.number - 1}] ({stage.name})."
-        problems += [where + line for line in _own_problems(stage, entry, names)]
-        for line in _problems({**stage.data, "name": "stage"}):
-            problems.append(line if _is_shared(_section(line), stage, shared) else where + line)
+        problems += [where + line for line in _list_stage_problems(stage, entry, names)]
+        for line in _list_problems({**stage.data, "name": "stage"}):
+            # A mistake in a shared section would come once for each stage; without the name of the
+            # stage these lines are the same, and only one of them is kept.
+            is_shared = _is_shared(_get_section(line), stage, shared)
+            problems.append(line if is_shared else where + line)
     if problems:
         raise RecipeError([f"{source}: {line}" for line in dict.fromkeys(problems)])
-    pipeline = Pipeline(
-        parse_recipe({**whole, **_models(whole, _insert_placeholder)}, source),
-        stages,
-        "task" in data,
-    )
-    return _teacher_off(pipeline, source, is_named(overrides)) if off else pipeline
+    parsed = parse_recipe(_replace_models(recipe, _insert_placeholder), source)
+    pipeline = Pipeline(parsed, stages, shares_task="task" in content)
+    if is_teacher_off:
+        return _turn_teacher_off(pipeline, source, has_name=is_named(overrides))
+    return pipeline
 
 
-def _teacher_off(pipeline: Pipeline, source: str, named: bool) -> Pipeline:
-    """Return the pipeline with every stage that has a control as that control; RecipeError where none has."""
+def _turn_teacher_off(pipeline: Pipeline, source: str, *, has_name: bool) -> Pipeline:
+    """Replace each stage that has a control by it; raises RecipeError if none has one."""
     controls = {name: teacher_off(recipe) for name, recipe in pipeline.recipes().items()}
     changed = {name: resolved(control) for name, control in controls.items() if control is not None}
     if not changed:
         raise no_control(source)
-    data = pipeline.resolved()
-    stages = [
-        {**stage, **{key: changed[stage["name"]][key] for key in ("about", *SECTIONS)}}
-        if stage["name"] in changed
-        else stage
-        for stage in data["stages"]
-    ]
-    words = control_words(data)
-    return parse_pipeline(
-        {**data, **(omit_keys(words, "name") if named else words), "stages": stages}, source
-    )
+    content = pipeline.resolved()
+    stages = []
+    for stage in content["stages"]:
+        control = changed.get(stage["name"])
+        if control is not None:
+            stage = {**stage, **{key: control[key] for key in ("about", *SECTIONS)}}
+        stages.append(stage)
+    words = control_words(content)
+    if has_name:
+        words = drop_keys(words, "name")
+    return parse_pipeline({**content, **words, "stages": stages}, source)
 
 
 def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
-    """RecipeError where an override is for a stage that there is not."""
+    """Raise RecipeError if an override is for a stage that does not exist."""
     for text in overrides:
-        first, _, rest = text.partition("=")[0].partition(".")
-        name, _, key = rest.partition(".")
+        first, _, path = text.partition("=")[0].partition(".")
+        name, _, key = path.partition(".")
         if first == "stages" and not key:
             raise RecipeError(
-                f"override {text!r} names no key of a stage; write for example stages.{names[0]}.train.steps=4"
+                f"override {text!r} names no key of a stage; write for example "
+                f"stages.{names[0]}.train.steps=4"
             )
         if first == "stages" and name not in names:
             raise RecipeError(
@@ -180,67 +194,77 @@ def _check_overrides(overrides: Sequence[str], names: Sequence[str]) -> None:
             )
 
 
-def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of the data with the overrides in it."""
-    changed = copy.deepcopy(dict(data))
+def _apply_overrides(section: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a copy with the overrides applied."""
+    changed = copy.deepcopy(dict(section))
     for text in overrides:
         override(changed, resolve_path(text, changed))
     return changed
 
 
-def _stage(
-    place: int, data: Mapping[str, Any], names: Sequence[str], overrides: Sequence[str]
+def _build_stage(
+    index: int, pipeline: Mapping[str, Any], names: Sequence[str], overrides: Sequence[str]
 ) -> Stage:
-    """A stage from the shared sections, its own and the overrides of both, in this order."""
-    entry = data["stages"][place]
-    mine = f"stages.{names[place]}."
+    """Build a stage from the shared sections, its own sections, and the overrides of both."""
+    name, prefix = names[index], f"stages.{names[index]}."
     general = [
         text
         for text in overrides
         if not text.startswith("stages.") and not _is_pipeline_override(text)
     ]
-    special = [text.removeprefix(mine) for text in overrides if text.startswith(mine)]
-    changed = _overridden(merged(omit_keys(data, "stages", *OWN), entry), general + special)
-    start = str(changed.pop("start", None) or (names[place - 1] if place else BASE))
-    first, student = data.get("student"), changed.get("student")
+    special = [text.removeprefix(prefix) for text in overrides if text.startswith(prefix)]
+    inherited = drop_keys(pipeline, "stages", *PIPELINE_KEYS)
+    stage = _apply_overrides(merged(inherited, pipeline["stages"][index]), general + special)
+    start = str(stage.pop("start", None) or (names[index - 1] if index else BASE))
+    base, student = pipeline.get("student"), stage.get("student")
+    # A stage that inherits the pipeline's student starts from the student of an earlier stage; one
+    # that names a model itself is reported as a problem later.
     if (
         isinstance(student, Mapping)
-        and isinstance(first, Mapping)
-        and student.get("model") == first.get("model")
+        and isinstance(base, Mapping)
+        and student.get("model") == base.get("model")
     ):
-        changed["student"] = {**student, "model": {"stage": start}}
-    return Stage(place + 1, names[place], start, changed)
+        stage["student"] = {**student, "model": {"stage": start}}
+    return Stage(index + 1, name, start, stage)
 
 
 def _is_pipeline_override(text: str) -> bool:
-    """Whether an override is about the pipeline itself or the student that it starts from."""
+    """Return True if an override is for the pipeline itself or for its base student."""
     key = text.partition("=")[0]
-    return key in (*OWN, "base_dir") or f"{key}.".startswith("student.model.")
+    return key in (*PIPELINE_KEYS, "base_dir") or f"{key}.".startswith("student.model.")
 
 
-def _own_problems(stage: Stage, entry: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
-    """What is wrong with a stage besides what could be wrong with any recipe."""
+def _list_stage_problems(
+    stage: Stage, entry: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[str]:
+    """Yield the problems of a stage that an ordinary recipe cannot have."""
     student = stage.data.get("student")
     if (
         not isinstance(entry.get("name"), str)
         or not STAGE_NAME.fullmatch(stage.name)
         or stage.name == BASE
     ):
-        yield f"name: {entry.get('name')!r} cannot name a stage; write letters, digits, '_' and '-', at most 60, not 'base'"
+        yield (
+            f"name: {entry.get('name')!r} cannot name a stage; write letters, digits, '_' and '-', "
+            "at most 60, not 'base'"
+        )
     if stage.name in names[: stage.number - 1]:
         yield f"name: an earlier stage has the name {stage.name!r} too; give each its own"
     if isinstance(student, Mapping) and student.get("model") != {"stage": stage.start}:
-        yield "student.model: a stage's student is that of its `start`; write the model of the first beside `stages`"
-    yield from _unknown("start", stage.start, stage, names)
+        yield (
+            "student.model: a stage's student is that of its `start`; write the model of the first "
+            "beside `stages`"
+        )
+    yield from _check_reference("start", stage.start, stage, names)
     for role in ("teacher", "reference"):
-        for field, model in _references(role, stage.data.get(role)):
+        for field, model in _find_references(role, stage.data.get(role)):
             if set(model) != {"stage"}:
                 yield f"{field}: the model of a stage is written {{stage: NAME}} and nothing more"
-            yield from _unknown(field, str(model["stage"]), stage, names)
+            yield from _check_reference(field, str(model["stage"]), stage, names)
 
 
-def _unknown(field: str, name: str, stage: Stage, names: Sequence[str]) -> Iterator[str]:
-    """One line where `name` is not that of an earlier stage or of the base."""
+def _check_reference(field: str, name: str, stage: Stage, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line if `name` is neither the base nor an earlier stage."""
     earlier = (BASE, *names[: stage.number - 1])
     if name in earlier:
         return
@@ -252,74 +276,71 @@ def _unknown(field: str, name: str, stage: Stage, names: Sequence[str]) -> Itera
 
 
 def _is_shared(section: str, stage: Stage, shared: Mapping[str, Any]) -> bool:
-    """Whether a stage has a section just as it is shared, so that its mistakes are those of the shared one."""
+    """Return True if a stage has a section as it is shared, so that its mistakes are shared too."""
+    of_stage, of_pipeline = stage.data.get(section), shared.get(section)
     if section == "student":
-        return omit_keys(stage.data.get(section) or {}, "model") == omit_keys(
-            shared.get(section) or {}, "model"
-        )
-    return section in shared and stage.data.get(section) == shared[section]
+        return drop_keys(of_stage or {}, "model") == drop_keys(of_pipeline or {}, "model")
+    return section in shared and of_stage == of_pipeline
 
 
-def _problems(data: Mapping[str, Any]) -> list[str]:
-    """The problems of a recipe's data, each beginning with its field."""
+def _list_problems(recipe: Mapping[str, Any]) -> list[str]:
+    """Return the problems of a recipe, each beginning with its field."""
     try:
-        parse_recipe({**data, **_models(data, _insert_placeholder)}, "")
+        parse_recipe(_replace_models(recipe, _insert_placeholder), "")
     except RecipeError as error:
         return [problem.removeprefix(": ") for problem in error.problems]
     return []
 
 
-def _section(line: str) -> str:
-    """The section of a recipe that a problem is in."""
+def _get_section(line: str) -> str:
+    """Return the section of a recipe that a problem is about."""
     return re.split(r"[.:\[]", line, maxsplit=1)[0]
 
 
-def _references(field: str, section: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every `model: {stage: NAME}` of a section, with its dotted name."""
-    for key, value in section.items() if isinstance(section, Mapping) else ():
-        if key == "model" and isinstance(value, Mapping) and "stage" in value:
-            yield f"{field}.{key}", value
-        yield from _references(f"{field}.{key}", value)
+def _find_references(field: str, section: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield every `model: {stage: NAME}` of a section, with its dotted name."""
+    for key, entry in section.items() if isinstance(section, Mapping) else ():
+        if key == "model" and isinstance(entry, Mapping) and "stage" in entry:
+            yield f"{field}.{key}", entry
+        yield from _find_references(f"{field}.{key}", entry)
 
 
-def _with_models(section: Any, model_of: ModelOf) -> Any:
-    """The section with what `model_of` finds in the place of every model that is a mapping."""
+def _replace_models(recipe: Mapping[str, Any], resolve_model: ResolveModel) -> dict[str, Any]:
+    """Return a recipe with `resolve_model` applied to every model that is a mapping."""
+    models = {key: _replace_in(recipe[key], resolve_model) for key in MODELS if key in recipe}
+    return {**recipe, **models}
+
+
+def _replace_in(section: Any, resolve_model: ResolveModel) -> Any:
     if not isinstance(section, Mapping):
         return section
     return {
-        key: model_of(value)
-        if key == "model" and isinstance(value, Mapping)
-        else _with_models(value, model_of)
-        for key, value in section.items()
+        key: resolve_model(entry)
+        if key == "model" and isinstance(entry, Mapping)
+        else _replace_in(entry, resolve_model)
+        for key, entry in section.items()
     }
 
 
-def _models(data: Mapping[str, Any], model_of: ModelOf) -> dict[str, Any]:
-    """The sections that name models, with those that `model_of` finds."""
-    return {key: _with_models(data[key], model_of) for key in MODELS if key in data}
-
-
 def _insert_placeholder(model: Mapping[str, Any]) -> Any:
-    """A mark for the model of a stage, the settings of one from scratch as they are."""
-    return f"{MARK}{model['stage']}" if "stage" in model else model
+    """Return a placeholder for a stage's model, and the settings of a from-scratch model."""
+    return f"{PLACEHOLDER}{model['stage']}" if "stage" in model else model
 
 
 def _restore_references(section: Any) -> Any:
-    """The section with `{stage: NAME}` again for every mark."""
-    if isinstance(section, str) and section.startswith(MARK):
-        return {"stage": section.removeprefix(MARK)}
-    return (
-        {key: _restore_references(value) for key, value in section.items()}
-        if isinstance(section, Mapping)
-        else section
-    )
+    """Return a section with `{stage: NAME}` in place of each placeholder."""
+    if isinstance(section, str) and section.startswith(PLACEHOLDER):
+        return {"stage": section.removeprefix(PLACEHOLDER)}
+    if isinstance(section, Mapping):
+        return {key: _restore_references(entry) for key, entry in section.items()}
+    return section
 
 
-def folder_of(number: int, name: str) -> str:
-    """The folder of a stage among those of the others, such as `02-math_expert`."""
+def name_folder(number: int, name: str) -> str:
+    """Return the folder name of a stage, such as `02-math_expert`."""
     return f"{number:02}-{name}"
 
 
-def omit_keys(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """The mapping without some of its keys."""
-    return {key: value for key, value in data.items() if key not in keys}
+def drop_keys(mapping: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Return the mapping without some of its keys."""
+    return {key: entry for key, entry in mapping.items() if key not in keys}
