@@ -48,14 +48,16 @@ def spoken(signal, tokens):
     return TeacherSignal(logprobs=full.gather(-1, tokens.tokens[:, None])[:, 0])
 
 
-@pytest.mark.parametrize("teacher", ["whole", "sampled", "silent"])
+@pytest.mark.parametrize("teacher", ["whole", "sampled", "is_empty"])
 @pytest.mark.parametrize("choice", [*ALL, *MORE], ids=str)
 def test_both_ways_to_the_gradient_agree(choice, teacher):
     objective = Objective.model_validate(choice)
     tokens = build_token_batch(batch(), objective)
     head, signal, hidden = heads(scale=0.7)
     twin, _, _ = heads(scale=0.7)
-    said = {"whole": signal, "sampled": spoken(signal, tokens), "silent": TeacherSignal()}[teacher]
+    said = {"whole": signal, "sampled": spoken(signal, tokens), "is_empty": TeacherSignal()}[
+        teacher
+    ]
     if teacher == "sampled" and (
         objective.signal is not None and objective.signal.type != "sampled"
     ):
@@ -169,7 +171,9 @@ def test_a_pool_of_whole_teachers_has_a_closed_form_too(kind, gate, choice):
     theirs = Autograd(twin, hidden, said, tokens, objective)
     assert isinstance(ours, Fused)
     some = torch.tensor([0, 2])
-    for mine, other in zip(ours.distributions(some), theirs.distributions(some), strict=True):
+    for mine, other in zip(
+        ours.get_distributions(some), theirs.get_distributions(some), strict=True
+    ):
         torch.testing.assert_close(mine, other)
     shares = [
         compute_coefficients(term, value, tokens)
@@ -189,7 +193,7 @@ def test_a_pool_with_a_member_that_names_tokens_only_goes_through_autograd():
     said = TeacherSignal(pool=PooledSignal("geometric", (0.5, 0.5), members)), TeacherSignal()
     chunk = build_chunk(head, hidden, said, tokens, objective, BufferPool())
     assert isinstance(chunk, Autograd)
-    assert chunk.distributions(torch.tensor([0])) is None
+    assert chunk.get_distributions(torch.tensor([0])) is None
 
 
 def test_a_frozen_head_of_bfloat16_has_a_closed_form_and_one_that_learns_does_not():

@@ -81,8 +81,10 @@ def pooled(members):
 
 
 def test_of_silence_and_of_no_tokens_there_is_nothing():
-    silent = compare_signals((TeacherSignal(), TeacherSignal()), torch.arange(TOKENS), 3, MEASURES)
-    assert silent.known() == {}
+    is_empty = compare_signals(
+        (TeacherSignal(), TeacherSignal()), torch.arange(TOKENS), 3, MEASURES
+    )
+    assert is_empty.known() == {}
     none = compare_signals((whole(1)[:0], whole(2)[:0]), torch.arange(0), 3, MEASURES)
     assert set(none.known()) == set(MEASURES) and all(
         len(values) == 0 for values in none.known().values()

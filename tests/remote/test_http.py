@@ -16,13 +16,12 @@ from stub_server import Fault, Stub, drip, flood, hang_up, late, raw, status
 from practicum.core.notes import show_notes
 from practicum.errors import TeacherError
 from practicum.remote import http
+from practicum.remote.address import normalize_url, redact_url
 from practicum.remote.http import (
     JsonClient,
     JsonRequest,
     RequestRefused,
     Server,
-    base_url,
-    redact_url,
 )
 
 pytestmark = pytest.mark.long
@@ -129,13 +128,13 @@ def test_an_answer_that_is_never_json_is_asked_twice(stub: Stub, body: bytes) ->
 )
 def test_however_long_a_server_asks_to_wait_it_is_bounded(asked: str) -> None:
     headers = http.httpx2.Headers([(b"Retry-After", asked.encode())])
-    assert 0 <= http._retry_after(headers) <= http.LONGEST_WAIT
+    assert 0 <= http._read_retry_after(headers) <= http.MAX_WAIT_SECONDS
 
 
 def test_a_number_and_a_date_say_how_long_to_wait() -> None:
     later = formatdate(time.time() + 20, usegmt=True)
-    assert http._retry_after(http.httpx2.Headers({"Retry-After": "7"})) == 7.0
-    assert 15 < http._retry_after(http.httpx2.Headers({"Retry-After": later})) <= 20
+    assert http._read_retry_after(http.httpx2.Headers({"Retry-After": "7"})) == 7.0
+    assert 15 < http._read_retry_after(http.httpx2.Headers({"Retry-After": later})) <= 20
 
 
 def test_a_server_that_stays_away_is_given_up_with_its_address_and_the_reason(stub: Stub) -> None:
@@ -272,7 +271,7 @@ def test_what_a_server_says_is_shown_harmlessly_and_shortened(stub: Stub) -> Non
 )
 def test_addresses_that_are_refused(url: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
-        base_url(url)
+        normalize_url(url)
     assert "secret" not in str(caught.value)
 
 
@@ -288,8 +287,8 @@ def test_addresses_that_are_refused(url: str, words: str) -> None:
     ],
 )
 def test_addresses_that_are_asked(url: str, base: str) -> None:
-    assert base_url(url) == base == base_url(base)
-    assert base_url("http://10.0.0.7:8000", allow_http=True) == "http://10.0.0.7:8000"
+    assert normalize_url(url) == base == normalize_url(base)
+    assert normalize_url("http://10.0.0.7:8000", allow_http=True) == "http://10.0.0.7:8000"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from practicum.errors import SandboxError
-from practicum.sandbox import Limits, NoLine, Sandbox, SandboxedProcess, missing, python_folders
-from practicum.sandbox._syscalls import ALLOWED, filter_program, is_known
+from practicum.sandbox import Limits, NoLine, Sandbox, SandboxedProcess, missing
+from practicum.sandbox._process import list_python_folders
+from practicum.sandbox._syscalls import ALLOWED, build_filter, is_known
 
 pytestmark = [
     pytest.mark.long,
@@ -225,7 +226,7 @@ def test_no_folder_that_holds_the_home_is_read(
     paths = os.pathsep.join(
         [str(tmp_path), str(tmp_path.parent), str(tmp_path / "packages"), "relative", ""]
     )
-    folders = python_folders({"PYTHONPATH": paths})
+    folders = list_python_folders({"PYTHONPATH": paths})
     assert str(tmp_path / "packages") in folders
     assert not {str(tmp_path), str(tmp_path.parent), "/"} & set(folders)
 
@@ -239,4 +240,4 @@ def test_machines_that_are_listed_have_a_filter() -> None:
     for machine, column in (("x86_64", 0), ("aarch64", 1)):
         numbers = [numbers[column] for numbers in ALLOWED.values() if numbers[column] is not None]
         assert len(set(numbers)) == len(numbers)
-        assert len(filter_program(machine, 1)) % 8 == 0
+        assert len(build_filter(machine, 1)) % 8 == 0

@@ -20,7 +20,7 @@ from practicum.core.notes import show_notes
 from practicum.models.config import ModelConfig
 from practicum.server.app import make_app
 from practicum.server.futures import Answer, Futures
-from practicum.server.limits import Limits
+from practicum.server.limits import RequestLimits
 from practicum.server.service import Service
 from practicum.server.shelf import ModelCache
 from practicum.server.store import Store
@@ -209,8 +209,8 @@ def serving(
     *,
     memory: int | None = None,
     students: Sequence[str] = ("student",),
-    most_open: int = 4096,
-    limits: Limits | None = None,
+    max_open: int = 4096,
+    limits: RequestLimits | None = None,
     **gate: Any,
 ) -> Iterator[Client]:
     """A service over the models of a folder, without a socket."""
@@ -223,8 +223,8 @@ def serving(
             ModelCache(served, memory),
             Store(out),
             frozenset(students),
-            Futures(most_open),
-            limits or Limits(body_bytes=2**20, poll_seconds=5.0),
+            Futures(max_open),
+            limits or RequestLimits(body_bytes=2**20, poll_seconds=5.0),
         )
         app = make_app(service, **gate)
         with TestClient(

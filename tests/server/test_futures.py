@@ -22,7 +22,7 @@ def hasty():
 
 
 def test_requests_begin_while_others_finish_on_another_thread(hasty):
-    futures = Futures(most_open=10**6, kept_bytes=3000, most_kept=500)
+    futures = Futures(max_open=10**6, max_bytes=3000, max_answers=500)
     queue: SimpleQueue[Future[Answer]] = SimpleQueue()
     count = 4000
 
@@ -42,7 +42,7 @@ def test_requests_begin_while_others_finish_on_another_thread(hasty):
     thread.join()
     assert futures.unfinished == 0
     futures.open("last", begin)
-    assert futures.kept_bytes <= 3000
+    assert futures.answer_bytes <= 3000
     assert sum(name in futures for name in map(str, range(count))) == 300
 
 

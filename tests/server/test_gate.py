@@ -5,12 +5,12 @@ import os
 import pytest
 
 from practicum.errors import RecipeError, ResourceError
-from practicum.server.limits import Limits
+from practicum.server.limits import RequestLimits
 from practicum.server.serving import (
     TOKEN_VARIABLE,
     ServerOptions,
     is_loopback,
-    named_models,
+    parse_models,
     read_token,
     serve,
 )
@@ -106,9 +106,9 @@ def test_a_body_has_one_length(guarded):
 
 
 def test_json_may_be_as_large_as_the_longest_text_needs():
-    limits = Limits()
-    assert limits.json_bytes(512) == 2**20 + 512 * 64 * 8
-    assert limits.json_bytes(2**20) == limits.body_bytes
+    limits = RequestLimits()
+    assert limits.compute_json_bytes(512) == 2**20 + 512 * 64 * 8
+    assert limits.compute_json_bytes(2**20) == limits.body_bytes
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(models, tmp_path):
@@ -123,12 +123,12 @@ def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(models, tmp_path
         await asyncio.sleep(60)
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    with serving(models, tmp_path, limits=Limits(body_seconds=0.05)) as client:
+    with serving(models, tmp_path, limits=RequestLimits(body_seconds=0.05)) as client:
         request = Request({"type": "http", "method": "POST", "headers": []}, silent)
         with pytest.raises(
             HttpRefusal, match=r"the body was not here within 0.05 s; send it again"
         ) as refused:
-            asyncio.run(_Pages(client.service)._body(request, 10))
+            asyncio.run(_Pages(client.service)._receive(request, 10))
     assert refused.value.status == 408
 
 
@@ -313,22 +313,22 @@ def test_tokens_are_long_private_and_of_the_kind_that_clients_send(tmp_path, mon
 
 
 def test_models_have_names_and_students_are_some_of_them():
-    served, students = named_models(ServerOptions(["a", "Qwen/Qwen3-8B=folder"]))
+    served, students = parse_models(ServerOptions(["a", "Qwen/Qwen3-8B=folder"]))
     assert list(served) == ["a", "Qwen/Qwen3-8B"] and students == {"a", "Qwen/Qwen3-8B"}
     assert served["Qwen/Qwen3-8B"].model == "folder"
-    served, students = named_models(ServerOptions(["a"], students=["b=c"]))
+    served, students = parse_models(ServerOptions(["a"], students=["b=c"]))
     assert list(served) == ["a", "b"] and students == {"b"}
     with pytest.raises(
         RecipeError, match="two models are named a; give one of them another name with NAME=MODEL"
     ):
-        named_models(ServerOptions(["a=x", "a=y"]))
+        parse_models(ServerOptions(["a=x", "a=y"]))
 
 
 def test_a_type_of_numbers_that_there_is_not_is_refused():
     with pytest.raises(RecipeError, match="--dtype float16: write one of float32, bfloat16"):
-        named_models(ServerOptions(["a"], dtype="float16"))
+        parse_models(ServerOptions(["a"], dtype="float16"))
     with pytest.raises(RecipeError, match="--device tpu: write one of auto, cpu, cuda"):
-        named_models(ServerOptions(["a"], device="tpu"))
+        parse_models(ServerOptions(["a"], device="tpu"))
 
 
 def test_which_addresses_are_of_this_machine_alone():

@@ -203,7 +203,7 @@ def test_the_least_recently_used_model_goes_first_and_one_too_large_is_refused(m
     size = sum(w.numel() * 4 for w in load(config["a"]).language_model.model.parameters())
     gone: list[str] = []
     shelf = ModelCache(config, int(2.5 * size))
-    shelf.evicted.append(gone.append)
+    shelf.on_evict.append(gone.append)
     for name in "abac":
         shelf.get(name)
     assert gone == ["b"] and shelf.loaded == ["a", "c"]
@@ -232,7 +232,7 @@ def test_only_the_newest_snapshots_can_be_sampled_from(models, tmp_path):
 
 
 def test_too_many_waiting_requests_are_told_to_come_again(models, tmp_path):
-    with serving(models, tmp_path / "served", most_open=2) as client:
+    with serving(models, tmp_path / "served", max_open=2) as client:
         client.service._worker.submit(
             ModelJob(None, lambda items: [time.sleep(0.3) or Answer(b"{}", "application/json")])
         )
@@ -267,7 +267,7 @@ def finished(worker, body):
 
 def test_old_answers_make_room_for_new_ones_and_are_then_gone():
     worker = Worker(lambda error: Answer(str(error).encode(), ""))
-    futures = Futures(kept_bytes=10)
+    futures = Futures(max_bytes=10)
     for name in "abcd":
         futures.open(name, lambda: finished(worker, b"12345"))
         futures.get(name).result(5)
@@ -353,7 +353,7 @@ def test_a_session_that_was_silent_for_an_hour_is_ended_and_the_console_hears_of
     models, tmp_path
 ):
     with serving(models, tmp_path) as client:
-        client.service._sessions[client.session].heard -= IDLE_SECONDS + 1
+        client.service._sessions[client.session].last_seen -= IDLE_SECONDS + 1
         body = CreateSession(tags=[], user_metadata=None, sdk_version="0")
         Context().run(client.service.create_session, body)  # as an HTTP server may do it
         assert client.said == [f"session {client.session} was silent for an hour and is ended"]

@@ -11,8 +11,8 @@ pytest.importorskip("uvicorn")
 
 import uvicorn
 
-from practicum.server.limits import Limits
-from practicum.server.protocol import connection_with
+from practicum.server.limits import RequestLimits
+from practicum.server.protocol import build_protocol
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +36,7 @@ def port():
         log_config=None,
         lifespan="off",
         ws="none",
-        http=connection_with(Limits(header_seconds=0.5)),
+        http=build_protocol(RequestLimits(header_seconds=0.5)),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

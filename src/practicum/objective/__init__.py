@@ -2,12 +2,9 @@
 
 from practicum.objective.choices import (
     AXES,
-    AddAdvantage,
     ClipEntries,
-    Contrast,
     LogLinear,
     Mixture,
-    Modulate,
     Signal,
     TeacherTarget,
 )
@@ -16,12 +13,9 @@ from practicum.objective.estimators import K2Surrogate, Pathwise, ScoreFunction
 from practicum.objective.reading import compare_signals, read_tokens
 from practicum.objective.signals import (
     Capabilities,
-    Draws,
     Full,
     Sampled,
-    Score,
     SignalName,
-    Text,
     TopK,
 )
 from practicum.objective.spec import Objective, Term
@@ -36,21 +30,16 @@ from practicum.objective.vocabulary_axis import compute_term_values
 
 __all__ = [
     "AXES",
-    "AddAdvantage",
     "Capabilities",
     "ClipEntries",
-    "Contrast",
-    "Draws",
     "Full",
     "K2Surrogate",
     "LogLinear",
     "LossChunk",
     "Mixture",
-    "Modulate",
     "Objective",
     "Pathwise",
     "Sampled",
-    "Score",
     "ScoreFunction",
     "Signal",
     "SignalName",
@@ -58,7 +47,6 @@ __all__ = [
     "TeacherTarget",
     "Term",
     "TermValues",
-    "Text",
     "TokenBatch",
     "TopK",
     "build_chunk",

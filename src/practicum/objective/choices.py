@@ -1,4 +1,7 @@
-"""The choices on the axes of an objective, each written as a name or a call, `jsd(0.3)`, and read back from its own text."""
+"""Define the choices on the axes of an objective.
+
+Each choice is written as a name or a call, such as `jsd(0.3)`, and read back from its own text.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -27,7 +30,7 @@ Arguments = dict[str, int | float | str]
 
 
 class TeacherTarget(Call):
-    """The teacher's distribution, at a temperature (1: as it is; 0: its likeliest token as a label)."""
+    """The teacher's distribution at a temperature (0: its likeliest token as a label)."""
 
     type: Literal["teacher"] = "teacher"
     temperature: float = Field(default=1.0, ge=0)
@@ -45,8 +48,8 @@ class LogLinear(Call):
     reference: float = 0.0
 
     @property
-    def plain(self) -> bool:
-        """Whether it is the teacher as it is."""
+    def is_teacher(self) -> bool:
+        """Return True if the target is the unmodified teacher."""
         return (self.teacher, self.student, self.reference) == (1.0, 0.0, 0.0)
 
 
@@ -58,9 +61,11 @@ class Mixture(Call):
 
 
 class Contrast(Call):
-    """`softmax((1 + w) log T - w log R)` with `w = scale TV(T, R) + floor` at each state (AlignDistil 2503.02832).
+    """`softmax((1 + w) log T - w log R)` with `w = scale TV(T, R) + floor` at each state.
+    AlignDistil 2503.02832.
 
-    The divergence is divided by w, so that its size does not depend on how far teacher and reference differ.
+    The divergence is divided by w, so its size does not depend on the distance between teacher and
+    reference.
     """
 
     type: Literal["contrast"] = "contrast"
@@ -75,7 +80,7 @@ class NoReward(Call):
 
     @property
     def by_itself(self) -> None:
-        """Return None: without the teacher nothing is left."""
+        """Return None: without the teacher, no loss remains."""
         return None
 
     @property
@@ -85,7 +90,9 @@ class NoReward(Call):
 
 
 class AddAdvantage(Call):
-    """`coefficient` times the advantage of the completion's reward, added at each token (MOPD 2601.02780, slime)."""
+    """Add `coefficient` times the advantage of the completion's reward at each token.
+    MOPD 2601.02780, slime.
+    """
 
     type: Literal["add_advantage"] = "add_advantage"
     coefficient: float = 1.0
@@ -93,7 +100,7 @@ class AddAdvantage(Call):
 
     @property
     def by_itself(self) -> Score:
-        """Return what is left of an advantage whose teacher's part is 0: the reward's, times `share`."""
+        """Return the signal that remains without the teacher: the reward, times `share`."""
         return Score(advantage=self.advantage)
 
     @property
@@ -112,12 +119,12 @@ class Modulate(Call):
 
     @property
     def by_itself(self) -> Score:
-        """Return what is left at strength 0: the reward's advantage."""
+        """Return the signal that remains at strength 0: the reward's advantage."""
         return Score(advantage=self.advantage)
 
     @property
     def share(self) -> float:
-        """Return the factor of the reward's advantage: 1, as the teacher only weighs it."""
+        """Return the factor of the reward's advantage: 1, as the teacher only scales it."""
         return 1.0
 
 
@@ -135,9 +142,10 @@ class ClipLoss(Call):
 
 
 class ClipEntries(Call):
-    """The part of a candidate that adds more than `maximum` to a token's loss is held constant, as in OPSD's released code.
+    """A candidate's contribution to a token's loss is held constant if it exceeds `maximum`.
+    As in OPSD's released code.
 
-    That is no bound on what one candidate can do: see below.
+    This does not bound the effect of one candidate: see below.
     """
 
     type: Literal["entries"] = "entries"
@@ -145,35 +153,38 @@ class ClipEntries(Call):
 
 
 class ClipAdvantage(Call):
-    """The teacher's advantage is held within [low, high], 0 among them; a clipped token keeps its gradient (REOPOLD 2603.11137)."""
+    """The teacher's advantage is clipped to [low, high], which contains 0.
+    A clipped token keeps its gradient (REOPOLD 2603.11137).
+    """
 
     type: Literal["advantage"] = "advantage"
     low: float = -5.0
     high: float = 5.0
 
     @model_validator(mode="after")
-    def _ordered(self) -> "ClipAdvantage":
+    def _check_order(self) -> "ClipAdvantage":
         if not self.low <= 0.0 <= self.high:
             raise ValueError(
-                f"clip 'advantage' needs low <= 0 <= high, got {self.low} and {self.high}: another band turns the sign of some"
+                f"clip 'advantage' needs low <= 0 <= high, got {self.low} and {self.high}: "
+                "another band turns the sign of some"
             )
         return self
 
 
 class Choice(BaseModel):
-    """An entry of one of the tables of `practicum.functional`, with its arguments, defaults filled in."""
+    """An entry of a table of `practicum.functional` with its arguments, defaults filled in."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str
     arguments: Arguments = {}
 
     @model_serializer(mode="plain")
-    def _as_text(self) -> str:
+    def _serialize(self) -> str:
         return format_call(self.name, self.arguments)
 
 
 def index_by_type(*classes: type[Call]) -> dict[str, type[Call]]:
-    """The classes of one axis by the names they are written with."""
+    """Return the classes of one axis by the names that recipes use."""
     return {cls.model_fields["type"].default: cls for cls in classes}
 
 
@@ -187,69 +198,89 @@ AXES = {
 """The choices that are classes, by axis and name."""
 
 REFUSED = {
-    "kl": "'kl' does not say which way; write forward_kl for KL(T || S) or reverse_kl for KL(S || T)",
-    "k1": "k1 back-propagated has an expected gradient of zero; write score_function, which has it as a reward and gives the "
-    "gradient of reverse KL",
+    "kl": (
+        "'kl' does not say which way; write forward_kl for KL(T || S) or reverse_kl for KL(S || T)"
+    ),
+    "k1": (
+        "k1 back-propagated has an expected gradient of zero; write score_function, "
+        "which has it as a reward and gives the gradient of reverse KL"
+    ),
     "k2": "k2 back-propagated is called k2_surrogate here: its gradient is that of reverse KL",
-    "k3": "k3 back-propagated has the gradient of forward KL; write score_function with divergence: forward_kl for that, or "
-    "k2_surrogate for reverse KL",
-    "value_as_reward": "a divergence's value at a state says nothing about the token that was sampled there; write "
-    "score_function, whose advantage is that of the divergence (r f'(r) - f(r))",
+    "k3": (
+        "k3 back-propagated has the gradient of forward KL; write score_function with divergence: "
+        "forward_kl for that, or k2_surrogate for reverse KL"
+    ),
+    "value_as_reward": (
+        "a divergence's value at a state says nothing about the token that was sampled there; "
+        "write score_function, whose advantage is that of the divergence (r f'(r) - f(r))"
+    ),
 }
-"""Names that users bring along and that are refused, each with what it would really do and what to write."""
+"""The names that are refused, each with its real effect and what to write instead."""
 
 
 def make_validator(kind: str, choices: Mapping[str, type[Call]]) -> BeforeValidator:
-    """Reads a name, a call or a mapping as one of the choices of an axis; ValueError with the nearest known name."""
+    """Return a validator that reads a name, a call or a mapping as a choice of one axis.
 
-    def read(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            _known(kind, str(value.get("type", "")), choices)
-        if not isinstance(value, str):
-            return value
-        name = parse_call(value)[0]
-        fields = [field for field in _known(kind, name, choices).model_fields if field != "type"]
-        return {"type": name, **bind(kind, value, fields)}
+    It raises ValueError with the nearest known name.
+    """
+
+    def read(raw: Any) -> Any:
+        if isinstance(raw, Mapping):
+            _look_up(kind, str(raw.get("type", "")), choices)
+        if not isinstance(raw, str):
+            return raw
+        name = parse_call(raw)[0]
+        fields = [field for field in _look_up(kind, name, choices).model_fields if field != "type"]
+        return {"type": name, **bind(kind, raw, fields)}
 
     return BeforeValidator(read)
 
 
-def _reader(kind: str) -> BeforeValidator:
+def _read_choice(kind: str) -> BeforeValidator:
     return make_validator(kind, AXES[f"{kind}s"])
 
 
-def _chooser(kind: str, table: Mapping[str, Any]) -> BeforeValidator:
-    """Reads a name, a call or a mapping as an entry of a table; ValueError with the nearest known name."""
+def _read_entry(kind: str, table: Mapping[str, Any]) -> BeforeValidator:
+    """Return a validator that reads a name, a call or a mapping as an entry of a table.
 
-    def read(value: Any) -> Any:
-        if isinstance(value, str):
-            name = parse_call(value)[0]
-            given = bind(kind, value, list(_known(kind, name, table).defaults))
-        elif isinstance(value, Choice):
-            name, given = value.name, value.arguments
-        elif isinstance(value, Mapping) and "type" in value:
-            name = str(value["type"])
-            given = {key: argument for key, argument in value.items() if key != "type"}
+    It raises ValueError with the nearest known name.
+    """
+
+    def read(raw: Any) -> Any:
+        if isinstance(raw, str):
+            name = parse_call(raw)[0]
+            arguments = bind(kind, raw, list(_look_up(kind, name, table).defaults))
+        elif isinstance(raw, Choice):
+            name, arguments = raw.name, raw.arguments
+        elif isinstance(raw, Mapping) and "type" in raw:
+            name = str(raw["type"])
+            arguments = {key: argument for key, argument in raw.items() if key != "type"}
         else:
             raise ValueError(
-                f"a {kind} is written as a name or a call, not as {value!r}; known: {', '.join(table)}"
+                f"a {kind} is written as a name or a call, not as {raw!r}; known: "
+                f"{', '.join(table)}"
             )
-        defaults = _known(kind, name, table).defaults
+        defaults = _look_up(kind, name, table).defaults
         where = f"{kind} {name!r}"
         checked = {
-            key: _argument(where, key, argument, defaults) for key, argument in given.items()
+            key: _check_argument(where, key, argument, defaults)
+            for key, argument in arguments.items()
         }
         return {"name": name, "arguments": {**defaults, **checked}}
 
     return BeforeValidator(read)
 
 
-def _argument(where: str, key: str, argument: Any, defaults: Arguments) -> int | float | str:
-    """The argument in the type of the parameter's default; ValueError where there is no such parameter or type."""
+def _check_argument(where: str, key: str, argument: Any, defaults: Arguments) -> int | float | str:
+    """Return the argument in the type of the parameter's default.
+
+    Raise ValueError if there is no such parameter or the type is wrong.
+    """
     if key not in defaults:
         raise ValueError(f"{where} has no parameter {key!r}; {did_you_mean(key, defaults)}")
     kinds = {str: ("a text", str), int: ("a whole number", int), float: ("a number", int | float)}
     kind, fits = kinds[type(defaults[key])]
+    # A bool is an int in Python, and NaN differs from itself: neither is a number here.
     if not isinstance(argument, fits) or isinstance(argument, bool) or argument != argument:
         raise ValueError(
             f"{where}: {key} must be {kind}, for example {defaults[key]}, got {argument!r}"
@@ -257,8 +288,8 @@ def _argument(where: str, key: str, argument: Any, defaults: Arguments) -> int |
     return float(argument) if kind == "a number" else argument
 
 
-def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
-    """What a table has under a name, looked up there; ValueError with the nearest known name."""
+def _look_up(kind: str, name: str, table: Mapping[str, Any]) -> Any:
+    """Return the entry of a table by name; raise ValueError with the nearest known name."""
     try:
         return table[name]
     except KeyError:
@@ -267,35 +298,34 @@ def _known(kind: str, name: str, table: Mapping[str, Any]) -> Any:
         ) from None
 
 
-def _in_range(choice: Choice) -> Choice:
-    """The divergence, if its parameter is in the family's range."""
-    DIVERGENCES[choice.name].resolve(
-        next((float(value) for value in choice.arguments.values()), None)
-    )
+def _check_parameter(choice: Choice) -> Choice:
+    """Return the divergence if its parameter is in the range of its family."""
+    parameter = next((float(argument) for argument in choice.arguments.values()), None)
+    DIVERGENCES[choice.name].resolve(parameter)
     return choice
 
 
-def _usable(choice: Choice) -> Choice:
-    """The weight, if its function takes its arguments; seen by calling it on one token."""
-    one = torch.ones(1)
+def _check_weight(choice: Choice) -> Choice:
+    """Return the weight if its function takes its arguments, by calling it on one token."""
+    ones = torch.ones(1)
     statistics = TokenStatistics(
-        loss_mask=one,
-        student_entropy=one,
-        teacher_entropy=one,
-        divergence=one,
-        logprobs=one,
-        teacher_logprobs=one,
-        positions=one.long(),
-        rows=one.long() - 1,
-        teacher_rank=one.long(),
-        special=one.bool(),
+        loss_mask=ones,
+        student_entropy=ones,
+        teacher_entropy=ones,
+        divergence=ones,
+        logprobs=ones,
+        teacher_logprobs=ones,
+        positions=ones.long(),
+        rows=ones.long() - 1,
+        teacher_rank=ones.long(),
+        special=ones.bool(),
     )
     WEIGHTS[choice.name].function(statistics, **choice.arguments)
     return choice
 
 
-def _usable_samples(choice: Choice) -> Choice:
-    """The sample weight, if its function takes its arguments; seen by calling it on one completion."""
+def _check_sample_weight(choice: Choice) -> Choice:
+    """Return the weight if its function takes its arguments, by calling it on one completion."""
     statistics = SampleStatistics(
         kept=(True,), rewards=(1.0,), texts=("",), student_nll=(1.0,), teacher_nll=(1.0,)
     )
@@ -304,29 +334,37 @@ def _usable_samples(choice: Choice) -> Choice:
 
 
 Signal = Annotated[
-    Full | Sampled | TopK | Draws | Text | Score, _reader("signal"), Field(discriminator="type")
+    Full | Sampled | TopK | Draws | Text | Score,
+    _read_choice("signal"),
+    Field(discriminator="type"),
 ]
 Target = Annotated[
     TeacherTarget | LogLinear | Mixture | Contrast,
-    _reader("target"),
+    _read_choice("target"),
     Field(discriminator="type"),
 ]
 Reward = Annotated[
-    NoReward | AddAdvantage | Modulate, _reader("reward"), Field(discriminator="type")
+    NoReward | AddAdvantage | Modulate, _read_choice("reward"), Field(discriminator="type")
 ]
 Clip = Annotated[
-    NoClip | ClipLoss | ClipEntries | ClipAdvantage, _reader("clip"), Field(discriminator="type")
+    NoClip | ClipLoss | ClipEntries | ClipAdvantage,
+    _read_choice("clip"),
+    Field(discriminator="type"),
 ]
 Estimator = Annotated[
     Auto | Pathwise | ScoreFunction | K2Surrogate,
-    _reader("estimator"),
+    _read_choice("estimator"),
     Field(discriminator="type"),
 ]
-DivergenceChoice = Annotated[Choice, _chooser("divergence", DIVERGENCES), AfterValidator(_in_range)]
-CorrectionChoice = Annotated[Choice, _chooser("correction", CORRECTIONS)]
-WeightChoice = Annotated[Choice, _chooser("weight", WEIGHTS), AfterValidator(_usable)]
+DivergenceChoice = Annotated[
+    Choice, _read_entry("divergence", DIVERGENCES), AfterValidator(_check_parameter)
+]
+CorrectionChoice = Annotated[Choice, _read_entry("correction", CORRECTIONS)]
+WeightChoice = Annotated[Choice, _read_entry("weight", WEIGHTS), AfterValidator(_check_weight)]
 SampleWeightChoice = Annotated[
-    Choice, _chooser("sample weight", SAMPLE_WEIGHTS), AfterValidator(_usable_samples)
+    Choice,
+    _read_entry("sample weight", SAMPLE_WEIGHTS),
+    AfterValidator(_check_sample_weight),
 ]
 
 assert set(ADVANTAGES) == set(AdvantageName.__args__)  # type: ignore[attr-defined]

@@ -1,10 +1,11 @@
-"""One chunk of the logit side with its gradient, from hidden states to hidden states, by one of two ways with one result.
+"""Compute one chunk of the loss and its gradient in the hidden states, in one of two ways.
 
-`Fused`, for the usual objectives: the gradient of the logits is written down in closed form. Both heads' products go into tiles
-that are made once and each exponential is taken once, so that a chunk costs little more than its matrix products and the memory
-does not grow with the tokens. `Autograd`, for objectives with another kind of term (candidates, drawn tokens, other targets): the
-values of `compute_term_values` are differentiated. `build_chunk` chooses, by `can_fuse`; metrics.jsonl has the share of tokens as
-`fused`.
+`Fused`, for the usual objectives: the gradient in the logits is known in closed form. Both heads'
+products go into tiles that are allocated once, and each exponential is computed once. So a chunk
+costs little more than its matrix products, and memory does not grow with the number of tokens.
+`Autograd`, for objectives with any other term (candidates, drawn tokens, other targets): autograd
+differentiates the values of `compute_term_values`. `build_chunk` chooses by `can_fuse`;
+metrics.jsonl has the share of fused tokens as `fused`.
 """
 
 from collections.abc import Sequence
@@ -24,50 +25,67 @@ from practicum.objective.estimators import Pathwise
 from practicum.objective.reading import read_tokens
 from practicum.objective.spec import Objective, Term
 from practicum.objective.tokens import TermValues, TokenBatch
-from practicum.objective.vocabulary_axis import compute_term_values, teacher_rank, value_of_token
+from practicum.objective.vocabulary_axis import (
+    compute_teacher_rank,
+    compute_term_values,
+    compute_token_value,
+)
 from practicum.types import HeadLike, TeacherSignal
+
+Distributions = tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]]
+"""The log-probabilities of student and teacher at the same positions."""
 
 
 @runtime_checkable
 class LossChunk(Protocol):
-    """Some tokens between the two sides: `values` for the token side, which answers with a share for each term.
+    """Some tokens between the two sides of an objective.
 
-    `fused` is whether the gradient is written down and not differentiated.
+    `values` go to the token side, which returns one coefficient per token for each term. `fused`
+    is True if the gradient is in closed form and False if autograd computes it.
     """
 
     values: list[TermValues]
     fused: bool
 
-    def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
-        """The gradient of `sum(share * value)` in the hidden states; that of the head's weights is added to theirs."""
+    def backward(self, coefficients: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
+        """Return the gradient of `sum(coefficient * value)` in the hidden states.
+
+        The gradient of the head's weights is accumulated in them.
+        """
         ...
 
-    def distributions(
-        self, some: Int[Tensor, " t"]
-    ) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
-        """The student's and the teacher's log-probabilities at some of the tokens, before `backward`; None where not known."""
+    def get_distributions(self, positions: Int[Tensor, " t"]) -> Distributions | None:
+        """Return the log-probabilities of student and teacher at some positions, or None.
+
+        They are None if the teacher's distribution is not known. Call this before `backward`.
+        """
         ...
 
 
 def build_chunk(
     head: Head,
     hidden: Float[Tensor, "T D"],
-    said: tuple[TeacherSignal, TeacherSignal],
+    signals: tuple[TeacherSignal, TeacherSignal],
     batch: TokenBatch,
     objective: Objective,
     tiles: BufferPool,
 ) -> LossChunk:
-    """Return the chunk, fused where head, teacher and objective allow it; `said` is what teacher and reference sent about it."""
-    teacher = said[0]
-    whole = _gives_distributions(teacher, hidden.device)
-    readable = whole or (teacher.pool is None and teacher.hidden is None)
-    if head.plain and readable and can_fuse(objective, whole):
+    """Return the chunk, fused if head, teacher and objective allow it.
+
+    `signals` are those of the teacher and of the reference about the tokens of the chunk.
+    """
+    teacher = signals[0]
+    has_distribution = _can_read_distributions(teacher, hidden.device)
+    # A teacher without hidden states gave log-probabilities of the sampled tokens, or nothing:
+    # the terms that need no more have a closed form too.
+    readable = has_distribution or (teacher.pool is None and teacher.hidden is None)
+    if head.plain and readable and can_fuse(objective, has_distribution):
         return Fused(head, hidden, teacher, batch, objective, tiles)
-    return Autograd(head, hidden, said, batch, objective)
+    return Autograd(head, hidden, signals, batch, objective)
 
 
 class Autograd:
-    """The chunk whose gradient autograd finds; see `Chunk`."""
+    """The chunk whose gradient autograd computes; see `LossChunk`."""
 
     fused = False
 
@@ -75,12 +93,12 @@ class Autograd:
         self,
         head: Head,
         hidden: Float[Tensor, "T D"],
-        said: tuple[TeacherSignal, TeacherSignal],
+        signals: tuple[TeacherSignal, TeacherSignal],
         batch: TokenBatch,
         objective: Objective,
     ) -> None:
-        whole = slice(0, len(hidden))
-        teacher, reference = (read_tokens(signal, whole).to(hidden.device) for signal in said)
+        tokens = slice(0, len(hidden))
+        teacher, reference = (read_tokens(signal, tokens).to(hidden.device) for signal in signals)
         self._hidden = hidden.detach().requires_grad_()
         with torch.enable_grad():
             student = head.logprobs(self._hidden)
@@ -88,27 +106,25 @@ class Autograd:
         self._pair = student.detach(), teacher.full
         self.values = [value.detached() for value in self._values]
 
-    def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
-        """As `Chunk` says."""
+    def backward(self, coefficients: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
+        """Return the gradient in the hidden states; see `LossChunk.backward`."""
         with torch.enable_grad():
-            parts = [
-                (share.to(value.value) * value.value).sum()
-                for share, value in zip(shares, self._values, strict=True)
+            losses = [
+                (coefficient.to(values.value) * values.value).sum()
+                for coefficient, values in zip(coefficients, self._values, strict=True)
             ]
-            torch.stack(parts).sum().backward()
+            torch.stack(losses).sum().backward()
         assert self._hidden.grad is not None
         return self._hidden.grad
 
-    def distributions(
-        self, some: Int[Tensor, " t"]
-    ) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
-        """As `Chunk` says."""
+    def get_distributions(self, positions: Int[Tensor, " t"]) -> Distributions | None:
+        """Return both distributions at the positions; see `LossChunk.get_distributions`."""
         student, teacher = self._pair
-        return None if teacher is None else (student[some], teacher[some])
+        return None if teacher is None else (student[positions], teacher[positions])
 
 
 class Fused:
-    """The chunk whose gradient is written down in closed form; see `Chunk`."""
+    """The chunk whose gradient is computed in closed form; see `LossChunk`."""
 
     fused = True
 
@@ -128,154 +144,143 @@ class Fused:
         self._objective = objective
         self._tiles = tiles
         self._shape = (len(hidden), head.vocab_size)
-        self._read: DistributionPair | None = None
-        logits = self._logits(head, self._hidden)
-        self._probs = torch.softmax(logits, dim=-1, out=self._tile("student_probs"))
-        student = torch.log_softmax(logits, dim=-1, out=self._tile("student"))
+        self._pair: DistributionPair | None = None
+        logits = self._compute_logits(head, self._hidden)
+        self._probs = torch.softmax(logits, dim=-1, out=self._take("student_probs"))
+        # The tile of the logits is free after these two: it serves the teacher and the gradient.
+        student = torch.log_softmax(logits, dim=-1, out=self._take("student"))
         if teacher.hidden is not None or teacher.pool is not None:
-            pair = self._read = self._pair(student, teacher)
-            found = [
-                self._value_and_slope(number, term, pair)
-                for number, term in enumerate(objective.losses)
-            ]
-            self._slopes = [slope for _, slope in found]
-            self.values = self._values(pair, [value for value, _ in found])
-        else:
-            self._slopes = [None for _ in objective.losses]
-            self.values = self._values_of_tokens(student, teacher)
+            self._pair = self._read_pair(student, teacher)
+        divergences, self._slopes = zip(
+            *(self._differentiate(number, term) for number, term in enumerate(objective.losses)),
+            strict=True,
+        )
+        self.values = self._collect_values(student, teacher, divergences)
 
     @torch.no_grad()
-    def backward(self, shares: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
-        """As `Chunk` says; the tiles hold nothing of use afterwards."""
-        return self._head.pull(
-            self._hidden, self._gradient([share.to(self._probs) for share in shares])
-        )
+    def backward(self, coefficients: Sequence[Float[Tensor, " T"]]) -> Float[Tensor, "T D"]:
+        """Return the gradient in the hidden states; see `LossChunk.backward`.
 
-    def distributions(
-        self, some: Int[Tensor, " t"]
-    ) -> tuple[Float[Tensor, "t V"], Float[Tensor, "t V"]] | None:
-        """As `Chunk` says."""
-        return None if self._read is None else (self._read.student[some], self._read.teacher[some])
+        It overwrites the tiles, so a chunk can be differentiated once.
+        """
+        on_device = [coefficient.to(self._probs) for coefficient in coefficients]
+        return self._head.pull(self._hidden, self._compute_logit_gradient(on_device))
 
-    def _tile(self, name: str) -> Tensor:
+    def get_distributions(self, positions: Int[Tensor, " t"]) -> Distributions | None:
+        """Return both distributions at the positions; see `LossChunk.get_distributions`."""
+        pair = self._pair
+        return None if pair is None else (pair.student[positions], pair.teacher[positions])
+
+    def _take(self, name: str) -> Tensor:
         return self._tiles.take(name, self._shape, self._hidden)
 
-    def _pair(self, student: Tensor, teacher: TeacherSignal) -> DistributionPair:
-        logprobs = self._tile("teacher")
+    def _read_pair(self, student: Tensor, teacher: TeacherSignal) -> DistributionPair:
+        logprobs = self._take("teacher")
         if teacher.pool is None:
             states = teacher.states
             assert teacher.head is not None and states is not None
-            logits = self._logits(teacher.head, states)
+            logits = self._compute_logits(teacher.head, states)
             torch.log_softmax(logits, dim=-1, out=logprobs)
         else:
             pooled = read_tokens(teacher, slice(0, self._shape[0])).full
             assert pooled is not None, "the members give whole distributions"
-            logits = self._tile("logits")
+            logits = self._take("logits")
             logprobs.copy_(pooled)
+        # A pass over [T, V] entries is saved where no token is impossible, which is nearly always.
         if logprobs.amin() < IMPOSSIBLE:
             logprobs.copy_(finite(logprobs))
         return DistributionPair(student, self._probs, logprobs, torch.exp(logprobs, out=logits))
 
-    def _logits(self, head: HeadLike, hidden: Tensor) -> Tensor:
-        return head.logits(hidden, lambda: self._tile("logits"))
+    def _compute_logits(self, head: HeadLike, hidden: Tensor) -> Tensor:
+        return head.logits(hidden, lambda: self._take("logits"))
 
-    def _value_and_slope(
-        self, number: int, term: Term, pair: DistributionPair
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if not (term.asks and isinstance(term.gradient, Pathwise)):
+    def _differentiate(self, number: int, term: Term) -> tuple[Tensor | None, Tensor | None]:
+        """Return the divergence of a term and its slope in log S, or None twice."""
+        if self._pair is None or not (term.asks and isinstance(term.gradient, Pathwise)):
             return None, None
         entry = DIVERGENCES[term.divergence.name]
         assert entry.slope is not None, "only terms with a closed form come here"
-        slope = self._tile(f"slope {number}")
-        value = entry.slope(pair, entry.resolve(term.parameter), slope, self._tile("scratch"))
+        slope = self._take(f"slope {number}")
+        parameter = entry.resolve(term.parameter)
+        value = entry.slope(self._pair, parameter, slope, self._take("scratch"))
         if isinstance(term.clip, ClipLoss):
             slope.mul_((value <= term.clip.maximum).to(slope)[:, None])
         return value, slope
 
-    def _values(
-        self, pair: DistributionPair, divergences: Sequence[Tensor | None]
+    def _collect_values(
+        self, student: Tensor, teacher: TeacherSignal, divergences: Sequence[Tensor | None]
     ) -> list[TermValues]:
-        tokens = self._batch.tokens
-        logprobs, teacher_logprobs = (
-            F.gather_logprobs(pair.student, tokens),
-            F.gather_logprobs(pair.teacher, tokens),
-        )
-        student_entropy = self._entropy(pair.student_probs, pair.student)
-        teacher_entropy = self._entropy(pair.teacher_probs, pair.teacher)
-        reverse_kl = self._compute_reverse_kl(pair, divergences)
+        tokens, pair = self._batch.tokens, self._pair
+        logprobs = F.gather_logprobs(student, tokens)
+        student_entropy = self._compute_entropy(self._probs, student)
+        teacher_logprobs = teacher_entropy = reverse_kl = None
+        if pair is not None:
+            teacher_logprobs = F.gather_logprobs(pair.teacher, tokens)
+            teacher_entropy = self._compute_entropy(pair.teacher_probs, pair.teacher)
+            reverse_kl = self._compute_reverse_kl(pair, divergences)
+        elif teacher.logprobs is not None:
+            teacher_logprobs = teacher.logprobs.to(logprobs)
+            reverse_kl = F.k1(logprobs, teacher_logprobs)
         values = []
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
-            sampled = term.on_sampled_token and term.signal.whole
+            has_exact_kl = term.on_sampled_token and term.signal.whole
+            is_scored = not term.asks or teacher_logprobs is not None
             term_values = TermValues(
-                value=value_of_token(term, logprobs) if divergence is None else divergence,
-                answered=torch.ones_like(logprobs, dtype=torch.bool),
+                value=compute_token_value(term, logprobs) if divergence is None else divergence,
+                answered=torch.full_like(logprobs, is_scored, dtype=torch.bool),
                 logprobs=logprobs,
                 teacher_logprobs=teacher_logprobs if term.asks else None,
-                divergence=reverse_kl if sampled else divergence,
+                divergence=reverse_kl if has_exact_kl else divergence,
                 student_entropy=student_entropy,
                 teacher_entropy=teacher_entropy,
                 reverse_kl=reverse_kl,
-                teacher_rank=teacher_rank(term, pair.teacher, tokens),
+                teacher_rank=compute_teacher_rank(term, pair and pair.teacher, tokens),
             )
             values.append(term_values.detached())
         return values
 
-    def _values_of_tokens(self, student: Tensor, teacher: TeacherSignal) -> list[TermValues]:
-        """The same where the teacher knows the sampled tokens alone, or nothing."""
-        logprobs = F.gather_logprobs(student, self._batch.tokens)
-        theirs = None if teacher.logprobs is None else teacher.logprobs.to(logprobs)
-        values = []
-        for term in self._objective.losses:
-            term_values = TermValues(
-                value=value_of_token(term, logprobs),
-                answered=torch.full_like(
-                    logprobs, not term.asks or theirs is not None, dtype=torch.bool
-                ),
-                logprobs=logprobs,
-                teacher_logprobs=theirs if term.asks else None,
-                divergence=None,
-                student_entropy=self._entropy(self._probs, student),
-                teacher_entropy=None,
-                reverse_kl=None if theirs is None else F.k1(logprobs, theirs),
-            )
-            values.append(term_values.detached())
-        return values
-
-    def _entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
-        return -torch.mul(probs, logprobs, out=self._tile("scratch")).sum(dim=-1)
+    def _compute_entropy(self, probs: Tensor, logprobs: Tensor) -> Tensor:
+        return -torch.mul(probs, logprobs, out=self._take("scratch")).sum(dim=-1)
 
     def _compute_reverse_kl(
         self, pair: DistributionPair, divergences: Sequence[Tensor | None]
     ) -> Tensor:
-        """Reverse KL to the teacher, taken from a term that has it or else measured."""
+        """Return reverse KL to the teacher, from a term that has it or else computed."""
         for term, divergence in zip(self._objective.losses, divergences, strict=True):
             if term.divergence.name == "reverse_kl" and divergence is not None:
                 return divergence
-        scratch = floored(pair.student, pair.teacher, out=self._tile("scratch"))
+        scratch = floored(pair.student, pair.teacher, out=self._take("scratch"))
         return torch.sub(pair.student, scratch, out=scratch).mul_(pair.student_probs).sum(dim=-1)
 
-    def _gradient(self, shares: Sequence[Tensor]) -> Tensor:
-        """The gradient in the logits, in the place of the first slope."""
-        # With g the gradient in the log-probabilities, the gradient in the logits is g - softmax * sum(g). Terms add to the same g,
-        # each its coefficient times its slope, or its coefficient at the sampled token. So one [T, V] buffer and one correction
-        # serve all terms, and a slope may be off by a multiple of the softmax, which the correction removes.
+    def _compute_logit_gradient(self, coefficients: Sequence[Tensor]) -> Tensor:
+        """Return the gradient in the logits, written over the first slope."""
+        # If g is the gradient in the log-probabilities, the gradient in the logits is
+        # g - softmax * sum(g). Every term adds to the same g: its coefficient times its slope, or
+        # its coefficient at the sampled token. So one [T, V] buffer and one correction serve all
+        # terms. A slope may be off by a multiple of the softmax: the correction removes it.
         total: Tensor | None = None
-        sampled = torch.zeros_like(shares[0])
-        for term, share, slope in zip(self._objective.losses, shares, self._slopes, strict=True):
+        sampled = torch.zeros_like(coefficients[0])
+        for term, coefficient, slope in zip(
+            self._objective.losses, coefficients, self._slopes, strict=True
+        ):
             if slope is None:
-                sampled += value_of_token(term, share)
+                sampled += compute_token_value(term, coefficient)
             elif total is None:
-                total = slope.mul_(share[:, None])
+                total = slope.mul_(coefficient[:, None])
             else:
-                total.addcmul_(slope, share[:, None])
-        total = self._tile("logits").zero_() if total is None else total
+                total.addcmul_(slope, coefficient[:, None])
+        # Without a slope there is no tile to write over, so the free one of the logits is used.
+        total = self._take("logits").zero_() if total is None else total
         gradient_sum = total.sum(dim=-1).add_(sampled)
         total.scatter_add_(-1, self._batch.tokens[:, None], sampled[:, None])
         return total.sub_(self._probs.mul_(gradient_sum[:, None]))
 
 
-def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
-    """Whether the whole distribution of a teacher, or of every member of a pool of them, can be had on the device."""
+def _can_read_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
+    """Return True if the device can compute the teacher's full distribution.
+
+    Of a pool, every member must have one.
+    """
     members = (teacher,) if teacher.pool is None else teacher.pool.members
     return all(
         member.head is not None
@@ -285,22 +290,30 @@ def _gives_distributions(teacher: TeacherSignal, device: torch.device) -> bool:
     )
 
 
-def can_fuse(objective: Objective, local: bool = True) -> bool:
-    """Return whether the loss can be fused: every term of the objective has a closed form, see `has_closed_form`."""
-    return all(has_closed_form(term, local) for term in objective.losses)
+def can_fuse(objective: Objective, has_teacher_states: bool = True) -> bool:
+    """Return True if every term of the objective has a closed form; see `has_closed_form`."""
+    return all(has_closed_form(term, has_teacher_states) for term in objective.losses)
 
 
-def has_closed_form(term: Term, local: bool = True) -> bool:
-    """Whether the term's gradient can be written down: a divergence to the teacher as it is, or a sampled token.
+def has_closed_form(term: Term, has_teacher_states: bool = True) -> bool:
+    """Return True if the gradient of the term in the logits is known in closed form.
 
-    `local`: whether the teacher's hidden states and head are at hand.
+    This holds for a divergence to the unmodified teacher and for a sampled token.
+    `has_teacher_states` is True if the teacher's hidden states and head are in this process.
     """
     if not term.asks:
         return True
-    if term.against != "teacher" or not term.plain_target or isinstance(term.clip, ClipEntries):
+    if term.against != "teacher" or not term.targets_teacher or isinstance(term.clip, ClipEntries):
         return False
     if term.on_sampled_token:
-        whole = local and term.signal.whole and term.divergence.name == "reverse_kl"
-        return (term.signal.sampled or whole) and term.baseline != "kl"
+        has_exact_kl = (
+            has_teacher_states and term.signal.whole and term.divergence.name == "reverse_kl"
+        )
+        return (term.signal.sampled or has_exact_kl) and term.baseline != "kl"
     slope = DIVERGENCES[term.divergence.name].slope
-    return local and term.signal.whole and isinstance(term.gradient, Pathwise) and slope is not None
+    return (
+        has_teacher_states
+        and term.signal.whole
+        and isinstance(term.gradient, Pathwise)
+        and slope is not None
+    )

@@ -1,4 +1,4 @@
-"""How disagreement becomes a gradient: the estimators of a term."""
+"""Define the estimators of a term: how disagreement becomes a gradient."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from practicum.core.calls import Call
 
 
 class Auto(Call):
-    """Pathwise wherever there are candidates to differentiate, score_function for sampled signals."""
+    """Pathwise if there are candidates to differentiate, score_function for sampled signals."""
 
     type: Literal["auto"] = "auto"
 
@@ -20,12 +20,14 @@ class Pathwise(Call):
 
 
 class ScoreFunction(Call):
-    """Policy gradient with the advantage of the sampled token; `gamma` 1 is the sequence-level gradient.
+    """Policy gradient with the advantage of the sampled token.
+    `gamma` 1 is the sequence-level gradient.
 
-    `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean return of the other
-    completions of the prompt. `start` 1 lets the return begin at the next token, beside a pathwise term for this one,
-    and `length` mean divides it by the tokens that remain (MiniLLM 2306.08543). `over` candidates sums over the
-    candidates of a topk signal, each with its renormalised student probability (2604.13016).
+    `baseline`: none; kl, the full divergence at the state (vOPD 2605.07865); group_mean, the mean
+    return of the other completions of the prompt. `start` 1 begins the return at the next token,
+    beside a pathwise term for this one, and `length` mean divides it by the number of remaining
+    tokens (MiniLLM 2306.08543). `over` candidates sums over the candidates of a topk signal, each
+    with its renormalised student probability (2604.13016).
     """
 
     type: Literal["score_function"] = "score_function"
@@ -37,6 +39,6 @@ class ScoreFunction(Call):
 
 
 class K2Surrogate(Call):
-    """Back-propagate half the squared log-ratio of the sampled token: exactly the reverse-KL gradient."""
+    """Back-propagate half the squared log-ratio of a token: exactly the gradient of reverse KL."""
 
     type: Literal["k2_surrogate"] = "k2_surrogate"

@@ -1,4 +1,4 @@
-"""What an update reports: means over its tokens, and a few numbers at every token."""
+"""Collect what an update reports: means over its tokens, and a few numbers at every token."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -15,14 +15,14 @@ from practicum.objective.tokens import TermValues, TokenBatch
 from practicum.types import Datum, ForwardResult, Metrics, TokenRecord
 
 COMPARED_TOKENS, COMPARED_SHARE = 64, 16
-"""Whole distributions are compared for the record at one token in 16, more often where that leaves fewer than 64."""
+"""The comparison takes one token in 16, or more, so that at least 64 tokens are compared."""
 
 COLUMNS = tuple(field.name for field in fields(TokenRecord))
-"""What is kept of every token."""
+"""The numbers that are recorded at every token."""
 
 
 class Records:
-    """What a step reports: sums over tokens, and the numbers of `TokenRecord` at every token of the whole batch."""
+    """The report of an update: sums over tokens, and the numbers of `TokenRecord` per token."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -34,66 +34,70 @@ class Records:
         self._supervised = torch.zeros(tokens, dtype=torch.bool)
 
     def add(self, name: str, values: Tensor) -> None:
-        """Count some tokens' values of a measure."""
+        """Add the values of a measure at some tokens."""
         self._sums[name] = self._sums.get(name, 0.0) + values.double().sum().item()
         self._counts[name] = self._counts.get(name, 0) + len(values)
 
-    def means(self) -> Metrics:
-        """The mean of each measure over the tokens at which it is known, and what each of several teachers' loss is of all."""
+    def _compute_means(self) -> Metrics:
+        """Return the mean of each measure over the tokens at which it is known.
+
+        With several teachers, add the share of each in the loss.
+        """
         total = sum(self._losses.values())
         shares = self._losses if len(self._losses) > 1 and total > 0 else {}
-        means = {
-            name: value / self._counts[name]
-            for name, value in self._sums.items()
-            if self._counts[name]
-        }
+        counted = {name: count for name, count in self._counts.items() if count}
+        means = {name: self._sums[name] / count for name, count in counted.items()}
         return means | {f"teacher_share/{name}": value / total for name, value in shares.items()}
 
-    def share(self, teacher: str, values: Sequence[TermValues], shares: Sequence[Tensor]) -> None:
-        """Count some tokens' part of the loss under the teacher that was named; a sampled token's is its coefficient."""
-        if teacher:
-            sizes = [
-                (share if value.divergence is None else share * value.divergence)
-                .double()
-                .abs()
-                .nansum()
-                .item()
-                for share, value in zip(shares, values, strict=True)
-            ]
-            self._losses[teacher] = self._losses.get(teacher, 0.0) + sum(sizes)
+    def share(
+        self, teacher: str, values: Sequence[TermValues], coefficients: Sequence[Tensor]
+    ) -> None:
+        """Add the absolute loss of some tokens to that of their teacher, if it has a name.
 
-    def place(self, index: Tensor, values: TermValues, shares: Sequence[Tensor]) -> None:
-        """Keep the numbers of some tokens, by their places in the batch; `shares` are the terms' coefficients."""
-        known = {
+        The loss of a sampled token is its coefficient.
+        """
+        if not teacher:
+            return
+        total = 0.0
+        for coefficient, term_values in zip(coefficients, values, strict=True):
+            divergence = term_values.divergence
+            loss = coefficient if divergence is None else coefficient * divergence
+            total += loss.double().abs().nansum().item()
+        self._losses[teacher] = self._losses.get(teacher, 0.0) + total
+
+    def place(self, index: Tensor, values: TermValues, coefficients: Sequence[Tensor]) -> None:
+        """Record the numbers of some tokens by their `index` in the batch."""
+        columns = {
             "logprobs": values.logprobs,
             "teacher_logprobs": values.teacher_logprobs,
             "divergence": values.divergence,
             "student_entropy": values.student_entropy,
             "teacher_entropy": values.teacher_entropy,
-            "weight": sum(shares[1:], shares[0]),
+            "weight": sum(coefficients[1:], coefficients[0]),
             "reverse_kl": values.reverse_kl,
         }
         for row, name in enumerate(COLUMNS):
-            if (column := known[name]) is not None:
+            if (column := columns[name]) is not None:
                 self._columns[row, index] = column
-        self._supervised[index] = torch.stack([share != 0 for share in shares]).any(dim=0)
+        self._supervised[index] = torch.stack(list(coefficients)).ne(0).any(dim=0)
 
     @property
     def nothing_supervised(self) -> bool:
-        """Whether no token has a coefficient other than 0, so that there is nothing to learn."""
+        """Return True if every token has coefficient 0, so that there is nothing to train on."""
         return not self._supervised.any()
 
-    def result(self, data: Sequence[Datum], whole: Sequence[Datum]) -> ForwardResult:
-        """Return what the step reports, by rollout of `whole`; numbers are NaN at tokens that were not learned from.
+    def result(self, teacher_data: Sequence[Datum], rollout_data: Sequence[Datum]) -> ForwardResult:
+        """Return the report of the update by rollout; numbers are NaN at tokens without a loss.
 
-        `data` are those of `whole` with each sum of teachers taken apart; the numbers of its first teacher stand for all, and a
-        token is supervised by the teacher that supervises the most tokens of its rollout. Where a loss was not finite no
+        `teacher_data` are the `rollout_data` with each sum of teachers split into one datum a
+        teacher. The numbers of the first teacher stand for all of them. A rollout counts the
+        supervised tokens of the teacher that supervises most of them. If a loss was not finite, no
         token is supervised.
         """
         outputs: dict[int, Tensor] = {}
         supervised: dict[int, int] = {}
         start = 0
-        for datum in data:
+        for datum in teacher_data:
             mask, key = datum.rollout.loss_mask, id(datum.rollout)
             numbers = torch.full((len(COLUMNS), len(mask)), torch.nan)
             end = start + int(mask.sum())
@@ -102,32 +106,35 @@ class Records:
             count = 0 if self.broken else int(self._supervised[start:end].sum())
             supervised[key] = max(supervised.get(key, 0), count)
             start = end
-        counts = [supervised[id(datum.rollout)] for datum in whole]
-        metrics = {"tokens": float(sum(int(datum.rollout.loss_mask.sum()) for datum in whole))}
+        counts = [supervised[id(datum.rollout)] for datum in rollout_data]
+        num_tokens = sum(int(datum.rollout.loss_mask.sum()) for datum in rollout_data)
+        metrics = {"tokens": float(num_tokens)}
         if self.broken:
             metrics["nonfinite"] = float(len(set(self.broken)))
         else:
-            metrics |= {"supervised": float(sum(counts)), **self.means()}
-        columns = torch.cat([outputs[id(datum.rollout)] for datum in whole], dim=1)
+            metrics |= {"supervised": float(sum(counts)), **self._compute_means()}
+        columns = torch.cat([outputs[id(datum.rollout)] for datum in rollout_data], dim=1)
         return ForwardResult(metrics, TokenRecord(*columns), counts)
 
 
 @torch.no_grad()
-def compare(records: Records, side: LossChunk, part: Part, piece: slice) -> None:
-    """How much student and teacher overlap, and how much several teachers contradict each other, at some of the tokens."""
+def compare(records: Records, chunk: LossChunk, part: Part, piece: slice) -> None:
+    """Record the overlap of student and teacher at some tokens, and the teachers' conflict."""
+    # Positions in the batch decide, so the choice does not depend on micro-batches and chunks.
     stride = max(min(records.tokens // COMPARED_TOKENS, COMPARED_SHARE), 1)
-    some = (part.index[piece] % stride == 0).nonzero()[:, 0]
-    pair = side.distributions(some)
-    if pair is None or not len(some):
+    positions = (part.index[piece] % stride == 0).nonzero()[:, 0]
+    pair = chunk.get_distributions(positions)
+    if pair is None or not len(positions):
         return
-    tokens = part.tokens.tokens[piece][some]
+    tokens = part.tokens.tokens[piece][positions]
     shared = comparison.compare([(*pair, tokens)], ("overlap", "student_mass")).known()
     records.add("overlap", shared["overlap"])
     records.add("overlap_mass", shared["student_mass"])
     if part.signal.pool is None:
         return
-    read = [read_tokens(member, some + piece.start).full for member in part.signal.pool.members]
-    members = [full for full in read if full is not None]
+    indices = positions + piece.start
+    distributions = (read_tokens(member, indices).full for member in part.signal.pool.members)
+    members = [full for full in distributions if full is not None]
     if len(members) > 1:
         records.add("conflict_cosine", F.conflict_cosine(pair[0], members))
         records.add("disagreement", F.disagreement(members))
@@ -137,17 +144,21 @@ def compare(records: Records, side: LossChunk, part: Part, piece: slice) -> None
 def measure(
     records: Records, values: Sequence[TermValues], tokens: TokenBatch, teacher: str
 ) -> None:
-    """Add what every step reports: the terms' values, the divergence to the teacher, entropies, sampler mismatch."""
+    """Record what every step reports.
+
+    These are the values of the terms, the divergence to the teacher, the entropies and the sampler
+    mismatch.
+    """
     first = values[0]
-    for number, value in enumerate(values):
+    for number, term_values in enumerate(values):
         name = "loss" if len(values) == 1 else f"loss_{number}"
-        measure = value.divergence
-        if measure is None and value.teacher_logprobs is not None:
-            measure = F.k1(value.logprobs, value.teacher_logprobs)
-        if measure is None and value.teacher_logprobs is None:
-            measure = -value.logprobs
-        if measure is not None and bool(value.answered.all()):
-            records.add(name, measure)
+        loss = term_values.divergence
+        if loss is None and term_values.teacher_logprobs is not None:
+            loss = F.k1(term_values.logprobs, term_values.teacher_logprobs)
+        if loss is None and term_values.teacher_logprobs is None:
+            loss = -term_values.logprobs
+        if loss is not None and bool(term_values.answered.all()):
+            records.add(name, loss)
     if first.reverse_kl is not None:
         records.add("reverse_kl", first.reverse_kl)
         if teacher:

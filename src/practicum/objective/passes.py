@@ -1,4 +1,4 @@
-"""A batch cut into passes through the student: which rollouts go together, and what their teachers said, end to end."""
+"""Split a batch into passes through the student and pack the signals for each."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,10 @@ from practicum.types import Datum, Rollout, ScoreRequest, TeacherSignal, fetch_s
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one teacher said about the tokens of a pass, end to end; `index` is where the tokens are in the batch."""
+    """The signals of one teacher at the supervised tokens of a pass, packed.
+
+    `index` has the positions of these tokens in the batch.
+    """
 
     index: Int[Tensor, " T"]
     tokens: TokenBatch
@@ -22,7 +25,7 @@ class Part:
     reference: TeacherSignal
 
     def release(self, keep: frozenset[tuple[int, ...]]) -> None:
-        """Let go of the heads whose keys are not to be kept."""
+        """Release every head whose key is not in `keep`."""
         for head in (*self.signal.heads, *self.reference.heads):
             if head.key not in keep:
                 head.release()
@@ -30,9 +33,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Rollouts that go through the student together: for each teacher that speaks about all of them, its rows of the data.
+    """Rollouts that go through the student together.
 
-    `read_next` are, for each teacher, the heads that are needed after it.
+    `rows` has, for each teacher that scores all of them, its rows in the data; `read_next` has,
+    for each teacher, the keys of the heads that are needed after it.
     """
 
     data: Sequence[Datum]
@@ -42,80 +46,76 @@ class Pass:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """What goes through the student."""
+        """Return the rollouts that go through the student."""
         return [self.data[row].rollout for row in self.rows[0]]
 
     def parts(self) -> Iterator[Part]:
-        """What the teachers said, one at a time, so that no two heads are held that need not be."""
+        """Yield the signals teacher by teacher, so that no head is in memory longer than needed."""
         for rows, keep in zip(self.rows, self.read_next, strict=True):
             part = _gather(self.data, rows, self.batch)
+            # Released even if the consumer fails: a retry with smaller passes needs the memory.
             try:
                 yield part
             finally:
                 part.release(keep)
 
 
-def heads_of(data: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
-    """The heads that some rows are read with; all rows of a part share theirs."""
+def heads_of(datums: Sequence[Datum], rows: Sequence[int]) -> frozenset[tuple[int, ...]]:
+    """Return the keys of the heads that some rows need; all rows of a part share their heads."""
     return frozenset(
         head.key
         for row in rows[:1]
-        for head in (*data[row].signal.heads, *data[row].reference.heads)
+        for head in (*datums[row].signal.heads, *datums[row].reference.heads)
     )
 
 
-def one_teacher_each(data: Sequence[Datum]) -> list[Datum]:
-    """The data with each sum of teachers taken apart: one datum a teacher, its share as its weight.
+def one_teacher_each(datums: Sequence[Datum]) -> list[Datum]:
+    """Return the data with each sum of teachers split: one datum a teacher, weighted by its share.
 
-    They are then worked through teacher by teacher, so that no two heads are ever held at once.
+    The teachers are then processed one by one, so that two heads are never in memory at once.
     """
-    apart: list[Datum] = []
-    for datum in data:
+    split: list[Datum] = []
+    for datum in datums:
         pool = datum.signal.pool
         if pool is None or pool.kind != "sum":
-            apart.append(datum)
-        else:
-            shares = zip(pool.members, pool.weights, strict=True)
-            apart += [
-                replace(datum, signal=member, weight=datum.weight * weight)
-                for member, weight in shares
-            ]
-    return apart
+            split.append(datum)
+            continue
+        for member, weight in zip(pool.members, pool.weights, strict=True):
+            split.append(replace(datum, signal=member, weight=datum.weight * weight))
+    return split
 
 
-def _gather(data: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part:
-    """The supervised tokens of some rows, with what their teachers said of them."""
+def _gather(datums: Sequence[Datum], rows: list[int], batch: TokenBatch) -> Part:
+    """Return the supervised tokens of some rows with the signals about them."""
     index = torch.cat([(batch.rows == row).nonzero()[:, 0] for row in rows])
-    rollouts = [data[row].rollout for row in rows]
-    signal = _end_to_end([data[row].signal for row in rows], rollouts)
-    reference = _end_to_end([data[row].reference for row in rows], rollouts)
+    rollouts = [datums[row].rollout for row in rows]
+    signal = _pack_signals([datums[row].signal for row in rows], rollouts)
+    reference = _pack_signals([datums[row].reference for row in rows], rollouts)
     return Part(index, batch[index], signal, reference)
 
 
-def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
-    """Signals of the same kind as one, at the supervised tokens of their rollouts."""
+def _pack_signals(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -> TeacherSignal:
+    """Return signals of the same kind as one, at the supervised tokens of their rollouts."""
 
-    def column(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        pairs = zip(tensors, rollouts, strict=True)
-        kept = [
+    def concatenate(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        columns = [
             tensor[rollout.loss_mask.to(tensor.device)]
-            for tensor, rollout in pairs
+            for tensor, rollout in zip(tensors, rollouts, strict=True)
             if tensor is not None
         ]
-        return torch.cat(kept) if kept else None
+        return torch.cat(columns) if columns else None
 
+    pool = None
     pools = [signal.pool for signal in signals if signal.pool is not None]
-    members = zip(*(pool.members for pool in pools), strict=True)
-    pool = (
-        replace(pools[0], members=tuple(_end_to_end(member, rollouts) for member in members))
-        if pools
-        else None
-    )
+    if pools:
+        members = zip(*(pool.members for pool in pools), strict=True)
+        packed = tuple(_pack_signals(member, rollouts) for member in members)
+        pool = replace(pools[0], members=packed)
     return TeacherSignal(
-        logprobs=column([signal.logprobs for signal in signals]),
-        topk_ids=column([signal.topk_ids for signal in signals]),
-        topk_logprobs=column([signal.topk_logprobs for signal in signals]),
-        hidden=column(fetch_states(signals)),
+        logprobs=concatenate([signal.logprobs for signal in signals]),
+        topk_ids=concatenate([signal.topk_ids for signal in signals]),
+        topk_logprobs=concatenate([signal.topk_logprobs for signal in signals]),
+        hidden=concatenate(fetch_states(signals)),
         head=signals[0].head,
         name=signals[0].name,
         pool=pool,
@@ -123,67 +123,66 @@ def _end_to_end(signals: Sequence[TeacherSignal], rollouts: Sequence[Rollout]) -
 
 
 def rows_of_passes(
-    data: Sequence[Datum], limit: int, packs_up_to: int
+    datums: Sequence[Datum], limit: int, packs_up_to: int
 ) -> Iterator[list[list[int]]]:
-    """Rows by pass and, within it, by teacher: at most `limit` tokens a pass, or one rollout.
+    """Yield rows by pass and, within a pass, by teacher.
 
-    Rollouts go together whose teachers answer alike, so that a teacher's head is read for all of its rollouts in a row. Where
-    texts cannot be packed, those of like length go together, and padding counts.
+    A pass has at most `limit` tokens, or one rollout. Rollouts with the same kinds of signals go
+    together, so that a head reads all of its rollouts in a row. If texts cannot be packed, texts
+    of similar length go together, and padding counts as tokens.
     """
     by_rollout: dict[int, list[int]] = {}
-    for row, datum in enumerate(data):
+    for row, datum in enumerate(datums):
         if datum.rollout.loss_mask.any():
             by_rollout.setdefault(id(datum.rollout), []).append(row)
     alike: dict[tuple[object, ...], list[list[int]]] = {}
     for rows in by_rollout.values():
-        kind = tuple((_kind(data[row].signal), _kind(data[row].reference)) for row in rows)
-        alike.setdefault(kind, []).append(rows)
-    packs = longest(data) <= packs_up_to
-    for found in alike.values():
-        texts = dict(
-            zip(
-                [rows[0] for rows in found],
-                texts_of([data[rows[0]].rollout for rows in found]),
-                strict=True,
-            )
-        )
-        waiting = found if packs else sorted(found, key=lambda rows: length_of(data[rows[0]]))
-        while waiting:
-            count = how_many_fit([texts[rows[0]] for rows in waiting], limit, packs_up_to)
-            yield [list(of_teacher) for of_teacher in zip(*waiting[:count], strict=True)]
-            waiting = waiting[count:]
+        signals = (signal for row in rows for signal in (datums[row].signal, datums[row].reference))
+        alike.setdefault(tuple(map(_read_kind, signals)), []).append(rows)
+    packs = longest(datums) <= packs_up_to
+    for group in alike.values():
+        first_rows = [rows[0] for rows in group]
+        requests = texts_of([datums[row].rollout for row in first_rows])
+        texts = dict(zip(first_rows, requests, strict=True))
+        if not packs:
+            # A padded batch costs its longest text times its rows.
+            group.sort(key=lambda rows: length_of(datums[rows[0]]))
+        while group:
+            count = how_many_fit([texts[rows[0]] for rows in group], limit, packs_up_to)
+            yield [list(rows) for rows in zip(*group[:count], strict=True)]
+            group = group[count:]
 
 
 def texts_of(rollouts: Sequence[Rollout]) -> list[ScoreRequest]:
-    """Return what of each rollout goes through a model."""
+    """Return the text of each rollout as a request to a model."""
     return [
         ScoreRequest(rollout.prompt_tokens, tuple(rollout.tokens.tolist())) for rollout in rollouts
     ]
 
 
-def _kind(signal: TeacherSignal) -> tuple[object, ...]:
-    """What two signals must share to be put end to end: the teacher, its head, the forms, the number of candidates."""
+def _read_kind(signal: TeacherSignal) -> tuple[object, ...]:
+    """Return what signals must share to be packed.
+
+    This is the teacher, its head, the forms of the signal and the number of candidates.
+    """
     head = None if signal.head is None else signal.head.key
     candidates = None if signal.topk_ids is None else signal.topk_ids.shape[-1]
-    pool = signal.pool
-    members = (
-        ()
-        if pool is None
-        else (pool.kind, pool.weights, *(_kind(member) for member in pool.members))
-    )
+    members: tuple[object, ...] = ()
+    if (pool := signal.pool) is not None:
+        members = (pool.kind, pool.weights, *map(_read_kind, pool.members))
     return signal.name, head, candidates, signal.hidden is None, signal.logprobs is None, members
 
 
 def length_of(datum: Datum) -> int:
-    """Return the tokens of prompt and completion."""
+    """Return the number of tokens of prompt and completion."""
     return len(datum.rollout.prompt_tokens) + len(datum.rollout.tokens)
 
 
-def count_tokens(data: Sequence[Datum]) -> int:
-    """Return the tokens of all texts, prompts and completions."""
-    return sum(map(length_of, data))
+def count_tokens(datums: Sequence[Datum]) -> int:
+    """Return the number of tokens of all texts, prompts and completions."""
+    return sum(map(length_of, datums))
 
 
-def longest(data: Sequence[Datum]) -> int:
-    """Return the tokens of the longest text, prompt and completion; 0 without any."""
-    return max(map(length_of, data), default=0)
+def longest(datums: Sequence[Datum]) -> int:
+    """Return the number of tokens of the longest text, prompt and completion; 0 without any."""
+    return max(map(length_of, datums), default=0)

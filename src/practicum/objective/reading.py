@@ -1,4 +1,4 @@
-"""From what a teacher sent to what it says about tokens: its hidden states read, several teachers pooled, two compared."""
+"""Turn signals into distributions: apply heads, pool teachers, compare two signals."""
 
 from collections.abc import Collection, Sequence
 
@@ -14,7 +14,7 @@ from practicum.types import PooledSignal, TeacherSignal
 
 
 def read_tokens(signal: TeacherSignal, part: slice | Int[Tensor, " t"]) -> TeacherDistribution:
-    """What a teacher said about a part of the tokens; its head reads that part's hidden states only."""
+    """Return a teacher's distribution at some tokens; its head reads only their hidden states."""
     if signal.pool is not None:
         return _pool(signal.pool, [read_tokens(member, part) for member in signal.pool.members])
     full = None
@@ -22,8 +22,10 @@ def read_tokens(signal: TeacherSignal, part: slice | Int[Tensor, " t"]) -> Teach
     if states is not None and signal.head is not None:
         with torch.no_grad():
             full = signal.head.logprobs(states[part])
-    rest = (signal.topk_ids, signal.topk_logprobs, signal.logprobs)
-    return TeacherDistribution(full, *(None if value is None else value[part] for value in rest))
+    columns = (signal.topk_ids, signal.topk_logprobs, signal.logprobs)
+    return TeacherDistribution(
+        full, *(None if column is None else column[part] for column in columns)
+    )
 
 
 @torch.no_grad()
@@ -34,45 +36,45 @@ def compare_signals(
     measures: Collection[str],
     k: int = TOP,
 ) -> Comparison:
-    """Compare what student and teacher say of the same tokens, `size` at a time; see `practicum.functional.comparison`.
+    """Compare the signals of student and teacher about the same tokens, `size` at a time.
 
-    The log-probabilities of a model that gives no distribution are those that it sent.
+    For a model without distributions the log-probabilities are those that it sent; see
+    `practicum.functional.comparison`.
     """
     student, teacher = (signal.fetch() for signal in signals)
-    pieces = list(chunks(len(tokens), size)) or [
-        slice(0, 0)
-    ]  # of no tokens the measures are empty, not unknown
+    # Without tokens there is one empty piece: the measures are then empty and not unknown.
+    pieces = list(chunks(len(tokens), size)) or [slice(0, 0)]
     parts = (
         (read_tokens(student, piece).full, read_tokens(teacher, piece).full, tokens[piece])
         for piece in pieces
     )
-    known = compare(parts, measures, k).known()
+    comparison = compare(parts, measures, k).known()
     sent = {
         name: read_tokens(signal, slice(None)).logprobs
         for name, signal in (("student_logprobs", student), ("teacher_logprobs", teacher))
-        if name in measures and name not in known
+        if name in measures and name not in comparison
     }
-    return Comparison(**known, **sent)
+    return Comparison(**comparison, **sent)
 
 
 @torch.no_grad()
 def _pool(pool: PooledSignal, members: Sequence[TeacherDistribution]) -> TeacherDistribution:
-    """Several teachers as one: their pooled distribution, or their pooled log-probability of the sampled token.
+    """Return several teachers as one: a pooled distribution or a pooled log-probability.
 
-    The sum of their reverse KLs has its least at the geometric pool, so that is what a `sum` is measured against.
+    The sum of their reverse KLs is smallest at the geometric pool, so a `sum` is measured against
+    that pool.
     """
     full = [member.full for member in members if member.full is not None]
     if len(full) == len(members):
         if pool.kind == "arithmetic":
             return TeacherDistribution(F.arithmetic(full, pool.weights, pool.gate))
         total = sum(pool.weights) if pool.kind == "sum" else 1.0
-        return TeacherDistribution(
-            F.geometric(full, [weight / total for weight in pool.weights], pool.gate)
-        )
+        weights = [weight / total for weight in pool.weights]
+        return TeacherDistribution(F.geometric(full, weights, pool.gate))
     tokens = torch.stack([member.logprobs for member in members if member.logprobs is not None])
     weights = torch.tensor(pool.weights)[:, None]
-    if (
-        pool.kind != "arithmetic"
-    ):  # its normaliser is a constant of the state, so it drops out of the expected gradient
+    if pool.kind != "arithmetic":
+        # The normaliser of a geometric pool depends on the state alone, so its score function has
+        # expectation 0 and the unnormalised log-probability gives the same expected gradient.
         return TeacherDistribution(logprobs=(weights * tokens).sum(dim=0))
     return TeacherDistribution(logprobs=torch.logsumexp(weights.log() + tokens, dim=0))

@@ -1,4 +1,4 @@
-"""How much of a teacher is asked for: the signals of a term, each with what answers it and how it is learned from."""
+"""Define the signals of a term: what each asks of a teacher, and how it becomes a loss."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -15,12 +15,14 @@ Gradient = Pathwise | ScoreFunction | K2Surrogate
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a scorer can answer: the signals, the supports of a top-k signal and the largest k (None: any).
+    """The answers that a scorer can give.
 
-    `writes` is whether it can also write answers of its own, `needs_candidates` whether the student's candidates, for a top-k
-    signal on the student's support, must come with each request, because the student is not where it is. `follows_student` is
-    whether a teacher may change as the student learns, or shares its modules, so that it is asked at its step and never ahead of
-    it; so is a teacher taken that does not say.
+    These are the signals, the supports of a top-k signal and the largest k (None: any). `writes`
+    is True if it can also generate completions. `needs_candidates` is True if a top-k request on
+    the student's support must contain the candidates, because the student runs elsewhere.
+    `follows_student` is True if a teacher may change as the student learns, or shares its modules:
+    it is then asked at its own step and never ahead. That is also the default for a teacher that
+    does not declare it.
     """
 
     signals: frozenset[SignalName]
@@ -34,8 +36,8 @@ class Capabilities:
 class SignalCall(Call):
     """A signal, with the facts that decide where it can be used.
 
-    - asks: a teacher (or the reference) is asked
-    - whole: it gives the teacher's whole distribution at each token
+    - asks: it needs a teacher or the reference
+    - whole: it gives the teacher's full distribution at each token
     - measures: it gives enough of each state to measure a divergence there
     - sampled: it is about the sampled token alone
     - label: the token itself is the label
@@ -51,47 +53,56 @@ class SignalCall(Call):
 
     @property
     def question(self) -> "Full | Sampled | TopK | None":
-        """Return what a teacher is asked for; None where none is."""
+        """Return the signal to ask of a teacher; None if no teacher is asked."""
         return None
 
     @property
     def candidates(self) -> int:
-        """Return how many candidates it is about at each token."""
+        """Return the number of candidates at each token."""
         return 0
 
     @property
     def chooser(self) -> str:
-        """Return whose likeliest tokens the candidates are."""
+        """Return the name of the support from which the candidates come."""
         return ""
 
     @property
     def tails(self) -> tuple[str, str]:
-        """Return what becomes of the student's mass outside the candidates, and of the teacher's."""
+        """Return the treatment of the mass outside the candidates: the student's, the teacher's."""
         return "drop", "drop"
 
     @property
     def drawn(self) -> int:
-        """Return how many extra tokens are drawn from the student at each state."""
+        """Return the number of extra tokens that are drawn from the student at each state."""
         return 0
 
     @property
     def outcome(self) -> AdvantageName | None:
-        """Return how the verifier's reward is the advantage of a completion; None where it has no part in the signal."""
+        """Return the rule that makes an advantage of the verifier's reward.
+
+        None if the reward has no part in the signal.
+        """
         return None
 
     def refused_by(self, capabilities: Capabilities) -> str | None:
-        """Return what of it a scorer cannot do, with what it can; None where it answers."""
+        """Return why the scorer cannot give this signal, and what it can give; None if it can."""
         if self.question is None or self.question.type in capabilities.signals:
             return None
-        return f"cannot give signal {self.question.type!r}; it can give: {', '.join(sorted(capabilities.signals))}"
+        return (
+            f"cannot give signal {self.question.type!r}; it can give: "
+            f"{', '.join(sorted(capabilities.signals))}"
+        )
 
-    def conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Return why it does not go with an estimator, a divergence or a target (`plain`: the teacher as it is), or None."""
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Return why the signal cannot go with an estimator, a divergence or a target, or None.
+
+        `plain` is True if the target is the unmodified teacher.
+        """
         return None
 
 
 class Full(SignalCall):
-    """Every log-probability of the teacher: exact, and no dearer than one token when both heads are local."""
+    """Every log-probability of the teacher: exact, and if both heads are local, as cheap as one."""
 
     type: Literal["full"] = "full"
     whole: ClassVar[bool] = True
@@ -104,7 +115,7 @@ class Full(SignalCall):
 
 
 class Sampled(SignalCall):
-    """One teacher log-probability a token, that of the token the student sampled."""
+    """The teacher's log-probability of each token that the student sampled."""
 
     type: Literal["sampled"] = "sampled"
     sampled: ClassVar[bool] = True
@@ -115,18 +126,18 @@ class Sampled(SignalCall):
         """Return the signal itself."""
         return self
 
-    def conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse to differentiate a divergence that is known at one token."""
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse to differentiate a divergence that is known at one token only."""
         if not isinstance(gradient, Pathwise):
             return None
         return (
-            "estimator 'pathwise' needs more than one token's log-probability; with signal 'sampled' "
-            "write estimator: score_function"
+            "estimator 'pathwise' needs more than one token's log-probability; "
+            "with signal 'sampled' write estimator: score_function"
         )
 
 
 class TopK(SignalCall):
-    """K candidates a token, chosen by `support`; what becomes of the other mass is `tail`'s choice."""
+    """K candidates a token, chosen by `support`; `tail` decides about the mass outside them."""
 
     type: Literal["topk"] = "topk"
     k: int = Field(default=64, ge=1)
@@ -151,38 +162,48 @@ class TopK(SignalCall):
 
     @property
     def tails(self) -> tuple[str, str]:
-        """Return what becomes of the student's mass outside the candidates, and of the teacher's."""
+        """Return the treatment of the mass outside the candidates: the student's, the teacher's."""
         return ("drop", "renorm") if self.tail == "renorm_teacher" else (self.tail, self.tail)
 
     def refused_by(self, capabilities: Capabilities) -> str | None:
-        """Refuse a support that cannot be scored too, and more candidates than are answered."""
+        """Refuse also an unsupported support and more candidates than the scorer returns."""
         largest_k = capabilities.largest_k
         if problem := super().refused_by(capabilities):
             return problem
         if self.support not in capabilities.supports:
-            return f"cannot score support {self.support!r}; it can: {', '.join(sorted(capabilities.supports))}"
+            return (
+                f"cannot score support {self.support!r}; it can: "
+                f"{', '.join(sorted(capabilities.supports))}"
+            )
         if largest_k is not None and self.k > largest_k:
-            return f"answers at most k={largest_k}, not {self.k}; write topk({largest_k}, support=teacher), or sampled"
+            return (
+                f"answers at most k={largest_k}, not {self.k}; write topk({largest_k}, "
+                "support=teacher), or sampled"
+            )
         return None
 
-    def conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
         """Refuse a divergence that is no sum over the candidates that the tail leaves."""
         pathwise = isinstance(gradient, Pathwise)
         if self.tail == "drop" and pathwise and divergence != "ce":
             return (
-                "a partial sum over candidates (tail 'drop') is no divergence: it can be negative and its gradient ignores the "
-                "rest; write tail=bucket or tail=renorm, or divergence: ce"
+                "a partial sum over candidates (tail 'drop') is no divergence: "
+                "it can be negative and its gradient ignores the rest; "
+                "write tail=bucket or tail=renorm, or divergence: ce"
             )
         if self.tail == "renorm_teacher" and not (pathwise and divergence in ("ce", "forward_kl")):
             return (
-                "tail 'renorm_teacher' sums over the tokens that the truncated teacher may say, which leaves nothing out of ce and "
-                "forward_kl alone; write divergence: forward_kl with estimator: pathwise, or tail=renorm"
+                "tail 'renorm_teacher' sums over the tokens that the truncated teacher may say, "
+                "which leaves nothing out of ce and forward_kl alone; write divergence: "
+                "forward_kl with estimator: pathwise, or tail=renorm"
             )
         return None
 
 
 class Draws(SignalCall):
-    """K extra tokens drawn from the student at each state, scored by the teacher (AsyncOPD 2606.24143)."""
+    """K extra tokens drawn from the student at each state, scored by the teacher.
+    AsyncOPD 2606.24143.
+    """
 
     type: Literal["mc"] = "mc"
     k: int = Field(default=16, ge=1)
@@ -190,7 +211,7 @@ class Draws(SignalCall):
 
     @property
     def question(self) -> Full:
-        """Return the whole distribution: the drawn tokens are scored from it."""
+        """Return the full distribution, from which the drawn tokens are scored."""
         return Full()
 
     @property
@@ -198,33 +219,41 @@ class Draws(SignalCall):
         """Return k."""
         return self.k
 
-    def conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse all but a score function."""
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse every estimator but a score function."""
         if isinstance(gradient, ScoreFunction):
             return None
-        return "signal 'mc' has drawn tokens, which no divergence is a sum over; write estimator: score_function"
+        return (
+            "signal 'mc' has drawn tokens, which no divergence is a sum over; write estimator: "
+            "score_function"
+        )
 
 
 class Text(SignalCall):
-    """The rollout's own tokens are the label, whoever wrote them; no teacher is asked (SFT, SeqKD 1606.07947)."""
+    """The rollout's own tokens are the label, whoever wrote them; no teacher is asked.
+    SFT, SeqKD 1606.07947.
+    """
 
     type: Literal["text"] = "text"
     asks: ClassVar[bool] = False
     label: ClassVar[bool] = True
 
-    def conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse all but the cross-entropy of the label."""
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse everything but the cross-entropy of the label."""
         if divergence != "ce":
             return "signal 'text' has one label a token, the token itself; write divergence: ce"
         if not isinstance(gradient, Pathwise) or not plain:
-            return "signal 'text' is its own target and is differentiated itself; leave out target and estimator"
+            return (
+                "signal 'text' is its own target and is differentiated itself; "
+                "leave out target and estimator"
+            )
         return None
 
 
 class Score(SignalCall):
     """One reward a completion, from the verifier; no teacher is asked.
 
-    `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO and none REINFORCE.
+    `advantage`: group_normalized is GRPO, group_mean Dr. GRPO, leave_one_out RLOO, none REINFORCE.
     """
 
     type: Literal["score"] = "score"
@@ -238,10 +267,16 @@ class Score(SignalCall):
         """Return the advantage."""
         return self.advantage
 
-    def conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
-        """Refuse what is said of a teacher."""
+    def explain_conflict(self, gradient: Gradient, divergence: str, plain: bool) -> str | None:
+        """Refuse settings that concern a teacher."""
         if not isinstance(gradient, ScoreFunction):
-            return "signal 'score' is a reward, not a function of the logits; write estimator: score_function"
+            return (
+                "signal 'score' is a reward, not a function of the logits; write estimator: "
+                "score_function"
+            )
         if divergence != "reverse_kl" or not plain or gradient != ScoreFunction():
-            return "signal 'score' asks no teacher; leave out target, divergence and the estimator's arguments"
+            return (
+                "signal 'score' asks no teacher; leave out target, divergence and the estimator's "
+                "arguments"
+            )
         return None

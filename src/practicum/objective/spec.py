@@ -1,9 +1,10 @@
-"""The objective as data: a list of terms, each a choice on the mathematical axes, and one aggregate."""
+"""Define the objective as data: terms, each a choice on the mathematical axes, and an aggregate."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
 
 from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
@@ -40,11 +41,11 @@ OTHER_ANSWERS = {
     "failed_group": "solved_group",
     "solved_group": "failed_group",
 }
-"""The filters by outcome, each with the one that is about the other answers."""
+"""The filters by outcome, each with the filter that selects the other completions."""
 
 
 class Term(BaseModel):
-    """One term of the loss: which rollouts, what the teacher says, how disagreement becomes a gradient."""
+    """One term of the loss: rollouts, a signal, and the way from disagreement to a gradient."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
@@ -71,7 +72,9 @@ class Term(BaseModel):
     )
     filter: Literal["all", "correct", "incorrect", "failed_group", "solved_group"] = Field(
         default="all",
-        description="only completions with reward 1 or below it, or of prompts without or with a right one",
+        description=(
+            "only completions with reward 1 or below it, or of prompts without or with a right one"
+        ),
     )
     source: Literal["all", "student", "dataset", "teacher"] = Field(
         default="all", description="only tokens of this writer: see [rollouts](rollouts.md)"
@@ -79,147 +82,180 @@ class Term(BaseModel):
     coefficient: float = 1.0
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Term":
-        checks = (
-            self._signal,
-            self._one_token,
-            self._candidates,
-            self._target,
-            self._rewards,
-            self._weighs,
-        )
-        for check in checks:
-            problem = check()
-            if problem:
+    def _check_consistency(self) -> "Term":
+        for check in (
+            self._check_signal,
+            self._check_sampled_token,
+            self._check_candidates,
+            self._check_target,
+            self._check_rewards_and_clips,
+            self._check_weights,
+        ):
+            if problem := check():
                 raise ValueError(problem)
         return self
 
-    def _signal(self) -> str | None:
-        return self.signal.conflict(self.gradient, self.divergence.name, self.plain_target)
+    def _check_signal(self) -> str | None:
+        return self.signal.explain_conflict(
+            self.gradient, self.divergence.name, self.targets_teacher
+        )
 
-    def _one_token(self) -> str | None:
+    def _check_sampled_token(self) -> str | None:
         entry = DIVERGENCES[self.divergence.name]
         if not entry.pointwise and not isinstance(self.gradient, Pathwise):
             return (
-                f"divergence {self.divergence.name!r} has no sampled-token form; use signal full with estimator "
-                "pathwise, or a divergence that has one, such as reverse_kl or jsd(0.5)"
+                f"divergence {self.divergence.name!r} has no sampled-token form; "
+                "use signal full with estimator pathwise, or a divergence that has one, "
+                "such as reverse_kl or jsd(0.5)"
             )
         if isinstance(self.gradient, K2Surrogate) and self.divergence.name != "reverse_kl":
-            return "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: reverse_kl"
+            return (
+                "estimator 'k2_surrogate' is the gradient of reverse_kl only; write divergence: "
+                "reverse_kl"
+            )
         if self.baseline == "kl" and not self.signal.measures:
             return f"baseline 'kl' needs signal full or topk, not {self.signal.type!r}"
         return None
 
-    def _candidates(self) -> str | None:
+    def _check_candidates(self) -> str | None:
         gradient = self.gradient
         if isinstance(gradient, ScoreFunction) and gradient.over == "candidates":
             if not self.signal.candidates:
-                return "over=candidates sums over the candidates of a topk signal; write signal: topk(16)"
+                return (
+                    "over=candidates sums over the candidates of a topk signal; write signal: "
+                    "topk(16)"
+                )
             if gradient.gamma > 0 or gradient.baseline != "none":
                 return "over=candidates is about one state at a time; leave out gamma and baseline"
         return None
 
     @property
-    def plain_target(self) -> bool:
-        """Whether the target is the teacher as it is."""
+    def targets_teacher(self) -> bool:
+        """Return True if the target is the unmodified teacher."""
         target = self.target
-        return target == TeacherTarget() or (isinstance(target, LogLinear) and target.plain)
+        return target == TeacherTarget() or (isinstance(target, LogLinear) and target.is_teacher)
 
-    def _target(self) -> str | None:
-        if self.plain_target or self.signal.whole:
+    def _check_target(self) -> str | None:
+        if self.targets_teacher or self.signal.whole:
             return None
         if (
             self.signal.sampled
             and self.divergence.name == "reverse_kl"
             and isinstance(self.target, LogLinear)
         ):
-            return None  # the normaliser is a constant of the state, so it drops out of the expected gradient
-        return f"target {self.target.type!r} must be renormalised over the whole vocabulary; write signal: full"
+            # The normaliser depends on the state alone, so its score function has expectation 0.
+            return None
+        return (
+            f"target {self.target.type!r} must be renormalised over the whole vocabulary; "
+            "write signal: full"
+        )
 
-    def _rewards(self) -> str | None:
+    def _check_rewards_and_clips(self) -> str | None:
         if self.signal.outcome is not None and not isinstance(self.reward, NoReward):
-            return f"signal {self.signal.type!r} is the reward itself; leave out reward, or use a teacher's signal with it"
+            return (
+                f"signal {self.signal.type!r} is the reward itself; leave out reward, "
+                "or use a teacher's signal with it"
+            )
         if not isinstance(self.reward, NoReward) and not self.on_sampled_token:
-            return f"reward {self.reward.type!r} is added to an advantage; write estimator: score_function"
+            return (
+                f"reward {self.reward.type!r} is added to an advantage; write estimator: "
+                "score_function"
+            )
         if isinstance(self.clip, ClipLoss | ClipEntries) and not (
             self.asks and isinstance(self.gradient, Pathwise)
         ):
             return (
-                f"clip {self.clip.type!r} is of a divergence that is differentiated; for an advantage write clip: "
-                "advantage(-5, 5)"
+                f"clip {self.clip.type!r} is of a divergence that is differentiated; "
+                "for an advantage write clip: advantage(-5, 5)"
             )
         if isinstance(self.clip, ClipAdvantage) and not self.on_sampled_token:
-            return "clip 'advantage' is of a sampled token's advantage; for a divergence write clip: loss(0.05)"
+            return (
+                "clip 'advantage' is of a sampled token's advantage; for a divergence write clip: "
+                "loss(0.05)"
+            )
         return None
 
-    def _weighs(self) -> str | None:
+    def _check_weights(self) -> str | None:
         if "teacher_rank" in self.weighs_by and not self.signal.whole:
             return f"weights {self.weights.name!r} ranks the whole vocabulary; write signal: full"
         if not self.asks and self.weighs_by_teacher:
-            return f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.type!r} does not ask"
+            return (
+                f"weights {self.weights.name!r} needs a teacher, whom signal {self.signal.type!r} "
+                "does not ask"
+            )
         if not self.asks and self.samples_by_teacher:
-            return f"samples {self.samples.name!r} needs a teacher, whom signal {self.signal.type!r} does not ask"
+            return (
+                f"samples {self.samples.name!r} needs a teacher, whom signal {self.signal.type!r} "
+                "does not ask"
+            )
         return None
 
     @property
     def parameter(self) -> float | None:
-        """The divergence's parameter, where it has one."""
+        """Return the parameter of the divergence, or None if it has none."""
         return next((float(value) for value in self.divergence.arguments.values()), None)
+
+    def compute_advantage(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the divergence's advantage of tokens with these log-probabilities."""
+        return DIVERGENCES[self.divergence.name].advantage(student, teacher, self.parameter)
 
     @property
     def gradient(self) -> Pathwise | ScoreFunction | K2Surrogate:
-        """The estimator, with `auto` decided."""
+        """Return the estimator, with `auto` resolved."""
         return self.usual_gradient if isinstance(self.estimator, Auto) else self.estimator
 
     @property
     def usual_gradient(self) -> Pathwise | ScoreFunction:
-        """What `auto` decides for the term's signal."""
+        """Return the estimator that `auto` stands for."""
         return self.signal.usual
 
     @property
     def asks(self) -> bool:
-        """Whether the term needs what a teacher (or the reference) says."""
+        """Return True if the term needs the signal of a teacher or of the reference."""
         return self.signal.asks
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether the term needs what the teacher says, and not the reference in its place."""
+        """Return True if the term needs the teacher's signal and not the reference's."""
         return self.asks and self.against == "teacher"
 
     @property
     def weighs_by(self) -> frozenset[str]:
-        """Return the statistics that the token weights are made of."""
+        """Return the statistics that the token weights need."""
         return WEIGHTS[self.weights.name].needed(self.weights.arguments)
 
     @property
     def weighs_by_teacher(self) -> bool:
-        """Whether the token weights need what a teacher says."""
+        """Return True if the token weights need the teacher's signal."""
         return not self.weighs_by.isdisjoint(OF_TEACHER)
 
     @property
     def samples_by(self) -> frozenset[str]:
-        """Return the statistics that the sample weights are made of."""
+        """Return the statistics that the sample weights need."""
         return SAMPLE_WEIGHTS[self.samples.name].needed(self.samples.arguments)
 
     @property
     def samples_by_teacher(self) -> bool:
-        """Whether the sample weights need what a teacher says."""
+        """Return True if the sample weights need the teacher's signal."""
         return "teacher_nll" in self.samples_by
 
     @property
     def has_rewarded_advantage(self) -> bool:
-        """Whether the verifier's reward is an advantage or a part of one."""
+        """Return True if the verifier's reward is an advantage or a part of one."""
         return self.signal.outcome is not None or not isinstance(self.reward, NoReward)
 
     @property
     def learns_from_reward(self) -> bool:
-        """Whether the verifier's reward is learned from: as an advantage, or by whose likelihood it lets rise."""
+        """Return True if the term trains on the verifier's reward.
+
+        The reward is then an advantage, or selects the completions whose likelihood rises.
+        """
         chosen = self.filter in OTHER_ANSWERS or SAMPLE_WEIGHTS[self.samples.name].by_reward
         return self.has_rewarded_advantage or (self.signal.label and chosen)
 
     @property
-    def asks_reference(self) -> bool:
-        """Whether the term needs what the reference says."""
+    def needs_reference(self) -> bool:
+        """Return True if the term needs the signal of the reference."""
         if isinstance(self.target, Contrast) or (
             isinstance(self.target, LogLinear) and self.target.reference != 0.0
         ):
@@ -228,7 +264,7 @@ class Term(BaseModel):
 
     @property
     def on_sampled_token(self) -> bool:
-        """Whether the loss is a coefficient times the sampled token's log-probability."""
+        """Return True if the loss is a coefficient times the sampled token's log-probability."""
         gradient = self.gradient
         if isinstance(gradient, ScoreFunction):
             return gradient.over == "sampled" and not self.signal.drawn
@@ -236,13 +272,17 @@ class Term(BaseModel):
 
     @property
     def baseline(self) -> str:
-        """The baseline of a score function, `none` for the other estimators."""
+        """Return the baseline of a score function, `none` for the other estimators."""
         return self.gradient.baseline if isinstance(self.gradient, ScoreFunction) else "none"
 
     @property
     def needs_sequences(self) -> bool:
-        """Whether a token's coefficient depends on other tokens, so that the losses need a first pass without gradient."""
+        """Return True if a token's coefficient depends on other tokens.
+
+        The losses then need a first pass without gradient.
+        """
         gradient = self.gradient
+        # A return or a group's mean adds up other tokens, as do products and sorted weights below.
         sequence = isinstance(gradient, ScoreFunction) and (
             gradient.gamma > 0 or gradient.baseline == "group_mean"
         )
@@ -255,7 +295,7 @@ class Term(BaseModel):
 
 
 class Objective(BaseModel):
-    """The whole loss: terms that are summed, and the aggregate that turns tokens into one number."""
+    """The full loss: terms that are summed, and the aggregate that turns tokens into one number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -269,14 +309,12 @@ class Objective(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_term_needs_no_list(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or "losses" in value:
-            return value
-        whole = {key: value[key] for key in ("aggregate", "aggregate_norm") if key in value}
-        return {
-            "losses": [{key: field for key, field in value.items() if key not in whole}],
-            **whole,
-        }
+    def _accept_single_term(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping) or "losses" in raw:
+            return raw
+        shared = {key: raw[key] for key in ("aggregate", "aggregate_norm") if key in raw}
+        term = {key: setting for key, setting in raw.items() if key not in shared}
+        return {"losses": [term], **shared}
 
     @model_validator(mode="after")
     def _complete(self) -> "Objective":
@@ -286,12 +324,13 @@ class Objective(BaseModel):
             )
         if self.aggregate == "seq_mean_token_sum_norm" and self.aggregate_norm is None:
             raise ValueError(
-                "aggregate 'seq_mean_token_sum_norm' needs aggregate_norm, for example the token limit"
+                "aggregate 'seq_mean_token_sum_norm' needs aggregate_norm, "
+                "for example the token limit"
             )
         if self.aggregate != "seq_mean_token_sum_norm" and self.aggregate_norm is not None:
             raise ValueError(
-                f"aggregate_norm divides under aggregate 'seq_mean_token_sum_norm' only, not under {self.aggregate!r}; "
-                "leave it out or change the aggregate"
+                "aggregate_norm divides under aggregate 'seq_mean_token_sum_norm' only, "
+                f"not under {self.aggregate!r}; leave it out or change the aggregate"
             )
         for term in self.losses:
             if (
@@ -300,31 +339,33 @@ class Objective(BaseModel):
                 and self.signal.sampled
             ):
                 raise ValueError(
-                    f"weights {term.weights.name!r} needs the teacher's entropy, which signal 'sampled' does not tell; "
-                    "write signal: full, or weights of another statistic"
+                    f"weights {term.weights.name!r} needs the teacher's entropy, which signal "
+                    "'sampled' does not tell; write signal: full, or weights of another statistic"
                 )
         return self
 
     @property
     def signal(self) -> Full | Sampled | TopK | None:
-        """The richest signal any term asks of the teacher: what it has to give; None where no term asks it."""
-        return _richest([term for term in self.losses if term.asks_teacher])
+        """Return the richest signal that any term asks of the teacher; None if no term asks it."""
+        return _pick_richest([term for term in self.losses if term.asks_teacher])
 
     @property
     def reference_signal(self) -> Full | Sampled | TopK | None:
-        """The richest signal any term asks of the reference; None where no term asks it."""
-        return _richest([term for term in self.losses if term.asks_reference])
+        """Return the richest signal that any term asks of the reference; None if no term does."""
+        return _pick_richest([term for term in self.losses if term.needs_reference])
 
     @property
     def needs_sequences(self) -> bool:
-        """Whether any term needs the first pass without gradient."""
+        """Return True if any term needs the first pass without gradient."""
         return any(term.needs_sequences for term in self.losses)
 
 
-def _richest(terms: list[Term]) -> Full | Sampled | TopK | None:
-    """What answers all of the terms."""
-    asked = [question for term in terms if (question := term.signal.question) is not None]
-    return max(asked, key=lambda question: (question.whole, question.candidates), default=None)
+def _pick_richest(terms: list[Term]) -> Full | Sampled | TopK | None:
+    """Return the signal that answers all of the terms."""
+    # The full distribution contains every top-k table, and a longer table every shorter one.
+    questions = [question for term in terms if (question := term.signal.question) is not None]
+    return max(questions, key=lambda question: (question.whole, question.candidates), default=None)
 
 
-assert set(AGGREGATES) == set(Objective.model_fields["aggregate"].annotation.__args__)  # type: ignore[union-attr]
+_aggregate = Objective.model_fields["aggregate"].annotation
+assert set(AGGREGATES) == set(_aggregate.__args__)  # type: ignore[union-attr]

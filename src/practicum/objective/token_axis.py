@@ -1,4 +1,7 @@
-"""The token side: one detached coefficient a token, from weights, corrections, rewards and the normalisation of the whole batch."""
+"""Compute the token side of an objective: one detached coefficient a token.
+
+It is the product of weights, corrections, rewards and the normalisation over the whole batch.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +11,6 @@ from torch import Tensor
 
 from practicum import functional as F
 from practicum.functional.advantages import ADVANTAGES, modulate
-from practicum.functional.divergences import DIVERGENCES
 from practicum.functional.estimators import CORRECTIONS
 from practicum.functional.samples import SAMPLE_WEIGHTS, SampleStatistics
 from practicum.functional.weights import WEIGHTS, TokenStatistics
@@ -21,109 +23,112 @@ from practicum.types import AUTHORS
 
 @torch.no_grad()
 def compute_coefficients(term: Term, values: TermValues, batch: TokenBatch) -> Float[Tensor, " T"]:
-    """The detached coefficient of each token's value in the loss, 0 where nobody answered.
+    """Return the detached coefficient of each token's value in the loss, 0 without a signal.
 
-    For a differentiated value that is weight times aggregate; for a sampled token it is also times minus the return.
-    Terms with `needs_sequences` must be given whole sequences.
+    For a differentiated value it is weight times aggregate; for a sampled token it is also times
+    minus the return. Terms with `needs_sequences` need whole sequences here.
     """
     if not values.answered.any():
         return torch.zeros_like(values.logprobs)
-    selected = _kept(term, batch)
+    selected = _select_rows(term, batch)
     coefficient = (
         term.coefficient
         * batch.aggregate
-        * _weights(term, values, batch)
+        * _compute_token_weights(term, values, batch)
         * _compute_completion_weights(term, values, batch, selected)
     )
-    log_ratio = _log_ratio(term, values, batch)
+    log_ratio = _compute_log_ratio(term, values, batch)
     if not term.on_sampled_token:
-        coefficient = coefficient * _state_factor(term, log_ratio, batch)
+        coefficient = coefficient * _correct_states(term, log_ratio, batch)
     else:
-        returns = _returns(term, values, batch, log_ratio)
-        factor = 1.0 if _is_cumulative(term) else _token_factor(term, log_ratio, returns)
+        returns = _compute_returns(term, values, batch, log_ratio)
+        factor = 1.0 if _is_cumulative(term) else _correct_tokens(term, log_ratio, returns)
         coefficient = -coefficient * factor * returns
-    return torch.where(values.answered & _written(term, batch), coefficient, 0.0)
+    # Not a product with the mask: tokens without a signal hold NaN, and NaN times 0 is NaN.
+    return torch.where(values.answered & _mask_source_tokens(term, batch), coefficient, 0.0)
 
 
-def _advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
+def _compute_advantage(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     if values.teacher_logprobs is None:
         return torch.zeros_like(values.logprobs)
     learner = values.logprobs if term.advantage_logprob == "learner" else batch.sampling_logprobs
-    advantage = DIVERGENCES[term.divergence.name].advantage(
-        learner, values.teacher_logprobs, term.parameter
-    )
+    advantage = term.compute_advantage(learner, values.teacher_logprobs)
     clip = term.clip
     return F.clip(advantage, clip.low, clip.high) if isinstance(clip, ClipAdvantage) else advantage
 
 
-def _returns(term: Term, values: TermValues, batch: TokenBatch, log_ratio: Tensor) -> Tensor:
-    """The return of each token: the teacher's, the verifier's, or both.
+def _compute_returns(
+    term: Term, values: TermValues, batch: TokenBatch, log_ratio: Tensor
+) -> Tensor:
+    """Return the return of each token: the teacher's, the verifier's, or both.
 
-    With a cumulative correction all of it, baselines and rewards included, is weighted by the ratios that lead up to the token.
+    A cumulative correction weights all of it, baselines and rewards included, by the ratios up to
+    the token.
     """
-    ratio = (
-        _prefix_ratio(term, log_ratio, batch)
-        if _is_cumulative(term)
-        else torch.ones_like(log_ratio)
-    )
+    ratio = torch.ones_like(log_ratio)
+    if _is_cumulative(term):
+        ratio = _compute_prefix_ratio(term, log_ratio, batch)
+    reward = term.reward
     if term.signal.outcome is not None:
-        return ratio * _rewards(term.signal.outcome, batch)
-    if isinstance(term.reward, Modulate):
+        return ratio * _compute_reward_advantages(term.signal.outcome, batch)
+    if isinstance(reward, Modulate):
         assert values.teacher_logprobs is not None
         gap = values.teacher_logprobs - values.logprobs
-        return ratio * modulate(
-            _rewards(term.reward.advantage, batch), gap, term.reward.strength, term.reward.bound
-        )
-    returns = _teacher_returns(term, values, batch, ratio)
-    if isinstance(term.reward, AddAdvantage):
-        return F.add_reward(
-            returns, ratio * _rewards(term.reward.advantage, batch), term.reward.coefficient
-        )
+        advantages = _compute_reward_advantages(reward.advantage, batch)
+        return ratio * modulate(advantages, gap, reward.strength, reward.bound)
+    returns = _compute_teacher_returns(term, values, batch, ratio)
+    if isinstance(reward, AddAdvantage):
+        advantages = _compute_reward_advantages(reward.advantage, batch)
+        return F.add_reward(returns, ratio * advantages, reward.coefficient)
     return returns
 
 
-def _teacher_returns(term: Term, values: TermValues, batch: TokenBatch, ratio: Tensor) -> Tensor:
-    """The teacher's advantages from each token on, each times its ratio, minus a baseline of the token's state.
-
-    What is subtracted is taken from the return and not from each advantage: of the advantages of later tokens it would take
-    their mean, which is what a return beyond this token has to say.
-    """
+def _compute_teacher_returns(
+    term: Term, values: TermValues, batch: TokenBatch, ratio: Tensor
+) -> Tensor:
+    """Return the teacher's return of each token: advantages times ratios, minus a baseline."""
     gradient = term.gradient if isinstance(term.gradient, ScoreFunction) else ScoreFunction()
-    returns = torch.where(values.answered, ratio * _advantage(term, values, batch), 0.0)
+    returns = torch.where(values.answered, ratio * _compute_advantage(term, values, batch), 0.0)
     if gradient.gamma > 0:
-        returns = _by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
+        returns = _apply_by_row(batch, returns, lambda row: _compute_returns_to_go(row, gradient))
     if gradient.baseline == "kl":
         assert values.divergence is not None, "the capability check asks for candidates"
         return returns + torch.where(values.answered, ratio * values.divergence, 0.0)
-    return (
-        returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
-        if gradient.baseline == "group_mean"
-        else returns
-    )
+    if gradient.baseline == "group_mean":
+        # The baseline is subtracted from the return and not from each advantage. In a sum over
+        # later tokens it would remove their mean, which is what a return says beyond this token.
+        return returns - ratio * _compute_leave_one_out_mean(returns, values, batch)
+    return returns
 
 
 def _compute_returns_to_go(advantage: Tensor, gradient: ScoreFunction) -> Tensor:
-    """The discounted advantages from each token on, or from the one after it; as a sum or a mean over those left."""
+    """Return the discounted advantages from each token on, or from the next one on.
+
+    They are a sum, or a mean over the remaining tokens.
+    """
     returns = F.reward_to_go(advantage, gradient.gamma)
-    left = torch.arange(len(advantage), 0, -1, dtype=returns.dtype) - gradient.start
+    num_left = torch.arange(len(advantage), 0, -1, dtype=returns.dtype) - gradient.start
     if gradient.start == 1:
         returns = returns - advantage
-    return returns / left.clamp_min(1.0) if gradient.length == "mean" else returns
+    return returns / num_left.clamp_min(1.0) if gradient.length == "mean" else returns
 
 
-def _rewards(advantage: str, batch: TokenBatch) -> Tensor:
-    """The advantage of each token's completion among those of its prompt; 0 where there is no reward."""
+def _compute_reward_advantages(advantage: str, batch: TokenBatch) -> Tensor:
+    """Return the advantage of each token's completion in its prompt's group; 0 without a reward."""
     by_row = [0.0] * len(batch.groups)
-    for rows in batch.by_group():
-        known = [(row, reward) for row in rows if (reward := batch.rewards[row]) is not None]
-        values = ADVANTAGES[advantage].function([reward for _, reward in known])
-        for (row, _), value in zip(known, values, strict=True):
-            by_row[row] = value
+    for rows in batch.group_rows():
+        rewards = {row: reward for row in rows if (reward := batch.rewards[row]) is not None}
+        advantages = ADVANTAGES[advantage].function(list(rewards.values()))
+        for row, row_advantage in zip(rewards, advantages, strict=True):
+            by_row[row] = row_advantage
     return torch.tensor([by_row[row] for row in batch.first])[batch.rows]
 
 
 def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: TokenBatch) -> Tensor:
-    """For each token the mean return of the *other* answered completions of its prompt (0 where there are none)."""
+    """Return for each token the mean return of the *other* scored completions of its prompt.
+
+    It is 0 if there are none.
+    """
     count = len(batch.groups)
     sums = returns.new_zeros(count).index_add_(0, batch.rows, returns)
     sizes = returns.new_zeros(count).index_add_(0, batch.rows, values.answered.to(returns.dtype))
@@ -134,14 +139,17 @@ def _compute_leave_one_out_mean(returns: Tensor, values: TermValues, batch: Toke
     return (other_sums / other_sizes.clamp_min(1.0))[batch.rows]
 
 
-def _by_row(batch: TokenBatch, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def _apply_by_row(
+    batch: TokenBatch, values: Tensor, function: Callable[[Tensor], Tensor]
+) -> Tensor:
     lengths = torch.bincount(batch.rows, minlength=len(batch.groups)).tolist()
     return torch.cat([function(row) for row in values.split(lengths)])
 
 
-def _log_ratio(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
-    """The logarithm that the term's correction is about."""
+def _compute_log_ratio(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
+    """Return the logarithm that the term's correction is a function of."""
     of, arguments = CORRECTIONS[term.correction.name].of, term.correction.arguments
+    # The ratio is to the sampling distribution, temperature and truncation included.
     log_ratio = values.logprobs - batch.sampling_logprobs
     if of == "anchor" and values.teacher_logprobs is not None:
         alpha = float(arguments["alpha"])
@@ -149,30 +157,36 @@ def _log_ratio(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     return values.logprobs if of == "probability" else log_ratio
 
 
-def _token_factor(term: Term, log_ratio: Tensor, advantage: Tensor) -> Tensor:
-    """The correction of each token by itself."""
+def _correct_tokens(term: Term, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """Return the correction of each token by itself."""
     return CORRECTIONS[term.correction.name].function(
         log_ratio, advantage, **term.correction.arguments
     )
 
 
-def _state_factor(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
-    """The correction of a divergence at a state; how the state was reached does not depend on the token after it."""
+def _correct_states(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+    """Return the correction of a divergence at each state.
+
+    The probability of reaching a state does not depend on the token after it.
+    """
     if _is_cumulative(term):
-        return _prefix_ratio(term, log_ratio, batch) / log_ratio.exp()
-    return _token_factor(term, log_ratio, -torch.ones_like(log_ratio))
+        # The product up to the token, without the token's own ratio.
+        return _compute_prefix_ratio(term, log_ratio, batch) / log_ratio.exp()
+    return _correct_tokens(term, log_ratio, -torch.ones_like(log_ratio))
 
 
 def _is_cumulative(term: Term) -> bool:
     return CORRECTIONS[term.correction.name].cumulative
 
 
-def _prefix_ratio(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
-    """The product of the ratios of each sequence up to and including each token."""
-    return _by_row(batch, log_ratio, lambda row: _token_factor(term, row, torch.ones_like(row)))
+def _compute_prefix_ratio(term: Term, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+    """Return the product of the ratios of each sequence up to and including each token."""
+    return _apply_by_row(
+        batch, log_ratio, lambda row: _correct_tokens(term, row, torch.ones_like(row))
+    )
 
 
-def _weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
+def _compute_token_weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     statistics = TokenStatistics(
         loss_mask=values.answered,
         student_entropy=values.student_entropy,
@@ -188,17 +202,18 @@ def _weights(term: Term, values: TermValues, batch: TokenBatch) -> Tensor:
     return WEIGHTS[term.weights.name].function(statistics, **term.weights.arguments)
 
 
-def _kept(term: Term, batch: TokenBatch) -> list[bool]:
-    """The rows that the term is about, by outcome and by who wrote them.
+def _select_rows(term: Term, batch: TokenBatch) -> list[bool]:
+    """Return True for the rows that the term's filter and source select.
 
-    Whether a group is solved is up to the student's own completions; those of others count where it has none.
+    A group is solved by the student's own completions; those of others count only if the student
+    wrote none.
     """
     right = [None if reward is None else reward >= 1.0 for reward in batch.rewards]
-    solved_first = {
-        row: any(right[row] for row in _select_student_rows(rows, batch))
-        for rows in batch.by_group()
-        for row in rows
-    }
+    solved_first: dict[int, bool] = {}
+    for rows in batch.group_rows():
+        is_solved = any(right[row] for row in _select_student_rows(rows, batch))
+        solved_first |= dict.fromkeys(rows, is_solved)
+    # Only first rows are in the groups; a repeated rollout takes the result of its first row.
     solved = [solved_first[row] for row in batch.first]
     outcome = {
         "all": lambda row: True,
@@ -209,36 +224,39 @@ def _kept(term: Term, batch: TokenBatch) -> list[bool]:
     }[term.filter]
     wrote = {row for row, source in enumerate(batch.sources) if term.source in ("all", source)}
     if term.source != "all":
-        wrote |= set(batch.rows[_written(term, batch)].tolist())
+        wrote |= set(batch.rows[_mask_source_tokens(term, batch)].tolist())
     return [outcome(row) and row in wrote for row in range(len(batch.groups))]
 
 
-def _written(term: Term, batch: TokenBatch) -> Bool[Tensor, " T"]:
-    """Return True at the tokens of the term's writer."""
+def _mask_source_tokens(term: Term, batch: TokenBatch) -> Bool[Tensor, " T"]:
+    """Return True at the tokens that the term's source wrote."""
     if term.source == "all":
         return torch.ones_like(batch.authors, dtype=torch.bool)
     return batch.authors == AUTHORS.index(term.source)
 
 
 def _select_student_rows(rows: Sequence[int], batch: TokenBatch) -> Sequence[int]:
-    """Those of the rows that the student wrote, or all of them where it wrote none."""
+    """Return the rows that the student wrote, or all of them if it wrote none."""
     return [row for row in rows if batch.sources[row] == "student"] or rows
 
 
 def _compute_completion_weights(
-    term: Term, values: TermValues, batch: TokenBatch, kept: Sequence[bool]
+    term: Term, values: TermValues, batch: TokenBatch, selected: Sequence[bool]
 ) -> Tensor:
-    """What each token's completion counts: 0 where the term is not about it, else its sample weight."""
+    """Return the weight of each token's completion, 0 if it is not selected."""
     entry = SAMPLE_WEIGHTS[term.samples.name]
-    by_row = [1.0] * len(kept)
-    answered = set(batch.rows[values.answered].tolist())
-    student = _mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
-    teacher = _mean_nll(values.teacher_logprobs, batch) if "teacher_nll" in term.samples_by else ()
-    for rows in (
-        batch.by_group() if entry.needs else ()
-    ):  # a weight that looks at nothing is the same for all
+    by_row = [1.0] * len(selected)
+    scored_rows = set(batch.rows[values.answered].tolist())
+    student = _compute_mean_nll(values.logprobs, batch) if "student_nll" in term.samples_by else ()
+    teacher = (
+        _compute_mean_nll(values.teacher_logprobs, batch)
+        if "teacher_nll" in term.samples_by
+        else ()
+    )
+    # A weight that needs no statistic is 1 for every completion.
+    for rows in batch.group_rows() if entry.needs else ():
         statistics = SampleStatistics(
-            kept=[kept[row] and row in answered for row in rows],
+            kept=[selected[row] and row in scored_rows for row in rows],
             rewards=[batch.rewards[row] for row in rows],
             texts=[batch.texts[row] for row in rows],
             student_nll=[student[row] for row in rows if student],
@@ -247,13 +265,13 @@ def _compute_completion_weights(
         weights = entry.function(statistics, **term.samples.arguments)
         for row, weight in zip(rows, weights, strict=True):
             by_row[row] = weight
-    counted = [by_row[first] * row for first, row in zip(batch.first, kept, strict=True)]
-    return torch.tensor(counted, dtype=torch.float32)[batch.rows]
+    weights = [by_row[first] * row for first, row in zip(batch.first, selected, strict=True)]
+    return torch.tensor(weights, dtype=torch.float32)[batch.rows]
 
 
-def _mean_nll(logprobs: Tensor | None, batch: TokenBatch) -> list[float]:
-    """The mean negative log-probability of each row's tokens, 0 where nothing is known."""
+def _compute_mean_nll(logprobs: Tensor | None, batch: TokenBatch) -> list[float]:
+    """Return the mean negative log-probability of each row's tokens, 0 if it is unknown."""
     count = len(batch.groups)
-    known = torch.zeros_like(batch.aggregate) if logprobs is None else logprobs.nan_to_num(0.0)
-    sums = known.new_zeros(count).index_add_(0, batch.rows, -known)
+    nll = torch.zeros_like(batch.aggregate) if logprobs is None else -logprobs.nan_to_num(0.0)
+    sums = nll.new_zeros(count).index_add_(0, batch.rows, nll)
     return (sums / torch.bincount(batch.rows, minlength=count).clamp_min(1)).tolist()

@@ -1,6 +1,6 @@
-"""What the two sides of an objective read and write: numbers of each token, end to end, without a vocabulary axis."""
+"""Define the packed numbers per token that both sides of an objective read and write."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,11 +16,12 @@ from practicum.types import AUTHORS, Datum, Rollout, Source
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Every supervised token of some rollouts, end to end; sequences that follow one another are told apart by `rows`.
+    """The supervised tokens of some rollouts, packed; `rows` tells the sequences apart.
 
-    `authors` are the writers of the tokens as places in `AUTHORS`, and `draws` the random numbers of `mc` signals. The tuples are
-    by row: rewards, prompts, texts, sources, and in `first` the first row with the same rollout, which is another one where several
-    teachers each have a row for it. `special` is true at special tokens, and None where nobody said which they are.
+    `authors` are the writers of the tokens as indices into `AUTHORS`, and `draws` the random
+    numbers of `mc` signals. The tuples are by row: rewards, prompts, texts, sources. `first` has
+    the first row with the same rollout, which differs from the row itself if several teachers each
+    have a row for a rollout. `special` is True at special tokens, and None if they are unknown.
     """
 
     tokens: Int[Tensor, " T"]
@@ -39,7 +40,7 @@ class TokenBatch:
     special: Bool[Tensor, " T"] | None = None
 
     def __getitem__(self, part: slice | Int[Tensor, " t"]) -> "TokenBatch":
-        """The same batch at some of its tokens."""
+        """Return the batch at some of its tokens."""
         tensors = {
             field.name: value[part]
             for field in fields(self)
@@ -48,11 +49,11 @@ class TokenBatch:
         return replace(self, **tensors)
 
     def to(self, device: torch.device) -> "TokenBatch":
-        """The tokens and the random numbers on another device; what the token side reads stays where it is."""
+        """Return the batch with tokens and draws on a device; the rest stays for the token side."""
         return replace(self, tokens=self.tokens.to(device), draws=self.draws.to(device))
 
-    def by_group(self) -> "list[list[int]]":
-        """The rows of each prompt, each rollout once."""
+    def group_rows(self) -> "list[list[int]]":
+        """Return the rows of each prompt, each rollout once."""
         rows: dict[str, list[int]] = {}
         for row, group in enumerate(self.groups):
             if self.first[row] == row:
@@ -62,7 +63,10 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class TeacherDistribution:
-    """What a teacher said about T tokens: its whole distribution, its candidates, the sampled token alone, or nothing."""
+    """The signal of a teacher at T tokens.
+
+    It is the full distribution, the candidates, the sampled token alone, or nothing.
+    """
 
     full: Float[Tensor, "T V"] | None = None
     topk_ids: Int[Tensor, "T K"] | None = None
@@ -70,21 +74,21 @@ class TeacherDistribution:
     logprobs: Float[Tensor, " T"] | None = None
 
     @property
-    def silent(self) -> bool:
-        """Whether the teacher said nothing about these tokens."""
-        return all(tensor is None for tensor in _tensors(self))
+    def is_empty(self) -> bool:
+        """Return True if the teacher gave nothing about these tokens."""
+        return all(tensor is None for tensor in _list_tensors(self))
 
     def to(self, device: torch.device) -> "TeacherDistribution":
-        """The same on another device."""
-        return TeacherDistribution(*_each(self, lambda tensor: tensor.to(device)))
+        """Return the distribution on a device."""
+        return TeacherDistribution(*_apply_each(self, lambda tensor: tensor.to(device)))
 
 
 @dataclass(frozen=True, slots=True)
 class TermValues:
-    """The logit side of one term: the differentiable `value` a token, and what the token side needs, detached.
+    """The logit side of one term: a differentiable `value` a token, and detached statistics.
 
-    `answered` is where the term has what it asks for. `reverse_kl` to the teacher is measured whatever the term's own
-    divergence: the common yardstick of all objectives.
+    `answered` is True at tokens for which the term has its signal. `reverse_kl` to the teacher is
+    measured for every divergence: it is the common measure of all objectives.
     """
 
     value: Float[Tensor, " T"]
@@ -98,87 +102,83 @@ class TermValues:
     teacher_rank: Int[Tensor, " T"] | None = None
 
     def __getitem__(self, index: Int[Tensor, " t"]) -> "TermValues":
-        """The same at some of its tokens."""
-        return TermValues(*_each(self, lambda tensor: tensor[index]))
+        """Return the values at some of the tokens."""
+        return TermValues(*_apply_each(self, lambda tensor: tensor[index]))
 
     def detached(self) -> "TermValues":
-        """The same on the CPU and without a graph, for the token side."""
-        return TermValues(*_each(self, lambda tensor: tensor.detach().cpu()))
+        """Return the values on the CPU and without a graph, for the token side."""
+        return TermValues(*_apply_each(self, lambda tensor: tensor.detach().cpu()))
 
     @staticmethod
     def concatenate(parts: "Sequence[TermValues]") -> "TermValues":
-        """Chunks put end to end; a statistic that one of them lacks is NaN there."""
+        """Return chunks as one; a statistic that a chunk lacks is NaN at its tokens."""
         lengths = [len(part.value) for part in parts]
-        columns = zip(*(_tensors(part) for part in parts), strict=True)
-        return TermValues(*(_joined(column, lengths) for column in columns))
+        columns = zip(*(_list_tensors(part) for part in parts), strict=True)
+        return TermValues(*(_concatenate_column(column, lengths) for column in columns))
 
 
-def _tensors(values: "TeacherDistribution | TermValues") -> list[Any]:
+def _list_tensors(values: "TeacherDistribution | TermValues") -> list[Any]:
     return [getattr(values, field.name) for field in fields(values)]
 
 
-def _each(
+def _apply_each(
     values: "TeacherDistribution | TermValues", function: Callable[[Tensor], Tensor]
 ) -> list[Any]:
-    return [None if tensor is None else function(tensor) for tensor in _tensors(values)]
+    return [None if tensor is None else function(tensor) for tensor in _list_tensors(values)]
 
 
-def _joined(column: Sequence[Any], lengths: Sequence[int]) -> Any:
+def _concatenate_column(column: Sequence[Any], lengths: Sequence[int]) -> Any:
     if all(tensor is None for tensor in column):
         return None
-    return torch.cat(
-        [
-            torch.full((length,), torch.nan) if tensor is None else tensor
-            for tensor, length in zip(column, lengths, strict=True)
-        ]
-    )
+    parts = [
+        torch.full((length,), torch.nan) if tensor is None else tensor
+        for tensor, length in zip(column, lengths, strict=True)
+    ]
+    return torch.cat(parts)
 
 
 def build_token_batch(
-    data: Sequence[Datum],
+    datums: Sequence[Datum],
     objective: Objective,
     seed: int = 0,
     special: Collection[int] | None = None,
 ) -> TokenBatch:
-    """Return the supervised tokens of all rollouts, each with the coefficient that the aggregate gives its sequence.
+    """Return the supervised tokens of all rollouts, with the aggregate's coefficients.
 
-    A rollout that several data share, one a teacher, is one sequence of the aggregate. `special` are the ids of the student's
-    special tokens, where they are known.
+    A rollout in several data, one a teacher, is one sequence of the aggregate. `special` are the
+    ids of the student's special tokens, if they are known.
     """
-    masks = [datum.rollout.loss_mask for datum in data]
+    rollouts = [datum.rollout for datum in datums]
+    masks = [rollout.loss_mask for rollout in rollouts]
     lengths = [int(mask.sum()) for mask in masks]
     counts = torch.tensor(lengths, dtype=torch.long)
-    draws = max(term.signal.drawn for term in objective.losses)
-    tokens = torch.cat(
-        [datum.rollout.tokens[mask] for datum, mask in zip(data, masks, strict=True)]
-    )
+    num_draws = max(term.signal.drawn for term in objective.losses)
+    coefficients = torch.tensor(_compute_coefficients(datums, lengths, objective))
+
+    def pack(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([tensor[mask] for tensor, mask in zip(tensors, masks, strict=True)])
+
+    tokens = pack(rollout.tokens for rollout in rollouts)
+    special_ids = None if special is None else torch.tensor(sorted(special), dtype=torch.long)
     return TokenBatch(
         tokens=tokens,
-        rows=torch.repeat_interleave(torch.arange(len(data)), counts),
+        rows=torch.repeat_interleave(torch.arange(len(datums)), counts),
         positions=torch.cat([mask.nonzero()[:, 0] for mask in masks]),
-        sampling_logprobs=torch.cat(
-            [datum.rollout.sampling_logprobs[mask] for datum, mask in zip(data, masks, strict=True)]
-        ),
-        policy_logprobs=torch.cat(
-            [datum.rollout.policy_logprobs[mask] for datum, mask in zip(data, masks, strict=True)]
-        ),
-        aggregate=torch.repeat_interleave(
-            torch.tensor(_coefficients(data, lengths, objective)), counts
-        ),
-        authors=torch.cat([_authors(datum.rollout) for datum in data]),
-        draws=torch.cat([_draws(datum.rollout, draws, seed) for datum in data]),
-        rewards=tuple(datum.rollout.reward for datum in data),
-        groups=tuple(datum.rollout.prompt.id for datum in data),
-        texts=tuple(datum.rollout.text for datum in data),
-        sources=tuple(datum.rollout.source for datum in data),
-        first=_first_rows(data),
-        special=None
-        if special is None
-        else torch.isin(tokens, torch.tensor(sorted(special), dtype=torch.long)),
+        sampling_logprobs=pack(rollout.sampling_logprobs for rollout in rollouts),
+        policy_logprobs=pack(rollout.policy_logprobs for rollout in rollouts),
+        aggregate=torch.repeat_interleave(coefficients, counts),
+        authors=torch.cat([_gather_authors(rollout) for rollout in rollouts]),
+        draws=torch.cat([_draw_uniforms(rollout, num_draws, seed) for rollout in rollouts]),
+        rewards=tuple(rollout.reward for rollout in rollouts),
+        groups=tuple(rollout.prompt.id for rollout in rollouts),
+        texts=tuple(rollout.text for rollout in rollouts),
+        sources=tuple(rollout.source for rollout in rollouts),
+        first=_find_first_rows(datums),
+        special=None if special_ids is None else torch.isin(tokens, special_ids),
     )
 
 
-def _authors(rollout: Rollout) -> UInt8[Tensor, " t"]:
+def _gather_authors(rollout: Rollout) -> UInt8[Tensor, " t"]:
     """Return the writers of the rollout's supervised tokens."""
     if rollout.authors is not None:
         return rollout.authors[rollout.loss_mask]
@@ -187,27 +187,31 @@ def _authors(rollout: Rollout) -> UInt8[Tensor, " t"]:
     )
 
 
-def _first_rows(data: Sequence[Datum]) -> tuple[int, ...]:
-    """For each datum the first one with the very same rollout."""
+def _find_first_rows(datums: Sequence[Datum]) -> tuple[int, ...]:
+    """Return for each datum the row of the first datum with the same rollout."""
     first: dict[int, int] = {}
-    return tuple(first.setdefault(id(datum.rollout), row) for row, datum in enumerate(data))
+    return tuple(first.setdefault(id(datum.rollout), row) for row, datum in enumerate(datums))
 
 
-def _coefficients(
-    data: Sequence[Datum], lengths: Sequence[int], objective: Objective
+def _compute_coefficients(
+    datums: Sequence[Datum], lengths: Sequence[int], objective: Objective
 ) -> list[float]:
-    """The coefficient of each token of each datum."""
-    first = _first_rows(data)
-    once = {row: lengths[row] for row in first}
-    shares = token_coefficients(list(once.values()), objective.aggregate, objective.aggregate_norm)
-    share_of = dict(zip(once, shares, strict=True))
-    return [share_of[row] * datum.weight for row, datum in zip(first, data, strict=True)]
+    """Return the coefficient of each token of each datum."""
+    first = _find_first_rows(datums)
+    # A rollout with several teachers has one row a teacher and is one sequence of the aggregate.
+    length_of = {row: lengths[row] for row in first}
+    shares = token_coefficients(
+        list(length_of.values()), objective.aggregate, objective.aggregate_norm
+    )
+    share_of = dict(zip(length_of, shares, strict=True))
+    return [share_of[row] * datum.weight for row, datum in zip(first, datums, strict=True)]
 
 
-def _draws(rollout: Rollout, k: int, seed: int) -> Float[Tensor, "T K"]:
-    """The rollout's own random numbers, at its supervised tokens."""
+def _draw_uniforms(rollout: Rollout, k: int, seed: int) -> Float[Tensor, "T K"]:
+    """Return the random numbers of the rollout at its supervised tokens."""
     if not k:
         return torch.zeros(int(rollout.loss_mask.sum()), 0)
+    # One stream per rollout: the draws do not depend on the batch or its micro-batches.
     generator = torch.Generator().manual_seed(
         seed_of(seed, "mc", rollout.prompt.id, rollout.sample)
     )

@@ -1,4 +1,4 @@
-"""Starting a sandboxed process, and talking to it in lines, each with a deadline and a largest size."""
+"""Start a sandboxed process and exchange lines with it, each with a deadline and a largest size."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from practicum.sandbox._walls import missing
 
 START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
-_ROOM = Path(__file__).parents[2]
-# -I and -S: nothing of the environment, the working folder or site-packages; this package alone is added to the path.
+_IMPORT_ROOT = Path(__file__).parents[2]
+# -I and -S: no environment, working folder or site-packages; only this package joins the path.
 _KEEPER = (
     "import sys; sys.path.append(sys.argv[1]); from practicum.sandbox._keeper import main; main()"
 )
-_SYSTEM = (
+_SYSTEM_PATHS = (
     "/usr",
     "/lib",
     "/lib32",
@@ -35,12 +35,12 @@ _SYSTEM = (
 
 
 class NoLine(Exception):
-    """The process sent no line in time, more than was asked for, or ended."""
+    """The process sent no line in time, sent too much, or ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a process may use at most; it is always one process, which writes no file."""
+    """The limits of a process, which is always a single one and writes no file."""
 
     memory: int = 4 << 30
     """Bytes of address space."""
@@ -50,28 +50,31 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """How to start processes within walls; `readable` are the folders beneath which they may read and execute."""
+    """The settings of sandboxed processes, which may read and execute beneath `readable`."""
 
     limits: Limits = Limits()
     required: bool = True
-    """Refuse to start where a wall cannot stand; otherwise start within those that can."""
+    """Refuse to start if a wall cannot stand; otherwise start within those that can."""
     readable: Sequence[str] | None = None
-    """None: what Python needs, see `python_folders`."""
+    """None: the folders that Python needs, see `list_python_folders`."""
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> "SandboxedProcess":
-        """Start a command with this environment and nothing else of it; raise SandboxError where a wall is missing."""
-        refuse = self.required and missing()
-        if refuse:
-            raise SandboxError(_refusal(refuse))
-        lifeline, held = os.pipe()
+        """Start a command with this environment and no other variable.
+
+        Raise SandboxError if a required wall is missing.
+        """
+        if self.required:
+            _refuse(missing())
+        lifeline, run_end = os.pipe()
         report, reporting = os.pipe()
-        chosen = dict(environment or {})
-        described = {
+        variables = dict(environment or {})
+        readable = list_python_folders(variables) if self.readable is None else self.readable
+        settings = {
             "command": list(command),
-            "environment": chosen,
-            "readable": list(python_folders(chosen) if self.readable is None else self.readable),
+            "environment": variables,
+            "readable": list(readable),
             "required": self.required,
             "lifeline": lifeline,
             "report": reporting,
@@ -84,19 +87,19 @@ class Sandbox:
             },
         }
         keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _KEEPER, str(_ROOM), json.dumps(described)],
+            [sys.executable, "-I", "-S", "-c", _KEEPER, str(_IMPORT_ROOT), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=(lifeline, reporting),
             env={},
             bufsize=0,
-            # Ctrl-C is for the run, which finishes its step and still needs its tools.
+            # Ctrl-C goes to the run alone, which still needs the process to finish its step.
             start_new_session=True,
         )
         os.close(lifeline)
         os.close(reporting)
-        process = SandboxedProcess(keeper, held)
+        process = SandboxedProcess(keeper, run_end)
         try:
             _check_report(report, self.required)
         except SandboxError:
@@ -108,7 +111,7 @@ class Sandbox:
 
 
 class SandboxedProcess:
-    """A running process that reads lines from its standard input and answers on its standard output."""
+    """A running process that reads lines from standard input and writes to standard output."""
 
     def __init__(self, keeper: subprocess.Popen[bytes], lifeline: int) -> None:
         assert keeper.stdin is not None and keeper.stdout is not None
@@ -119,12 +122,12 @@ class SandboxedProcess:
         self._end = weakref.finalize(self, _end, keeper, lifeline)
 
     def send(self, line: bytes, seconds: float) -> None:
-        """Write a line; raise NoLine where the process does not read it in time."""
+        """Write a line; raise NoLine if the process does not read it in time."""
         until = time.monotonic() + seconds
-        rest = memoryview(line + b"\n")
-        while rest:
+        remaining = memoryview(line + b"\n")
+        while remaining:
             try:
-                rest = rest[os.write(self._input, rest) :]
+                remaining = remaining[os.write(self._input, remaining) :]
             except BlockingIOError:
                 if not _is_ready(self._input, selectors.EVENT_WRITE, until):
                     raise NoLine(f"over {seconds:g} s") from None
@@ -132,7 +135,10 @@ class SandboxedProcess:
                 raise NoLine("its process ended by itself") from error
 
     def receive(self, seconds: float, largest: int) -> bytes:
-        """Read the one line that is due; raise NoLine where it is late, longer than `largest` bytes, or not alone."""
+        """Return the line that is due.
+
+        Raise NoLine if it is late, longer than `largest` bytes, or not alone.
+        """
         until = time.monotonic() + seconds
         line = b""
         while not line.endswith(b"\n"):
@@ -149,44 +155,43 @@ class SandboxedProcess:
         return line[:-1]
 
     def has_more(self) -> bool:
-        """Return whether the process has written anything that nobody asked for."""
+        """Return True if the process has written anything without a request."""
         try:
             return bool(os.read(self._output, 1))
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        """Kill the process and all that belongs to it, and wait until it is gone."""
+        """Kill the process with all that belongs to it, and wait until it is gone."""
         self._end()
 
 
 def _is_ready(pipe: int, event: int, until: float) -> bool:
-    """Wait until a pipe can be read or written; return whether it can before the clock says `until`."""
+    """Return True once a pipe can be read or written, and False if the clock reaches `until`."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, event)
         return bool(selector.select(timeout=max(0.0, until - time.monotonic())))
 
 
-def python_folders(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders that this Python and its packages are read from, without any that holds the user's home."""
-    named = [
-        *sys.path,
-        *environment.get("PYTHONPATH", "").split(os.pathsep),
-        sys.prefix,
-        sys.base_prefix,
-    ]
-    named += environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    folders = {
-        Path(name).resolve() for name in (*named, *_SYSTEM) if name and Path(name).is_absolute()
-    }
-    home = Path.home().resolve()
+def list_python_folders(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders from which this Python and its packages are read.
+
+    A folder that contains the user's home is left out.
+    """
+    paths = [*sys.path, sys.prefix, sys.base_prefix, *_SYSTEM_PATHS]
+    for variable in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        paths += environment.get(variable, "").split(os.pathsep)
+    folders = {Path(path).resolve() for path in paths if path and Path(path).is_absolute()}
+    home_dir = Path.home().resolve()
     return sorted(
-        str(folder) for folder in folders if folder.exists() and folder not in (home, *home.parents)
+        str(folder)
+        for folder in folders
+        if folder.exists() and folder not in (home_dir, *home_dir.parents)
     )
 
 
 def _check_report(report: int, required: bool) -> None:
-    """Read how it went until the process is started; raise SandboxError where it is not."""
+    """Read the keeper's report until the process runs; raise SandboxError if it does not."""
     until = time.monotonic() + START_SECONDS
     text = b""
     while True:
@@ -201,12 +206,13 @@ def _check_report(report: int, required: bool) -> None:
         raise SandboxError(f"the sandbox did not start: {json.loads(second)['failed']}")
     if not first:
         raise SandboxError("the sandbox did not start: its keeper ended by itself")
-    if required and json.loads(first)["missing"]:
-        raise SandboxError(_refusal(json.loads(first)["missing"]))
+    if required:
+        _refuse(json.loads(first)["missing"])
 
 
-def _refusal(lacks: Sequence[str]) -> str:
-    return f"this machine cannot wall off {'; '.join(lacks)}"
+def _refuse(lacks: Sequence[str]) -> None:
+    if lacks:
+        raise SandboxError(f"this machine cannot wall off {'; '.join(lacks)}")
 
 
 def _end(keeper: subprocess.Popen[bytes], lifeline: int) -> None:
@@ -214,7 +220,7 @@ def _end(keeper: subprocess.Popen[bytes], lifeline: int) -> None:
     try:
         keeper.wait(CLOSE_SECONDS)
     except subprocess.TimeoutExpired:
-        # The kernel kills the process with its keeper.
+        # The kernel kills the process with its keeper (PR_SET_PDEATHSIG).
         keeper.kill()
         keeper.wait()
     for pipe in (keeper.stdin, keeper.stdout):

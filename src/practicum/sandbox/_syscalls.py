@@ -1,8 +1,10 @@
-"""The system calls that a sandboxed process may make, as a program for the kernel's seccomp filter.
+"""List the system calls of a sandboxed process, as a program for the kernel's seccomp filter.
 
-What is not listed fails with ENOSYS, as if the kernel did not know it: sockets, new processes, sessions and process groups,
-tracing, mounts, namespaces, shared memory of others, io_uring, and whatever a later kernel brings. Some calls may be made with
-some arguments only. Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux.
+A call that is not listed fails with ENOSYS, as if the kernel did not know it: sockets, new
+processes, sessions and process groups, tracing, mounts, namespaces, shared memory of others,
+io_uring, and all calls of later kernels. Some calls are allowed with some arguments only. The
+numbers come from arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of
+Linux.
 """
 
 import errno
@@ -64,7 +66,7 @@ ALLOWED: dict[str, tuple[int, int | None]] = {
     "readlink": (89, None),
     "umask": (95, 166),
     "gettimeofday": (96, 169),
-    # Makes nothing, because nothing may be written; says that a folder is there.
+    # Creates nothing, as nothing may be written, but reports that a folder exists.
     "mkdir": (83, None),
     "mkdirat": (258, 34),
     "getrlimit": (97, 163),
@@ -133,7 +135,7 @@ ALLOWED: dict[str, tuple[int, int | None]] = {
     "close_range": (436, 436),
     "faccessat2": (439, 439),
 }
-"""By name, the number on x86_64 and on aarch64."""
+"""The number of each call on x86_64 and on aarch64; None if it does not exist there."""
 
 _THREAD = 0x00010000
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
@@ -149,20 +151,20 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 
 def is_known(machine: str) -> bool:
-    """Return whether the calls of this kind of machine are listed."""
+    """Return True if the calls of this kind of machine are listed."""
     return machine in _MACHINES
 
 
-def filter_program(machine: str, process: int) -> bytes:
-    """Return the filter of one process as `struct sock_filter`s, in the order in which the kernel runs them."""
+def build_filter(machine: str, process: int) -> bytes:
+    """Return the filter of one process as `struct sock_filter`s, in order of execution."""
     column, architecture = _MACHINES[machine]
-    # The lower half of an argument is enough: each of these is an int or a set of low flags.
+    # The lower half of an argument suffices: each of these is an int or a set of low flags.
     conditions: dict[str, tuple[int, int, tuple[int, ...]]] = {
-        # No other process gets a signal, and no process comes into being: only threads.
+        # Signals reach no other process, and only threads can be created, no processes.
         "clone": (0, _ANY_BIT, (_THREAD,)),
         "kill": (0, _EQUAL, (process,)),
         "tgkill": (0, _EQUAL, (process,)),
-        # The limits of no other process.
+        # Only the process's own limits.
         "prlimit64": (0, _EQUAL, (0, process)),
         "fcntl": (1, _EQUAL, _FCNTL),
         "ioctl": (1, _EQUAL, _IOCTL),
@@ -173,7 +175,7 @@ def filter_program(machine: str, process: int) -> bytes:
         (_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        # The calls of x32, numbered from here on, are other ones.
+        # From this number on are the calls of x32, which have another meaning.
         (_AT_LEAST, 0, 1, 0x40000000),
         (_RETURN, 0, 0, _KILL),
     ]

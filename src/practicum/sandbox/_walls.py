@@ -1,6 +1,7 @@
-"""The walls around a process, put up by the process itself: nothing it does or starts afterwards can take them down.
+"""Put up walls around this process, which neither it nor its children can take down.
 
-Only the standard library and calls that need no rights are used, so that it works for every user and within containers.
+Only the standard library and calls without special rights are used, so that this works for every
+user and in containers.
 """
 
 import ctypes
@@ -10,9 +11,10 @@ import resource
 import struct
 from collections.abc import Iterable
 
-from practicum.sandbox._syscalls import filter_program, is_known
+from practicum.sandbox._syscalls import build_filter, is_known
 
-# Landlock, since Linux 5.13 (Documentation/userspace-api/landlock.rst): calls, rights and scopes, with the version of each.
+# Landlock, since Linux 5.13 (Documentation/userspace-api/landlock.rst): calls, rights and scopes,
+# each right with the version that introduced it.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
 _BENEATH = 1
@@ -27,17 +29,16 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 
 _FILTER_MODE = 2
 _CAPABILITIES_VERSION = 0x20080522
 _READ_ANY_FILE = 1 << 2
-"""CAP_DAC_READ_SEARCH: root reads a Python that belongs to somebody else; Landlock says which files."""
+"""CAP_DAC_READ_SEARCH: root may read a Python of another user; Landlock decides which files."""
 
 
 def missing() -> list[str]:
-    """Return what this machine cannot wall off, each with its reason; empty where all walls can stand."""
+    """Return what this machine cannot wall off, with reasons; empty if all walls can stand."""
+    system = platform.system()
+    if system != "Linux":
+        return [f"files, network, processes and signals ({system} has no Landlock and no seccomp)"]
     lacks = []
-    if platform.system() != "Linux":
-        return [
-            f"files, network, processes and signals ({platform.system()} has no Landlock and no seccomp)"
-        ]
-    if _landlock_version() < 1:
+    if _read_landlock_version() < 1:
         lacks.append("files (the kernel has no Landlock, or it is off)")
     if not is_known(platform.machine()):
         lacks.append(
@@ -47,19 +48,23 @@ def missing() -> list[str]:
 
 
 def put_up(readable: Iterable[str], limits: dict[str, int]) -> list[str]:
-    """Wall this process in and return what could not be; `limits` are of the module `resource`, by name."""
+    """Wall this process in and return the walls that could not be put up.
+
+    `limits` are limits of the module `resource` by name.
+    """
     for name, limit in limits.items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
-        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(number, (most, most))
+        soft_limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(number, (soft_limit, soft_limit))
     lacks = missing()
     if platform.system() != "Linux":
         return lacks
     _drop_rights()
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # The filter comes last: it forbids the calls that the wall around files needs.
     for name, wall in (
-        ("files", lambda: _wall_off_files(readable)),
+        ("files", lambda: _restrict_files(readable)),
         ("network, processes and signals", _filter_calls),
     ):
         if not any(lack.startswith(name) for lack in lacks):
@@ -71,81 +76,84 @@ def put_up(readable: Iterable[str], limits: dict[str, int]) -> list[str]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent ends; the parent is to have one thread only."""
+    """Have the kernel kill this process with its parent, which must have a single thread."""
     if platform.system() == "Linux":
         _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _landlock_version() -> int:
-    return _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
+def _read_landlock_version() -> int:
+    return _load_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
 
 
-def _wall_off_files(readable: Iterable[str]) -> None:
-    """Allow to read what is beneath some folders, and nothing else of files; no TCP, no signals and sockets of others."""
-    version = _landlock_version()
-    known = [
+def _restrict_files(readable: Iterable[str]) -> None:
+    """Allow reading beneath some folders and no other access to files.
+
+    It also forbids TCP, and signals to and sockets of other processes.
+    """
+    version = _read_landlock_version()
+    supported = [
         [bits for since, bits in rights if since <= version]
         for rights in (_FILE_RIGHTS, _NETWORK_RIGHTS, _SCOPES)
     ]
-    attributes = struct.pack("=QQQ", *map(sum, known))
-    # An older kernel knows a shorter structure, and takes a longer one whose rest is zero.
-    ruleset = _syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    attributes = struct.pack("=QQQ", *map(sum, supported))
+    # An older kernel has a shorter structure and accepts a longer one if the rest is zero.
+    ruleset = _call_kernel(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     for path in readable:
         _allow(ruleset, path, _EXECUTE | _READ | _LIST)
     for path in _DEVICES:
         _allow(ruleset, path, _READ | _WRITE)
-    _syscall(_RESTRICT_SELF, ruleset, 0)
+    _call_kernel(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        # What is not there needs no permission.
+        # A missing path needs no permission.
         return
     if not os.path.isdir(path):
         rights &= _EXECUTE | _READ | _WRITE
     try:
-        _syscall(_ADD_RULE, ruleset, _BENEATH, struct.pack("=Qi", rights, place), 0)
+        _call_kernel(_ADD_RULE, ruleset, _BENEATH, struct.pack("=Qi", rights, descriptor), 0)
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _filter_calls() -> None:
-    program = filter_program(platform.machine(), os.getpid())
+    program = build_filter(platform.machine(), os.getpid())
     steps = ctypes.create_string_buffer(program, len(program))
-    described = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
-    _call("prctl", _PR_SET_SECCOMP, _FILTER_MODE, described, 0, 0)
+    header = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
+    _call("prctl", _PR_SET_SECCOMP, _FILTER_MODE, header, 0, 0)
 
 
 def _drop_rights() -> None:
-    """Give up root's rights but for reading; without any, nothing changes."""
+    """Give up root's rights except reading; this changes nothing for other users."""
     for capability in range(64):
         if 1 << capability != _READ_ANY_FILE:
-            # Refused to whoever has no such right, and to whom it makes no difference; numbers that are not there as well.
-            _libc().prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+            # The call fails without the right, or for an unknown number: nothing is to drop then.
+            _load_libc().prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = struct.pack("=Ii", _CAPABILITIES_VERSION, 0)
     rights = ctypes.create_string_buffer(24)
     _call("capget", header, rights)
-    held = struct.unpack("=6I", rights.raw)
-    kept = held[1] & _READ_ANY_FILE
-    _call("capset", header, struct.pack("=6I", kept, kept, 0, 0, 0, 0))
+    permitted = struct.unpack("=6I", rights.raw)
+    reading = permitted[1] & _READ_ANY_FILE
+    _call("capset", header, struct.pack("=6I", reading, reading, 0, 0, 0, 0))
 
 
-def _libc() -> ctypes.CDLL:
+def _load_libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _syscall(number: int, *arguments: object) -> int:
+def _call_kernel(number: int, *arguments: object) -> int:
     return _call("syscall", number, *arguments)
 
 
 def _call(name: str, *arguments: object) -> int:
-    """Call a function of the C library; raise OSError where it returns a negative number."""
-    answer = _libc()[name](*arguments)
+    """Call a function of the C library; raise OSError if it returns a negative number."""
+    answer = _load_libc()[name](*arguments)
     if answer < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -1,12 +1,13 @@
-"""The service: several base models behind HTTP that sample, score and train, in the words of the Tinker API.
+"""The service: several base models behind HTTP that sample, score and train through the Tinker API.
 
-app        routes, statuses and what may come in at all
-limits     what one request may ask for; protocol: connections whose headers do not arrive
-service    sessions, models and samplers: what a request means
-catalogue  what there is: models, runs, checkpoints
-running    what a request does, on the one thread that holds the models
-shelf      base models, loaded when asked for and let go by the least recent use
-training   adapters that learn, each set with its optimizer
+app        routes and statuses
+limits     the size of one request; protocol: connections whose headers do not arrive
+service    sessions, models and samplers: turns requests into jobs
+catalogue  models, runs and checkpoints, without a job
+running    sampling requests on the one thread that holds the models
+shelf      base models, loaded on demand, the least recently used evicted
+training   adapters in training, each set with its optimizer
+saving     training models to and from checkpoints
 store      checkpoints on disk
 worker     the thread, its queue, its batches and their turns
 sessions   clients, and the search among them

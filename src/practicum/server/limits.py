@@ -1,4 +1,4 @@
-"""What one request may ask for, and how long it may take to arrive."""
+"""Bound what one request may ask for and how long it may take to arrive."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,12 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bytes of a body, seconds in which its headers and its rest arrive, seconds that a fetch waits, tokens that are drawn.
+class RequestLimits:
+    """The limits of one request.
 
-    `sampled_tokens` bounds the samples of a request times the most tokens of each.
+    `body_bytes` bounds its body, `header_seconds` and `body_seconds` the arrival of headers and
+    body, `poll_seconds` the wait of a fetch. `sampled_tokens` bounds the number of samples times
+    the most tokens of each.
     """
 
     body_bytes: int = 2**26
@@ -18,12 +20,13 @@ class Limits:
     poll_seconds: float = 25.0
     sampled_tokens: int = 2**21
 
-    def json_bytes(self, context: int) -> int:
-        """Return how large a JSON body may be: what names 64 tokens at each position of the longest text, and a MiB.
+    def compute_json_bytes(self, context: int) -> int:
+        """Return the largest JSON body: 64 tokens at each position of the longest text, and a MiB.
 
-        JSON is parsed in one go while all else waits; protobuf, whose tensors are bytes, may be as large as `body_bytes`.
+        JSON is parsed in one go while everything else waits. Protobuf, whose tensors are bytes,
+        may have `body_bytes`.
         """
-        return min(self.body_bytes, MIB + context * CANDIDATES * BYTES_A_TOKEN)
+        return min(self.body_bytes, MIB + context * NUM_CANDIDATES * TOKEN_BYTES)
 
 
-CANDIDATES, BYTES_A_TOKEN = 64, 8
+NUM_CANDIDATES, TOKEN_BYTES = 64, 8

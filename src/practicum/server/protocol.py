@@ -1,54 +1,56 @@
-"""HTTP connections that are closed when a request's headers do not arrive in time."""
+"""Close HTTP connections whose request headers do not arrive in time."""
 
 import asyncio
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from practicum.server.limits import Limits
+from practicum.server.limits import RequestLimits
 
 
-class Connection(H11Protocol):
-    """uvicorn's, which itself waits for headers for ever, before anybody has shown a token.
+class TimedConnection(H11Protocol):
+    """A connection of uvicorn with a deadline for headers.
 
-    The time runs from the first moment of a connection, and from the first byte after an answer.
+    uvicorn itself waits forever for headers, before a client has shown a token. The time runs from
+    the start of a connection, and from the first byte after an answer.
     """
 
-    limits = Limits()
+    limits = RequestLimits()
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As asyncio says."""
+        """Start the deadline of the first request."""
         super().connection_made(transport)
-        self._keep_time()
+        self._update_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio says."""
+        """Read data and update the deadline."""
         super().data_received(data)
-        self._keep_time()
+        self._update_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio says."""
-        self._forget()
+        """Cancel the deadline."""
+        self._cancel_deadline()
         super().connection_lost(exc)
 
-    def _keep_time(self) -> None:
-        """Let the time run while headers are missing, or a body whose request was answered already."""
-        answered = (
+    def _update_deadline(self) -> None:
+        """Run the deadline while headers are missing, or the body of a request with an answer."""
+        # A server may answer before it has read the body, and then waits for the rest of it.
+        has_answered = (
             self.conn.our_state in (h11.DONE, h11.MUST_CLOSE)
             and self.conn.their_state is h11.SEND_BODY
         )
-        if self.conn.their_state is not h11.IDLE and not answered:
-            self._forget()
+        if self.conn.their_state is not h11.IDLE and not has_answered:
+            self._cancel_deadline()
         elif self._deadline is None and not self.transport.is_closing():
             self._deadline = self.loop.call_later(self.limits.header_seconds, self.transport.close)
 
-    def _forget(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
 
-def connection_with(limits: Limits) -> type[Connection]:
-    """Return the protocol under other limits."""
-    return type("LimitedConnection", (Connection,), {"limits": limits})
+def build_protocol(limits: RequestLimits) -> type[TimedConnection]:
+    """Return the protocol with these limits."""
+    return type("LimitedConnection", (TimedConnection,), {"limits": limits})

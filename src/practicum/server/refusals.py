@@ -1,8 +1,8 @@
-"""What a request is answered with when it is not carried out."""
+"""Define the refusal of a request."""
 
 
 class HttpRefusal(Exception):
-    """An HTTP status and one line for the caller; `retry_after` seconds where trying again helps."""
+    """An HTTP status and one line for the caller; retry after `retry_after` seconds, if any."""
 
     def __init__(self, status: int, text: str, retry_after: int | None = None) -> None:
         super().__init__(text)

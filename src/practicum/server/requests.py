@@ -1,4 +1,4 @@
-"""The JSON bodies, each a strict model: an unknown field is refused, for what it asks would not be done."""
+"""Define the JSON bodies as strict models: unknown fields are refused, not ignored."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -7,27 +7,27 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from practicum.server.refusals import HttpRefusal
 
-MOST_SAMPLES = 1024
-MOST_CANDIDATES = 1024
+MAX_SAMPLES = 1024
+MAX_CANDIDATES = 1024
 Name = Annotated[str, Field(max_length=300)]
-FinishedPipeline = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-"""What fits into a tensor of whole numbers."""
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""An entry of an int64 tensor."""
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""A client's own number. Copies of a sampling client that were sent to other processes count from up to 1e18."""
+"""A client's own number; copies of a sampling client in other processes count up to 1e18."""
 
 Lifetime = Annotated[int, Field(ge=3600, le=10 * 365 * 86400)]
-"""Seconds until a checkpoint is removed: an hour to ten years, as in the Tinker API."""
+"""The seconds until a checkpoint is removed: an hour to ten years, as in the Tinker API."""
 
 STABLE = "stable_reinforce"
 NOT_STABLE = (
-    f"loss_fn {STABLE} and its record_stability_info are not computed here, for the loss's definition is not public; "
-    "write loss_fn=importance_sampling, ppo, cispo or gspo"
+    f"loss_fn {STABLE} and its record_stability_info are not computed here, for the loss's "
+    "definition is not public; write loss_fn=importance_sampling, ppo, cispo or gspo"
 )
 
 
 class Body(BaseModel):
-    """What all bodies share; `type` repeats the name of the request or says of what kind a part is."""
+    """The fields of every body; `type` repeats the name of the request or the kind of a part."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False
@@ -58,10 +58,13 @@ class OfSession(Body):
 
 
 class Adapters(Body):
-    """The size and place of the adapters. Those of the unembedding are not made here, whatever `train_unembed` says."""
+    """The size and place of the adapters.
+
+    Adapters of the unembedding are not supported, whatever `train_unembed` is.
+    """
 
     rank: int = Field(ge=1, le=1024)
-    seed: FinishedPipeline | None = None
+    seed: Int64 | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -85,7 +88,7 @@ class CreateModel(Body):
 
 
 class LoadWeights(Body):
-    """`load_weights`: into a model that is there, or as the first request of a new one."""
+    """`load_weights`: into an existing model, or as the first request of a new one."""
 
     model_id: Name | None = None
     seq_id: Count | None = None
@@ -144,7 +147,7 @@ class SetLifetime(Body):
 
 
 class CopyWeights(Body):
-    """`copy_weights`. There are no projects here, so it does not matter which one is named."""
+    """`copy_weights`; there are no projects, so the destination project has no effect."""
 
     source_path: Name
     session_id: Name | None = None
@@ -155,7 +158,7 @@ class CopyWeights(Body):
 
 
 class SearchCursor(Body):
-    """Where the next page of a search begins."""
+    """The position at which the next page of a search begins."""
 
     last_created_at: Annotated[
         str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$")
@@ -163,13 +166,13 @@ class SearchCursor(Body):
     last_session_id: Name
 
     @model_validator(mode="after")
-    def _a_time(self) -> Self:
+    def _check_time(self) -> Self:
         datetime.fromisoformat(self.last_created_at)
         return self
 
 
 class SearchSessions(Body):
-    """`sessions/search`: one owner and no projects, so neither tells sessions apart."""
+    """`sessions/search`: there is one owner and no project, so neither filters."""
 
     session_id: Name | None = None
     project_ids: list[Name] | None = None
@@ -202,13 +205,17 @@ class ModelInput(Body):
 
     chunks: list[PromptChunk]
 
-    def tokens(self) -> tuple[int, ...]:
-        """The tokens of all pieces."""
+    def join_tokens(self) -> tuple[int, ...]:
+        """Return the tokens of all pieces."""
         return tuple(token for chunk in self.chunks for token in chunk.tokens)
 
 
 class Sampling(Body):
-    """How to sample. Without `stop` the model's own tokens end an answer; what `stop` names ends it instead."""
+    """The sampling settings.
+
+    Without `stop` the model's own stop tokens end an answer; with it, only the texts or tokens of
+    `stop` do.
+    """
 
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
@@ -221,17 +228,17 @@ class Sampling(Body):
 class TensorData(Body):
     """A tensor in JSON, dense or sparse by rows."""
 
-    data: list[FinishedPipeline]
+    data: list[Int64]
     dtype: Literal["int64"]
-    shape: list[FinishedPipeline] | None = None
-    sparse_crow_indices: list[FinishedPipeline] | None = None
-    sparse_col_indices: list[FinishedPipeline] | None = None
+    shape: list[Int64] | None = None
+    sparse_crow_indices: list[Int64] | None = None
+    sparse_col_indices: list[Int64] | None = None
 
 
 class SampleBody(Body):
-    """`asample`: completions, and what the model says about the prompt."""
+    """`asample`: completions, and log-probabilities of the prompt."""
 
-    num_samples: int = Field(default=1, ge=1, le=MOST_SAMPLES)
+    num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     prompt: ModelInput
     sampling_params: Sampling
     base_model: Name | None = None
@@ -239,10 +246,10 @@ class SampleBody(Body):
     sampling_session_id: Name | None = None
     seq_id: Count | None = None
     prompt_logprobs: bool | None = None
-    topk_prompt_logprobs: int = Field(default=0, ge=0, le=MOST_CANDIDATES)
-    topk_sample_logprobs: int = Field(default=0, ge=0, le=MOST_CANDIDATES)
+    topk_prompt_logprobs: int = Field(default=0, ge=0, le=MAX_CANDIDATES)
+    topk_sample_logprobs: int = Field(default=0, ge=0, le=MAX_CANDIDATES)
     target_prompt_logprobs: TensorData | None = None
-    prompt_alt_tokens_k: int = Field(default=0, ge=0, le=MOST_CANDIDATES)
+    prompt_alt_tokens_k: int = Field(default=0, ge=0, le=MAX_CANDIDATES)
     prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
     record_stability_info: bool | None = None
 
@@ -265,7 +272,7 @@ B = TypeVar("B", bound=Body)
 
 
 def read(kind: type[B], body: bytes) -> B:
-    """The body as a model; `Refused` with 400 and the first thing wrong with it."""
+    """Return the body as a model; raise `HttpRefusal` with 400 and its first error."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -1,8 +1,9 @@
-"""What sampling and scoring requests come to, on the thread that holds the models."""
+"""Execute sampling and scoring requests on the thread that holds the models."""
 
 import json
 import logging
 import time
+import traceback
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
@@ -25,36 +26,39 @@ from practicum.server.training import AdapterSpec, check_token_ids
 from practicum.server.wire import (
     PROTOBUF,
     SampleAnswer,
-    Sparse,
+    SparseLayout,
     TopKTable,
-    dense_of_csr,
-    sample_response,
+    encode_samples,
+    expand_csr,
 )
 from practicum.server.worker import Steps
 from practicum.types import Sample, SampleRequest, SamplingParams
 
 T = TypeVar("T")
 Pausing = Generator[None, None, T]
-"""Work that pauses where other work can be done in between."""
+"""Work that yields where other work may run."""
 
-MOST_CELLS = 2**24
-"""Entries of one table of an answer: tokens times candidates."""
+MAX_CELLS = 2**24
+"""The most entries of one table of an answer: tokens times candidates."""
 
-SCORED_AT_ONCE = 8192
-"""Tokens of prompts that are scored before other work has its turn."""
+TURN_TOKENS = 8192
+"""The prompt tokens that are scored before other work has its turn."""
 
 LANES = (2**8, 2**12, 2**16)
-"""Tokens to read and to write up to which requests share a lane; what is larger has the last."""
+"""The sizes up to which requests share a lane, in tokens to read and to write.
 
-OVERLAYS_KEPT = 8
-"""So many sets of saved adapters stay in memory after they were sampled from."""
+Larger requests have the last lane.
+"""
+
+MAX_OVERLAYS = 8
+"""The number of saved adapters that stay in memory after sampling."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Published:
-    """Adapters in memory under a name. Those of a snapshot stay as they are; those that are in flight are exchanged."""
+class PublishedWeights:
+    """Adapters in memory under a name; a snapshot never changes, those in flight are exchanged."""
 
     name: str
     weights: Mapping[str, Tensor]
@@ -62,17 +66,17 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """What a sampling session samples from: a base model, or adapters over it that are in memory or saved."""
+    """The model of a sampling session: a base model, or adapters over it in memory or on disk."""
 
     id: str
     base: str
     spec: AdapterSpec | None = None
-    published: Published | None = None
+    published: PublishedWeights | None = None
     path: str | None = None
 
     @property
     def key(self) -> str:
-        """What tells two sets of weights apart."""
+        """Return the identity of the weights."""
         return self.path or (f"base {self.base}" if self.published is None else self.published.name)
 
 
@@ -86,49 +90,51 @@ class SampleItem:
     seed: int
 
     @property
-    def asks(self) -> bool:
-        """Whether anything about the prompt is asked."""
+    def needs_prompt_scores(self) -> bool:
+        """Return True if the request needs any log-probability of its prompt."""
         body = self.body
-        wanted = (
-            body.prompt_logprobs,
-            body.topk_prompt_logprobs,
-            body.target_prompt_logprobs,
-            body.prompt_alt_tokens_k,
+        return bool(
+            body.prompt_logprobs
+            or body.topk_prompt_logprobs
+            or body.target_prompt_logprobs
+            or body.prompt_alt_tokens_k
         )
-        return any(wanted)
 
     @property
     def lane(self) -> int:
-        """Among requests of which size it waits; one that draws to the end of the context counts as large."""
+        """Return the lane of the request by its size.
+
+        A request that samples to the end of the context counts as large.
+        """
         most = self.body.sampling_params.max_tokens
         if most is None:
             return len(LANES)
-        size = self.asks * len(self.tokens) + self.body.num_samples * most
+        size = self.needs_prompt_scores * len(self.tokens) + self.body.num_samples * most
         return bisect_left(LANES, size)
 
     @property
-    def one_pass(self) -> bool:
-        """Whether reading the prompt answers all of it."""
-        return self.asks and self.body.sampling_params.max_tokens == 1
+    def is_single_pass(self) -> bool:
+        """Return True if the pass over the prompt answers the whole request."""
+        return self.needs_prompt_scores and self.body.sampling_params.max_tokens == 1
 
 
 @dataclass(slots=True)
-class _Request:
-    """How one request is carried out, and what it has come to so far."""
+class _SamplePlan:
+    """The execution of one request, with its results so far."""
 
     item: SampleItem
     number: int
     params: SamplingParams
     seeds: tuple[int, ...]
     question: PromptQuestion | None = None
-    named: Tensor | None = None
+    targets: Tensor | None = None
     scores: PromptScores | None = None
     samples: Sequence[Sample] = ()
     topk: list[TopKTable] | None = None
 
 
 class SamplingExecutor:
-    """Carries out batches of sampling requests; used on the worker's thread alone."""
+    """Execute batches of sampling requests; used on the worker's thread alone."""
 
     def __init__(self, shelf: ModelCache, store: Store, most_tokens: int) -> None:
         self._shelf = shelf
@@ -136,226 +142,237 @@ class SamplingExecutor:
         self._most_tokens = most_tokens
         self._trees: dict[tuple[str, int, tuple[str, ...]], Reader] = {}
         self._overlays: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
-        shelf.evicted.append(self._evicted)
+        shelf.on_evict.append(self._drop_trees)
 
-    def answer(self, items: Sequence[SampleItem]) -> Steps:
-        """Work out one answer a request, in order, with pauses in which other work may be done.
+    def execute(self, items: Sequence[SampleItem]) -> Steps:
+        """Return one answer a request, in order, and yield where other work may run.
 
-        All are about the same weights; one that cannot be done fails alone.
+        All requests sample from the same weights. A request that cannot be executed fails alone.
         """
         start = time.monotonic()
         sampler = items[0].sampler
         loaded = self._shelf.get(sampler.base)
-        model, overlay = self._weights(sampler, loaded)
-        requests: list[_Request] = []
+        model, overlay = self._resolve_weights(sampler, loaded)
+        requests: list[_SamplePlan] = []
         answers: dict[int, Answer] = {}
         for number, item in enumerate(items):
             try:
-                requests.append(_planned(item, number, loaded, self._most_tokens))
+                requests.append(_plan(item, number, loaded, self._most_tokens))
             except DataError as error:
-                answers[number] = failure(error)
+                answers[number] = encode_failure(error)
         yield from _score(model, overlay, requests)
         yield from _draw(model, overlay, requests)
         yield from _score_drawn(model, overlay, requests)
         for request in requests:
-            greedy = request.params.temperature == 0
-            answers[request.number] = Answer(
-                sample_response(_assembled(request), greedy=greedy), PROTOBUF
-            )
+            body = encode_samples(_assemble(request), greedy=request.params.temperature == 0)
+            answers[request.number] = Answer(body, PROTOBUF)
         _report(sampler.base, requests, time.monotonic() - start)
         return [answers[number] for number in range(len(items))]
 
-    def _weights(self, sampler: Sampler, loaded: Hosted) -> tuple[Reader, Weights]:
-        """The modules and the weights that stand in for theirs."""
+    def _resolve_weights(self, sampler: Sampler, loaded: Hosted) -> tuple[Reader, Weights]:
+        """Return the modules and the weights that replace theirs."""
         spec = sampler.spec
         if spec is None:
             return loaded.reader(), None
+        # All adapters of one shape share a tree of modules; their weights are swapped in per batch.
         shape = spec.base, spec.rank, spec.parts
         if shape not in self._trees:
             self._trees[shape] = spec.build(loaded).reader()
-        published = sampler.published
-        return self._trees[shape], self._saved(
-            sampler, loaded
-        ) if published is None else published.weights
+        if sampler.published is not None:
+            return self._trees[shape], sampler.published.weights
+        return self._trees[shape], self._load_overlay(sampler, loaded)
 
-    def _saved(self, sampler: Sampler, loaded: Hosted) -> Mapping[str, Tensor]:
+    def _load_overlay(self, sampler: Sampler, loaded: Hosted) -> Mapping[str, Tensor]:
         assert sampler.path is not None
         if sampler.path not in self._overlays:
             tensors = self._store.load(sampler.path).tensors("student")
             self._overlays[sampler.path] = loaded.reader().bring(tensors)
-            while len(self._overlays) > OVERLAYS_KEPT:
+            while len(self._overlays) > MAX_OVERLAYS:
                 self._overlays.popitem(last=False)
         self._overlays.move_to_end(sampler.path)
         return self._overlays[sampler.path]
 
     def forget(self, path: str) -> None:
-        """Read a checkpoint again when it is next sampled from: it was written anew."""
+        """Drop the weights of a checkpoint that was overwritten."""
         self._overlays.pop(path, None)
 
-    def _evicted(self, base: str) -> None:
+    def _drop_trees(self, base: str) -> None:
         self._trees = {shape: tree for shape, tree in self._trees.items() if shape[0] != base}
 
 
-def _report(name: str, requests: Sequence[_Request], seconds: float) -> None:
-    """Note what was read and written for some requests."""
-    read = sum(request.question.rows for request in requests if request.question is not None)
-    written = sum(
-        len(one.tokens)
-        for request in requests
-        if not request.item.one_pass
-        for one in request.samples
-    )
-    parts = [f"scored {read:,} tokens"] * bool(read) + [f"wrote {written:,} tokens"] * bool(written)
+def _report(name: str, requests: Sequence[_SamplePlan], seconds: float) -> None:
+    """Log the numbers of scored and sampled tokens."""
+    scored = sum(request.question.rows for request in requests if request.question is not None)
+    decoded = [request for request in requests if not request.item.is_single_pass]
+    sampled = sum(len(sample.tokens) for request in decoded for sample in request.samples)
+    parts = [f"scored {scored:,} tokens"] * bool(scored)
+    parts += [f"wrote {sampled:,} tokens"] * bool(sampled)
     log.info(
         f"{name}: {len(requests)} requests, {', '.join(parts) or 'nothing to do'}, {seconds:.2f} s"
     )
 
 
-def _score(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Pausing[None]:
-    """Answer what is asked about prompts; where one pass answers all, also with the samples."""
-    asked = [(request, request.question) for request in requests if request.question is not None]
-    scores = yield from _scores(model, overlay, [question for _, question in asked])
-    for (request, _), own in zip(asked, scores, strict=True):
-        request.scores, request.samples = own, own.following
+def _score(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan]) -> Pausing[None]:
+    """Score prompts; a request of a single pass also gets its samples."""
+    scored = [request for request in requests if request.question is not None]
+    questions = [request.question for request in scored if request.question is not None]
+    answers = yield from _score_in_turns(model, overlay, questions)
+    for request, scores in zip(scored, answers, strict=True):
+        request.scores, request.samples = scores, scores.following
 
 
-def _draw(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Pausing[None]:
-    """Draw the completions of requests that have none; those that draw alike are decoded together."""
-    alike: dict[str, list[_Request]] = {}
+def _draw(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan]) -> Pausing[None]:
+    """Sample the missing completions; requests with the same settings are decoded together."""
+    # Equal settings can share a decode batch; each completion keeps its own random stream.
+    alike: dict[str, list[_SamplePlan]] = {}
     for request in requests:
         if not request.samples:
-            alike.setdefault(_make_batch_key(request.item), []).append(request)
+            alike.setdefault(_build_batch_key(request.item), []).append(request)
     for group in alike.values():
-        asked = [
+        prompts = [
             SampleRequest(request.item.tokens, seed) for request in group for seed in request.seeds
         ]
-        samples = yield from model.draw(asked, group[0].params, overlay)
-        following = iter(samples)
+        samples = iter((yield from model.draw(prompts, group[0].params, overlay)))
         for request in group:
-            request.samples = [next(following) for _ in request.seeds]
+            request.samples = [next(samples) for _ in request.seeds]
 
 
-def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_Request]) -> Pausing[None]:
-    """Find the likeliest tokens at each drawn one, read off in a pass over what was written."""
-    asked = [
-        (request, (*request.item.tokens, *sample.tokens.tolist()))
-        for request in requests
-        if request.item.body.topk_sample_logprobs
-        for sample in request.samples
-    ]
-    questions = [
-        PromptQuestion(tokens, len(request.item.tokens), request.item.body.topk_sample_logprobs)
-        for request, tokens in asked
-    ]
-    scored = yield from _scores(model, overlay, questions)
-    for (request, _), scores in zip(asked, scored, strict=True):
+def _score_drawn(model: Reader, overlay: Weights, requests: Sequence[_SamplePlan]) -> Pausing[None]:
+    """Find the likeliest tokens at each sampled token, in a pass over prompt and completion."""
+    scored: list[_SamplePlan] = []
+    questions: list[PromptQuestion] = []
+    for request in requests:
+        prompt, k = request.item.tokens, request.item.body.topk_sample_logprobs
+        for sample in request.samples if k else ():
+            scored.append(request)
+            tokens = (*prompt, *sample.tokens.tolist())
+            questions.append(PromptQuestion(tokens, len(prompt), k))
+    answers = yield from _score_in_turns(model, overlay, questions)
+    for request, scores in zip(scored, answers, strict=True):
         request.topk = [*(request.topk or []), TopKTable(scores.topk_ids, scores.topk_logprobs)]
 
 
-def _scores(
+def _score_in_turns(
     model: Reader, overlay: Weights, questions: Sequence[PromptQuestion]
 ) -> Pausing[list[PromptScores]]:
-    """Answer questions about prompts, with a pause after each `SCORED_AT_ONCE` tokens."""
-    found: list[PromptScores] = []
+    """Score prompts, and yield after each `TURN_TOKENS` tokens."""
+    scores: list[PromptScores] = []
     part: list[PromptQuestion] = []
-    for number, question in enumerate(questions):
+    for number, question in enumerate(questions, start=1):
         part.append(question)
-        if number + 1 == len(questions) or sum(len(one.tokens) for one in part) >= SCORED_AT_ONCE:
-            found += model.score(part, overlay)
+        if number == len(questions) or sum(len(prompt.tokens) for prompt in part) >= TURN_TOKENS:
+            scores += model.score(part, overlay)
             part = []
             yield
-    return found
+    return scores
 
 
-def failure(error: PracticumError | HttpRefusal) -> Answer:
-    """The answer to a request that cannot be carried out as it was asked."""
-    return json_answer({"error": " ".join(str(error).split()), "category": "user"})
+def encode_failure(error: PracticumError | HttpRefusal) -> Answer:
+    """Return the answer to a request that cannot be executed as it is."""
+    return encode_json({"error": " ".join(str(error).split()), "category": "user"})
 
 
-def json_answer(value: Mapping[str, object]) -> Answer:
-    """A finished answer in JSON."""
-    return Answer(json.dumps(value, allow_nan=False).encode(), "application/json")
+def encode_error(error: Exception) -> Answer:
+    """Return the answer to a request that raised an error, and log it."""
+    if isinstance(error, PracticumError | HttpRefusal):
+        log.info(f"refused: {error}")
+        return encode_failure(error)
+    log.info(f"failed: {type(error).__name__}: {error}")
+    # Only a bug comes here; the operator can report it.
+    traceback.print_exception(error)
+    text = f"the server failed ({type(error).__name__}); its console says more"
+    return encode_json({"error": text, "category": "server"})
 
 
-def _planned(item: SampleItem, number: int, loaded: Hosted, most_tokens: int) -> _Request:
-    """How a request is carried out with a model; DataError where it cannot be."""
-    body, count, vocabulary = item.body, len(item.tokens), loaded.vocab_size
+def encode_json(reply: Mapping[str, object]) -> Answer:
+    """Return a finished answer in JSON."""
+    return Answer(json.dumps(reply, allow_nan=False).encode(), "application/json")
+
+
+def _plan(requested: SampleItem, number: int, loaded: Hosted, most_tokens: int) -> _SamplePlan:
+    """Return the plan of a request; raise DataError if the model cannot execute it."""
+    body, count, vocabulary = requested.body, len(requested.tokens), loaded.vocab_size
     context = loaded.context_length
     if not 1 <= count <= context:
         raise DataError(f"the prompt has {count} tokens, and the model reads 1 to {context}")
-    check_token_ids(item.tokens, vocabulary, "prompt")
+    check_token_ids(requested.tokens, vocabulary, "prompt")
     most = body.sampling_params.max_tokens or max(context - count, 1)
-    if count + most - 1 > context:  # the last token that is drawn is not read
+    # The model does not read the last token that it draws.
+    if count + most - 1 > context:
         raise DataError(
             f"{count} tokens of prompt and max_tokens {most} do not fit in the context of {context}"
         )
     check_tokens(body.num_samples, most, most_tokens)
-    params = _params(item, loaded, most)
-    # The first sample of a request is the one that its seed gives without a service, so that a run here and there is the same.
-    seeds = (item.seed, *(seed_of(item.seed, number) for number in range(1, body.num_samples)))
+    params = _build_params(requested, loaded, most)
+    # The first sample takes the request's own seed, as without a service: both runs are the same.
+    seeds = (
+        requested.seed,
+        *(seed_of(requested.seed, number) for number in range(1, body.num_samples)),
+    )
     last = body.prompt_logprobs_last_n
     if last is not None and not (body.prompt_logprobs and last <= count - 1):
         raise DataError(
-            f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the {count - 1} tokens after the first"
+            f"prompt_logprobs_last_n is {last}: it needs prompt_logprobs and at most the "
+            f"{count - 1} tokens after the first"
         )
-    if not item.asks:
-        return _Request(item, number, params, seeds)
-    named = (
-        None
-        if body.target_prompt_logprobs is None
-        else _named(body.target_prompt_logprobs, count, vocabulary)
-    )
+    if not requested.needs_prompt_scores:
+        return _SamplePlan(requested, number, params, seeds)
+    targets = None
+    if body.target_prompt_logprobs is not None:
+        targets = _read_targets(body.target_prompt_logprobs, count, vocabulary)
     for width in (body.topk_prompt_logprobs, body.prompt_alt_tokens_k):
-        if width * count > MOST_CELLS:
+        if width * count > MAX_CELLS:
             raise DataError(
-                f"{count} tokens times {width} candidates are more than {MOST_CELLS}; ask for fewer"
+                f"{count} tokens times {width} candidates are more than {MAX_CELLS}; ask for fewer"
             )
-    begins = []
+    # Prompt scores start at the first token that any of the tables needs.
+    starts = [count]
     if body.prompt_logprobs or body.topk_prompt_logprobs:
-        begins.append(1 if last is None else count - last)
+        starts.append(1 if last is None else count - last)
     if body.prompt_alt_tokens_k:
-        begins.append(1)
-    if named is not None:
-        begins += [int(row) + 1 for row in (named >= 0).any(dim=1).nonzero()[:1, 0]]
-    first = min([*begins, count])
+        starts.append(1)
+    if targets is not None:
+        starts += [int(row) + 1 for row in (targets >= 0).any(dim=1).nonzero()[:1, 0]]
+    first = min(starts)
     question = PromptQuestion(
-        tokens=item.tokens,
+        tokens=requested.tokens,
         first=first,
         topk=min(body.topk_prompt_logprobs, vocabulary),
-        targets=None if named is None else named[first - 1 :],
+        targets=None if targets is None else targets[first - 1 :],
         draws=body.prompt_alt_tokens_k,
         temperature=body.sampling_params.temperature,
-        seed=item.seed,
+        seed=requested.seed,
         following=seeds if most == 1 else (),
         params=params,
     )
-    return _Request(item, number, params, seeds, question, named)
+    return _SamplePlan(requested, number, params, seeds, question, targets)
 
 
 def check_tokens(samples: int, most: int, limit: int) -> None:
-    """DataError where so many samples of so many tokens are more than one request may ask for."""
+    """Raise DataError if a request may sample more tokens than the limit."""
     if samples * most > limit:
         raise DataError(
-            f"num_samples {samples} times max_tokens {most} is more than the {limit} tokens that a request may draw; ask for "
-            f"at most {limit // most} samples, or for the rest in other requests"
+            f"num_samples {samples} times max_tokens {most} is more than the {limit} tokens that "
+            f"a request may draw; ask for at most {limit // most} samples, "
+            "or for the rest in other requests"
         )
 
 
-def _make_batch_key(item: SampleItem) -> str:
-    """What requests share that are decoded together: all settings but the seed, and where they end."""
-    asked = item.body.sampling_params
-    end = asked.max_tokens or -len(item.tokens)
-    return f"{end} {asked.model_copy(update={'seed': None}).model_dump_json()}"
+def _build_batch_key(item: SampleItem) -> str:
+    """Return what requests share to be decoded together: all settings but the seed, and the end."""
+    settings = item.body.sampling_params
+    end = settings.max_tokens or -len(item.tokens)
+    return f"{end} {settings.model_copy(update={'seed': None}).model_dump_json()}"
 
 
-def _params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
-    asked = item.body.sampling_params
+def _build_params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
+    settings = item.body.sampling_params
     params = SamplingParams(
-        most, asked.temperature, asked.top_p, max(asked.top_k, 0), loaded.renderer.stop_ids
+        most, settings.temperature, settings.top_p, max(settings.top_k, 0), loaded.renderer.stop_ids
     )
-    if asked.stop is None:
+    if settings.stop is None:
         return params
-    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+    stops = [settings.stop] if isinstance(settings.stop, str) else settings.stop
     texts = tuple(stop for stop in stops if isinstance(stop, str))
     if "" in texts:
         raise DataError("stop holds an empty text, which every answer begins with; leave it out")
@@ -363,54 +380,59 @@ def _params(item: SampleItem, loaded: Hosted, most: int) -> SamplingParams:
     return replace(params, stop_ids=ids, stop_texts=texts)
 
 
-def _named(given: TensorData, count: int, vocabulary: int) -> Tensor:
-    """The token ids whose log-probabilities are asked, [N - 1, K], -1 where nothing is."""
-    shape = given.shape or []
+def _read_targets(body: TensorData, count: int, vocabulary: int) -> Tensor:
+    """Return the token ids to score, [N - 1, K], -1 in cells without one."""
+    shape = body.shape or []
     if (
         len(shape) != 2
         or shape[0] != count - 1
-        or not 1 <= shape[1] * max(shape[0], 1) <= MOST_CELLS
+        or not 1 <= shape[1] * max(shape[0], 1) <= MAX_CELLS
     ):
         raise DataError(
-            f"target_prompt_logprobs has the shape {shape}, not [{count - 1}, K]: one row for each token after the first"
+            f"target_prompt_logprobs has the shape {shape}, not [{count - 1}, K]: "
+            "one row for each token after the first"
         )
-    values = np.asarray(given.data, dtype=np.int64)
-    if given.sparse_crow_indices is not None:
-        crow = np.asarray(given.sparse_crow_indices, dtype=np.int64)
-        columns = np.asarray(given.sparse_col_indices or [], dtype=np.int64)
-        named = dense_of_csr(values, crow, columns, shape, -1, "target_prompt_logprobs")
+    values = np.asarray(body.data, dtype=np.int64)
+    if body.sparse_crow_indices is not None:
+        crow = np.asarray(body.sparse_crow_indices, dtype=np.int64)
+        columns = np.asarray(body.sparse_col_indices or [], dtype=np.int64)
+        targets = expand_csr(values, crow, columns, shape, -1, "target_prompt_logprobs")
     elif values.size == shape[0] * shape[1]:
-        named = torch.from_numpy(values).view(tuple(shape))
+        targets = torch.from_numpy(values).view(tuple(shape))
     else:
         raise DataError(
             f"target_prompt_logprobs has {values.size} values, not those of the shape {shape}"
         )
-    if named.numel() and not -1 <= int(named.min()) <= int(named.max()) < vocabulary:
+    if targets.numel() and not -1 <= int(targets.min()) <= int(targets.max()) < vocabulary:
         raise DataError(
-            f"target_prompt_logprobs names tokens that are not among the {vocabulary} of the vocabulary"
+            f"target_prompt_logprobs names tokens that are not among the {vocabulary} of the "
+            "vocabulary"
         )
-    return named
+    return targets
 
 
-def _assembled(request: _Request) -> SampleAnswer:
-    """The answer with every table at its full length, empty where nothing was asked or there is nothing before."""
+def _assemble(request: _SamplePlan) -> SampleAnswer:
+    """Return the answer with every table at full length.
+
+    Cells are empty if they were not requested and at the first token.
+    """
     body, count, scores = request.item.body, len(request.item.tokens), request.scores
     if scores is None:
         return SampleAnswer(request.samples, request.topk)
     assert request.question is not None
-    shown = count - (body.prompt_logprobs_last_n or count - 1)
+    skipped = count - (body.prompt_logprobs_last_n or count - 1)
     before = request.question.first
     logprobs = torch.full((count,), torch.nan)
     logprobs[before:] = scores.logprobs
-    logprobs[:shown] = torch.nan
+    logprobs[:skipped] = torch.nan
     table = None
     if body.topk_prompt_logprobs:
         ids = torch.full((count, scores.topk_ids.shape[1]), -1)
         values = torch.zeros(ids.shape)
         ids[before:], values[before:] = scores.topk_ids, scores.topk_logprobs
-        ids[:shown] = -1
+        ids[:skipped] = -1
         table = TopKTable(ids, values)
-    targets, sparse = _targets(request, request.question, scores)
+    targets, sparse = _gather_targets(request, request.question, scores)
     return SampleAnswer(
         samples=request.samples,
         sample_topk=request.topk,
@@ -422,20 +444,19 @@ def _assembled(request: _Request) -> SampleAnswer:
     )
 
 
-def _targets(
-    request: _Request, question: PromptQuestion, scores: PromptScores
-) -> tuple[Tensor | None, Sparse | None]:
-    """The log-probabilities of the named tokens in the layout in which they were named."""
-    given = request.item.body.target_prompt_logprobs
-    if given is None or request.named is None or scores.target_logprobs is None:
+def _gather_targets(
+    request: _SamplePlan, question: PromptQuestion, scores: PromptScores
+) -> tuple[Tensor | None, SparseLayout | None]:
+    """Return the log-probabilities of the target tokens in the layout of the request."""
+    body = request.item.body.target_prompt_logprobs
+    if body is None or request.targets is None or scores.target_logprobs is None:
         return None, None
-    whole = torch.zeros(request.named.shape)
-    whole[question.first - 1 :] = scores.target_logprobs
-    if given.sparse_crow_indices is None or given.sparse_col_indices is None:
-        return whole, None
-    counts = torch.tensor(given.sparse_crow_indices).diff()
+    dense = torch.zeros(request.targets.shape)
+    dense[question.first - 1 :] = scores.target_logprobs
+    crow, columns = body.sparse_crow_indices, body.sparse_col_indices
+    if crow is None or columns is None:
+        return dense, None
+    counts = torch.tensor(crow).diff()
     rows = torch.arange(len(counts)).repeat_interleave(counts)
-    values = whole[rows, torch.tensor(given.sparse_col_indices, dtype=torch.long)]
-    return values, Sparse(
-        given.sparse_crow_indices, given.sparse_col_indices, list(request.named.shape)
-    )
+    values = dense[rows, torch.tensor(columns, dtype=torch.long)]
+    return values, SparseLayout(crow, columns, list(dense.shape))

@@ -1,63 +1,64 @@
-"""What requests mean: sessions, training models and samplers, and what is put in the worker's queue for them.
+"""Turn requests into jobs on sessions, training models and samplers.
 
-Every method runs on the thread of the event loop and returns at once; what takes long is a job, whose answer is fetched by its
-request's id. The id of a training request is that of its model with the number that the client gave it, so that a request sent
-twice is done once.
+Every method runs on the thread of the event loop and returns at once. What takes long is a job,
+whose answer is fetched by the id of its request. The id of a training request is the model's id
+with the client's number, so that a request sent twice is done once.
 
-Jobs run on the worker's thread, one after another. They alone touch `_unnamed`, `_published` and what a
-`TrainingModel` learns; of the tables they add and remove snapshots in `_samplers`, and remove a model whose creation failed from
-`_models`. All else in the tables is changed on the event loop. Each change is one operation on a dict, which cannot be torn apart.
+Jobs run on the worker's thread, one after another. They alone touch `_unnamed`, `_published` and
+the state of a `TrainingModel`. Of the tables they change `_samplers`, for snapshots, and remove a
+model whose creation failed from `_models`. Everything else in the tables changes on the event
+loop. Each change is one operation on a dict and so atomic.
 """
 
 import logging
 import time
-import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from practicum.core.randomness import seed_of
-from practicum.errors import CheckpointError, DataError, PracticumError
 from practicum.ports import AdamParams
-from practicum.server import requests as asked
-from practicum.server.catalogue import Catalogue, run_data
+from practicum.server import requests as bodies
+from practicum.server.catalogue import Catalogue
 from practicum.server.futures import Answer, Futures
-from practicum.server.limits import Limits
+from practicum.server.limits import RequestLimits
 from practicum.server.refusals import HttpRefusal
 from practicum.server.running import (
-    Published,
+    PublishedWeights,
     SampleItem,
     Sampler,
     SamplingExecutor,
     check_tokens,
-    failure,
-    json_answer,
+    encode_error,
+    encode_json,
 )
-from practicum.server.sessions import Session, matching, newest_first
+from practicum.server.saving import ModelSaver
+from practicum.server.sessions import Session, search, sort_by_age
 from practicum.server.shelf import ModelCache
 from practicum.server.store import CheckpointAddress, Store
 from practicum.server.training import (
     AdapterSpec,
     TrainingModel,
     forward_backward,
-    optim_step,
     resolve_max_grad_norm,
+    step_optimizer,
 )
-from practicum.server.wire import PROTOBUF, TrainRequest, train_response
+from practicum.server.wire import PROTOBUF, TrainRequest, encode_training
 from practicum.server.worker import ModelJob, Worker
 
-MOST_UNNAMED = {"snapshot": 4, "inflight": 1024}
-"""So many of a model's unnamed snapshots, and of the sessions that follow what it publishes and share one set of weights, can be
-sampled from; an older one is gone."""
+MAX_UNNAMED = {"snapshot": 4, "inflight": 1024}
+"""The number of a model's unnamed snapshots, and of sessions that follow its published weights.
 
-MOST_MODELS, MOST_SESSIONS = 64, 1024
+An older one can no longer be sampled from. Sessions that follow share one set of weights.
+"""
+
+MAX_MODELS, MAX_SESSIONS = 64, 1024
 IDLE_SECONDS = 3600.0
-"""A session that was silent for so long is ended when another begins, its models saved."""
+"""A session that was silent for so long is ended when another starts, its models saved."""
 
 Reply = dict[str, Any]
 
@@ -65,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 class Service:
-    """All that is served; `students` are the names of the models that may be trained."""
+    """The service; `students` are the names of the models that may be trained."""
 
     def __init__(
         self,
@@ -73,50 +74,52 @@ class Service:
         store: Store,
         students: frozenset[str],
         futures: Futures | None = None,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
     ) -> None:
         self.futures = futures or Futures()
-        self.limits = limits or Limits()
+        self.limits = limits or RequestLimits()
         self._shelf = shelf
         self._store = store
-        self._running = SamplingExecutor(shelf, store, self.limits.sampled_tokens)
-        # A request may be answered in an empty context (`reset_contextvars` of uvicorn), where nobody would hear its notes.
+        self._executor = SamplingExecutor(shelf, store, self.limits.sampled_tokens)
+        self._saver = ModelSaver(shelf, store, self._executor.forget)
+        # uvicorn may run a request in an empty context (`reset_contextvars`), without log handlers.
         self._context = copy_context()
-        self._worker = Worker(self._make_error_answer, shelf.fits)
+        self._worker = Worker(encode_error, shelf.fits)
         self._sessions: dict[str, Session] = {}
         self._models: dict[str, TrainingModel] = {}
         self.catalogue = Catalogue(shelf, store, students, self._models)
         self._samplers: dict[str, Sampler] = {}
         self._unnamed: dict[tuple[str, str], deque[str]] = {}
-        self._published: dict[str, Published] = {}
-        shelf.evicted.append(self._suspend)
+        self._published: dict[str, PublishedWeights] = {}
+        shelf.on_evict.append(self._suspend)
 
     # Sessions
 
-    def create_session(self, body: asked.CreateSession) -> Reply:
-        """A new session; silent ones are ended first."""
-        now = time.monotonic()
-        for name in [
-            name for name, session in self._sessions.items() if now - session.heard > IDLE_SECONDS
-        ]:
-            self._context.run(log.info, f"session {name} was silent for an hour and is ended")
-            self.finish(name)
-        if len(self._sessions) >= MOST_SESSIONS:
-            raise HttpRefusal(429, f"{MOST_SESSIONS} sessions are open; close some", retry_after=30)
+    def create_session(self, body: bodies.CreateSession) -> Reply:
+        """Open a session; sessions that were silent for too long are ended first."""
+        idle_since = time.monotonic() - IDLE_SECONDS
+        # Checked only here: idle sessions cost memory, which matters when another needs it.
+        for name, session in list(self._sessions.items()):
+            if session.last_seen < idle_since:
+                self._context.run(log.info, f"session {name} was silent for an hour and is ended")
+                self.finish(name)
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise HttpRefusal(429, f"{MAX_SESSIONS} sessions are open; close some", retry_after=30)
         session_id = str(uuid.uuid4())
         metadata = {key: str(value) for key, value in (body.user_metadata or {}).items()}
-        self._sessions[session_id] = Session(session_id, now, body.display_name, metadata)
+        session = Session(session_id, time.monotonic(), body.display_name, metadata)
+        self._sessions[session_id] = session
         return {"type": "create_session", "session_id": session_id}
 
-    def heartbeat(self, session_id: str) -> Reply:
-        """A session is alive; 410 where it has ended or is not of this server."""
-        if session_id not in self._sessions:
+    def record_heartbeat(self, body: bodies.OfSession) -> Reply:
+        """Note that a session is alive; refuse with 410 if it has ended or is unknown."""
+        if body.session_id not in self._sessions:
             raise HttpRefusal(410, "the session has ended")
-        self._sessions[session_id].heard = time.monotonic()
+        self._sessions[body.session_id].last_seen = time.monotonic()
         return {"type": "session_heartbeat"}
 
     def finish(self, session_id: str) -> None:
-        """End a session: its models are saved where they have learned since, and let go."""
+        """End a session: save its models if they have trained since, and drop them."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
@@ -125,112 +128,104 @@ class Service:
         for name in session.models:
             self._release(name)
 
-    def session_info(self, session_id: str) -> Reply:
-        """What belongs to a session that is open; it is not heard of by that."""
+    def describe_session(self, session_id: str) -> Reply:
+        """Return the models and samplers of an open session, without touching it."""
         if session_id not in self._sessions:
             raise HttpRefusal(404, f"there is no open session {session_id!a:.120}")
-        return self._sessions[session_id].data()
+        return self._sessions[session_id].to_json()
 
-    def sessions(self, offset: int, limit: int) -> Reply:
-        """The open sessions, newest first."""
-        return {
-            "sessions": [
-                session.id for session in newest_first(self._sessions.values())[offset:][:limit]
-            ]
-        }
+    def list_sessions(self, offset: int, limit: int) -> Reply:
+        """Return the open sessions, newest first."""
+        sessions = sort_by_age(self._sessions.values())[offset:][:limit]
+        return {"sessions": [session.id for session in sessions]}
 
-    def search_sessions(self, body: asked.SearchSessions) -> Reply:
-        """A page of the open sessions that match."""
-        found = matching(self._sessions.values(), body)
-        page = found[: body.limit]
-        more = (
-            {"last_created_at": page[-1].created.isoformat(), "last_session_id": page[-1].id}
-            if page
-            else None
-        )
-        counted = [
-            session.summary(self.catalogue.count_checkpoints(session.models)) for session in page
+    def search_sessions(self, body: bodies.SearchSessions) -> Reply:
+        """Return a page of the open sessions that match."""
+        matches = search(self._sessions.values(), body)
+        page = matches[: body.limit]
+        cursor = None
+        if len(matches) > len(page):
+            last = page[-1]
+            cursor = {"last_created_at": last.created.isoformat(), "last_session_id": last.id}
+        summaries = [
+            session.summarize(self.catalogue.count_checkpoints(session.models)) for session in page
         ]
-        return {"sessions": counted, "next_cursor": more if len(found) > len(page) else None}
+        return {"sessions": summaries, "next_cursor": cursor}
 
-    def _session(self, session_id: str) -> Session:
+    def _touch_session(self, session_id: str) -> Session:
+        """Return a session, which is alive; refuse with 410 if it has ended or is unknown."""
         if session_id not in self._sessions:
             raise HttpRefusal(
                 410, "the session has ended or belongs to an earlier server; create a new one"
             )
-        self._sessions[session_id].heard = time.monotonic()
+        self._sessions[session_id].last_seen = time.monotonic()
         return self._sessions[session_id]
 
     # Training models
 
-    def create_model(self, body: asked.CreateModel) -> Reply:
-        """A training model over a served base; its id is made of the session and the client's number."""
-        session = self._session(body.session_id)
+    def create_model(self, body: bodies.CreateModel) -> Reply:
+        """Create a training model over a served base model."""
+        session = self._touch_session(body.session_id)
         self.catalogue.check_student(body.base_model)
         lora = body.lora_config
         if lora is None:
             raise HttpRefusal(400, "lora_config is missing: only adapters are trained here")
-        wanted = {"attention": lora.train_attn, "mlp": lora.train_mlp}
-        parts = tuple(part for part, trained in wanted.items() if trained)
+        switches = {"attention": lora.train_attn, "mlp": lora.train_mlp}
+        parts = tuple(part for part, is_trained in switches.items() if is_trained)
         if not parts:
             raise HttpRefusal(
                 400, "train_attn and train_mlp are both off, so there is nothing to train"
             )
         spec = AdapterSpec(body.base_model, lora.rank, lora.seed or 0, parts)
-        model = self._new_model(
-            session, f"{body.session_id}:train:{body.model_seq_id}", spec, body.user_metadata
-        )
+        model_id = f"{session.id}:train:{body.model_seq_id}"
+        model = self._add_model(session, model_id, spec, body.user_metadata)
 
-        def work() -> Answer:
-            model.over(self._shelf.get(spec.base))
+        def create() -> Answer:
+            model.attach(self._shelf.get(spec.base))
             log.info(f"{spec.base}: a new model to train, rank {spec.rank}")
-            return json_answer({"type": "create_model", "model_id": model.id})
+            return encode_json({"type": "create_model", "model_id": model.id})
 
-        return self._enqueue_training(f"{model.id}:create", work, spec.base, model)
+        return self._queue_training(model, create, "create", is_new=True)
 
-    def load_weights(self, body: asked.LoadWeights) -> Reply:
-        """Saved weights into a model that is there, or into a new one of the size that the checkpoint says."""
+    def load_weights(self, body: bodies.LoadWeights) -> Reply:
+        """Load saved weights into a model, or into a new one that fits the checkpoint."""
+        is_new = body.model_id is None
         if body.model_id is not None:
-            model, created = self._model(body.model_id), None
-            name = _numbered(body.model_id, body.seq_id)
+            model = self._get_model(body.model_id)
         elif body.session_id is None or body.model_seq_id is None:
             raise HttpRefusal(
                 400, "load_weights needs a model_id, or a session_id with a model_seq_id"
             )
         else:
-            saved = self.catalogue.saved(body.path)
-            spec = AdapterSpec.of_data(saved["adapter"])
+            state = self.catalogue.read_state(body.path)
+            spec = AdapterSpec.from_json(state["adapter"])
             if body.base_model is not None:
                 spec = replace(spec, base=body.base_model)
             self.catalogue.check_student(spec.base)
-            metadata = body.user_metadata or saved["user_metadata"]
-            model_id = f"{body.session_id}:train:{body.model_seq_id}"
-            model = created = self._new_model(
-                self._session(body.session_id), model_id, spec, metadata
-            )
-            name = f"{model_id}:create"
+            metadata = body.user_metadata or state["user_metadata"]
+            session = self._touch_session(body.session_id)
+            model_id = f"{session.id}:train:{body.model_seq_id}"
+            model = self._add_model(session, model_id, spec, metadata)
 
-        def work() -> Answer:
-            self._load(model, body.path, with_optimizer=body.optimizer)
-            return json_answer({"type": "load_weights", "path": body.path, "model_id": model.id})
+        def load() -> Answer:
+            self._saver.load(model, body.path, with_optimizer=body.optimizer)
+            return encode_json({"type": "load_weights", "path": body.path, "model_id": model.id})
 
-        return self._enqueue_training(name, work, model.spec.base, created)
+        return self._queue_training(model, load, "create" if is_new else body.seq_id, is_new=is_new)
 
-    def info(self, model_id: str) -> Reply:
-        """What a training model is."""
-        model = self._model(model_id)
-        loaded = self._shelf.known(model.spec.base)
-        source = None if loaded is None else loaded.source
-        data = {
+    def describe_model(self, body: bodies.OfModel) -> Reply:
+        """Return the base model and the adapters of a training model."""
+        model = self._get_model(body.model_id)
+        loaded = self._shelf.peek(model.spec.base)
+        folder = None if loaded is None or loaded.source is None else Path(loaded.source)
+        model_data = {
             "arch": None if loaded is None else loaded.architecture,
             "model_name": model.spec.base,
-            "tokenizer_id": str(Path(source).absolute())
-            if source is not None and Path(source).is_dir()
-            else None,
+            "tokenizer_id": str(folder.absolute()) if folder and folder.is_dir() else None,
         }
         return {
             "type": "get_info",
-            "model_data": data,
+            "model_data": model_data,
             "model_id": model.id,
             "optimizer_config": {"type": "adamw"},
             "is_lora": True,
@@ -239,29 +234,30 @@ class Service:
         }
 
     def forward_backward(self, request: TrainRequest) -> Reply:
-        """The gradient of a loss, added to what has been accumulated; or the loss alone."""
-        model = self._model(request.model_id)
+        """Add the gradient of a loss to the accumulated one, or compute only the loss."""
+        model = self._get_model(request.model_id)
 
-        def work() -> Answer:
+        def run() -> Answer:
             start = time.monotonic()
-            found = forward_backward(model, self._shelf.get(model.spec.base), request)
+            result = forward_backward(model, self._shelf.get(model.spec.base), request)
             tokens = sum(len(datum.tokens) for datum in request.data)
             verb = "forward" if request.forward_only else "forward_backward"
             log.info(
-                f"{model.spec.base}: {verb} {request.loss} on {len(request.data)} texts of {tokens:,} tokens, "
-                f"loss {sum(found.losses):.4g}, {time.monotonic() - start:.2f} s"
+                f"{model.spec.base}: {verb} {request.loss} on {len(request.data)} texts of "
+                f"{tokens:,} tokens, loss {sum(result.losses):.4g}, "
+                f"{time.monotonic() - start:.2f} s"
             )
             shaped = [
                 logprobs.view(datum.inputs["target_tokens"].shape)
-                for logprobs, datum in zip(found.logprobs, request.data, strict=True)
+                for logprobs, datum in zip(result.logprobs, request.data, strict=True)
             ]
-            return Answer(train_response(shaped, {"loss:sum": sum(found.losses)}), PROTOBUF)
+            return Answer(encode_training(shaped, {"loss:sum": sum(result.losses)}), PROTOBUF)
 
-        return self._enqueue_training(_numbered(model.id, request.seq_id), work, model.spec.base)
+        return self._queue_training(model, run, request.seq_id)
 
-    def optim_step(self, body: asked.OptimStep) -> Reply:
-        """One optimizer step."""
-        model = self._model(body.model_id)
+    def step_optimizer(self, body: bodies.OptimStep) -> Reply:
+        """Take one optimizer step."""
+        model = self._get_model(body.model_id)
         adam = body.adam_params
         params = AdamParams(
             adam.learning_rate,
@@ -271,126 +267,122 @@ class Service:
             resolve_max_grad_norm(adam.grad_clip_norm),
         )
 
-        def work() -> Answer:
-            metrics = dict(optim_step(model, self._shelf.get(model.spec.base), params))
+        def step() -> Answer:
+            metrics = dict(step_optimizer(model, self._shelf.get(model.spec.base), params))
             if metrics.get("empty_updates"):
                 log.info(
-                    f"{model.spec.base}: step {model.steps} moved nothing, for nothing was supervised"
+                    f"{model.spec.base}: step {model.steps} moved nothing, "
+                    "for nothing was supervised"
                 )
             if metrics["skipped"]:
                 log.info(
                     f"{model.spec.base}: step {model.steps} skipped, its gradient is not finite"
                 )
                 metrics["grad_norm"] = 0.0
-            return json_answer({"metrics": metrics})
+            return encode_json({"metrics": metrics})
 
-        return self._enqueue_training(_numbered(model.id, body.seq_id), work, model.spec.base)
+        return self._queue_training(model, step, body.seq_id)
 
-    def save_weights(self, body: asked.SaveWeights) -> Reply:
-        """A checkpoint to go on training from: weights and moments."""
-        model = self._model(body.model_id)
-        return self._save_later(
-            body, model, "weights", body.path or f"step-{model.steps}", "save_weights"
-        )
+    def save_weights(self, body: bodies.SaveWeights) -> Reply:
+        """Write a checkpoint to resume training from: weights and moments."""
+        model = self._get_model(body.model_id)
+        name = body.path or f"step-{model.steps}"
+        return self._queue_save(body, model, f"weights/{name}", "save_weights")
 
-    def save_for_sampler(self, body: asked.SaveWeights) -> Reply:
-        """Weights to sample from: kept on disk under a name, or in memory without one.
+    def save_for_sampler(self, body: bodies.SaveWeights) -> Reply:
+        """Publish weights to sample from: on disk under a name, or in memory without one.
 
-        In memory they are a snapshot, or with `inflight` what all such sampling sessions of the model sample from henceforth.
+        In memory they are a snapshot. With `inflight` all such sampling sessions of the model
+        follow the newest weights.
         """
-        model = self._model(body.model_id)
+        model = self._get_model(body.model_id)
         if body.path is not None:
-            return self._save_later(
-                body, model, "sampler_weights", body.path, "save_weights_for_sampler"
-            )
+            name = f"sampler_weights/{body.path}"
+            return self._queue_save(body, model, name, "save_weights_for_sampler")
         session = model.id.split(":")[0]
         sampler_id = f"{session}:sample:{body.sampling_session_seq_id}"
 
-        def snapshot() -> Answer:
-            weights = model.over(self._shelf.get(model.spec.base)).save_state()["student"]
-            held = {name: tensor.clone() for name, tensor in weights.items()}
-            published = Published(sampler_id, held)
+        def publish() -> Answer:
+            weights = model.attach(self._shelf.get(model.spec.base)).save_state()["student"]
+            copies = {name: tensor.clone() for name, tensor in weights.items()}
+            published = PublishedWeights(sampler_id, copies)
             if body.kind == "inflight":
-                published = self._published.setdefault(
-                    model.id, Published(f"{model.id} in flight", held)
-                )
-                published.weights = held
+                # One object for all sessions that follow the model: they see the exchange at once.
+                shared = PublishedWeights(f"{model.id} in flight", copies)
+                published = self._published.setdefault(model.id, shared)
+                published.weights = copies
             self._samplers[sampler_id] = Sampler(sampler_id, model.spec.base, model.spec, published)
-            kept = self._unnamed.setdefault((model.id, body.kind), deque())
-            kept.append(sampler_id)
-            if len(kept) > MOST_UNNAMED[body.kind]:
-                self._samplers.pop(kept.popleft(), None)
-            return json_answer(
-                {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
-            )
+            unnamed = self._unnamed.setdefault((model.id, body.kind), deque())
+            unnamed.append(sampler_id)
+            if len(unnamed) > MAX_UNNAMED[body.kind]:
+                self._samplers.pop(unnamed.popleft(), None)
+            reply = {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
+            return encode_json(reply)
 
-        return self._enqueue_training(_numbered(model.id, body.seq_id), snapshot, model.spec.base)
+        return self._queue_training(model, publish, body.seq_id)
 
-    def _save_later(
-        self, body: asked.SaveWeights, model: TrainingModel, kind: str, name: str, request: str
+    def _queue_save(
+        self, body: bodies.SaveWeights, model: TrainingModel, name: str, request: str
     ) -> Reply:
-        """Queue a save on disk; DataError where the name cannot be one."""
-        address = CheckpointAddress.read(f"tinker://{model.id}/{kind}/{name}")
+        """Queue a save on disk; raise DataError if the name cannot be part of an address."""
+        address = CheckpointAddress.read(f"tinker://{model.id}/{name}")
 
-        def work() -> Answer:
-            self._save(
+        def save() -> Answer:
+            self._saver.save(
                 model,
                 address,
                 body.user_metadata,
                 overwrite=body.overwrite,
                 lifetime=body.ttl_seconds,
             )
-            return json_answer({"type": request, "path": str(address)})
+            return encode_json({"type": request, "path": str(address)})
 
-        return self._enqueue_training(_numbered(model.id, body.seq_id), work, model.spec.base)
+        return self._queue_training(model, save, body.seq_id)
 
-    def unload(self, model_id: str) -> Reply:
-        """Let go of a training model; what it learned since it was saved is saved first."""
-        base = self._model(model_id).spec.base
-        self._release(model_id)
-        answer = json_answer({"type": "unload_model", "model_id": model_id})
-        return self._enqueue_training(f"{model_id}:unload", lambda: answer, base)
+    def unload(self, body: bodies.OfModel) -> Reply:
+        """Drop a training model; if it has trained since its last checkpoint, save it first."""
+        model = self._get_model(body.model_id)
+        self._release(model.id)
+        answer = encode_json({"type": "unload_model", "model_id": model.id})
+        return self._queue_training(model, lambda: answer, "unload")
 
     # Samplers
 
-    def create_sampler(self, body: asked.CreateSampler) -> Reply:
-        """A sampling session over a base model or saved weights."""
-        session = self._session(body.session_id)
+    def create_sampler(self, body: bodies.CreateSampler) -> Reply:
+        """Open a sampling session over a base model or saved weights."""
+        session = self._touch_session(body.session_id)
         sampler_id = f"{body.session_id}:sample:{body.sampling_session_seq_id}"
         if sampler_id not in self._samplers:
-            self._samplers[sampler_id] = self._sampler(sampler_id, body.base_model, body.model_path)
+            sampler = self._build_sampler(sampler_id, body.base_model, body.model_path)
+            self._samplers[sampler_id] = sampler
             session.samplers.append(sampler_id)
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
 
-    def sampler_info(self, sampler_id: str) -> Reply:
-        """What a sampling session samples from."""
-        sampler = self._known_sampler(sampler_id)
+    def describe_sampler(self, sampler_id: str) -> Reply:
+        """Return the model of a sampling session."""
+        sampler = self._get_sampler(sampler_id)
         return {"sampler_id": sampler.id, "base_model": sampler.base, "model_path": sampler.path}
 
-    def sample(self, body: asked.SampleBody) -> Reply:
-        """Completions, and what is asked about the prompt."""
+    def sample(self, body: bodies.SampleBody) -> Reply:
+        """Queue a request for completions and log-probabilities of the prompt."""
         if body.record_stability_info:
-            raise HttpRefusal(400, asked.NOT_STABLE)
-        check_tokens(
-            body.num_samples, body.sampling_params.max_tokens or 1, self.limits.sampled_tokens
-        )
+            raise HttpRefusal(400, bodies.NOT_STABLE)
+        max_tokens = body.sampling_params.max_tokens or 1
+        check_tokens(body.num_samples, max_tokens, self.limits.sampled_tokens)
         if body.sampling_session_id is not None:
-            sampler = self._known_sampler(body.sampling_session_id)
+            sampler = self._get_sampler(body.sampling_session_id)
         else:
-            sampler = self._sampler("", body.base_model, body.model_path)
-        numbered = body.sampling_session_id is not None and body.seq_id is not None
-        name = f"{sampler.id}:{body.seq_id}" if numbered else f"sample:{uuid.uuid4()}"
+            sampler = self._build_sampler("", body.base_model, body.model_path)
+        is_numbered = body.sampling_session_id is not None and body.seq_id is not None
+        name = f"{sampler.id}:{body.seq_id}" if is_numbered else f"sample:{uuid.uuid4()}"
         seed = body.sampling_params.seed
         if seed is None:
             seed = seed_of(name)
-        item = SampleItem(
-            body,
-            body.prompt.tokens(),
-            sampler,
-            seed if 0 <= seed < 2**63 else seed_of("request", seed),
-        )
-        key = (sampler.key, item.one_pass)
-        job = ModelJob(item, self._running.answer, key, item.lane, sampler.base)
+        elif not 0 <= seed < 2**63:
+            seed = seed_of("request", seed)
+        item = SampleItem(body, body.prompt.join_tokens(), sampler, seed)
+        key = (sampler.key, item.is_single_pass)
+        job = ModelJob(item, self._executor.execute, key, item.lane, sampler.base)
         self.futures.open(name, lambda: self._worker.submit(job))
         ids = [f"{name}:{number}" for number in range(body.num_samples)]
         return {"request_id": name, "sample_sequence_ids": ids}
@@ -398,172 +390,104 @@ class Service:
     # The end
 
     def close(self, timeout: float = 60.0) -> None:
-        """Stop the worker and save every model that has learned since it was saved."""
+        """Stop the worker and save every model that has trained since its last checkpoint."""
         if not self._worker.close(timeout):
             log.info("the models are still at work; what was learned since the last save is lost")
             return
         for model in self._models.values():
-            self._save_learned(model)
+            self._saver.save_progress(model)
 
     # Inside
 
-    def _new_model(
+    def _add_model(
         self, session: Session, model_id: str, spec: AdapterSpec, metadata: Mapping[str, Any] | None
     ) -> TrainingModel:
         if model_id in self._models:
             return self._models[model_id]
-        if len(self._models) >= MOST_MODELS:
+        if len(self._models) >= MAX_MODELS:
             raise HttpRefusal(
-                429, f"{MOST_MODELS} models are being trained; unload some", retry_after=30
+                429, f"{MAX_MODELS} models are being trained; unload some", retry_after=30
             )
-        model = TrainingModel(
-            model_id, spec, {key: str(value) for key, value in (metadata or {}).items()}
-        )
-        self._models[model_id] = model
+        texts = {key: str(value) for key, value in (metadata or {}).items()}
+        self._models[model_id] = model = TrainingModel(model_id, spec, texts)
         session.models.append(model_id)
         return model
 
-    def _load(self, model: TrainingModel, path: str, *, with_optimizer: bool) -> None:
-        address = CheckpointAddress.read(path)
-        if address.kind != "weights":
-            raise DataError(
-                f"{path} was saved to sample from; train on from one of tinker://{address.run}/weights/"
-            )
-        checkpoint = self._store.load(path)
-        base = self._shelf.get(model.spec.base)
-        if checkpoint.state["base_sha256"] != self._shelf.fingerprint(model.spec.base):
-            raise CheckpointError(
-                f"{path} was trained over another model than the one that is now served as {model.spec.base}"
-            )
-        spec = AdapterSpec.of_data(checkpoint.state["adapter"])
-        if (spec.rank, spec.parts) != (model.spec.rank, model.spec.parts):
-            raise CheckpointError(
-                f"{path} has rank {spec.rank} around {' and '.join(spec.parts)}, the model another"
-            )
-        optimizer = checkpoint.tensors("optimizer") if with_optimizer else {}
-        model.load(base, {"student": checkpoint.tensors("student"), "optimizer": optimizer})
-        model.steps = model.saved_steps = int(checkpoint.state["steps"]) if with_optimizer else 0
-        log.info(f"{model.spec.base}: loaded {path}")
-
-    def _save(
-        self,
-        model: TrainingModel,
-        address: CheckpointAddress,
-        metadata: Mapping[str, str] | None,
-        *,
-        overwrite: bool,
-        lifetime: int | None = None,
-    ) -> None:
-        tensors = model.state()
-        if address.kind != "weights":
-            tensors = {"student": tensors["student"]}
-        state = {
-            "adapter": model.spec.data(),
-            "base_sha256": self._shelf.fingerprint(model.spec.base),
-            "steps": model.steps,
-            "user_metadata": dict(metadata or model.metadata),
-        }
-        self._store.write_run(model.id, run_data(model))
-        self._store.save(address, tensors, state, overwrite=overwrite, lifetime=lifetime)
-        self._running.forget(str(address))
-        if address.kind == "weights":
-            model.saved_steps = model.steps
-        log.info(f"saved {address}")
-
-    def _save_learned(self, model: TrainingModel) -> None:
-        if model.steps == model.saved_steps or not model.state():
-            return
-        address = CheckpointAddress(model.id, "weights", f"closing-{model.steps}")
-        try:
-            self._save(model, address, None, overwrite=True)
-        except PracticumError as error:
-            log.info(f"{model.id} could not be saved: {error}")
-
     def _release(self, model_id: str) -> None:
-        """Take no more requests for a model; save and forget it, and its snapshots, after what was asked of it before."""
+        """Take no more requests for a model; save and drop it after the queued ones."""
         model = self._models.pop(model_id, None)
         if model is None:
             return
 
-        def work() -> Answer:
-            for kind in MOST_UNNAMED:
+        def release() -> Answer:
+            for kind in MAX_UNNAMED:
                 for sampler in self._unnamed.pop((model_id, kind), ()):
                     self._samplers.pop(sampler, None)
             self._published.pop(model_id, None)
-            self._save_learned(model)
+            self._saver.save_progress(model)
             model.trainer = None
-            return json_answer({})
+            return encode_json({})
 
-        self._worker.submit(ModelJob(None, lambda items: [work()]))
+        self._worker.submit(ModelJob(None, lambda items: [release()]))
 
-    def _enqueue_training(
-        self, name: str, work: Callable[[], Answer], base: str, created: TrainingModel | None = None
+    def _queue_training(
+        self,
+        model: TrainingModel,
+        work: Callable[[], Answer],
+        number: int | str | None,
+        *,
+        is_new: bool = False,
     ) -> Reply:
-        """Queue the work of a training request on a base; a model whose creation fails is forgotten."""
+        """Queue the work of a training request; a model whose creation fails is forgotten."""
 
         def run(items: object) -> list[Answer]:
             try:
                 return [work()]
             except BaseException:
-                if created is not None and created.trainer is None:
-                    self._models.pop(created.id, None)
+                # A model that was never built must not be found by later requests.
+                if is_new and model.trainer is None:
+                    self._models.pop(model.id, None)
                 raise
 
-        def begin() -> "Future[Answer]":
-            return self._worker.submit(ModelJob(None, run, base=base))
-
-        self.futures.open(name, begin)
-        reply: Reply = {"request_id": name}
-        return reply if created is None else {**reply, "model_id": created.id}
-
-    def _make_error_answer(self, error: Exception) -> Answer:
-        if isinstance(error, PracticumError | HttpRefusal):
-            log.info(f"refused: {error}")
-            return failure(error)
-        log.info(f"failed: {type(error).__name__}: {error}")
-        traceback.print_exception(error)  # a mistake of ours: whoever runs the server can report it
-        return json_answer(
-            {
-                "error": f"the server failed ({type(error).__name__}); its console says more",
-                "category": "server",
-            }
-        )
+        request_id = f"{model.id}:{uuid.uuid4() if number is None else number}"
+        job = ModelJob(None, run, base=model.spec.base)
+        self.futures.open(request_id, lambda: self._worker.submit(job))
+        created = {"model_id": model.id} if is_new else {}
+        return {"request_id": request_id, **created}
 
     def _suspend(self, base: str) -> None:
         for model in list(self._models.values()):
             if model.spec.base == base:
                 model.suspend()
 
-    def _model(self, model_id: str) -> TrainingModel:
+    def _get_model(self, model_id: str) -> TrainingModel:
         if model_id not in self._models:
             raise HttpRefusal(
                 404,
-                f"there is no training model {model_id!a:.120} here; it may belong to an earlier server",
+                f"there is no training model {model_id!a:.120} here; it may belong to an earlier "
+                "server",
             )
+        # Every request about a model is a sign of life of the session in its id.
         session = self._sessions.get(model_id.split(":")[0])
         if session is not None:
-            session.heard = time.monotonic()
+            session.last_seen = time.monotonic()
         return self._models[model_id]
 
-    def _known_sampler(self, sampler_id: str) -> Sampler:
+    def _get_sampler(self, sampler_id: str) -> Sampler:
         if sampler_id in self._samplers:
             return self._samplers[sampler_id]
         raise HttpRefusal(
             410,
-            f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest {MOST_UNNAMED['snapshot']} snapshots and "
-            f"{MOST_UNNAMED['inflight']} that follow it",
+            f"there is no sampling session {sampler_id!a:.120}; a model keeps its newest "
+            f"{MAX_UNNAMED['snapshot']} snapshots and {MAX_UNNAMED['inflight']} that follow it",
         )
 
-    def _sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:
+    def _build_sampler(self, sampler_id: str, base: str | None, path: str | None) -> Sampler:
         if path is not None:
-            spec = AdapterSpec.of_data(self.catalogue.saved(path)["adapter"])
+            spec = AdapterSpec.from_json(self.catalogue.read_state(path)["adapter"])
             self.catalogue.check_served(spec.base)
             return Sampler(sampler_id, spec.base, spec, None, path)
         if base is None:
             raise HttpRefusal(400, "name a base_model or a model_path to sample from")
         self.catalogue.check_served(base)
         return Sampler(sampler_id, base)
-
-
-def _numbered(model_id: str, number: int | None) -> str:
-    return f"{model_id}:{uuid.uuid4()}" if number is None else f"{model_id}:{number}"

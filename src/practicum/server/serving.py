@@ -1,4 +1,4 @@
-"""From what was asked on the command line to a server that runs until it is told to stop."""
+"""Start a server from the options of the command line and run it until it is stopped."""
 
 import contextlib
 import ctypes
@@ -18,15 +18,19 @@ from practicum.models.sources import conversion_pending, locate
 
 TOKEN_VARIABLE = "PRACTICUM_SERVER_TOKEN"
 PREFIX = "tml-"
-"""What a token begins with, because the tinker package sends no other."""
+"""The start of a token; the tinker package sends no other."""
 
 GIB = 2**30
-PRODUCTS_KEPT, HEAPS = 64, 2
+MAX_PRODUCTS, MAX_HEAPS = 64, 2
 CACHES_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""The variables with which oneDNN bounds its compiled products, and torch's layer over it, ideep, their descriptions."""
+"""The environment variables that bound the caches of matrix products.
+
+The first is oneDNN's for compiled products, the second ideep's, torch's layer over it, for their
+descriptions.
+"""
 
 M_ARENA_MAX = -8
-"""The name of that option in glibc's malloc.h."""
+"""The option's number in glibc's malloc.h."""
 
 DTYPES, DEVICES = ("float32", "bfloat16"), ("auto", "cpu", "cuda")
 
@@ -35,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the command line says. Models are `MODEL`, or `NAME=MODEL` to be served under another name."""
+    """The options of the command line; a model is `MODEL`, or `NAME=MODEL` to serve it as NAME."""
 
     models: Sequence[str]
     students: Sequence[str] = ()
@@ -50,10 +54,10 @@ class ServerOptions:
 
 
 def serve(options: ServerOptions) -> None:
-    """Serve until SIGINT or SIGTERM; models that are being trained are saved before it ends. What happens is noted.
+    """Serve until SIGINT or SIGTERM, and save models in training before returning.
 
-    Raises RecipeError where the options cannot be right, ModelError where a model is not there, ResourceError where the
-    address is taken.
+    Raise RecipeError if the options cannot be right, ModelError if a model is missing,
+    ResourceError if the address is in use.
     """
     try:
         import uvicorn
@@ -62,8 +66,8 @@ def serve(options: ServerOptions) -> None:
             "serve needs starlette and uvicorn: pip install 'practicum[server]'"
         ) from error
     from practicum.server.app import make_app
-    from practicum.server.limits import Limits
-    from practicum.server.protocol import connection_with
+    from practicum.server.limits import RequestLimits
+    from practicum.server.protocol import build_protocol
     from practicum.server.service import Service
     from practicum.server.shelf import ModelCache
     from practicum.server.store import Store
@@ -71,7 +75,7 @@ def serve(options: ServerOptions) -> None:
 
     messages()
     bound_memory()
-    served, students = named_models(options)
+    served, students = parse_models(options)
     for name, config in served.items():
         if conversion_pending(str(config.model)):
             log.info(f"converting {name} to safetensors, once: about 20 s")
@@ -80,13 +84,13 @@ def serve(options: ServerOptions) -> None:
     local = is_loopback(options.host)
     if not local and token is None:
         raise RecipeError(
-            f"--host {options.host} can be reached from other machines, so a token is needed: set {TOKEN_VARIABLE} or write "
-            f"--token-file FILE with one that begins with {PREFIX}"
+            f"--host {options.host} can be reached from other machines, so a token is needed: "
+            f"set {TOKEN_VARIABLE} or write --token-file FILE with one that begins with {PREFIX}"
         )
     listener = _listen(options.host, options.port)
     port = listener.getsockname()[1]
     memory = None if options.memory_gib is None else int(options.memory_gib * GIB)
-    limits = Limits(sampled_tokens=options.request_tokens)
+    limits = RequestLimits(sampled_tokens=options.request_tokens)
     service = Service(ModelCache(served, memory), Store(options.out), students, limits=limits)
     hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host}) if local else None
     config = uvicorn.Config(
@@ -99,7 +103,7 @@ def serve(options: ServerOptions) -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=3,
         lifespan="on",
-        http=connection_with(limits),
+        http=build_protocol(limits),
         ws="none",
     )
     host = f"[{options.host}]" if ":" in options.host else options.host
@@ -107,48 +111,53 @@ def serve(options: ServerOptions) -> None:
     log.info(f"serving {', '.join(served)} on {address}")
     log.info(f"to be trained: {', '.join(sorted(students))}; checkpoints go to {options.out}")
     log.info(
-        f"for clients: TINKER_BASE_URL={address} TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
+        f"for clients: TINKER_BASE_URL={address} "
+        f"TINKER_API_KEY={'YOUR-TOKEN' if token else 'tml-local'}"
     )
     uvicorn.Server(config).run(sockets=[listener])
 
 
 def bound_memory() -> None:
-    """Bound what the process keeps beside the models: compiled products of every shape, and heaps that many threads grow.
+    """Bound the memory beside the models: compiled products, and heaps of many threads.
 
-    To be called before the first product. Neither bound changes a number; on a system without glibc the second is left out.
+    Call this before the first product. Neither bound changes a number. Without glibc there is no
+    bound for heaps.
     """
     for variable in CACHES_OF_PRODUCTS:
-        os.environ.setdefault(variable, str(PRODUCTS_KEPT))
+        os.environ.setdefault(variable, str(MAX_PRODUCTS))
     if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
-        # AttributeError where the C library is another than glibc.
+        # A C library other than glibc has no mallopt: AttributeError.
         with contextlib.suppress(AttributeError, OSError):
-            ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS)
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, MAX_HEAPS)
 
 
-def named_models(options: ServerOptions) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
-    """The models by name, and the names of those that may be trained: all of them unless some are named."""
-    for option, value, known in (
+def parse_models(options: ServerOptions) -> tuple[Mapping[str, ModelConfig], frozenset[str]]:
+    """Return the models by name, and the names that may be trained: all, unless some are given."""
+    for option, setting, choices in (
         ("dtype", options.dtype, DTYPES),
         ("device", options.device, DEVICES),
     ):
-        if value not in known:
-            raise RecipeError(f"--{option} {value}: write one of {', '.join(known)}")
+        if setting not in choices:
+            raise RecipeError(f"--{option} {setting}: write one of {', '.join(choices)}")
     served: dict[str, ModelConfig] = {}
     for text in [*options.models, *options.students]:
         name, _, model = text.rpartition("=")
-        config = ModelConfig.model_validate(
-            {"model": model, "dtype": options.dtype, "device": options.device}
-        )
+        settings = {"model": model, "dtype": options.dtype, "device": options.device}
+        config = ModelConfig.model_validate(settings)
         if served.setdefault(name or model, config) != config:
             raise RecipeError(
-                f"two models are named {name or model}; give one of them another name with NAME=MODEL"
+                f"two models are named {name or model}; give one of them another name with "
+                "NAME=MODEL"
             )
     students = [text.rpartition("=")[0] or text for text in options.students]
     return served, frozenset(students or served)
 
 
 def read_token(path: Path | None) -> str | None:
-    """The token of the environment, or of a file that only its owner can read; RecipeError where it is weak or open."""
+    """Return the token of the environment, or of a file that only its owner can read.
+
+    Raise RecipeError if the token is weak or the file is readable by others.
+    """
     if path is None:
         token, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
     else:
@@ -160,16 +169,13 @@ def read_token(path: Path | None) -> str | None:
             raise RecipeError(
                 f"--token-file {path} cannot be read ({type(error).__name__})"
             ) from error
+        # Any right of group or others.
         if stat.S_IMODE(mode) & 0o077:
             raise RecipeError(f"--token-file {path} can be read by others; chmod 600 {path}")
     if token is None:
         return None
-    if (
-        not token.startswith(PREFIX)
-        or len(token) < 20
-        or not token.isascii()
-        or not token.isprintable()
-    ):
+    is_plain = token.isascii() and token.isprintable()
+    if not is_plain or not token.startswith(PREFIX) or len(token) < 20:
         raise RecipeError(
             f"the token of {where} must begin with {PREFIX} and have at least 20 plain characters"
         )
@@ -177,7 +183,7 @@ def read_token(path: Path | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return True if only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -188,7 +194,8 @@ def is_loopback(host: str) -> bool:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP, for asyncio sends small answers at once only where it is; otherwise each waits 40 ms for an acknowledgement.
+    # With IPPROTO_TCP by name asyncio sets TCP_NODELAY; without it each small answer waits 40 ms
+    # for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""Clients' sessions: what belongs to each, and which of them a search finds."""
+"""Hold clients' sessions and search among them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,18 +10,21 @@ from practicum.server.requests import SearchSessions
 
 @dataclass(slots=True)
 class Session:
-    """A client: when it was last heard of, by the clock that never goes back, how it calls itself, and what belongs to it."""
+    """A client's session: its name, its models and samplers.
+
+    `last_seen` is in seconds of the monotonic clock.
+    """
 
     id: str
-    heard: float
+    last_seen: float
     name: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
     models: list[str] = field(default_factory=list)
     samplers: list[str] = field(default_factory=list)
 
-    def data(self) -> dict[str, Any]:
-        """Return what is told about it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return what a client may know about its session."""
         return {
             "training_run_ids": list(self.models),
             "sampler_ids": list(self.samplers),
@@ -29,8 +32,8 @@ class Session:
             "display_name": self.name,
         }
 
-    def summary(self, checkpoints: int) -> dict[str, Any]:
-        """Return what a search shows of it."""
+    def summarize(self, checkpoints: int) -> dict[str, Any]:
+        """Return the session as a result of a search."""
         return {
             "session_id": self.id,
             "created_at": self.created.isoformat(),
@@ -43,31 +46,31 @@ class Session:
         }
 
 
-def newest_first(sessions: Iterable[Session]) -> list[Session]:
-    """Return the sessions in the order in which they are listed."""
+def sort_by_age(sessions: Iterable[Session]) -> list[Session]:
+    """Return the sessions newest first, the order of every listing."""
     return sorted(sessions, key=lambda session: (session.created, session.id), reverse=True)
 
 
-def matching(sessions: Iterable[Session], asked: SearchSessions) -> list[Session]:
-    """Return the sessions that a search finds from its cursor on, newest first, however many they are."""
-    if asked.statuses is not None and all(
-        status.get("type") != "active" for status in asked.statuses
+def search(sessions: Iterable[Session], query: SearchSessions) -> list[Session]:
+    """Return all sessions that match from the query's cursor on, newest first."""
+    if query.statuses is not None and all(
+        status.get("type") != "active" for status in query.statuses
     ):
         return []
-    found = [session for session in newest_first(sessions) if _matches(session, asked)]
-    if asked.cursor is None:
-        return found
-    last = datetime.fromisoformat(asked.cursor.last_created_at), asked.cursor.last_session_id
-    return [session for session in found if (session.created, session.id) < last]
+    matches = [session for session in sort_by_age(sessions) if _matches(session, query)]
+    if query.cursor is None:
+        return matches
+    last = datetime.fromisoformat(query.cursor.last_created_at), query.cursor.last_session_id
+    return [session for session in matches if (session.created, session.id) < last]
 
 
-def _matches(session: Session, asked: SearchSessions) -> bool:
-    if any(session.metadata.get(key) != value for key, value in asked.user_metadata.items()):
+def _matches(session: Session, query: SearchSessions) -> bool:
+    if any(session.metadata.get(key) != value for key, value in query.user_metadata.items()):
         return False
-    if asked.session_id is None and asked.display_name is None:
+    if query.session_id is None and query.display_name is None:
         return True
-    named = asked.display_name is not None and session.name is not None
-    words = (asked.display_name or "").casefold().split()
-    return session.id == asked.session_id or (
+    named = query.display_name is not None and session.name is not None
+    words = (query.display_name or "").casefold().split()
+    return session.id == query.session_id or (
         named and all(word in (session.name or "").casefold() for word in words)
     )

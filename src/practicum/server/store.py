@@ -1,4 +1,4 @@
-"""Checkpoints by their `tinker://` address: each a folder of hashed files that is there whole or not at all.
+"""Store checkpoints by their `tinker://` address, each a complete folder of hashed files.
 
 ROOT/RUN/run.json
 ROOT/RUN/weights/NAME/checkpoints/step-1/           to train on: adapters and moments
@@ -32,7 +32,7 @@ from practicum.run_dir.checkpoints import CheckpointDamage, check_manifest, step
 from practicum.run_dir.files import discard
 
 EXPIRY = "expires.json"
-"""In the folder of a checkpoint: when it is to be removed."""
+"""The file in a checkpoint's folder with the time at which the checkpoint expires."""
 
 KINDS = ("weights", "sampler_weights")
 _RUN = r"[A-Za-z0-9-]{1,64}:train:[0-9]{1,9}"
@@ -42,7 +42,7 @@ _ADDRESS = re.compile(rf"tinker://({_RUN})/({'|'.join(KINDS)})/({_NAME})")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAddress:
-    """Where a checkpoint is: the training run, the kind, the name."""
+    """The address of a checkpoint: the training run, the kind and the name."""
 
     run: str
     kind: str
@@ -50,12 +50,13 @@ class CheckpointAddress:
 
     @classmethod
     def read(cls, text: str) -> "CheckpointAddress":
-        """From `tinker://RUN/weights/NAME`; DataError where it is not one."""
+        """Parse `tinker://RUN/weights/NAME`; raise DataError if the text is no address."""
         match = _ADDRESS.fullmatch(text)
         if match is None:
             raise DataError(
-                f"{text!a:.120} is not the address of a checkpoint here, such as tinker://RUN/weights/NAME with a name of "
-                "letters, digits, dots, dashes and underscores"
+                f"{text!a:.120} is not the address of a checkpoint here, "
+                "such as tinker://RUN/weights/NAME with a name of letters, digits, dots, "
+                "dashes and underscores"
             )
         return cls(*match.groups())
 
@@ -64,7 +65,7 @@ class CheckpointAddress:
 
 
 class Store:
-    """The checkpoints under one folder."""
+    """The checkpoints in one folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -79,12 +80,13 @@ class Store:
         overwrite: bool,
         lifetime: int | None = None,
     ) -> None:
-        """Write a checkpoint, to be removed after `lifetime` seconds; DataError where one is there and is to stay.
+        """Write a checkpoint that expires after `lifetime` seconds; delete expired ones of the
+        run.
 
-        What has expired in the same run is removed.
+        Raise DataError if the checkpoint exists and must not be overwritten.
         """
-        self.addresses(address.run)
-        folder = self._folder(address)
+        self.list_checkpoints(address.run)
+        folder = self._get_folder(address)
         run_dir = RunDir(folder)
         version = 1
         if folder.exists():
@@ -96,133 +98,139 @@ class Store:
             version = 1 if existing is None else existing.step + 1
         else:
             run_dir = RunDir.create(folder.parent, address.name)
+        # A new version is complete on disk before the old one goes, so a crash leaves one of them.
         save_checkpoint(run_dir, version, tensors, {**state, "step": version}, keep=1)
         self.set_lifetime(address, lifetime)
 
     def set_lifetime(self, address: CheckpointAddress, seconds: int | None) -> None:
-        """Let a checkpoint be removed so many seconds from now, or stay; CheckpointError where there is none."""
-        folder = self._there(address)
+        """Let a checkpoint expire in so many seconds, or stay for None.
+
+        Raise CheckpointError if there is none.
+        """
+        folder = self._find_folder(address)
         if seconds is None:
             (folder / EXPIRY).unlink(missing_ok=True)
         else:
-            write_json(
-                folder / EXPIRY,
-                {"at": (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()},
-            )
+            expiry = datetime.now(UTC) + timedelta(seconds=seconds)
+            write_json(folder / EXPIRY, {"at": expiry.isoformat()})
 
     def copy(
         self, source: CheckpointAddress, target: CheckpointAddress, lifetime: int | None = None
     ) -> None:
-        """Write a verified checkpoint again under another address; CheckpointError where it is missing or damaged."""
+        """Verify a checkpoint and write it to another address.
+
+        Raise CheckpointError if it is missing or damaged.
+        """
         checkpoint = self.load(str(source))
         stems = ("student", "optimizer") if source.kind == "weights" else ("student",)
         tensors = {stem: checkpoint.tensors(stem) for stem in stems}
         self.save(target, tensors, checkpoint.state, overwrite=True, lifetime=lifetime)
 
     def load(self, text: str) -> Checkpoint:
-        """The checkpoint at an address, every file verified; CheckpointError where it is missing or damaged."""
+        """Return the checkpoint at an address, every file verified.
+
+        Raise CheckpointError if it is missing or damaged.
+        """
         address = CheckpointAddress.read(text)
-        checkpoint, _ = find_checkpoint(RunDir(self._there(address)))
+        checkpoint, _ = find_checkpoint(RunDir(self._find_folder(address)))
         if checkpoint is None:
-            raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
+            raise self._build_missing_error(address)
         return checkpoint
 
-    def state(self, text: str) -> dict[str, Any]:
-        """What a checkpoint says of itself, without reading its tensors; CheckpointError where there is none."""
+    def read_state(self, text: str) -> dict[str, Any]:
+        """Return the state of a checkpoint without reading its tensors.
+
+        Raise CheckpointError if there is none.
+        """
         address = CheckpointAddress.read(text)
-        for step, path in step_folders(RunDir(self._there(address)).checkpoints):
+        for step, path in step_folders(RunDir(self._find_folder(address)).checkpoints):
             try:
                 check_manifest(path, step)
             except CheckpointDamage:
                 continue
             return read_json(path / "state.json")
-        raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
+        raise self._build_missing_error(address)
 
     def delete(self, address: CheckpointAddress) -> None:
-        """Remove a checkpoint."""
-        self._remove(self._there(address))
+        """Delete a checkpoint."""
+        self._remove(self._find_folder(address))
 
-    def write_run(self, run: str, data: Mapping[str, Any]) -> None:
-        """Say what a run is, once it has something to keep."""
-        folder = self._run_folder(run)
+    def write_run(self, run: str, description: Mapping[str, Any]) -> None:
+        """Write the description of a run, before its first checkpoint."""
+        folder = self._get_run_folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "run.json", dict(data))
+        write_json(folder / "run.json", dict(description))
 
     def read_run(self, run: str) -> tuple[dict[str, Any], datetime] | None:
-        """What was written about a run, and when; None where nothing was."""
+        """Return the description of a run and the time of its writing, or None."""
         if re.fullmatch(_RUN, run) is None:
             return None
-        path = self._run_folder(run) / "run.json"
+        path = self._get_run_folder(run) / "run.json"
         if not path.is_file():
             return None
         return read_json(path), datetime.fromtimestamp(path.stat().st_mtime, UTC)
 
-    def runs(self) -> list[str]:
-        """All runs that kept something."""
-        found = [path.parent.name.replace(".", ":") for path in self._root.glob("*/run.json")]
-        return sorted(run for run in found if re.fullmatch(_RUN, run))
+    def list_runs(self) -> list[str]:
+        """Return all runs with a description."""
+        runs = [path.parent.name.replace(".", ":") for path in self._root.glob("*/run.json")]
+        return sorted(run for run in runs if re.fullmatch(_RUN, run))
 
-    def addresses(self, run: str) -> list[tuple[CheckpointAddress, datetime, int]]:
-        """The checkpoints of a run with their times and sizes, oldest first; what has expired is removed."""
-        found = []
+    def list_checkpoints(self, run: str) -> list[tuple[CheckpointAddress, datetime, int]]:
+        """Return address, time and bytes of each checkpoint, oldest first; delete expired ones."""
+        rows = []
         for kind in KINDS:
-            for folder in (self._run_folder(run) / kind).glob("*"):
-                if _expired(folder):
+            for folder in (self._get_run_folder(run) / kind).glob("*"):
+                if _is_expired(folder):
                     self._remove(folder)
                     continue
-                files = _stats(folder.glob("checkpoints/step-*/*"))
+                files = _collect_stats(folder.glob("checkpoints/step-*/*"))
                 if files and re.fullmatch(_NAME, folder.name):
-                    changed = max(file.st_mtime for file in files)
-                    size = sum(file.st_size for file in files)
-                    found.append(
-                        (
-                            CheckpointAddress(run, kind, folder.name),
-                            datetime.fromtimestamp(changed, UTC),
-                            size,
-                        )
-                    )
-        return sorted(found, key=lambda row: (row[1], str(row[0])))
+                    address = CheckpointAddress(run, kind, folder.name)
+                    changed = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC)
+                    rows.append((address, changed, sum(file.st_size for file in files)))
+        return sorted(rows, key=lambda row: (row[1], str(row[0])))
 
-    def _others(self, address: CheckpointAddress) -> str:
-        names = [
-            other.name for other, _, _ in self.addresses(address.run) if other.kind == address.kind
-        ]
-        return f"the run has {', '.join(names[-8:])}" if names else "the run has none of that kind"
+    def _build_missing_error(self, address: CheckpointAddress) -> CheckpointError:
+        siblings = (sibling for sibling, _, _ in self.list_checkpoints(address.run))
+        names = [sibling.name for sibling in siblings if sibling.kind == address.kind]
+        others = ", ".join(names[-8:]) or "none of that kind"
+        return CheckpointError(f"there is no checkpoint {address}; the run has {others}")
 
     def _remove(self, folder: Path) -> None:
-        """Remove a folder, which another thread may be removing too."""
+        """Remove a folder that another thread may be removing too."""
         with self._removing:
             if folder.is_dir():
                 discard(folder)
 
-    def expiry(self, address: CheckpointAddress) -> datetime | None:
-        """Return when a checkpoint will be removed; None where it stays."""
-        return _expiry(self._folder(address))
+    def read_expiry(self, address: CheckpointAddress) -> datetime | None:
+        """Return the time at which a checkpoint expires; None if it stays."""
+        return _read_expiry(self._get_folder(address))
 
-    def _there(self, address: CheckpointAddress) -> Path:
-        """Return the folder of a checkpoint; CheckpointError where there is none, or it has expired."""
-        folder = self._folder(address)
-        if not folder.is_dir() or _expired(folder):
-            raise CheckpointError(f"there is no checkpoint {address}; {self._others(address)}")
+    def _find_folder(self, address: CheckpointAddress) -> Path:
+        """Return the folder of a checkpoint; raise CheckpointError if it is missing or expired."""
+        folder = self._get_folder(address)
+        if not folder.is_dir() or _is_expired(folder):
+            raise self._build_missing_error(address)
         return folder
 
-    def _folder(self, address: CheckpointAddress) -> Path:
-        return self._run_folder(address.run) / address.kind / address.name
+    def _get_folder(self, address: CheckpointAddress) -> Path:
+        return self._get_run_folder(address.run) / address.kind / address.name
 
-    def _run_folder(self, run: str) -> Path:
+    def _get_run_folder(self, run: str) -> Path:
         return self._root / run.replace(":", ".")
 
 
-def _stats(paths: Iterable[Path]) -> list[os.stat_result]:
-    """Return what the system says of the files among the paths; those that are being replaced are left out."""
-    found = []
+def _collect_stats(paths: Iterable[Path]) -> list[os.stat_result]:
+    """Return the status of the regular files among the paths."""
+    files = []
     for path in paths:
+        # Another thread may be replacing the checkpoint.
         with contextlib.suppress(FileNotFoundError):
-            found.append(path.stat())
-    return [file for file in found if stat.S_ISREG(file.st_mode)]
+            files.append(path.stat())
+    return [file for file in files if stat.S_ISREG(file.st_mode)]
 
 
-def _expiry(folder: Path) -> datetime | None:
+def _read_expiry(folder: Path) -> datetime | None:
     try:
         text = (folder / EXPIRY).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -230,6 +238,6 @@ def _expiry(folder: Path) -> datetime | None:
     return datetime.fromisoformat(json.loads(text)["at"])
 
 
-def _expired(folder: Path) -> bool:
-    at = _expiry(folder)
-    return at is not None and at <= datetime.now(UTC)
+def _is_expired(folder: Path) -> bool:
+    expiry = _read_expiry(folder)
+    return expiry is not None and expiry <= datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""A training model: adapters over a served base model, with the optimizer's moments and what has been accumulated."""
+"""Train adapters over a served base model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from practicum.server.wire import TrainDatum, TrainRequest
 from practicum.types import Metrics
 
 MASK = "mask"
-"""An input that every loss takes: a number for each target that multiplies its loss."""
+"""An input of every loss: a factor for the loss of each target."""
 
 ALPHA = 32.0
 """The scale of the adapters is ALPHA / rank, so that one learning rate serves all ranks."""
@@ -26,7 +26,7 @@ ALPHA = 32.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """Which adapters: of what base, how large, from what seed, around which halves of a layer."""
+    """The adapters of a model: base, rank, seed, and the halves of a layer that have adapters."""
 
     base: str
     rank: int
@@ -34,11 +34,11 @@ class AdapterSpec:
     parts: tuple[str, ...] = ("attention", "mlp")
 
     def build(self, base: Hosted) -> Adapters:
-        """New adapters over the base model."""
+        """Return new adapters over the base model."""
         return base.adapt(Lora(rank=self.rank, alpha=ALPHA), self.seed, self.parts)
 
-    def data(self) -> dict[str, Any]:
-        """The same as JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the spec as JSON."""
         return {
             "base_model": self.base,
             "rank": self.rank,
@@ -47,14 +47,14 @@ class AdapterSpec:
         }
 
     @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> "AdapterSpec":
-        """From what `data` gave."""
-        return cls(data["base_model"], data["rank"], data["seed"], tuple(data["parts"]))
+    def from_json(cls, spec: Mapping[str, Any]) -> "AdapterSpec":
+        """Return the spec that `to_json` wrote."""
+        return cls(spec["base_model"], spec["rank"], spec["seed"], tuple(spec["parts"]))
 
 
 @dataclass(slots=True)
 class TrainingModel:
-    """One client's model. While its base is out of memory its state waits in memory of its own."""
+    """One client's model; while its base is evicted, its state waits in memory of its own."""
 
     id: str
     spec: AdapterSpec
@@ -65,8 +65,8 @@ class TrainingModel:
     _state: Mapping[str, Mapping[str, Tensor]] | None = None
     _gradients: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def over(self, base: Hosted) -> Adapters:
-        """Its trainer, built anew where its base model was let go in the meantime."""
+    def attach(self, base: Hosted) -> Adapters:
+        """Return the trainer, rebuilt if the base model was evicted in the meantime."""
         if self.trainer is None:
             self.trainer = self.spec.build(base)
             if self._state is not None:
@@ -75,10 +75,15 @@ class TrainingModel:
                 self._state, self._gradients = None, {}
         return self.trainer
 
+    def describe(self) -> dict[str, Any]:
+        """Return what the store records about the run of this model."""
+        return {**self.spec.to_json(), "user_metadata": self.metadata}
+
     def suspend(self) -> None:
-        """Let go of the base model and keep what is its own."""
+        """Release the base model and keep a copy of the adapters' state and gradients."""
         if self.trainer is None:
             return
+        # The trainer's tensors share memory with the base model's modules, which are dropped.
         self._state = {
             stem: {name: tensor.clone() for name, tensor in named.items()}
             for stem, named in self.trainer.save_state().items()
@@ -86,128 +91,124 @@ class TrainingModel:
         self._gradients = self.trainer.gradients
         self.trainer = None
 
-    def state(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Weights and moments as they are, whether or not the base model is in memory."""
+    def get_state(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Return weights and moments, whether or not the base model is in memory."""
         return self.trainer.save_state() if self.trainer is not None else self._state or {}
 
     def load(self, base: Hosted, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over saved weights and moments, and forget what was accumulated."""
-        trainer = self.over(base)
+        """Load saved weights and moments, and drop the accumulated gradients."""
+        trainer = self.attach(base)
         trainer.load_state(tensors)
         trainer.set_gradients({})
 
 
 def forward_backward(model: TrainingModel, base: Hosted, request: TrainRequest) -> GivenResult:
-    """The gradient of the request's loss added to what has been accumulated, or its numbers alone.
+    """Add the gradient of the request's loss to the accumulated one, or only compute the loss.
 
-    Raises DataError where a datum does not fit the loss or the model.
+    Raise DataError if a datum does not fit the loss or the model.
     """
     loss = POLICY_LOSSES.get(request.loss)
     if request.loss == STABLE:
         raise DataError(NOT_STABLE)
     if loss is None:
         raise DataError(
-            f"loss_fn {request.loss!r:.40} is not computed here; there are {', '.join(POLICY_LOSSES)}"
+            f"loss_fn {request.loss!r:.40} is not computed here; "
+            f"there are {', '.join(POLICY_LOSSES)}"
         )
-    parameters = _parameters(loss, request.parameters)
-    vocabulary, context = base.vocab_size, base.context_length
-    data = [
-        _given(loss, parameters, datum, f"datum {number}", vocabulary, context)
+    parameters = _read_parameters(loss, request.parameters)
+    datums = [
+        _check_datum(loss, parameters, datum, f"datum {number}", base)
         for number, datum in enumerate(request.data)
     ]
-    if not data:
+    if not datums:
         raise DataError("the request has no data; send at least one datum")
-    trainer = model.over(base)
+    trainer = model.attach(base)
     if request.forward_only:
-        return trainer.forward(data)
-    return trainer.forward_backward(data, seed_of(model.spec.seed, "dropout", request.seq_id))
+        return trainer.forward(datums)
+    return trainer.forward_backward(datums, seed_of(model.spec.seed, "dropout", request.seq_id))
 
 
-def optim_step(model: TrainingModel, base: Hosted, params: AdamParams) -> Metrics:
-    """One step of AdamW on what has been accumulated."""
-    metrics = model.over(base).optim_step(params)
+def step_optimizer(model: TrainingModel, base: Hosted, params: AdamParams) -> Metrics:
+    """Take one AdamW step on the accumulated gradient."""
+    metrics = model.attach(base).optim_step(params)
     model.steps += 1
     return metrics
 
 
-def _parameters(loss: PolicyLoss, given: Mapping[str, float | str]) -> dict[str, float]:
-    found = dict(loss.defaults)
-    for name, value in given.items():
-        if name not in loss.defaults or isinstance(value, str):
-            known = ", ".join(loss.defaults) or "none"
+def _read_parameters(loss: PolicyLoss, config: Mapping[str, float | str]) -> dict[str, float]:
+    parameters = dict(loss.defaults)
+    for name, number in config.items():
+        if name not in loss.defaults or isinstance(number, str):
+            names = ", ".join(loss.defaults) or "none"
             raise DataError(
-                f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: {known}"
+                f"loss_fn_config of {loss.name}: no number is named {name!r:.40}; there are: "
+                f"{names}"
             )
-        found[name] = value
-    return found
+        parameters[name] = number
+    return parameters
 
 
-def _given(
-    loss: PolicyLoss,
-    parameters: Mapping[str, float],
-    datum: TrainDatum,
-    where: str,
-    vocabulary: int,
-    context: int,
+def _check_datum(
+    loss: PolicyLoss, parameters: Mapping[str, float], datum: TrainDatum, where: str, base: Hosted
 ) -> GivenTokens:
-    """One datum with its loss, every shape and token checked."""
+    """Return a datum with its loss; raise DataError for a wrong shape or token."""
+    vocabulary, context = base.vocab_size, base.context_length
     count = len(datum.tokens)
     expected = {"target_tokens", *loss.inputs}
-    missing, more = (
-        expected - datum.inputs.keys() - loss.filled.keys(),
-        datum.inputs.keys() - expected - {MASK},
-    )
-    if missing or more:
+    missing = expected - datum.inputs.keys() - loss.filled.keys()
+    if missing or datum.inputs.keys() - expected - {MASK}:
         raise DataError(
-            f"{where}: {loss.name} is computed from {', '.join(sorted(expected))}, not from "
-            f"{', '.join(sorted(datum.inputs)) or 'nothing'}"
+            f"{where}: {loss.name} is computed from {', '.join(sorted(expected))}, "
+            f"not from {', '.join(sorted(datum.inputs)) or 'nothing'}"
         )
     targets = datum.inputs["target_tokens"]
     if not 1 <= count <= context:
         raise DataError(f"{where}: it has {count} tokens, and the model reads 1 to {context}")
-    wide = targets.dim() == 2 and loss.name == "cross_entropy"
-    if (
-        targets.is_floating_point()
-        or targets.shape[:1] != (count,)
-        or not (targets.dim() == 1 or wide)
-    ):
-        also = " or [N, K]" if loss.name == "cross_entropy" else ""
+    # Only cross_entropy takes several targets a token, for example those of a soft label.
+    wide = loss.name == "cross_entropy"
+    fits = targets.shape[:1] == (count,) and (targets.dim() == 1 or (wide and targets.dim() == 2))
+    if targets.is_floating_point() or not fits:
+        also = " or [N, K]" if wide else ""
         raise DataError(
-            f"{where}: target_tokens has the shape {list(targets.shape)}, not that of the {count} tokens{also}"
+            f"{where}: target_tokens has the shape {list(targets.shape)}, "
+            f"not that of the {count} tokens{also}"
         )
     check_token_ids(datum.tokens, vocabulary, f"{where}: model_input")
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
         raise DataError(f"{where}: target_tokens are not all below the vocabulary of {vocabulary}")
     filled = {name: torch.full(targets.shape, value) for name, value in loss.filled.items()}
-    given = {**filled, **datum.inputs}
+    inputs = {**filled, **datum.inputs}
     for name in (*loss.inputs, *datum.inputs.keys() & {MASK}):
-        if given[name].shape != targets.shape:
+        if inputs[name].shape != targets.shape:
             raise DataError(
-                f"{where}: {name} has the shape {list(given[name].shape)}, target_tokens {list(targets.shape)}"
+                f"{where}: {name} has the shape {list(inputs[name].shape)}, "
+                f"target_tokens {list(targets.shape)}"
             )
-    if loss.whole_text and not given["sequence_ratio_mask"].any():
+    if loss.whole_text and not inputs["sequence_ratio_mask"].any():
         raise DataError(
             f"{where}: sequence_ratio_mask marks no token; mark those that were sampled"
         )
-    columns = [given[name].float().view(count, -1) for name in loss.inputs]
-    mask = given.get(MASK, torch.ones(())).float().expand(targets.shape).reshape(count, -1)
+    columns = [inputs[name].float().view(count, -1) for name in loss.inputs]
+    mask = inputs.get(MASK, torch.ones(())).float().expand(targets.shape).reshape(count, -1)
 
-    def of(logprobs: Tensor, piece: slice) -> Tensor:
-        here = [column[piece].to(logprobs.device) for column in columns]
-        return loss.function(logprobs, *here, **parameters) * mask[piece].to(logprobs.device)
+    def compute_loss(logprobs: Tensor, piece: slice) -> Tensor:
+        device = logprobs.device
+        pieces = [column[piece].to(device) for column in columns]
+        return loss.function(logprobs, *pieces, **parameters) * mask[piece].to(device)
 
-    return GivenTokens(datum.tokens, targets.long().view(count, -1), of, loss.whole_text)
+    targets = targets.long().view(count, -1)
+    return GivenTokens(datum.tokens, targets, compute_loss, loss.whole_text)
 
 
 def check_token_ids(tokens: Sequence[int], vocabulary: int, where: str) -> None:
-    """DataError unless every token is one of the vocabulary."""
-    strange = next((token for token in tokens if not 0 <= token < vocabulary), None)
-    if strange is not None:
+    """Raise DataError unless every token is in the vocabulary."""
+    unknown = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if unknown is not None:
         raise DataError(
-            f"{where}: token {strange} is not one of the {vocabulary} of the vocabulary"
+            f"{where}: token {unknown} is not one of the {vocabulary} of the vocabulary"
         )
 
 
 def resolve_max_grad_norm(norm: float) -> float:
-    """The largest norm of the gradient; the API's 0 is none at all."""
+    """Return the largest norm of the gradient; the API's 0 means no clipping."""
     return norm if norm > 0 else torch.inf

@@ -1,7 +1,7 @@
-"""The binary half of the protocol: protobuf messages in and out, tensors as raw little-endian bytes.
+"""Read and write protobuf messages, with tensors as little-endian bytes.
 
-The message classes are those that the tinker package ships. They are read from its folder without importing the package, which
-would start its whole client.
+The message classes come from the tinker package. They are read from its folder without importing
+the package, which would start its whole client.
 """
 
 import importlib.util
@@ -24,8 +24,8 @@ from practicum.server.refusals import HttpRefusal
 from practicum.types import Sample
 
 PROTOBUF = "application/x-protobuf"
-LARGEST_TENSOR = 2**26
-"""Entries of one tensor of a request once it is written out."""
+MAX_ENTRIES = 2**26
+"""The most entries of one dense tensor of a request."""
 
 EMPTY = -99999.0
 """The log-probability of an empty cell of a top-k table."""
@@ -33,12 +33,13 @@ EMPTY = -99999.0
 
 @cache
 def messages() -> ModuleType:
-    """The message classes; RecipeError where the tinker package is missing."""
+    """Return the message classes; raise RecipeError if the tinker package is missing."""
     package = importlib.util.find_spec("tinker")
     if package is None or not package.submodule_search_locations:
         raise RecipeError(
             "serve speaks the messages of the tinker package: pip install 'practicum[server]'"
         )
+    # Cached above: protobuf refuses to register the same messages twice in a process.
     path = Path(package.submodule_search_locations[0]) / "proto" / "tinker_public_pb2.py"
     spec = importlib.util.spec_from_file_location("practicum.server._messages", path)
     assert spec is not None and spec.loader is not None
@@ -49,7 +50,7 @@ def messages() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class TrainDatum:
-    """One text of a forward_backward request with the tensors that its loss is made of."""
+    """One text of a forward_backward request with the tensors of its loss."""
 
     tokens: tuple[int, ...]
     inputs: Mapping[str, Tensor]
@@ -68,7 +69,7 @@ class TrainRequest:
 
 
 def read_train_request(body: bytes) -> TrainRequest:
-    """A forward_backward request from its bytes; `Refused` with 400 where they are not one."""
+    """Parse a forward_backward request; raise `HttpRefusal` with 400 for other bytes."""
     from google.protobuf.message import DecodeError
 
     message = messages().ForwardBackwardRequest()
@@ -76,68 +77,70 @@ def read_train_request(body: bytes) -> TrainRequest:
         message.ParseFromString(body)
     except DecodeError as error:
         raise HttpRefusal(400, "the body is not a ForwardBackwardRequest") from error
-    newer = {
-        name: value.text if value.HasField("text") else value.number
-        for name, value in message.loss_fn_config_v2.items()
+    # Newer clients also send texts as parameters, in a field of their own.
+    parameters = {
+        name: setting.text if setting.HasField("text") else setting.number
+        for name, setting in message.loss_fn_config_v2.items()
     }
-    data = [_datum(datum, number) for number, datum in enumerate(message.data)]
-    parameters = newer or dict(message.loss_fn_config)
     return TrainRequest(
-        message.model_id, message.seq_id, message.loss_fn, parameters, message.forward_only, data
+        model_id=message.model_id,
+        seq_id=message.seq_id,
+        loss=message.loss_fn,
+        parameters=parameters or dict(message.loss_fn_config),
+        forward_only=message.forward_only,
+        data=[_read_datum(datum, number) for number, datum in enumerate(message.data)],
     )
 
 
-def _datum(message: Any, number: int) -> TrainDatum:
+def _read_datum(message: Any, number: int) -> TrainDatum:
     tokens: list[int] = []
     for chunk in message.model_input:
         if not chunk.HasField("encoded_text"):
             raise HttpRefusal(
                 400, f"datum {number}: images and audio are not read here; send encoded text"
             )
-        tokens += _array(
-            chunk.encoded_text.tokens, np.dtype("<i4"), f"datum {number}: model_input"
-        ).tolist()
+        where = f"datum {number}: model_input"
+        tokens += _read_array(chunk.encoded_text.tokens, "<i4", where).tolist()
     inputs = {
-        name: _tensor(tensor, f"datum {number}: {name}")
+        name: _read_tensor(tensor, f"datum {number}: {name}")
         for name, tensor in message.loss_fn_inputs.items()
     }
     return TrainDatum(tuple(tokens), inputs)
 
 
-def _tensor(message: Any, where: str) -> Tensor:
+def _read_tensor(message: Any, where: str) -> Tensor:
     names = messages()
-    dtype = {names.DTYPE_FLOAT32: "<f4", names.DTYPE_INT64: "<i8", names.DTYPE_INT32: "<i4"}.get(
-        message.dtype
-    )
+    dtypes = {names.DTYPE_FLOAT32: "<f4", names.DTYPE_INT64: "<i8", names.DTYPE_INT32: "<i4"}
+    dtype = dtypes.get(message.dtype)
     if dtype is None:
         raise HttpRefusal(400, f"{where}: tensors are float32, int64 or int32")
     shape = tuple(message.shape)
     if not message.HasField("sparse_csr"):
-        values = _array(message.dense, np.dtype(dtype), where)
-        return _shaped(values, shape or (len(values),), where)
+        values = _read_array(message.dense, dtype, where)
+        return _reshape(values, shape or (len(values),), where)
     csr = message.sparse_csr
-    values = _array(csr.values, np.dtype(dtype), where)
-    crow, columns = (
-        _array(part, np.dtype("<i8"), where) for part in (csr.crow_indices, csr.col_indices)
-    )
-    return dense_of_csr(values, crow, columns, shape, 0, where)
+    values = _read_array(csr.values, dtype, where)
+    crow = _read_array(csr.crow_indices, "<i8", where)
+    columns = _read_array(csr.col_indices, "<i8", where)
+    return expand_csr(values, crow, columns, shape, 0, where)
 
 
-def _array(data: bytes, dtype: np.dtype, where: str) -> np.ndarray:
-    if len(data) % dtype.itemsize:
+def _read_array(buffer: bytes, dtype: str, where: str) -> np.ndarray:
+    size = np.dtype(dtype).itemsize
+    if len(buffer) % size:
         raise HttpRefusal(
-            400, f"{where}: {len(data)} bytes are no whole number of entries of {dtype.itemsize}"
+            400, f"{where}: {len(buffer)} bytes are no whole number of entries of {size}"
         )
-    return np.frombuffer(data, dtype=dtype)
+    return np.frombuffer(buffer, dtype)
 
 
-def _shaped(values: np.ndarray, shape: Sequence[int], where: str) -> Tensor:
+def _reshape(values: np.ndarray, shape: Sequence[int], where: str) -> Tensor:
     if any(size < 0 for size in shape) or math.prod(shape) != values.size:
         raise HttpRefusal(400, f"{where}: {values.size} values do not have the shape {list(shape)}")
     return torch.from_numpy(values.copy()).reshape(tuple(shape))
 
 
-def dense_of_csr(
+def expand_csr(
     values: np.ndarray,
     crow: np.ndarray,
     columns: np.ndarray,
@@ -145,11 +148,11 @@ def dense_of_csr(
     pad: int,
     where: str,
 ) -> Tensor:
-    """A sparse matrix written out, `pad` where it says nothing."""
-    if len(shape) != 2 or min(shape) < 0 or math.prod(shape) > LARGEST_TENSOR:
+    """Return a sparse matrix as a dense one, `pad` in its empty cells."""
+    if len(shape) != 2 or min(shape) < 0 or math.prod(shape) > MAX_ENTRIES:
         raise HttpRefusal(
             400,
-            f"{where}: a sparse tensor has two sizes, of at most {LARGEST_TENSOR} entries together",
+            f"{where}: a sparse tensor has two sizes, of at most {MAX_ENTRIES} entries together",
         )
     counts = np.diff(crow)
     fits = (
@@ -170,15 +173,15 @@ def dense_of_csr(
 
 @dataclass(frozen=True, slots=True)
 class TopKTable:
-    """A table of the k likeliest tokens at each of some places, or of k that were drawn; rows of -1 are empty."""
+    """The k likeliest, or k drawn, tokens at each of N positions; rows of -1 are empty."""
 
     ids: Int[Tensor, "N k"]
     logprobs: Float[Tensor, "N k"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse:
-    """Where the cells of a sparse matrix are."""
+class SparseLayout:
+    """The indices of a sparse matrix by rows (CSR)."""
 
     crow: Sequence[int]
     columns: Sequence[int]
@@ -187,31 +190,34 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """Everything a sampling request may be answered with, None where it was not asked for."""
+    """The parts of an answer to a sampling request, None if a part was not requested."""
 
     samples: Sequence[Sample]
     sample_topk: Sequence[TopKTable] | None = None
     prompt_logprobs: Float[Tensor, " N"] | None = None
     prompt_topk: TopKTable | None = None
     targets: Tensor | None = None
-    sparse: Sparse | None = None
+    sparse: SparseLayout | None = None
     drawn: TopKTable | None = None
 
 
-def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
-    """The answer as bytes. Log-probabilities are those that were drawn from, of a greedy sample the model's own."""
+def encode_samples(answer: SampleAnswer, *, greedy: bool) -> bytes:
+    """Return the answer as bytes.
+
+    Log-probabilities are those under the sampling distribution; for greedy samples, the model's
+    own.
+    """
     message = messages().SampleResponse()
     for number, sample in enumerate(answer.samples):
         sequence = message.sequences.add()
         sequence.stop_reason = int(sample.stop_reason == "length")
-        sequence.tokens = _bytes(sample.tokens, torch.int32)
-        sequence.logprobs = _bytes(
-            sample.policy_logprobs if greedy else sample.sampling_logprobs, torch.float32
-        )
+        sequence.tokens = _encode(sample.tokens, torch.int32)
+        logprobs = sample.policy_logprobs if greedy else sample.sampling_logprobs
+        sequence.logprobs = _encode(logprobs, torch.float32)
         if answer.sample_topk is not None:
             _write_topk(sequence.topk_sampled_logprobs, answer.sample_topk[number])
     if answer.prompt_logprobs is not None:
-        message.prompt_logprobs = _bytes(answer.prompt_logprobs, torch.float32)
+        message.prompt_logprobs = _encode(answer.prompt_logprobs, torch.float32)
     if answer.prompt_topk is not None:
         _write_topk(message.topk_prompt_logprobs, answer.prompt_topk)
     if answer.targets is not None:
@@ -222,8 +228,11 @@ def sample_response(answer: SampleAnswer, *, greedy: bool) -> bytes:
     return message.SerializeToString()
 
 
-def train_response(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) -> bytes:
-    """A ForwardBackwardOutput from each text's [N] or [N, K] log-probabilities; each K goes into records of its own."""
+def encode_training(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) -> bytes:
+    """Return a ForwardBackwardOutput from the [N] or [N, K] log-probabilities of each text.
+
+    Neighbours with the same K share a record.
+    """
     message = messages().ForwardBackwardOutput()
     message.loss_fn_output_type = "ArrayRecord"
     for trailing, run in groupby(logprobs, key=lambda tensor: tuple(tensor.shape[1:])):
@@ -234,34 +243,33 @@ def train_response(logprobs: Sequence[Tensor], metrics: Mapping[str, float]) -> 
         batched = record.fields["logprobs"]
         batched.dtype = messages().DTYPE_FLOAT32
         batched.trailing_shape.extend(trailing)
-        batched.data = b"".join(_bytes(tensor, torch.float32) for tensor in tensors)
-        batched.offsets = (
-            np.cumsum([0, *(4 * tensor.numel() for tensor in tensors)]).astype("<i8").tobytes()
-        )
-    for name, value in metrics.items():
-        message.metrics[name] = value
+        batched.data = b"".join(_encode(tensor, torch.float32) for tensor in tensors)
+        offsets = np.cumsum([0, *(4 * tensor.numel() for tensor in tensors)])
+        batched.offsets = offsets.astype("<i8").tobytes()
+    for name, number in metrics.items():
+        message.metrics[name] = number
     return message.SerializeToString()
 
 
 def _write_topk(message: Any, table: TopKTable) -> None:
     empty = table.ids < 0
-    message.token_ids = _bytes(table.ids.masked_fill(empty, 0), torch.int32)
-    message.logprobs = _bytes(table.logprobs.masked_fill(empty, EMPTY), torch.float32)
+    message.token_ids = _encode(table.ids.masked_fill(empty, 0), torch.int32)
+    message.logprobs = _encode(table.logprobs.masked_fill(empty, EMPTY), torch.float32)
     message.length, message.k = table.ids.shape
 
 
 def _write_tensor(
-    message: Any, tensor: Tensor, dtype: torch.dtype, sparse: Sparse | None = None
+    message: Any, tensor: Tensor, dtype: torch.dtype, sparse: SparseLayout | None = None
 ) -> None:
     message.dtype = messages().DTYPE_FLOAT32 if dtype == torch.float32 else messages().DTYPE_INT32
     message.shape.extend(tensor.shape if sparse is None else sparse.shape)
     if sparse is None:
-        message.dense = _bytes(tensor, dtype)
+        message.dense = _encode(tensor, dtype)
         return
-    message.sparse_csr.values = _bytes(tensor, dtype)
+    message.sparse_csr.values = _encode(tensor, dtype)
     message.sparse_csr.crow_indices = np.asarray(sparse.crow, dtype="<i8").tobytes()
     message.sparse_csr.col_indices = np.asarray(sparse.columns, dtype="<i8").tobytes()
 
 
-def _bytes(tensor: Tensor, dtype: torch.dtype) -> bytes:
+def _encode(tensor: Tensor, dtype: torch.dtype) -> bytes:
     return tensor.detach().to("cpu", dtype).contiguous().numpy().tobytes()

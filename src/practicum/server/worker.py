@@ -1,10 +1,11 @@
-"""The one thread that touches the models, how waiting work is put together, and how much of it shares the thread's time.
+"""Run all work on the models on one thread: its queue, its batches and their turns.
 
-Work of the same key is done in one go. A batch waits for a moment, because what belongs together does not arrive at the same
-instant; work without a key is done alone and in the order in which it came.
+Jobs with the same key run as one batch. A batch waits for a moment, because its requests do not
+arrive at the same instant; a job without a key runs alone, in the order of arrival.
 
-Work with a lane is done in steps. Each lane has at most one batch in progress, and the batches take turns of
-`TURN_SECONDS`; a lane holds work of about one size, so that nothing waits for what is far larger than itself.
+Jobs with a lane run in steps. Each lane has at most one batch in progress, and the batches take
+turns of `TURN_SECONDS`. A lane holds jobs of similar size, so that no job waits for a far larger
+one.
 """
 
 import threading
@@ -18,21 +19,22 @@ from typing import Any
 
 from practicum.server.futures import Answer
 
-MOST_TOGETHER = 512
-LINGER, LONGEST_LINGER = 0.01, 0.1
-"""Seconds without an arrival that end a batch, and seconds after which it begins anyway."""
+MAX_BATCH = 512
+LINGER, MAX_LINGER = 0.01, 0.1
+"""The seconds without an arrival that end a batch, and the seconds after which it starts anyway."""
 
 TURN_SECONDS = 0.2
 
 Steps = Generator[None, None, Sequence[Answer]]
-"""Work that pauses where other work can be done in between, and returns its answers."""
+"""Work that yields where other work may run, and returns its answers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelJob:
-    """One piece of work: `run` takes the items of all jobs of its batch and gives one answer each.
+    """One piece of work: `run` takes the items of a batch of jobs and returns one answer each.
 
-    With a `lane` it gives them in steps. `base` is the model that the work reads, where it reads one.
+    With a `lane`, `run` returns `Steps`. `base` is the name of the model that the work reads, if
+    any.
     """
 
     item: Any
@@ -44,41 +46,44 @@ class ModelJob:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Begun:
-    """A batch in progress. Its futures can be cancelled until they have their answers."""
+class _RunningBatch:
+    """A batch in progress; its futures can be cancelled until they have their answers."""
 
     jobs: Sequence[ModelJob]
     steps: Steps
 
     @property
-    def unwanted(self) -> bool:
-        """Whether nobody waits for any of it."""
+    def is_cancelled(self) -> bool:
+        """Return True if all of its requests are cancelled."""
         return all(job.future.cancelled() for job in self.jobs)
 
 
 class Worker:
-    """Runs jobs on a thread of its own, in a copy of the context in which it was made.
+    """Run jobs on a thread of its own, in a copy of the context of its creation.
 
-    `failed` turns what was raised into an answer. `fits` says whether a model can be read beside those that are being read;
-    a job whose model does not fit waits until nothing is in progress, and so does all that came after it.
+    `encode_error` turns an exception into an answer. `fits` returns True if a model can be loaded
+    beside those in use; a job whose model does not fit waits until nothing is in progress, and so
+    do all later jobs.
     """
 
     def __init__(
-        self, failed: Callable[[Exception], Answer], fits: Callable[[str], bool] = lambda base: True
+        self,
+        encode_error: Callable[[Exception], Answer],
+        fits: Callable[[str], bool] = lambda base: True,
     ) -> None:
-        self._failed = failed
+        self._encode_error = encode_error
         self._fits = fits
         self._waiting: deque[ModelJob] = deque()
-        self._begun: deque[_Begun] = deque()
+        self._running: deque[_RunningBatch] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(
-            target=copy_context().run, args=(self._work,), name="practicum-models", daemon=True
+            target=copy_context().run, args=(self._run,), name="practicum-models", daemon=True
         )
         self._thread.start()
 
     def submit(self, job: ModelJob) -> "Future[Answer]":
-        """Queue a job; its future is cancelled where the worker has closed."""
+        """Queue a job; cancel its future if the worker has closed."""
         with self._changed:
             if self._closing:
                 job.future.cancel()
@@ -88,7 +93,10 @@ class Worker:
         return job.future
 
     def close(self, timeout: float) -> bool:
-        """Cancel what waits and what is done in steps, finish what is not, and say whether the thread has ended in time."""
+        """Cancel waiting jobs and those in steps, finish the current one, and stop the thread.
+
+        Return True if the thread has ended within `timeout` seconds.
+        """
         with self._changed:
             self._closing = True
             while self._waiting:
@@ -97,85 +105,90 @@ class Worker:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while not self._closing:
-            begun = self._begin(self._next())
-            if begun is not None:
-                self._go_on(begun)
-            if self._begun:
-                self._go_on(self._begun.popleft())
-        while self._begun:
-            begun = self._begun.popleft()
-            begun.steps.close()
-            for job in begun.jobs:
+            batch = self._begin(self._take_batch())
+            if batch is not None:
+                self._continue(batch)
+            if self._running:
+                self._continue(self._running.popleft())
+        while self._running:
+            batch = self._running.popleft()
+            # Closing a generator runs its cleanup, which frees the caches of a batch in progress.
+            batch.steps.close()
+            for job in batch.jobs:
                 job.future.cancel()
 
-    def _begin(self, batch: Sequence[ModelJob]) -> _Begun | None:
-        """Do what is done at once; return what is done in steps."""
+    def _begin(self, batch: Sequence[ModelJob]) -> _RunningBatch | None:
+        """Run a batch at once, or return it if it runs in steps."""
         in_steps = bool(batch) and batch[0].lane is not None
-        taken = [job for job in batch if not job.future.cancelled()]
+        jobs = [job for job in batch if not job.future.cancelled()]
         if not in_steps:
-            taken = [job for job in taken if job.future.set_running_or_notify_cancel()]
-        if not taken:
+            # From here on its client cannot cancel a job. Work in steps stays cancellable until its
+            # end.
+            jobs = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+        if not jobs:
             return None
         try:
-            result = taken[0].run([job.item for job in taken])
-        except Exception as error:  # whatever happened, its client is waiting to be told
-            result = [self._failed(error)] * len(taken)
+            result = jobs[0].run([job.item for job in jobs])
+        except Exception as error:  # any failure of a job is an answer: its client waits for one
+            result = [self._encode_error(error)] * len(jobs)
         if isinstance(result, Generator):
-            return _Begun(taken, result)
-        _answer(taken, result)
+            return _RunningBatch(jobs, result)
+        _resolve(jobs, result)
         return None
 
-    def _go_on(self, begun: _Begun) -> None:
-        """Give a batch its turn, unless nobody waits for it any more."""
+    def _continue(self, batch: _RunningBatch) -> None:
+        """Give a batch its turn, unless all of its requests are cancelled."""
         until = time.monotonic() + TURN_SECONDS
         try:
-            while not begun.unwanted and not self._closing:
-                next(begun.steps)
+            while not batch.is_cancelled and not self._closing:
+                next(batch.steps)
                 if time.monotonic() >= until:
-                    self._begun.append(begun)
+                    self._running.append(batch)
                     return
         except StopIteration as end:
-            _answer(begun.jobs, end.value)
+            _resolve(batch.jobs, end.value)
             return
-        except Exception as error:  # as above
-            _answer(begun.jobs, [self._failed(error)] * len(begun.jobs))
+        except Exception as error:  # any failure of a job is an answer: its client waits for one
+            _resolve(batch.jobs, [self._encode_error(error)] * len(batch.jobs))
             return
-        if begun.unwanted:
-            begun.steps.close()
+        if batch.is_cancelled:
+            batch.steps.close()
         else:
-            self._begun.append(begun)
+            self._running.append(batch)
 
-    def _next(self) -> list[ModelJob]:
-        """Return the first job that may begin, with all of its kind: nothing where none may, or the worker closes."""
+    def _take_batch(self) -> list[ModelJob]:
+        """Return the first job that may start with all jobs of its batch.
+
+        The list is empty if no job may start or the worker closes.
+        """
         with self._changed:
-            while not self._waiting and not self._begun and not self._closing:
+            while not self._waiting and not self._running and not self._closing:
                 self._changed.wait()
-            first = self._first()
+            first = self._find_first()
             if first is None or self._closing:
                 return []
-            if first.key is not None and not self._begun:
+            if first.key is not None and not self._running:
                 self._wait_for_batch(first)
             if self._closing:
                 return []
-            batch = (
-                [first]
-                if first.key is None
-                else [job for job in self._waiting if _alike(job, first)]
-            )
-            batch = batch[:MOST_TOGETHER]
+            batch = [first]
+            if first.key is not None:
+                batch = [job for job in self._waiting if _is_same_batch(job, first)][:MAX_BATCH]
             chosen = set(map(id, batch))
             self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
             return batch
 
-    def _first(self) -> ModelJob | None:
+    def _find_first(self) -> ModelJob | None:
         """Return the job that has waited longest of those whose lane is free."""
-        taken = {begun.jobs[0].lane for begun in self._begun}
+        busy_lanes = {batch.jobs[0].lane for batch in self._running}
         for job in self._waiting:
-            if self._begun and job.base is not None and not self._fits(job.base):
+            # Evicting a model that a batch in progress reads is not possible. Jobs behind this one
+            # wait too, else a stream of small jobs could keep it from ever fitting.
+            if self._running and job.base is not None and not self._fits(job.base):
                 return None
-            if job.lane is None or job.lane not in taken:
+            if job.lane is None or job.lane not in busy_lanes:
                 return job
         return None
 
@@ -184,21 +197,21 @@ class Worker:
         count = -1
         while (
             len(self._waiting) != count
-            and time.monotonic() - start < LONGEST_LINGER
+            and time.monotonic() - start < MAX_LINGER
             and not self._closing
         ):
             count = len(self._waiting)
-            if sum(_alike(job, first) for job in self._waiting) >= MOST_TOGETHER:
+            if sum(_is_same_batch(job, first) for job in self._waiting) >= MAX_BATCH:
                 return
             self._changed.wait(LINGER)
 
 
-def _alike(job: ModelJob, other: ModelJob) -> bool:
-    return job.key == other.key and job.lane == other.lane
+def _is_same_batch(job: ModelJob, first: ModelJob) -> bool:
+    return job.key == first.key and job.lane == first.lane
 
 
-def _answer(jobs: Sequence[ModelJob], answers: Sequence[Answer]) -> None:
-    """Give each job its answer, but for those that were cancelled meanwhile."""
+def _resolve(jobs: Sequence[ModelJob], answers: Sequence[Answer]) -> None:
+    """Give each job its answer, unless it has been cancelled meanwhile."""
     for job, answer in zip(jobs, answers, strict=True):
         if job.future.running() or job.future.set_running_or_notify_cancel():
             job.future.set_result(answer)

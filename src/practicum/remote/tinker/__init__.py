@@ -1,7 +1,7 @@
-"""Services that speak the Tinker API, through the client of the `tinker` package: what a teacher and a backend have in common.
+"""Connect to services with the Tinker API through the client of the `tinker` package.
 
-connection  one session: requests waited for, failures told in one line
-sampling    a sampling client of it as a `practicum.ports.SamplingClient`
+connection  one session: waits for requests and reports failures in one line
+sampling    its sampling client as a `practicum.ports.SamplingClient`
 """
 
 from practicum.remote.tinker.connection import Connection, ServiceConfig, SessionLost

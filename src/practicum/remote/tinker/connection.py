@@ -1,7 +1,8 @@
-"""One session with a service: requests waited for, failures told in one line, the session closed when it is let go of.
+"""Hold one session with a service: wait for requests and report failures in one line.
 
-The package asks again by itself, for a time that nobody here can set. So whether the service is there at all is looked at
-beside it: while nothing comes, the address is knocked at, and after `give_up_after` seconds without a connection all is over.
+The package retries by itself, for a time that cannot be configured. So this module checks in
+parallel that the service is there: while no answer comes, it probes the address, and after
+`give_up_after` seconds without a connection it gives up.
 """
 
 import concurrent.futures
@@ -20,22 +21,22 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from practicum.errors import RecipeError, TeacherError
-from practicum.remote.http import AddressConfig, base_url
+from practicum.remote.address import AddressConfig, normalize_url
 from practicum.text import excerpt
 
 log = logging.getLogger(__name__)
 
-KNOCK_SECONDS, KNOCK_EVERY = 3.0, 2.0
+PROBE_SECONDS, PROBE_INTERVAL = 3.0, 2.0
 HEARTBEAT_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
 SHOWN = 300
 
 LOCAL_KEY = "tml-local"
-"""What is sent to a service on this machine that wants no key; the package sends none that begins otherwise."""
+"""The key for a service on this machine that needs none; the package sends no other form."""
 
 
 class ServiceConfig(AddressConfig):
-    """Where a service is and how patiently it is asked."""
+    """The address of a service and the patience with it."""
 
     api_key_env: str | None = Field(
         default=None,
@@ -50,70 +51,73 @@ class ServiceConfig(AddressConfig):
 
 
 class SessionLost(TeacherError):
-    """What was asked for is not there any more: a service that was started again knows no sessions of before."""
+    """The requested object is gone: a service that was restarted has lost its earlier sessions."""
 
 
 class Connection:
     """A session with a service; `service` is the package's `ServiceClient`.
 
-    Errors are TeacherErrors, of which none holds the key. `reopened` counts how often a new session was begun.
+    Errors are TeacherErrors without the key. `reopened` counts the new sessions.
     """
 
     def __init__(self, config: ServiceConfig, where: str) -> None:
-        self.address = base_url(config.url, config.allow_http)
+        self.address = normalize_url(config.url, config.allow_http)
         self.reopened = -1
         self._config = config
-        self._key = _key(config, where)
+        self._key = _read_key(config, where)
         self._close: Callable[[], Any] = lambda: None
-        _package()
+        _require_package()
         self.reopen()
 
     def reopen(self) -> None:
-        """Begin a new session, as soon as the service can be reached."""
+        """Open a new session as soon as the service can be reached."""
         import tinker
 
         self.close()
-        self._knock_until_open()
+        self._wait_until_open()
         service = self.call(
             lambda: tinker.ServiceClient(base_url=self.address, api_key=self._key), "a session"
         )
         self.service: Any = service
         self.reopened += 1
-        self._close = weakref.finalize(self, _closed, service, *self._host())
+        self._close = weakref.finalize(self, _finish_session, service, *self._host())
 
     def close(self) -> None:
-        """End the session: the service saves what it has not, and the package's own tasks end."""
+        """End the session: the service saves unsaved weights, and the package's own tasks end."""
         self._close()
 
     def wait(self, requests: Sequence[Any], what: str) -> list[Any]:
-        """The answers to some of the package's requests, in order; the first that fails ends all."""
+        """Return the results of the package's requests, in order; the first that fails ends all."""
         futures: list[concurrent.futures.Future[Any]] = [
             request if type(request) is concurrent.futures.Future else request.future()
             for request in requests
         ]
         waiting = set(futures)
-        begun = heard = said = monotonic()
+        start = last_answer = last_log = monotonic()
         while waiting:
-            done, waiting = concurrent.futures.wait(
-                waiting, timeout=KNOCK_EVERY, return_when=concurrent.futures.FIRST_COMPLETED
+            finished, waiting = concurrent.futures.wait(
+                waiting, timeout=PROBE_INTERVAL, return_when=concurrent.futures.FIRST_COMPLETED
             )
+            # Any error, an interrupt too, ends the wait for all requests; none may stay open.
             try:
-                for future in done:
-                    if (error := _error(future)) is not None:
-                        raise self._failed(error, what) from None
-                now = monotonic()
-                if done:
-                    heard = now
-                elif now - heard > self._config.timeout:
+                for future in finished:
+                    if (error := _get_error(future)) is not None:
+                        raise self._translate(error, what) from None
+                clock = monotonic()
+                if finished:
+                    last_answer = clock
+                elif clock - last_answer > self._config.timeout:
                     raise TeacherError(
-                        f"{self.address}: {what}: nothing came back for {now - heard:.0f} s; look at it, or raise timeout"
+                        f"{self.address}: {what}: nothing came back for {clock - last_answer:.0f} "
+                        "s; look at it, or raise timeout"
                     )
                 else:
-                    self._knock_until_open(what)
-                if waiting and now - said > HEARTBEAT_SECONDS:
-                    said = now
+                    self._wait_until_open(what)
+                if waiting and clock - last_log > HEARTBEAT_SECONDS:
+                    last_log = clock
                     log.info(
-                        f"waiting for {self.address}: {what}, {len(waiting)} of {len(futures)} for {now - begun:.0f} s"
+                        f"waiting for {self.address}: {what}, {len(waiting)} of {len(futures)} "
+                        f"for {clock - start:.0f} s"
                     )
             except BaseException:
                 for future in waiting:
@@ -122,76 +126,81 @@ class Connection:
         return [future.result() for future in futures]
 
     def call(self, work: Callable[[], Any], what: str) -> Any:
-        """What one of the package's calls that block comes to."""
-        return self.wait([_in_thread(work)], what)[0]
+        """Return the result of a blocking call of the package."""
+        return self.wait([_run_in_thread(work)], what)[0]
 
-    def answer(self, request: Callable[[], Any], what: str) -> Any:
-        """What one request comes to; some of the package's fail as they are made."""
-        return self.wait([self.call(request, what)], what)[0]
+    def answer(self, send: Callable[[], Any], what: str) -> Any:
+        """Return the result of one request; some of the package's fail when they are made."""
+        return self.wait([self.call(send, what)], what)[0]
 
     def shown(self, text: str) -> str:
-        """Return text of the service as a message shows it, without the key."""
+        """Return text of the service for a message, without the key."""
         return excerpt(text, self._key, SHOWN)
 
     def contexts(self) -> dict[str, int]:
-        """The longest text that each of the service's models reads, of those that it says it of."""
+        """Return the context length in tokens of each model for which the service reports one."""
 
         def ask() -> Any:
-            with (
-                warnings.catch_warnings()
-            ):  # the package's new way shares one connection, and closes it with any session
+            # The package's replacement shares a connection and closes it with any session.
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
                 return self.service.get_server_capabilities()
 
-        found = self.call(ask, "what the service can do").supported_models
-        return {row.model_name: row.max_context_length for row in found if row.max_context_length}
+        models = self.call(ask, "what the service can do").supported_models
+        return {row.model_name: row.max_context_length for row in models if row.max_context_length}
 
-    def _knock_until_open(self, what: str = "a session") -> None:
-        """Wait until the address takes a connection; TeacherError after `give_up_after` seconds without."""
-        begun, told = monotonic(), False
+    def _wait_until_open(self, what: str = "a session") -> None:
+        """Wait until the address accepts a connection.
+
+        Raise TeacherError after `give_up_after` seconds.
+        """
+        start, is_logged = monotonic(), False
         while (trouble := _probe_port(*self._host())) is not None:
-            away = monotonic() - begun
+            away = monotonic() - start
             if away >= self._config.give_up_after:
                 raise TeacherError(
-                    f"{self.address}: {what}: no connection for {away:.0f} s ({trouble}); start the service, or look at its log, "
-                    "and resume"
+                    f"{self.address}: {what}: no connection for {away:.0f} s ({trouble}); "
+                    "start the service, or look at its log, and resume"
                 )
-            if not told:
+            if not is_logged:
                 log.info(f"{self.address}: no connection ({trouble}); {what} waits for it")
-                told = True
-            sleep(min(KNOCK_EVERY, self._config.give_up_after))
+                is_logged = True
+            sleep(min(PROBE_INTERVAL, self._config.give_up_after))
 
     def _host(self) -> tuple[str, int]:
         parts = urlsplit(self.address)
         return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
-    def _failed(self, error: BaseException, what: str) -> TeacherError:
-        """What one of the package's errors comes to."""
-        shown = self.shown(str(error) or type(error).__name__)
-        status = _status(error)
+    def _translate(self, error: BaseException, what: str) -> TeacherError:
+        """Return an error of the package as a TeacherError."""
+        text = self.shown(str(error) or type(error).__name__)
+        status = _find_status(error)
         if status in (401, 403):
             return TeacherError(
-                f"{self.address}: {what} was answered with {status}; name the variable that holds the key with "
-                "api_key_env, or take another key"
+                f"{self.address}: {what} was answered with {status}; name the variable that holds "
+                "the key with api_key_env, or take another key"
             )
         if status in (404, 410):
-            return SessionLost(f"{self.address}: {what}: {shown}")
-        return TeacherError(f"{self.address}: {what} failed: {shown}")
+            return SessionLost(f"{self.address}: {what}: {text}")
+        return TeacherError(f"{self.address}: {what} failed: {text}")
 
 
-def _package() -> None:
-    """RecipeError where the package is missing, or a part of it; what it logs is said here in other words."""
+def _require_package() -> None:
+    """Raise RecipeError if the package, or a part of it, is missing, and silence its log.
+
+    This module reports the same events in its own words.
+    """
     try:
         import tinker  # noqa: F401
     except ImportError as error:
         raise RecipeError(
-            f"a service is asked through the tinker package, which cannot be imported ({error}); install it with pip install "
-            "'practicum[tinker]'"
+            f"a service is asked through the tinker package, which cannot be imported ({error}); "
+            "install it with pip install 'practicum[tinker]'"
         ) from None
     logging.getLogger("tinker").setLevel(logging.CRITICAL)
 
 
-def _key(config: ServiceConfig, where: str) -> str:
+def _read_key(config: ServiceConfig, where: str) -> str:
     if config.api_key_env is None:
         if urlsplit(config.url).hostname in ("localhost", "127.0.0.1", "::1"):
             return LOCAL_KEY
@@ -201,45 +210,43 @@ def _key(config: ServiceConfig, where: str) -> str:
     key = os.environ.get(config.api_key_env, "").strip()
     if not key.isascii() or not key.isprintable() or not key.startswith(("tml-", "eyJ")):
         raise RecipeError(
-            f"{where}.api_key_env: the environment variable {config.api_key_env} holds no key that begins with tml-; set it before "
-            "the run"
+            f"{where}.api_key_env: the environment variable {config.api_key_env} holds no key "
+            "that begins with tml-; set it before the run"
         )
     return key
 
 
 def _probe_port(host: str, port: int) -> str | None:
-    """Why nothing listens at an address, or None."""
+    """Return why an address accepts no connection, or None if it does."""
     try:
-        socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
+        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
     return None
 
 
-def _in_thread(work: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
-    """The result of work that blocks, done on a thread that holds up nobody's end."""
+def _run_in_thread(work: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
+    """Start blocking work on a daemon thread, which cannot delay the end of the run."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # whoever waits is told
+        except BaseException as error:  # the future carries any error to the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=run, name="practicum-tinker", daemon=True).start()
     return future
 
 
-def _error(future: "concurrent.futures.Future[Any]") -> BaseException | None:
-    return (
-        concurrent.futures.CancelledError("it was cancelled")
-        if future.cancelled()
-        else future.exception()
-    )
+def _get_error(future: "concurrent.futures.Future[Any]") -> BaseException | None:
+    if future.cancelled():
+        return concurrent.futures.CancelledError("it was cancelled")
+    return future.exception()
 
 
-def _status(error: BaseException | None) -> int | None:
-    """The HTTP status that an error of the package goes back to, where it does."""
+def _find_status(error: BaseException | None) -> int | None:
+    """Return the HTTP status behind an error of the package, or None."""
     import tinker
 
     while error is not None and not isinstance(error, tinker.APIStatusError):
@@ -247,8 +254,9 @@ def _status(error: BaseException | None) -> int | None:
     return None if error is None else error.status_code
 
 
-def _closed(service: Any, host: str, port: int) -> None:
-    """Finish a session; where the service is away there is nobody to tell."""
-    with contextlib.suppress(Exception):  # the run is over, whatever the package thinks of it
+def _finish_session(service: Any, host: str, port: int) -> None:
+    """Finish a session if the service can be reached."""
+    # The run is over: no error of foreign code may change how it ends.
+    with contextlib.suppress(Exception):
         if _probe_port(host, port) is None:
             service.close("success").result(timeout=CLOSE_SECONDS)
