@@ -94,7 +94,7 @@ class TrainableDims:
         return forward + again + inputs + weights + self.logits(shape, supervised)
 
     def logits(self, shape: ModelDims, supervised: int) -> int:
-        """Return the operations of the head: forward, hidden states' gradient, weights' gradient."""
+        """Return the head's operations: forward, gradient of its inputs, gradient of its weights."""
         return shape.logits(supervised) * (1 + bool(self.layers) + self.head)
 
 

@@ -83,7 +83,7 @@ def wilson(successes: float, count: int) -> Interval:
 
 def difference(first: Sequence[float], second: Sequence[float], seed: int) -> Interval:
     """Return the mean of the paired differences `first - second`, bootstrapped over the pairs."""
-    differences = [left - right for left, right in zip(first, second, strict=True)]
+    differences = [minuend - subtrahend for minuend, subtrahend in zip(first, second, strict=True)]
     return bootstrap(torch.tensor(differences, dtype=torch.float64), seed)
 
 
