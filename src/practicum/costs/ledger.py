@@ -85,6 +85,8 @@ class Ledger:
 
     def add(self, phase: Phase, name: str, usage: Usage) -> None:
         """Add usage of one model in one phase."""
+        # A step sampled ahead belongs to the row of the step that trains on it, so its usage waits
+        # apart: the counts of a row do not depend on how far ahead the thread has come.
         thread_usage = _THREAD_USAGE.get()
         total = self._usage if thread_usage is None else thread_usage
         total[phase, name] = total.get((phase, name), Usage()) + usage
@@ -123,6 +125,7 @@ class Meter:
 
     def count_sampled(self, texts: Texts) -> None:
         """Count completions that the model sampled after these prompts."""
+        # A prompt is prefilled once for all of its completions, however short it is.
         self._read("sample", texts, heads=True, shortest=0)
 
     def scored(self, texts: Texts, *, heads: bool) -> None:

@@ -94,7 +94,7 @@ class TrainableDims:
         return forward + again + inputs + weights + self.logits(shape, supervised)
 
     def logits(self, shape: ModelDims, supervised: int) -> int:
-        """Return the head's operations: forward, gradient of its inputs, gradient of its weights."""
+        """Return the head's operations: forward, its inputs' gradient, its weights' gradient."""
         return shape.logits(supervised) * (1 + bool(self.layers) + self.head)
 
 
@@ -128,6 +128,8 @@ def count_read_tokens(
     root = common_beginning(list(uses))
     read = _count_span(0, root)
     for prompt, count in uses.items():
+        # What is left of a prompt after the root is read once for all its texts if it is long
+        # enough for a segment of its own, else with each text again; see `segments`.
         span = _count_span(root, len(prompt))
         for _ in range(1 if span.tokens >= shortest else count):
             read += span
@@ -139,4 +141,5 @@ def count_read_tokens(
 
 def _count_span(first: int, last: int) -> ReadTokens:
     """Count the tokens at positions `first` to `last` - 1; position p has a context of p + 1."""
+    # The sum of p + 1 over the positions p is a difference of two triangular numbers.
     return ReadTokens(last - first, 0, (last * (last + 1) - first * (first + 1)) // 2)

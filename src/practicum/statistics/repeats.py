@@ -29,6 +29,8 @@ def two_sided(t: float, freedom: int) -> float:
     """Return P(|T| >= t) of Student's distribution with a whole number of degrees of freedom."""
     angle = math.atan(abs(t) / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
+    # The series of powers of the cosine, each term from the one before: with the odd powers the
+    # sum of the angle, without a table or an incomplete beta function.
     odd = freedom % 2
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
     for power in range(1 + odd, freedom, 2):
@@ -100,6 +102,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
+        # An adjusted value may not fall below that of a smaller p value.
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
@@ -118,6 +121,7 @@ def repeats_needed(differences: Sequence[float], tests: int = 1) -> int | None:
     if effect == 0.0 or spread == 0.0:
         return None
     low, high = 1, 2
+    # Power grows with the number of pairs: double until it suffices, then bisect.
     while not _enough(high, effect / spread, tests):
         low, high = high, 2 * high
         if high > MOST_NEEDED:

@@ -59,5 +59,7 @@ def _runs(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
                 continue
             if index - start >= 2 * period:
                 runs.append((start, index, period))
+            # The next run of this period cannot hold both tokens of the mismatch: it begins after
+            # the first of them at the earliest.
             start = index - period + 1
     return runs

@@ -57,11 +57,7 @@ class VerifierProcess:
 
     Text of a model never ends the run: a call that is too slow or fails scores 0. `timeouts` counts
     the calls without an answer, `errors` those in which the verifier failed or gave no score.
-    `lowest` and `highest` are the range of the verifier's scores.
     """
-
-    lowest = 0.0
-    highest = 1.0
 
     def __init__(
         self,
@@ -83,7 +79,10 @@ class VerifierProcess:
         self._lock = threading.Lock()
 
     def call(self, request: dict[str, Any]) -> float:
-        """Return the score, 0 if the verifier is too slow or fails; VerifierError without a start."""
+        """Return the score: 0 if the verifier is too slow or fails.
+
+        VerifierError if the process does not start.
+        """
         try:
             with self._lock:
                 answer = self._exchange(request, self._seconds, LARGEST_SCORE)
@@ -92,14 +91,10 @@ class VerifierProcess:
             return 0.0
         score = answer.get("value")
         # A bad score is no fault of the run: a model can write text that breaks its verifier.
-        if (
-            isinstance(score, bool)
-            or not isinstance(score, int | float)
-            or not self.lowest <= score <= self.highest
-        ):
-            self.errors += 1
-            return 0.0
-        return float(score)
+        if isinstance(score, int | float) and not isinstance(score, bool) and 0.0 <= score <= 1.0:
+            return float(score)
+        self.errors += 1
+        return 0.0
 
     def ask(self, request: dict[str, Any], seconds: float) -> Any:
         """Return the answer to a request that holds no text of a model.

@@ -109,6 +109,7 @@ def find_evaluators(scoring: type) -> set[str]:
             continue
         visited.add(definition)
         module = _read(path)
+        # By name alone: a name may be defined several times, and any of the definitions may run.
         for node in [*module.functions.get(name, []), *module.constants.get(name, [])]:
             for mentioned in _list_names(node):
                 waiting += _find_definitions(path, mentioned)

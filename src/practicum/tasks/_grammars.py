@@ -53,16 +53,15 @@ class _Tokens:
                 raise _NoSentence
             position = match.end()
             if match.lastgroup is not None:
-                self.texts.append(match.group())
-                self._kinds.append(match.lastgroup)
+                text = match.group()
+                self.texts.append(text)
+                self._kinds.append(text if match.lastgroup == "sign" else match.lastgroup)
+        self._kinds.append("")
 
     @property
     def kind(self) -> str:
         """The next token: `number`, `name`, `text` or the sign itself; empty at the end."""
-        if self._next == len(self.texts):
-            return ""
-        kind = self._kinds[self._next]
-        return self.texts[self._next] if kind == "sign" else kind
+        return self._kinds[self._next]
 
     def take(self, *kinds: str) -> str:
         """Return the next token and go on; raise _NoSentence if it is of another kind."""
@@ -121,6 +120,7 @@ def _read_sentence(
         rule(tokens)
     except _NoSentence:
         return None
+    # Spaces between the tokens make the verifier split the text exactly where this parser did.
     return None if tokens.kind else " ".join(tokens.texts)
 
 

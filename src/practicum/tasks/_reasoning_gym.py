@@ -45,6 +45,7 @@ def run() -> None:
                 f"task.config: the generator {name!r} does not take {config} ({reason})"
             ) from error
 
+    # A step scores several replies to each of its questions, and some generators are slow.
     @lru_cache(maxsize=1024)
     def generate(split: str, number: int) -> dict[str, Any]:
         return create_dataset(split)[number]

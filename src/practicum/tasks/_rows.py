@@ -45,11 +45,13 @@ def read_lines(path: Path, largest: int) -> Iterator[tuple[int, bytes]]:
     """
     try:
         kind = path.stat().st_mode
+        # A named pipe would block the run for ever, and a device would never end.
         if not stat.S_ISREG(kind):
             what = "a folder" if stat.S_ISDIR(kind) else "not a regular file"
             raise DataError(f"{path} is {what}; give a JSONL file")
         with path.open("rb") as file:
             for number, line in enumerate(_read_bounded(path, file, largest), start=1):
+                # Editors of Windows put a byte order mark at the start of a file.
                 text = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).rstrip(b"\r\n")
                 if number == 1:
                     _refuse_archive(path, line)

@@ -7,11 +7,20 @@ def sample_words(
     draw: random.Random, alphabet: str, shortest: int, longest: int, count: int
 ) -> list[str]:
     """Sample distinct words; a smaller `count` gives the first of the words of a larger one."""
+    # A dictionary as an ordered set: repeated words are skipped and the order of drawing stays.
     words: dict[str, None] = {}
     while len(words) < count:
         length = draw.randint(shortest, longest)
         words["".join(draw.choices(alphabet, k=length))] = None
     return list(words)
+
+
+def check_letters(field: str, letters: str, example: str) -> None:
+    """Raise ValueError unless the letters are lower-case and distinct."""
+    if len(set(letters)) < len(letters) or not letters.isalpha() or not letters.islower():
+        raise ValueError(
+            f"{field} {letters!r}: write lower-case letters, each once, for example {example}"
+        )
 
 
 def check_enough(alphabet: str, shortest: int, longest: int, count: int, noun: str) -> None:

@@ -90,6 +90,7 @@ def _choose_heldout(prompts: Sequence[Prompt], amount: int | float, seed: int) -
     if isinstance(amount, int):
         chosen = set(ordered[:amount])
     else:
+        # The hashes are 63-bit numbers, so each id is held out with the probability `amount`.
         chosen = {number for number in ordered if number < amount * 2**63}
         # A share of a few rows may choose none: then one row is held out if another remains.
         chosen |= set(ordered[:1]) if amount and len(prompts) > 1 else set()

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
+from practicum.tasks._words import check_letters
 from practicum.types import Message, Prompt
 
 MOST_LOCKS = 26
@@ -29,14 +30,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_letters(self) -> "Config":
-        if (
-            len(set(self.letters)) < len(self.letters)
-            or not self.letters.isalpha()
-            or not self.letters.islower()
-        ):
-            raise ValueError(
-                f"letters {self.letters!r}: write lower-case letters, each once, for example abcd"
-            )
+        check_letters("letters", self.letters, "abcd")
         return self
 
 

@@ -203,6 +203,7 @@ class Memos:
 def _draw_facts(count: int, seed: int) -> dict[str, str]:
     """Draw the stock of each place; fewer memos have the first facts of more memos."""
     draw = random.Random(seed_of(seed, "memos"))
+    # All places are shuffled whatever the count, so that fewer memos are a prefix of more.
     places = draw.sample(PLACES, len(PLACES))[:count]
     return {
         place: f"{draw.randint(11, 99)} {draw.choice(CONTAINERS)} of {draw.choice(GOODS)}"

@@ -89,6 +89,7 @@ class ReasoningGym:
 
     def _check_verifier(self) -> None:
         """Raise DataError if the generator's verifier fails on the generator's own answer."""
+        # One is enough: a verifier that lacks a package or cannot start fails on every prompt.
         for prompt in self._train[:1]:
             if prompt.answer is not None:
                 request = _build_request(prompt, prompt.answer)

@@ -10,7 +10,7 @@ from practicum.core.calls import did_you_mean
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._words import check_enough, sample_words
+from practicum.tasks._words import check_enough, check_letters, sample_words
 from practicum.types import Message, Prompt
 
 Skill = Callable[[str, str], str]
@@ -75,13 +75,9 @@ class Config(BaseModel):
     def _check_skills(self) -> "Config":
         _check_names("skills", self.skills, SKILLS)
         _check_names("train", self.trained, self.skills)
-        letters = self.alphabet
-        if not (letters.isalpha() and letters.islower()) or len(set(letters)) < len(letters):
-            raise ValueError(
-                f"alphabet {letters!r}: write lower-case letters, each once, for example abcdef"
-            )
+        check_letters("alphabet", self.alphabet, "abcdef")
         count = self.train_size + self.heldout_size
-        check_enough(letters, self.shortest, self.longest, count, "words")
+        check_enough(self.alphabet, self.shortest, self.longest, count, "words")
         return self
 
 

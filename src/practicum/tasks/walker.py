@@ -132,6 +132,8 @@ class Walker:
 
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
         """Begin a walk with the noise of its prompt; each answer shows the next turn."""
+        # The walk is drawn from the name of its prompt and not from `seed`: all completions of a
+        # prompt face the same noise, so that their rewards differ by their actions alone.
         walk = self._walks[prompt.id]
         return FunctionEpisode(
             lambda actions: None if len(actions) >= self._config.turns else walk.observe(actions)
