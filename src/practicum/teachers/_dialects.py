@@ -130,15 +130,11 @@ class Vllm:
         if len(rows) != start + count:
             raise ValueError(f"{len(rows)} positions instead of {start + count}")
         rows = [{int(token): entry for token, entry in row.items()} for row in rows[start:]]
-        texts = {
-            token: entry["decoded_token"]
-            for row in rows
-            for token, entry in row.items()
-            if isinstance(entry.get("decoded_token"), str)
-        }
         entries = [row.get(token) for row, token in zip(rows, request.tokens, strict=True)]
-        top = []
+        top, texts = [], {}
         for row in rows:
+            decoded = {token: entry.get("decoded_token") for token, entry in row.items()}
+            texts |= {token: text for token, text in decoded.items() if isinstance(text, str)}
             candidates = [(token, entry["logprob"]) for token, entry in row.items()]
             # The scored token is returned besides the k likeliest, if it is none of them.
             top.append(sorted(candidates, key=_rank_candidate)[:k])
@@ -205,11 +201,13 @@ class Sglang:
         meta, count = answer["meta_info"], len(request.tokens)
         rows = _take_last(meta["input_token_logprobs"], count)
         top = _take_last(meta["input_top_logprobs"], count) if k else [[] for _ in rows]
-        texts = {id_: text for row in [rows, *top] for _, id_, text in row if isinstance(text, str)}
+        texts: dict[int, str] = {}
+        for row in (rows, *top):
+            texts |= {token: text for _, token, text in row if isinstance(text, str)}
         return ServerScores(
             [row[0] for row in rows],
             [row[1] for row in rows],
-            [[(token, logprob) for logprob, token, *_ in row] for row in top],
+            [[(token, logprob) for logprob, token, _ in row] for row in top],
             texts,
         )
 

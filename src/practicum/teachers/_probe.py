@@ -286,6 +286,11 @@ def measure_difference(first: Tensor | None, second: Tensor | None) -> float:
     return float((first - second).abs().max())
 
 
+def match_canaries(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    """Return True if two canaries are of one model: equally long and nowhere farther apart."""
+    return first.shape == second.shape and measure_difference(first, second) <= tolerance
+
+
 def _count_candidates(scorer: _CanaryScorer, k: int) -> int:
     """Return how many of k candidates the server gives: 0 if it refuses.
 

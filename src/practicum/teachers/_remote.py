@@ -26,7 +26,7 @@ from practicum.teachers._dialects import (
     parse_chat_completion,
     read_model_name,
 )
-from practicum.teachers._probe import Probe, measure_difference, served
+from practicum.teachers._probe import Probe, match_canaries, measure_difference, served
 from practicum.text import Renderer, refuse_stop_texts
 from practicum.types import (
     Message,
@@ -185,12 +185,6 @@ class RemoteClient(StepFollower):
         self._calls = 0
         self._tokens_used = self._logprobs = self._clamped = 0
 
-    def _is_same(self, canary: Tensor) -> bool:
-        """Return True if a canary of another time belongs to the same model."""
-        if canary.shape != self._canary.shape:
-            return False
-        return measure_difference(canary, self._canary) <= self._probe.tolerance
-
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
         """Return log-probabilities of each request's tokens, and of the k likeliest on request."""
         with self._generator.counting("score"):
@@ -304,17 +298,18 @@ class RemoteClient(StepFollower):
         self._check_canary(canary, "since the start")
 
     def _check_canary(self, canary: Tensor, since: str) -> None:
-        if not self._is_same(canary):
+        if not match_canaries(canary, self._canary, self._probe.tolerance):
             raise TeacherError(
                 f"{self._http.address}: the server's model changed {since}: a token of the canary "
-                f"moved by {max_difference(canary, self._canary):.3g} nats, and "
+                f"moved by {measure_difference(canary, self._canary):.3g} nats, and "
                 f"{self._probe.tolerance:.2g} is allowed; serve the model that the run began with "
                 "and resume, or start a new run"
             )
 
     def find_folder(self, folder: Path) -> str:
         """Return the name of the folder that holds this model's answers."""
-        return find_canary_folder(folder, self._probe.model, self._canary, self._is_same)
+        tolerance = self._probe.tolerance
+        return find_canary_folder(folder, self._probe.model, self._canary, tolerance)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Sample completions at the server, in the order of the requests."""
@@ -415,9 +410,7 @@ class _ChatClient:
         return [TeacherSignal() for _ in requests]
 
 
-def find_canary_folder(
-    folder: Path, model: str, canary: Tensor, is_same: Callable[[Tensor], bool]
-) -> str:
+def find_canary_folder(folder: Path, model: str, canary: Tensor, tolerance: float) -> str:
     """Return the name of the folder of a served model's answers.
 
     It is the folder with the model's canary, or else the next free one, which gets the canary.
@@ -431,7 +424,7 @@ def find_canary_folder(
             with file.open("x", encoding="utf-8") as new:
                 json.dump(canary.tolist(), new)
         except FileExistsError:
-            if not is_same(_read_canary(file)):
+            if not match_canaries(_read_canary(file), canary, tolerance):
                 continue
         except OSError as error:
             raise ResourceError(

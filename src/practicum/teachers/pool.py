@@ -17,6 +17,7 @@ from practicum.ports import Capabilities, Teacher, TeacherConfig, TeacherContext
 from practicum.teachers._members import (
     MemberConfigs,
     TeacherOfMembers,
+    build_members,
     intersect_capabilities,
     place_members,
 )

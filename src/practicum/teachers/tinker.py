@@ -18,7 +18,7 @@ from practicum.ports import Capabilities, SamplingClient, StepFollower, Teacher,
 from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
 from practicum.remote.tinker.sampling import service_capabilities
 from practicum.teachers._client import ClientTeacher
-from practicum.teachers._probe import canary_of, measure_difference
+from practicum.teachers._probe import canary_of, match_canaries
 from practicum.teachers._reading import ReadingConfig
 from practicum.teachers._remote import find_canary_folder
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
@@ -110,7 +110,7 @@ class KnownModel(StepFollower):
 
     def find_folder(self, folder: Path) -> str:
         """Return the name of the folder that holds this model's answers."""
-        return find_canary_folder(folder, self._name, self._canary, self._is_same)
+        return find_canary_folder(folder, self._name, self._canary, TOLERANCE)
 
     def save_state(self) -> dict[str, Tensor]:
         """Return the canary that a resumed run compares with."""
@@ -132,13 +132,8 @@ class KnownModel(StepFollower):
         assert signal.logprobs is not None
         return signal.logprobs
 
-    def _is_same(self, canary: Tensor) -> bool:
-        if canary.shape != self._canary.shape:
-            return False
-        return measure_difference(canary, self._canary) <= TOLERANCE
-
     def _check(self, canary: Tensor, when: str) -> None:
-        if not self._is_same(canary):
+        if not match_canaries(canary, self._canary, TOLERANCE):
             raise TeacherError(
                 f"{self._connection.address}: {self._name} is another model: it changed {when}; "
                 "serve the one that the run began with and resume, or start a new run"
