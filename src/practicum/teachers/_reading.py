@@ -17,7 +17,8 @@ class ReadingConfig(BaseModel):
 
     tokenizer: str | None = Field(
         default=None,
-        description="folder, hub or packaged name, compared with the student's; none: the same",
+        description="folder, hub name or packaged name, compared with the student's; "
+        "none: the student's is used",
     )
     template: str | None = Field(
         default=None, description="a chat template (Jinja) instead of the tokenizer's own"

@@ -1,4 +1,4 @@
-"""The task's own expert scores: it knows the probabilities of the next turn after any turns.
+"""The task's own expert scores: it knows the next turn's probabilities, whatever came before.
 
 A task with an expert (`practicum.ports.Expert`) needs no teacher model, so a run measures the
 method alone. The candidates form a tree of tokens, each text followed by the stop token. Every

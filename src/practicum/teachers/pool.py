@@ -38,7 +38,7 @@ class Config(BaseModel):
         default={}, description="the weight of every member; empty: equal, summing to 1"
     )
     gate: float | None = Field(
-        default=None, ge=0, description="leave out members with an entropy above this"
+        default=None, ge=0, description="leave out members with more nats of entropy at a token"
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""A teacher that sees more than the student: an instruction, examples, a solution, its attempt.
+"""A teacher that sees more than the student: instructions, examples, a solution, the attempt.
 
 The context only changes the prompt; the scored tokens are the student's own. So this module covers
 the self-distillation family (OPSD 2601.18734, SDFT 2601.19897, OPCD 2602.12275, CRISP 2603.05433,

@@ -1,4 +1,4 @@
-"""The student's own weights score: live, frozen, averaged (ema) or copied at times (periodic)."""
+"""The student's weights score: live, frozen at the start, averaged (ema), copied (periodic)."""
 
 from typing import Literal
 
