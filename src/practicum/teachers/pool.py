@@ -38,7 +38,9 @@ class Config(BaseModel):
         default={}, description="the weight of every member; empty: equal, summing to 1"
     )
     gate: float | None = Field(
-        default=None, ge=0, description="leave out members with more nats of entropy at a token"
+        default=None,
+        ge=0,
+        description="leave out members whose entropy at a token exceeds this (nats)",
     )
 
     @model_validator(mode="after")
