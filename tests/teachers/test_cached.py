@@ -209,7 +209,7 @@ def test_candidates_are_found_for_their_own_k_and_support_only(tmp_path: Path) -
 def test_what_an_answer_depends_on_is_in_its_key() -> None:
     asked = ScoreRequest((1, 2), (3, 4))
     keys = [
-        ModelScores(model, None).key(which, form)
+        ModelScores(model, None).build_key(which, form)
         for model, which, form in [
             ("a", asked, "full"),
             ("b", asked, "full"),
