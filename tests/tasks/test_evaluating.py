@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from practicum.tasks import _evaluating
-from practicum.tasks._evaluating import GRAMMARS, admit, evaluators, unguarded
+from practicum.tasks._evaluating import GRAMMARS, admit, find_evaluators, find_unguarded
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="the tasks extra is missing"
@@ -54,7 +54,7 @@ def datasets() -> dict[str, Any]:
 
 @pytest.mark.long
 def test_every_generator_of_the_installed_package_that_evaluates_has_a_grammar() -> None:
-    reached = {name: unguarded(name, scoring) for name, (scoring, _) in datasets().items()}
+    reached = {name: find_unguarded(name, scoring) for name, (scoring, _) in datasets().items()}
     # It hands the reply on to any other generator, and is refused.
     assert any("score_answer" in name for name in reached.pop("composite"))
     assert not {name: evaluated for name, evaluated in reached.items() if evaluated}
@@ -64,7 +64,7 @@ def test_every_generator_of_the_installed_package_that_evaluates_has_a_grammar()
 def test_every_grammar_is_for_a_generator_that_evaluates(generator: str) -> None:
     assert any(
         name == "eval" or name.endswith("parse_expr")
-        for name in evaluators(datasets()[generator][0])
+        for name in find_evaluators(datasets()[generator][0])
     ), f"{generator} has a grammar that nothing asks for"
 
 
@@ -138,7 +138,7 @@ def test_an_evaluator_is_found_wherever_it_hides(
     _evaluating._read.cache_clear()
     try:
         module = importlib.import_module("reasoning_gym.scored")
-        reached = evaluators(module.Scored)
+        reached = find_evaluators(module.Scored)
     finally:
         _evaluating._read.cache_clear()
         for name in [name for name in sys.modules if name.partition(".")[0] == "reasoning_gym"]:

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from practicum.tasks._grammars import (
     DEEPEST,
     LONGEST,
-    arithmetic,
-    either,
-    lists,
-    mathematics,
-    written_as,
+    match_pattern,
+    read_arithmetic,
+    read_list,
+    read_mathematics,
+    try_both,
 )
 
 HOSTILE = [
@@ -64,7 +64,11 @@ HOSTILE = [
 
 @pytest.mark.parametrize("reply", HOSTILE)
 def test_nothing_but_sentences_passes(reply: str) -> None:
-    assert [grammar(reply) for grammar in (arithmetic, mathematics, lists)] == [None, None, None]
+    assert [grammar(reply) for grammar in (read_arithmetic, read_mathematics, read_list)] == [
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_nothing_but_sentences_passes(reply: str) -> None:
     ],
 )
 def test_arithmetic_is_written_anew(reply: str, sentence: str) -> None:
-    assert arithmetic(reply) == mathematics(reply) == sentence
+    assert read_arithmetic(reply) == read_mathematics(reply) == sentence
 
 
 @pytest.mark.parametrize(
@@ -85,9 +89,9 @@ def test_arithmetic_is_written_anew(reply: str, sentence: str) -> None:
     ["x*asin(3*x) + sqrt(1 - 9*x**2)/3 + C", "3*Integral(x**3*cos(3*x), x)", "E**(x)", "2*pi*(y)"],
 )
 def test_mathematics_has_variables_and_known_functions_beside(reply: str) -> None:
-    sentence = mathematics(reply)
+    sentence = read_mathematics(reply)
     assert sentence is not None and sentence.replace(" ", "") == reply.replace(" ", "")
-    assert arithmetic(reply) is None
+    assert read_arithmetic(reply) is None
 
 
 @pytest.mark.parametrize(
@@ -95,19 +99,19 @@ def test_mathematics_has_variables_and_known_functions_beside(reply: str) -> Non
     ["[[1, 0], [-2, 3.5]]", "(1, 2,)", "['Q', \"_\"]", "[]", "'ABC'", "7", "[\n  ['1'],\n ('2',)]"],
 )
 def test_lists_hold_numbers_and_texts(reply: str) -> None:
-    sentence = lists(reply)
+    sentence = read_list(reply)
     assert sentence is not None and "".join(sentence.split()) == "".join(reply.split())
 
 
 def test_a_pattern_holds_for_the_whole_text_and_either_grammar_will_do() -> None:
-    letters = written_as("[A-E]+")
+    letters = match_pattern("[A-E]+")
     assert [letters(reply) for reply in ("ABE", "ABx", "ABE\n", "A" * (LONGEST + 1))] == [
         "ABE",
         None,
         None,
         None,
     ]
-    assert [either(lists, letters)(reply) for reply in ("ABE", "['A']", "x")] == [
+    assert [try_both(read_list, letters)(reply) for reply in ("ABE", "['A']", "x")] == [
         "ABE",
         "[ 'A' ]",
         None,
@@ -116,6 +120,6 @@ def test_a_pattern_holds_for_the_whole_text_and_either_grammar_will_do() -> None
 
 @given(st.text(alphabet="0123456789.+-*/() xC,[]'_sin\n", max_size=40))
 def test_a_sentence_is_its_own_sentence(reply: str) -> None:
-    for grammar in (arithmetic, mathematics, lists):
+    for grammar in (read_arithmetic, read_mathematics, read_list):
         sentence = grammar(reply)
         assert sentence is None or grammar(sentence) == sentence

@@ -53,7 +53,7 @@ NOT_FOLLOWED = {
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_an_instruction_is_followed_to_the_letter_or_not_at_all(name: str) -> None:
-    followed = INSTRUCTIONS[name].followed
+    followed = INSTRUCTIONS[name].is_followed
     assert followed(FOLLOWED[name], "lemon")
     assert not any(followed(reply, "lemon") for reply in NOT_FOLLOWED[name])
     assert not followed("The depot at Arlen holds 43 crates of salt.", "lemon"), (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from practicum.errors import DataError, SandboxError
 from practicum.tasks import _verifiers
-from practicum.tasks._verifiers import VERIFIERS, check_installed, last_number, prepare
+from practicum.tasks._verifiers import VERIFIERS, check_installed, find_last_number, prepare
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_number_at_the_end_is_found_with_and_without_thousands(
     value: Decimal, before: str
 ) -> None:
     for written in (f"{value:f}", f"{value:,f}"):
-        assert last_number(f"{before.rstrip('.abc')} {written}.") == value
+        assert find_last_number(f"{before.rstrip('.abc')} {written}.") == value
 
 
 @given(st.text(), st.text(min_size=1))

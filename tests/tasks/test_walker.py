@@ -24,23 +24,25 @@ def test_a_walk_by_hand():
     assert [turn.push for turn in walk.turns] == [-2, -2, 2], (
         "(12 + 3) mod 5 - 2, 0 mod 5 - 2, 14 mod 5 - 2"
     )
-    assert walk.seen([]) == "I34", "the third position from the left of 0"
-    assert walk.best([]) == "x" and walk.position(["x"]) == 0
-    assert walk.seen(["x"]) == "G89", "the second cue acts as 0 and is shown as 8"
-    assert walk.best(["x"]) == "z" and walk.position(["x", "z"]) == 0
-    assert walk.best(["x", "v"]) == "z", "from -4 a push of 2 leads to -2, and 2 brings it back"
-    assert walk.position(["v", "v", "v"]) == -6, "2 - 2 - 2, then - 2 - 2, then + 2 - 2"
+    assert walk.observe([]) == "I34", "the third position from the left of 0"
+    assert walk.choose_best_action([]) == "x" and walk.find_position(["x"]) == 0
+    assert walk.observe(["x"]) == "G89", "the second cue acts as 0 and is shown as 8"
+    assert walk.choose_best_action(["x"]) == "z" and walk.find_position(["x", "z"]) == 0
+    assert walk.choose_best_action(["x", "v"]) == "z", (
+        "from -4 a push of 2 leads to -2, and 2 brings it back"
+    )
+    assert walk.find_position(["v", "v", "v"]) == -6, "2 - 2 - 2, then - 2 - 2, then + 2 - 2"
 
 
 def test_positions_end_at_six_and_what_is_no_action_is_nothing():
     walk = Walk(5, (Turn(2, 1, 2), Turn(2, 1, 2)))
     assert [turn.push for turn in walk.turns] == [2, 2]
     assert (
-        walk.position(["z"]) == 6
-        and walk.position(["", "zz"]) == 6
-        and walk.position([" v ", "vw"]) == 6
+        walk.find_position(["z"]) == 6
+        and walk.find_position(["", "zz"]) == 6
+        and walk.find_position([" v ", "vw"]) == 6
     )
-    assert walk.best([]) == "v" and walk.position(["v", "v"]) == 5
+    assert walk.choose_best_action([]) == "v" and walk.find_position(["v", "v"]) == 5
 
 
 def test_it_is_an_environment_with_an_expert():

@@ -31,7 +31,7 @@ from practicum.recipe import Recipe
 from practicum.teachers import privileged
 from practicum.teachers._scores import FULL, TEMPORARY, ScoreStore
 from practicum.teachers.cached import CachingClient, Config, ModelScores, build, scaled, unscaled
-from practicum.teachers.model import fingerprint
+from practicum.teachers.model import compute_fingerprint
 from practicum.text import Renderer
 from practicum.types import Message, Prompt, ScoreRequest, TeacherSignal
 
@@ -209,7 +209,7 @@ def test_candidates_are_found_for_their_own_k_and_support_only(tmp_path: Path) -
 def test_what_an_answer_depends_on_is_in_its_key() -> None:
     asked = ScoreRequest((1, 2), (3, 4))
     keys = [
-        ModelScores(model, None).key(which, form)
+        ModelScores(model, None).build_key(which, form)
         for model, which, form in [
             ("a", asked, "full"),
             ("b", asked, "full"),
@@ -224,14 +224,17 @@ def test_what_an_answer_depends_on_is_in_its_key() -> None:
 
 def test_a_models_fingerprint_is_its_content_not_its_place(models: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(models / "teacher", tmp_path / "copy")
-    known = fingerprint(ScorerConfig(model=str(models / "teacher")))
-    assert fingerprint(ScorerConfig(model=str(copy), residency="disk", system="other")) == known
-    assert fingerprint(ScorerConfig(model=str(copy), dtype="bfloat16")) != known
-    assert fingerprint(ScorerConfig(model=str(models / "student"))) != known
+    known = compute_fingerprint(ScorerConfig(model=str(models / "teacher")))
+    assert (
+        compute_fingerprint(ScorerConfig(model=str(copy), residency="disk", system="other"))
+        == known
+    )
+    assert compute_fingerprint(ScorerConfig(model=str(copy), dtype="bfloat16")) != known
+    assert compute_fingerprint(ScorerConfig(model=str(models / "student"))) != known
     settings = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
-    assert fingerprint(ScorerConfig(model=str(copy))) != known
-    assert fingerprint(ScorerConfig(model="nobody/no-such-model")) != fingerprint(
+    assert compute_fingerprint(ScorerConfig(model=str(copy))) != known
+    assert compute_fingerprint(ScorerConfig(model="nobody/no-such-model")) != compute_fingerprint(
         ScorerConfig(model="smollm2")
     )
 
@@ -750,7 +753,7 @@ def test_a_folder_starts_at_the_recipe_and_holds_one_folder_a_model(
     teacher.score([rollout(Prompt("p", (Message("user", "ab"),)))], Full())
     (store,) = (tmp_path / "kept").iterdir()
     assert (
-        store.name == fingerprint(ScorerConfig(model=model_folder))
+        store.name == compute_fingerprint(ScorerConfig(model=model_folder))
         and not (tmp_path / "home").exists()
     )
 

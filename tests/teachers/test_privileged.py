@@ -12,7 +12,7 @@ from practicum.errors import DataError
 from practicum.objective import Sampled
 from practicum.ports import TeacherRequest
 from practicum.recipe import parse_recipe
-from practicum.teachers.privileged import Config, PrivilegedTeacher, with_context
+from practicum.teachers.privileged import Config, PrivilegedTeacher, add_context
 from practicum.types import Message, Prompt, Rollout, SamplingParams
 
 PROMPT = Prompt(
@@ -30,7 +30,7 @@ def config(**fields: object) -> Config:
 def seen(prompt: Prompt, **fields: object) -> list[tuple[str, str]]:
     return [
         (message.role, message.content)
-        for message in with_context(prompt, config(**fields)).messages
+        for message in add_context(prompt, config(**fields)).messages
     ]
 
 
@@ -63,7 +63,7 @@ def test_a_reference_stands_before_the_last_question_with_its_fields_filled_in()
 
 
 def test_the_prompt_keeps_its_name_answer_and_fields() -> None:
-    changed = with_context(PROMPT, config(reference="{answer}"))
+    changed = add_context(PROMPT, config(reference="{answer}"))
     assert (changed.id, changed.answer, changed.privileged) == (
         PROMPT.id,
         PROMPT.answer,
@@ -76,7 +76,7 @@ def test_a_missing_field_is_named_with_what_there_is() -> None:
         DataError,
         match=r"prompt 'p1' has no field 'solution'.*privileged.*\{solution\}.*answer, hint",
     ):
-        with_context(PROMPT, config(reference="{solution}"))
+        add_context(PROMPT, config(reference="{solution}"))
 
 
 def test_an_empty_field_is_there() -> None:
@@ -96,7 +96,7 @@ ATTACKS = [
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_reference_names_fields_and_runs_nothing(attack: str) -> None:
     with pytest.raises(DataError, match="has no field"):
-        with_context(PROMPT, config(reference=attack))
+        add_context(PROMPT, config(reference=attack))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_before_there_is_a_completion_a_context_that_shows_one_does_not_exist() 
         DataError,
         match=r"teacher.question shows the attempt of a completion.*prompt 'p1' before one",
     ):
-        with_context(PROMPT, config(question="{attempt}"))
+        add_context(PROMPT, config(question="{attempt}"))
 
 
 def test_its_own_answers_see_the_context() -> None:

@@ -7,7 +7,7 @@ import pytest
 from toy import rows, toy_run
 
 from practicum.errors import DataError, TeacherError
-from practicum.teachers.scripted import _recording
+from practicum.teachers.scripted import _parse_row
 
 CHANGES = {"objective": {"signal": "sampled", "estimator": "score_function(gamma=1)"}}
 
@@ -54,9 +54,9 @@ def test_tokens_that_the_student_did_not_write_need_no_score(tmp_path: Path) -> 
         "loss_mask": [True, False, True],
         "teacher_logprobs": [-1.0, None, -2.0],
     }
-    assert _recording(json.dumps(row), "row 1") == (("p", (7, 8, 9)), [-1.0, 0.0, -2.0])
+    assert _parse_row(json.dumps(row), "row 1") == (("p", (7, 8, 9)), [-1.0, 0.0, -2.0])
     with pytest.raises(DataError, match="no teacher log-probability for each of its 3 tokens"):
-        _recording(json.dumps(row | {"loss_mask": [True, True, True]}), "row 1")
+        _parse_row(json.dumps(row | {"loss_mask": [True, True, True]}), "row 1")
 
 
 def test_a_completion_that_was_not_recorded_is_refused_by_name(

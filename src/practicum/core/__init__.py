@@ -1,1 +1,1 @@
-"""Beneath everything: seeds, crash points, notes, cancellation, signals, and names that are files."""
+"""The foundation: seeds, crash points, notes, cancellation, stop signals, calls and plug-ins."""

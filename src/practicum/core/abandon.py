@@ -1,34 +1,34 @@
-"""Work that a thread does ahead of time and that nobody may need any more: whatever can take long asks whether it should go on."""
+"""Cancellation of work that a thread does ahead of time: slow operations ask whether to go on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Event
 
-_told: ContextVar[Event | None] = ContextVar("told", default=None)
+_cancel_event: ContextVar[Event | None] = ContextVar("cancel_event", default=None)
 
 
 class Cancelled(Exception):
-    """Nobody waits for this work any more; whoever told it so expects the exception."""
+    """The work of this thread is no longer needed; the caller that cancelled it expects this."""
 
 
 @contextmanager
-def cancel_scope(told: Event) -> Iterator[None]:
-    """Within the block, in this thread, work ends with Abandoned soon after `told` is set."""
-    token = _told.set(told)
+def cancel_scope(event: Event) -> Iterator[None]:
+    """Let `check` raise Cancelled in this thread within the block, once `event` is set."""
+    token = _cancel_event.set(event)
     try:
         yield
     finally:
-        _told.reset(token)
+        _cancel_event.reset(token)
 
 
 def told() -> Event | None:
-    """What is set when the work of this thread is not needed any more; None where nobody could say so."""
-    return _told.get()
+    """Return the event that cancels this thread's work, or None outside a `cancel_scope`."""
+    return _cancel_event.get()
 
 
 def check() -> None:
-    """Abandoned where this work is not needed any more."""
-    event = _told.get()
+    """Raise Cancelled if the work of this thread is no longer needed."""
+    event = _cancel_event.get()
     if event is not None and event.is_set():
         raise Cancelled

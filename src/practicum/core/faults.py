@@ -1,9 +1,10 @@
-"""Crash injection at named points, so that tests can ask what survives a crash exactly there.
+"""Crash injection at named points, so that tests can examine what survives a crash at that point.
 
-`PRACTICUM_FAULT=save.before_rename:2,update:5` kills the process with SIGKILL the second time it is about to rename a
-checkpoint, or the fifth time it reaches an update, whichever comes first. Without the variable a point costs one
-look-up in the environment. Points: `rollout`, `score`, `update`, `save.after_tensors`, `save.before_rename`,
-`save.after_rename`, `scores.before_rename`, `stage.done`, `stage.exported`, `compare.run_ended`.
+`PRACTICUM_FAULT=save.before_rename:2,update:5` kills the process with SIGKILL the second time it is
+about to rename a checkpoint, or the fifth time it reaches an update, whichever comes first. Without
+the variable a point costs one look-up in the environment. Points: `rollout`, `score`, `update`,
+`save.after_tensors`, `save.before_rename`, `save.after_rename`, `scores.before_rename`,
+`stage.done`, `stage.exported`, `compare.run_ended`.
 """
 
 import os
@@ -15,20 +16,21 @@ _reached: Counter[tuple[str, str]] = Counter()
 
 
 def fault(point: str) -> None:
-    """Kill this process here if `PRACTICUM_FAULT` says so."""
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
+    """Kill this process if `PRACTICUM_FAULT` names this point and this count of passing it."""
+    setting = os.environ.get(VARIABLE)
+    if not setting:
         return
-    _reached[wanted, point] += 1  # another value of the variable counts anew
-    if (point, _reached[wanted, point]) in [_parse(item) for item in wanted.split(",")]:
+    # Counts belong to one value of the variable: a test that changes it starts again at 1.
+    _reached[setting, point] += 1
+    if (point, _reached[setting, point]) in [_parse(entry) for entry in setting.split(",")]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _parse(item: str) -> tuple[str, int]:
-    """`"update:5"` to `("update", 5)`."""
-    point, _, count = item.strip().partition(":")
+def _parse(entry: str) -> tuple[str, int]:
+    """Parse `"update:5"` into `("update", 5)`."""
+    point, _, count = entry.strip().partition(":")
     if not point or not count.isdecimal() or int(count) < 1:
         raise ValueError(
-            f"{VARIABLE} has {item!r}, which names no moment; write POINT:N, for example update:5"
+            f"{VARIABLE} has {entry!r}, which names no moment; write POINT:N, for example update:5"
         )
     return point, int(count)

@@ -1,7 +1,7 @@
-"""A name is a file: `{type: privileged}` under `teacher` is `practicum.teachers.privileged`, and its `Config` says what else.
+"""Plug-ins are files: `teacher: {type: privileged}` loads `practicum.teachers.privileged`.
 
-Dropping a file into one of the folders is all it takes to add a teacher, a task or a backend; a dotted name loads one
-from another package.
+The module's `Config` holds the settings. A new file in one of the folders adds a teacher, a task or
+a backend; a dotted name loads one from another package.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from practicum.core.calls import did_you_mean
 
 
 def names(room: str) -> list[str]:
-    """The plug-ins of a room, such as `teachers`, in alphabetical order."""
+    """Return the plug-ins of a room, such as `teachers`, in alphabetical order."""
     package = importlib.import_module(_package(room))
     return sorted(
         module.name
@@ -25,7 +25,7 @@ def names(room: str) -> list[str]:
 
 
 def module_of(room: str, name: str) -> Any:
-    """The module behind a plug-in's name; ValueError with the nearest known name."""
+    """Import the module of a plug-in; ValueError with the closest known name if there is none."""
     if all(part.isidentifier() for part in name.split(".")) and "." in name:
         return _import_external(room, name)
     if name not in names(room):
@@ -39,7 +39,7 @@ def _package(room: str) -> str:
 
 
 def _import_external(room: str, name: str) -> Any:
-    """A module of another package, which has what one of ours has."""
+    """Import a module of another package, which must have `Config` and `build` as ours do."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:
@@ -47,34 +47,36 @@ def _import_external(room: str, name: str) -> Any:
     missing = [part for part in ("Config", "build") if part not in vars(module)]
     if missing:
         raise ValueError(
-            f"module {name!r} is none of the {room}: it has no {' and no '.join(missing)}; write `class Config` and "
-            "`def build(config, context)` as the files of practicum do"
+            f"module {name!r} is none of the {room}: it has no {' and no '.join(missing)}; "
+            "write `class Config` and `def build(config, context)` as the files of practicum do"
         )
     return module
 
 
-def read_plugin(room: str, value: Any, default: str | None = None) -> Any:
-    """Return a plug-in's settings, the `Config` of the module that their `type` names; ValueError where there is none.
+def read_plugin(room: str, settings: Any, default: str | None = None) -> Any:
+    """Validate a plug-in's settings with the `Config` of the module that their `type` names.
 
-    A mapping without a type is of the `default` type, where there is one.
+    A mapping without a type is of the `default` type, if there is one. ValueError without a type.
     """
-    if isinstance(value, BaseModel):
-        return value
-    if isinstance(value, str):
-        value = {"type": value}
-    if isinstance(value, Mapping) and default is not None:
-        value = {"type": default, **value}
-    if not isinstance(value, Mapping) or "type" not in value:
+    if isinstance(settings, BaseModel):
+        return settings
+    if isinstance(settings, str):
+        settings = {"type": settings}
+    if isinstance(settings, Mapping) and default is not None:
+        settings = {"type": default, **settings}
+    if not isinstance(settings, Mapping) or "type" not in settings:
         raise ValueError(f"write a mapping with a `type`, one of: {', '.join(names(room))}")
-    config = module_of(room, str(value["type"])).Config
-    fields = dict(value)
-    if "." in str(value["type"]):
+    fields = dict(settings)
+    name = str(fields["type"])
+    config = module_of(room, name).Config
+    if "." in name:
+        # A plug-in of another package declares a short literal type; the recipe has its full path.
         fields["type"] = config.model_fields["type"].default
     return config.model_validate(fields)
 
 
 def Plugin(room: str, default: str | None = None) -> Any:
-    """Return the type of a recipe field that holds a plug-in's settings, which are of the `default` type unless they say so."""
+    """Return the type of a recipe field that holds a plug-in, by default of type `default`."""
     return Annotated[
         SerializeAsAny[BaseModel], BeforeValidator(lambda value: read_plugin(room, value, default))
     ]

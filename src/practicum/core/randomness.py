@@ -1,4 +1,4 @@
-"""Seeds that are names: every random stream belongs to (seed, step, prompt, sample), never to an order of arrival."""
+"""Seeds from names: each random stream belongs to (seed, step, prompt, sample), not to an order."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def seed_of(*parts: int | str) -> int:
-    """A 63-bit seed that depends on every part and on their order.
+    """Return a 63-bit seed that depends on every part and on their order.
 
     Example: `seed_of(0, "rollout", step, prompt.id, sample)`.
     """
@@ -15,5 +15,5 @@ def seed_of(*parts: int | str) -> int:
 
 
 def seeds_of(names: Iterable[tuple[int | str, ...]]) -> list[int]:
-    """Return the seed of each name, as `seed_of` does."""
+    """Return the seed of each name, one call of `seed_of` a name."""
     return [seed_of(*name) for name in names]

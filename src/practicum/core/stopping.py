@@ -1,4 +1,4 @@
-"""Being told to stop: the first signal ends the work after the step in hand, a second one at once."""
+"""Stop signals: the first one ends the work after the current step, a second one at once."""
 
 import os
 import signal
@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from practicum.errors import Interrupted
 
 Stop = Callable[[], int | None]
-"""Says whether to stop: the number of the signal that asks for it, or None."""
+"""A function that returns the number of the signal that asks to stop, or None to go on."""
 
 STOP_NOTICE = b"\nstopping after this step; interrupt once more to stop at once\n"
 
 
 @contextmanager
 def catch_stop_signals() -> Iterator[Stop]:
-    """Within the block the first SIGINT or SIGTERM is noted and the second SIGINT stops at once."""
+    """Note the first SIGINT or SIGTERM within the block; a second SIGINT stops at once."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -24,19 +24,20 @@ def catch_stop_signals() -> Iterator[Stop]:
 
     def note(number: int, frame: object) -> None:
         if received and number == signal.SIGINT:
-            raise KeyboardInterrupt  # no `except Exception` of a library swallows or renames it on the way out
+            # KeyboardInterrupt, because an `except Exception` of a library must not swallow it.
+            raise KeyboardInterrupt
         received.append(number)
-        with suppress(OSError):  # nobody may be listening any more
-            os.write(
-                2, STOP_NOTICE
-            )  # not through a stream, whose own writing may be what was interrupted
+        # Not through a stream: the signal may have interrupted that stream's own write. The
+        # terminal may also be gone.
+        with suppress(OSError):
+            os.write(2, STOP_NOTICE)
 
     earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: received[0] if received else None
     except KeyboardInterrupt:
-        lost = "stopped at once; the newest checkpoint is untouched, go on with --resume"
-        raise Interrupted(signal.SIGINT, lost) from None
+        reason = "stopped at once; the newest checkpoint is untouched, go on with --resume"
+        raise Interrupted(signal.SIGINT, reason) from None
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)

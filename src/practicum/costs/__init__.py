@@ -1,4 +1,4 @@
-"""What a run costs in tokens and floating-point operations: counted from what was asked, without a clock."""
+"""The cost of a run in tokens and floating-point operations, counted from requests, not a clock."""
 
 from practicum.costs.footprint import Footprint, GraphPlan, Line
 from practicum.costs.ledger import (

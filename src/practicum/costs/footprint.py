@@ -1,26 +1,26 @@
-"""Memory of a pass through a model beside its weights, as lines over the tokens that go through together."""
+"""Memory of a pass through a model besides its weights, as lines over the tokens of the pass."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes that grow with the tokens: `fixed + each * tokens`."""
+    """A number of bytes that grows with the tokens: `fixed + each * tokens`."""
 
     fixed: int
     each: int
 
     def at(self, tokens: int) -> int:
-        """Return the bytes for so many tokens."""
+        """Return the bytes for this many tokens."""
         return self.fixed + self.each * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory of a pass through the body beside its weights and their gradients.
+    """The memory of a pass through the body besides its weights and their gradients.
 
-    `forward` is the peak without a gradient, `kept` what the graph holds after a forward pass, `update` the peak of forward and
-    backward pass, all as lines over the tokens that go through together.
+    `forward` is the peak without a gradient, `kept` the size of the graph after a forward pass,
+    `update` the peak of forward and backward pass: all are lines over the tokens of one pass.
     """
 
     forward: Line
@@ -30,7 +30,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A cut of an update into passes: the tokens of one, and whether layers are computed again in the backward pass."""
+    """The tokens of one pass of an update, and whether it uses activation checkpointing."""
 
     tokens: int
     recompute: bool

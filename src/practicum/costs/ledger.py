@@ -1,12 +1,13 @@
-"""Who was asked for what, phase by phase: the ledger of a run.
+"""The ledger of a run: the tokens and operations of each model, phase by phase.
 
-Everything but bytes is counted from the requests, never from a clock, so a resumed run counts the same. Bytes to and from
-other processes depend on what had to be asked again, so they are taken apart, and stand where seconds stand. A teacher whose
-answers are kept on disk is counted as if it were asked each time, for what is found there depends on what ran before.
-Micro-batches that did not fit in memory and were begun anew are counted once.
+Everything but bytes is counted from the requests, never from a clock, so a resumed run counts the
+same. Bytes to and from other processes depend on repeated requests, so they are recorded apart, in
+the row of the seconds. A teacher with a cache on disk is counted as if every request reached it,
+because cache hits depend on earlier runs. A micro-batch that is repeated at half the size counts
+once.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,24 +26,24 @@ Phase = Literal["sample", "score", "update"]
 PHASES: tuple[Phase, ...] = ("sample", "score", "update")
 
 UNITS, NEWEST = ("flops", "tokens", "seconds"), 10
-"""What a run spends, and how many of its newest steps foretell what the next one takes."""
+"""The units of spending, and the number of newest steps that predict the next one."""
 
 WIRE_BYTES = "wire_bytes"
-"""The one count that is not the same in a run that was resumed."""
+"""The only count that differs in a resumed run."""
 
 STUDENT = "student"
-"""The name of the model that learns; all others are scorers."""
+"""The name of the model that is trained; all others are scorers."""
 
 Texts = Sequence[tuple[tuple[int, ...], int]]
-"""Texts as a prompt's tokens and the number of tokens after it."""
+"""Texts, each as the prompt's tokens and the number of tokens after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one model did in one phase.
+    """The work of one model in one phase.
 
-    `tokens` were drawn, scored or learned from; `prompt_tokens` were read before them; `wire_bytes` went to another process and
-    back.
+    `tokens` counts the tokens that were sampled, scored or trained on, `prompt_tokens` the prompts
+    before them, and `wire_bytes` the bytes to and from another process.
     """
 
     tokens: int = 0
@@ -50,44 +51,49 @@ class Usage:
     flops: int = 0
     wire_bytes: int = 0
 
-    def __add__(self, other: "Usage") -> "Usage":
+    def __add__(self, usage: "Usage") -> "Usage":
         return Usage(
-            self.tokens + other.tokens,
-            self.prompt_tokens + other.prompt_tokens,
-            self.flops + other.flops,
-            self.wire_bytes + other.wire_bytes,
+            self.tokens + usage.tokens,
+            self.prompt_tokens + usage.prompt_tokens,
+            self.flops + usage.flops,
+            self.wire_bytes + usage.wire_bytes,
         )
 
 
 Lap = dict[tuple[Phase, str], Usage]
-"""The work of each model in each phase."""
+"""The usage of each model in each phase."""
 
-_THREAD_USAGE: ContextVar[Lap | None] = ContextVar("apart", default=None)
-"""Where a thread that works ahead writes its work down."""
+_THREAD_USAGE: ContextVar[Lap | None] = ContextVar("thread_usage", default=None)
+"""The record of a thread that works ahead of the loop; None elsewhere."""
 
 
 class Ledger:
-    """The work of each model in each phase since the last `take`; `shapes` are the models by name, as far as they are known."""
+    """The usage of each model and phase since the last `take`.
+
+    `shapes` holds the dimensions of the models by name, as far as they are known.
+    """
 
     def __init__(self) -> None:
         self.shapes: dict[str, ModelDims] = {}
         self._names: dict[str, None] = {}
-        self._work: Lap = {}
+        self._usage: Lap = {}
 
     def meter(self, name: str) -> "Meter":
-        """What counts the work of one model: `student`, `teacher`, `teacher/math`, `reference`, ..."""
+        """Return the meter of one model: `student`, `teacher`, `teacher/math`, `reference`, ..."""
         self._names[name] = None
         return Meter(self, name)
 
-    def add(self, phase: Phase, name: str, work: Usage) -> None:
-        """Count some work."""
-        apart = _THREAD_USAGE.get()
-        counts = self._work if apart is None else apart
-        counts[phase, name] = counts.get((phase, name), Usage()) + work
+    def add(self, phase: Phase, name: str, usage: Usage) -> None:
+        """Add usage of one model in one phase."""
+        # A step sampled ahead belongs to the row of the step that trains on it, so its usage waits
+        # apart: the counts of a row do not depend on how far ahead the thread has come.
+        thread_usage = _THREAD_USAGE.get()
+        total = self._usage if thread_usage is None else thread_usage
+        total[phase, name] = total.get((phase, name), Usage()) + usage
 
     @contextmanager
     def record_separately(self) -> Iterator[Lap]:
-        """Within the block, in this thread, work is counted in a lap of its own, to be put in when its step is learned from."""
+        """Record this thread's usage in the block apart, to `put` it at the step it belongs to."""
         lap: Lap = {}
         token = _THREAD_USAGE.set(lap)
         try:
@@ -96,44 +102,44 @@ class Ledger:
             _THREAD_USAGE.reset(token)
 
     def put(self, lap: Lap) -> None:
-        """Count the work of a lap."""
-        for (phase, name), work in lap.items():
-            self.add(phase, name, work)
+        """Add usage that was recorded separately."""
+        for (phase, name), usage in lap.items():
+            self.add(phase, name, usage)
 
     def take_bytes(self) -> Metrics:
-        """`wire_bytes`, those sent and received since the last `take`; to be asked before it."""
-        return {WIRE_BYTES: float(_sum(self._work.values()).wire_bytes)}
+        """Return `wire_bytes`, the bytes since the last `take`; call it before `take`."""
+        return {WIRE_BYTES: float(_sum(self._usage.values()).wire_bytes)}
 
     def take(self) -> Metrics:
-        """The columns of what was counted since the last time; see `cost_metrics`."""
-        work, self._work = self._work, {}
-        return cost_metrics(work, [name for name in self._names if name != STUDENT])
+        """Return the metrics of the usage since the last call and reset it; see `cost_metrics`."""
+        usage, self._usage = self._usage, {}
+        return cost_metrics(usage, [name for name in self._names if name != STUDENT])
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Counts the work of one model; of a model whose shape is not known, the tokens alone."""
+    """The counter of one model's work; it counts only tokens if the model's size is unknown."""
 
     ledger: Ledger
     name: str
 
     def count_sampled(self, texts: Texts) -> None:
-        """It drew so many tokens after each prompt."""
+        """Count completions that the model sampled after these prompts."""
+        # A prompt is prefilled once for all of its completions, however short it is.
         self._read("sample", texts, heads=True, shortest=0)
 
     def scored(self, texts: Texts, *, heads: bool) -> None:
-        """It scored so many tokens after each prompt; `heads`: up to their log-probabilities, else to the hidden states."""
+        """Count scored texts: up to log-probabilities with `heads`, else up to hidden states."""
         self._read("score", texts, heads=heads)
 
     def count_head(self, tokens: int) -> None:
-        """Its head was applied to hidden states that it gave, wherever that took place."""
+        """Count the head's product with hidden states of this model, in whichever process."""
         shape = self.ledger.shapes.get(self.name)
-        self.ledger.add(
-            "score", self.name, Usage(flops=0 if shape is None else shape.logits(tokens))
-        )
+        flops = 0 if shape is None else shape.logits(tokens)
+        self.ledger.add("score", self.name, Usage(flops=flops))
 
     def sent(self, phase: Phase, wire_bytes: int) -> None:
-        """So many bytes went to the process that it runs in, and came back."""
+        """Count bytes to and from the process that the model runs in."""
         self.ledger.add(phase, self.name, Usage(wire_bytes=wire_bytes))
 
     def _read(
@@ -144,9 +150,8 @@ class Meter:
         shape = self.ledger.shapes.get(self.name)
         flops = 0
         if shape is not None:
-            flops = shape.hidden(read.tokens, read.contexts) + (
-                shape.logits(tokens) if heads else 0
-            )
+            flops = shape.hidden(read.tokens, read.contexts)
+            flops += shape.logits(tokens) if heads else 0
         self.ledger.add(phase, self.name, Usage(tokens, read.prompt_tokens, flops))
 
 
@@ -155,9 +160,9 @@ def _ignore(tokens: int) -> None:
 
 
 class MeteredHead:
-    """A head whose products are counted where they take place; see `practicum.types.HeadLike`.
+    """A head that counts its products where they are computed; see `practicum.types.HeadLike`.
 
-    `name` is that of the model whose head it is.
+    `name` is the name of the model that the head belongs to.
     """
 
     def __init__(self, head: HeadLike, name: str, count: Callable[[int], None]) -> None:
@@ -166,111 +171,109 @@ class MeteredHead:
         self._count = count
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process nobody counts, unless somebody there does: see `practicum.ports.metering.count_heads`."""
+        """Drop the counter in another process; `practicum.ports.metering.count_heads` adds one."""
         return MeteredHead, (self.bare, self.name, _ignore)
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it tells apart."""
+        """The number of tokens in the vocabulary."""
         return self.bare.vocab_size
 
     @cached_property
     def key(self) -> tuple[int, ...]:
-        """That of the head inside, which is asked for every rollout and never changes."""
+        """The key of the wrapped head, cached because each rollout needs it."""
         return self.bare.key
 
     def logprobs(self, hidden: Float[Tensor, "*s D"]) -> Float[Tensor, "*s v"]:
-        """Log-probabilities of the tokens."""
+        """Return log-probabilities of the tokens."""
         self._count(hidden[..., 0].numel())
         return self.bare.logprobs(hidden)
 
     def logits(
         self, hidden: Float[Tensor, "*s D"], room: Callable[[], Tensor] | None = None
     ) -> Float[Tensor, "*s v"]:
-        """Their logits."""
+        """Return the logits."""
         self._count(hidden[..., 0].numel())
         return self.bare.logits(hidden, room)
 
     def release(self) -> None:
-        """Let the head inside go."""
+        """Release the wrapped head."""
         self.bare.release()
 
 
-def cost_metrics(work: Mapping[tuple[Phase, str], Usage], scorers: Sequence[str]) -> Metrics:
-    """The columns of a row of metrics; where there are several scorers, also tokens and operations of each.
+def cost_metrics(usage: Mapping[tuple[Phase, str], Usage], scorers: Sequence[str]) -> Metrics:
+    """Return the cost columns of a row of metrics; several scorers also get columns of their own.
 
-    `cost/sampled_tokens` the student drew, after reading `cost/prompt_tokens`; `cost/teacher_prompt_tokens` teachers drew;
-    `cost/scored_tokens` they scored, after reading `cost/scored_prompt_tokens`; `cost/update_tokens` were learned from.
+    The student sampled `cost/sampled_tokens` after `cost/prompt_tokens`, teachers sampled
+    `cost/teacher_tokens`; scorers scored `cost/scored_tokens` after `cost/scored_prompt_tokens`;
+    `cost/update_tokens` were trained on.
     """
-    of_phase = {
-        phase: [(name, done) for (at, name), done in work.items() if at == phase]
-        for phase in PHASES
+    totals = {
+        phase: _sum(amount for (at, _), amount in usage.items() if at == phase) for phase in PHASES
     }
-    own = _sum(done for name, done in of_phase["sample"] if name == STUDENT)
-    scored = _sum(done for _, done in of_phase["score"])
-    flops = {phase: _sum(done for _, done in of_phase[phase]).flops for phase in PHASES}
+    student = usage.get(("sample", STUDENT), Usage())
     columns = {
-        "sampled_tokens": own.tokens,
-        "prompt_tokens": own.prompt_tokens,
-        "teacher_tokens": sum(done.tokens for name, done in of_phase["sample"] if name != STUDENT),
-        "scored_tokens": scored.tokens,
-        "scored_prompt_tokens": scored.prompt_tokens,
-        "update_tokens": _sum(done for _, done in of_phase["update"]).tokens,
-        **{f"flops_{phase}": number for phase, number in flops.items()},
-        "flops": sum(flops.values()),
+        "sampled_tokens": student.tokens,
+        "prompt_tokens": student.prompt_tokens,
+        "teacher_tokens": totals["sample"].tokens - student.tokens,
+        "scored_tokens": totals["score"].tokens,
+        "scored_prompt_tokens": totals["score"].prompt_tokens,
+        "update_tokens": totals["update"].tokens,
+        **{f"flops_{phase}": total.flops for phase, total in totals.items()},
+        "flops": _sum(totals.values()).flops,
     }
     if len(scorers) > 1:
         for name in scorers:
-            done = work.get(("score", name), Usage())
+            score = usage.get(("score", name), Usage())
             short = name.removeprefix("teacher/")
-            columns |= {f"scored_tokens/{short}": done.tokens, f"flops_score/{short}": done.flops}
+            columns |= {f"scored_tokens/{short}": score.tokens, f"flops_score/{short}": score.flops}
     return {f"cost/{name}": float(number) for name, number in columns.items()}
 
 
-def _sum(work: Iterable[Usage]) -> Usage:
-    return sum(work, Usage())
+def _sum(amounts: Iterable[Usage]) -> Usage:
+    return sum(amounts, Usage())
 
 
 def cost_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The columns of all rows summed, by phase; every number is a sum over the rows of metrics.jsonl."""
-    total: dict[str, float] = {}
+    """Return the cost columns summed over rows of metrics.jsonl, by phase."""
+    total: dict[str, float] = defaultdict(float)
     for row in rows:
-        for name, value in row.items():
+        for name, number in row.items():
             if name.startswith("cost/"):
-                key = name.removeprefix("cost/")
-                total[key] = total.get(key, 0.0) + value
-    of_scorer = [
+                total[name.removeprefix("cost/")] += number
+    scorers = [
         name.removeprefix("scored_tokens/") for name in total if name.startswith("scored_tokens/")
     ]
 
-    def numbers(**columns: str) -> dict[str, float]:
+    def select(**columns: str) -> dict[str, float]:
         return {name: total.get(column, 0.0) for name, column in columns.items()}
 
     return {
         "flops": total.get("flops", 0.0),
-        "sample": numbers(
+        "sample": select(
             flops="flops_sample",
             tokens="sampled_tokens",
             prompt_tokens="prompt_tokens",
             teacher_tokens="teacher_tokens",
         ),
         "score": {
-            **numbers(
+            **select(
                 flops="flops_score", tokens="scored_tokens", prompt_tokens="scored_prompt_tokens"
             ),
             "teachers": {
-                name: numbers(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}")
-                for name in of_scorer
+                name: select(tokens=f"scored_tokens/{name}", flops=f"flops_score/{name}")
+                for name in scorers
             },
         },
-        "update": numbers(flops="flops_update", tokens="update_tokens"),
+        "update": select(flops="flops_update", tokens="update_tokens"),
     }
 
 
 class BudgetTracker:
-    """What a run has spent so far, and the most that one of its newest steps did: operations, tokens learned from, seconds.
+    """The spending of a run so far, and the most expensive of its newest steps.
 
-    `wire_bytes` are those to and from other processes.
+    Spending is counted in operations, tokens trained on and seconds; `wire_bytes` are the bytes to
+    and from other processes.
     """
 
     def __init__(self) -> None:
@@ -279,17 +282,20 @@ class BudgetTracker:
         self._steps: dict[str, deque[float]] = {unit: deque(maxlen=NEWEST) for unit in UNITS}
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Count a step, or a row of metrics.jsonl or of timings.jsonl about it."""
+        """Add a step, or a row of metrics.jsonl or of timings.jsonl about it."""
         self.wire_bytes += metrics.get(WIRE_BYTES, 0.0)
         seconds = [value for name, value in metrics.items() if name.startswith("seconds_")]
-        found = {"flops": metrics.get("cost/flops"), "tokens": metrics.get("tokens")}
-        found["seconds"] = sum(seconds) if seconds else None
-        for unit, amount in found.items():
+        amounts = {
+            "flops": metrics.get("cost/flops"),
+            "tokens": metrics.get("tokens"),
+            "seconds": sum(seconds) if seconds else None,
+        }
+        for unit, amount in amounts.items():
             if amount is not None:
                 self.spent[unit] += amount
                 self._steps[unit].append(amount)
 
     @property
     def next_step(self) -> dict[str, float]:
-        """What the next step is expected to take: as much as the dearest of the newest; nothing before the first."""
+        """The expected cost of the next step: the largest of the newest; 0 before the first."""
         return {unit: max(steps, default=0.0) for unit, steps in self._steps.items()}

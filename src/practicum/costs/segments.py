@@ -1,18 +1,19 @@
-"""Texts as a tree of segments: what several begin with stands once, and how many texts fit in a pass follows from it."""
+"""Texts as a tree of segments with shared prefixes, and the number of texts that fit in a pass."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from practicum.types import ScoreRequest
 
 SHORTEST_SHARED_PREFIX = 16
-"""Below this many common tokens a shared beginning is not worth a segment of its own."""
+"""The fewest common tokens that are worth a segment of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Some consecutive tokens of one or more texts, and the segment that they come after."""
+    """Consecutive tokens of one or more texts: the first one's position and the parent's index."""
 
     tokens: tuple[int, ...]
     start: int
@@ -20,60 +21,64 @@ class Segment:
 
 
 def segments_of(texts: Sequence[ScoreRequest]) -> tuple[list[Segment], list[int]]:
-    """The segments, and the last segment of each text; a text's last token is never read, for it predicts nothing."""
-    uses: dict[tuple[int, ...], int] = {}
-    for text in texts:
-        uses[text.prompt_tokens] = uses.get(text.prompt_tokens, 0) + 1
+    """Return the segments, and the index of each text's last segment.
+
+    A segment stands after its parent. A text's last token is left out, because it predicts nothing.
+    """
+    uses = Counter(text.prompt_tokens for text in texts)
     root = common_beginning(list(uses))
+    # At most three levels: what all prompts begin with, the rest of a prompt, and its completions.
     segments = [Segment(next(iter(uses))[:root], 0, None)] if root else []
     top = 0 if root else None
     shared: dict[tuple[int, ...], int] = {}
-    of_text: list[int] = []
+    last_segments: list[int] = []
     for text in texts:
-        prompt, answer = text.prompt_tokens, text.tokens[:-1]
+        prompt, completion = text.prompt_tokens, text.tokens[:-1]
         if uses[prompt] == 1 or len(prompt) - root < SHORTEST_SHARED_PREFIX:
-            segments.append(Segment((*prompt[root:], *answer), root, top))
+            segments.append(Segment((*prompt[root:], *completion), root, top))
         else:
             if prompt not in shared:
                 shared[prompt] = len(segments)
                 segments.append(Segment(prompt[root:], root, top))
-            if not answer:
-                of_text.append(shared[prompt])
+            if not completion:
+                last_segments.append(shared[prompt])
                 continue
-            segments.append(Segment(answer, len(prompt), shared[prompt]))
-        of_text.append(len(segments) - 1)
-    return segments, of_text
+            segments.append(Segment(completion, len(prompt), shared[prompt]))
+        last_segments.append(len(segments) - 1)
+    return segments, last_segments
 
 
 def packed_tokens(texts: Sequence[ScoreRequest]) -> int:
-    """How many tokens are read of texts that are packed together: what they share counts once."""
+    """Return the number of tokens that packed texts have together, shared prefixes counted once."""
     return sum(len(segment.tokens) for segment in segments_of(texts)[0])
 
 
 def how_many_fit(texts: Sequence[ScoreRequest], limit: int, packs_up_to: int) -> int:
-    """How many of the first texts, at least one, are read together as no more than `limit` tokens.
+    """Return how many of the first texts fit in a pass of `limit` tokens, at least 1.
 
-    Beyond `packs_up_to` tokens texts are padded, and padding counts.
+    Beyond `packs_up_to` tokens texts are padded to the longest, and padding counts.
     """
 
-    def read(count: int) -> int:
+    def count_tokens(count: int) -> int:
         longest = max(len(text.prompt_tokens) + len(text.tokens) for text in texts[:count])
         return packed_tokens(texts[:count]) if longest <= packs_up_to else count * longest
 
+    # Doubling first: a pass holds few of many thousand texts, and each count goes over all of them.
     most = 1
-    while most < len(texts) and read(most) <= limit:
+    while most < len(texts) and count_tokens(most) <= limit:
         most = min(2 * most, len(texts))
-    return max(bisect_right(range(1, most + 1), limit, key=read), 1)
+    return max(bisect_right(range(1, most + 1), limit, key=count_tokens), 1)
 
 
 def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
-    """How many first tokens several prompts share, at least one of each left over; 0 where sharing does not pay."""
+    """Return how many first tokens all prompts share, or 0 if sharing them does not pay.
+
+    At least one token of each prompt is left over.
+    """
     if len(prompts) < 2:
         return 0
-    least, greatest = (
-        min(prompts),
-        max(prompts),
-    )  # what these two share is shared by all between them
+    # In lexicographic order all prompts lie between these two, so they share what these two share.
+    least, greatest = min(prompts), max(prompts)
     longest = min(map(len, prompts)) - 1
-    shared = next((place for place in range(longest) if least[place] != greatest[place]), longest)
+    shared = next((index for index in range(longest) if least[index] != greatest[index]), longest)
     return shared if shared >= SHORTEST_SHARED_PREFIX else 0

@@ -1,8 +1,9 @@
-"""A model in the quantities that cost, and the floating-point operations that follow from them.
+"""The sizes of a model that decide its cost, and the floating-point operations that follow.
 
-A multiplication and its addition are two operations, as in Kaplan et al. (2001.08361, section 2.1): a token at context length
-c takes F(c) = 2 (N_b + N_h) + 4 L H h c operations forward, with N_b the matrices of the layers, N_h the head, L layers of H
-heads of width h. Norms, activations, softmax and the optimizer are left out.
+A multiplication and its addition are two operations, as in Kaplan et al. (2001.08361, section 2.1):
+a token at context length c takes F(c) = 2 (N_b + N_h) + 4 L H h c operations forward, with N_b the
+matrices of the layers, N_h the head, L layers of H heads of width h. Norms, activations, softmax
+and the optimizer are left out.
 """
 
 from collections import Counter
@@ -16,9 +17,10 @@ from practicum.costs.segments import SHORTEST_SHARED_PREFIX, common_beginning
 class ModelDims:
     """The sizes of a language model.
 
-    `parameters` are all of them; `body` the entries of the matrices that multiply every token once (of a mixture of experts
-    those of the experts that a token goes to); `adapters` the entries of low-rank adapters beside them. `vocabulary` counts
-    the real tokens: rows of padding are never multiplied.
+    `parameters` counts all of them; `body` the entries of the matrices that multiply every token
+    once (in a mixture of experts only the experts that a token goes to); `adapters` the entries of
+    low-rank adapters besides them. `vocabulary` counts the real tokens: padding rows are never
+    multiplied.
     """
 
     parameters: int
@@ -33,36 +35,37 @@ class ModelDims:
 
     @property
     def head(self) -> int:
-        """The entries of the last linear map, N_h = vocabulary x width."""
+        """The number of entries of the last linear map, N_h = vocabulary x width."""
         return self.vocabulary * self.width
 
     def attention(self, contexts: int) -> int:
-        """Operations of queries with keys and of weights with values, for tokens whose context lengths sum to `contexts`."""
+        """Return the operations of attention for tokens whose context lengths sum to `contexts`."""
         return 4 * self.layers * self.heads * self.head_dim * contexts
 
     def hidden(self, tokens: int, contexts: int) -> int:
-        """Operations from tokens to hidden states."""
+        """Return the operations from tokens to hidden states."""
         return 2 * (self.body + self.adapters) * tokens + self.attention(contexts)
 
     def logits(self, tokens: int) -> int:
-        """Operations from hidden states to logits."""
+        """Return the operations from hidden states to logits."""
         return 2 * self.head * tokens
 
     def forward(self, context: int) -> int:
-        """F(c): the operations of one token, from its id to the logits of the next, at a context length."""
+        """Return F(c), the operations of one token from its id to the logits of the next."""
         return self.hidden(1, context) + self.logits(1)
 
     def kv_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of the keys and values of so many tokens in all layers."""
+        """Return the bytes of the keys and values of this many tokens in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TrainableDims:
-    """Which part of a model learns.
+    """The sizes of the trainable part of a model.
 
-    The gradient passes back through the last `layers`; `body` and `adapters` are the matrix entries in them that receive one;
-    `head` is whether the last linear map moves. `parameters` are all that move.
+    The gradient passes back through the last `layers`; `body` and `adapters` count the matrix
+    entries in them that receive one; `head` tells whether the last linear map is trained;
+    `parameters` counts all trainable parameters.
     """
 
     parameters: int
@@ -72,64 +75,71 @@ class TrainableDims:
     head: bool
 
     def update(
-        self, shape: ModelDims, read: "ReadTokens", learned: int, *, recompute: bool = False
+        self, shape: ModelDims, read: "ReadTokens", supervised: int, *, recompute: bool = False
     ) -> int:
-        """Operations of the body's forward and backward pass over what was read, and of the head over `learned` tokens.
+        """Return the operations of a forward and backward pass.
 
-        With everything learning that is 3 F, with `recompute` 4 F; where lower layers are frozen, the backward pass ends above
-        them, and a weight that does not move costs 2 operations less a token. The input gradient of the lowest layer with
-        adapters is counted though it is not needed.
+        The body processes the tokens in `read`, the head `supervised` tokens. If everything is
+        trained that is 3 F, with `recompute` 4 F. If lower layers are frozen, the backward pass
+        ends above them, and a frozen weight costs 2 operations less a token. The input gradient of
+        the lowest layer with adapters is counted although it is not needed.
         """
         forward = shape.hidden(read.tokens, read.contexts)
-        passed = forward * self.layers // shape.layers
-        through = passed + shape.attention(read.contexts) * self.layers // shape.layers
+        trained_forward = forward * self.layers // shape.layers
+        # The gradient of the inputs costs a forward pass, and attention a second time: both factors
+        # of its products need a gradient.
+        inputs = trained_forward + shape.attention(read.contexts) * self.layers // shape.layers
         weights = 2 * (self.body + self.adapters) * read.tokens
-        again = passed if recompute else 0
-        return forward + again + through + weights + self.logits(shape, learned)
+        again = trained_forward if recompute else 0
+        return forward + again + inputs + weights + self.logits(shape, supervised)
 
-    def logits(self, shape: ModelDims, learned: int) -> int:
-        """Operations of the head: forward, into the hidden states, and into its own weights where they move."""
-        return shape.logits(learned) * (1 + bool(self.layers) + self.head)
+    def logits(self, shape: ModelDims, supervised: int) -> int:
+        """Return the head's operations: forward, its inputs' gradient, its weights' gradient."""
+        return shape.logits(supervised) * (1 + bool(self.layers) + self.head)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTokens:
-    """What goes through a body: how many tokens, of them in prompts, and the sum of their context lengths."""
+    """The tokens of a forward pass: all, those in prompts, and the sum of their context lengths."""
 
     tokens: int = 0
     prompt_tokens: int = 0
     contexts: int = 0
 
-    def __add__(self, other: "ReadTokens") -> "ReadTokens":
+    def __add__(self, tokens: "ReadTokens") -> "ReadTokens":
         return ReadTokens(
-            self.tokens + other.tokens,
-            self.prompt_tokens + other.prompt_tokens,
-            self.contexts + other.contexts,
+            self.tokens + tokens.tokens,
+            self.prompt_tokens + tokens.prompt_tokens,
+            self.contexts + tokens.contexts,
         )
 
 
 def count_read_tokens(
     texts: Sequence[tuple[tuple[int, ...], int]], shortest: int = SHORTEST_SHARED_PREFIX
 ) -> ReadTokens:
-    """What one call reads of some texts, given as a prompt and the number of tokens after it.
+    """Count the tokens of one call with these texts: prompts, and the number of tokens after each.
 
-    What all prompts begin with is read once (16 tokens or more), and so is an equal prompt of which more than `shortest` tokens
-    are left; of each answer all but the last token, which predicts nothing. Where a call does not fit in one pass, a common
-    beginning is read again in each pass: that is not counted, so that the count does not depend on how much is held at once.
+    The prefix that all prompts share counts once (16 tokens or more), and so does a repeated prompt
+    of which `shortest` or more tokens are left. The last token of each text is left out, because it
+    predicts nothing. A call that does not fit in one pass reads its shared prefix again in each
+    pass: that is not counted, so that the count does not depend on the memory of the machine.
     """
     uses = Counter(prompt for prompt, _ in texts)
     root = common_beginning(list(uses))
-    read = _span(0, root)
+    read = _count_span(0, root)
     for prompt, count in uses.items():
-        rest = _span(root, len(prompt))
-        for _ in range(1 if rest.tokens >= shortest else count):
-            read += rest
+        # What is left of a prompt after the root is read once for all its texts if it is long
+        # enough for a segment of its own, else with each text again; see `segments`.
+        span = _count_span(root, len(prompt))
+        for _ in range(1 if span.tokens >= shortest else count):
+            read += span
     prompt_tokens = read.tokens
     for prompt, count in texts:
-        read += _span(len(prompt), len(prompt) + max(count - 1, 0))
+        read += _count_span(len(prompt), len(prompt) + max(count - 1, 0))
     return ReadTokens(read.tokens, prompt_tokens, read.contexts)
 
 
-def _span(first: int, last: int) -> ReadTokens:
-    """The tokens at positions `first` to `last` - 1; the token at position p looks at p + 1 tokens."""
+def _count_span(first: int, last: int) -> ReadTokens:
+    """Count the tokens at positions `first` to `last` - 1; position p has a context of p + 1."""
+    # The sum of p + 1 over the positions p is a difference of two triangular numbers.
     return ReadTokens(last - first, 0, (last * (last + 1) - first * (first + 1)) // 2)

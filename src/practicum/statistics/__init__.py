@@ -1,4 +1,4 @@
-"""Numbers about rollouts and answers, each with its source: what the doctor, the monitors and the report are made of."""
+"""Statistics of rollouts and answers, each with its source, for doctor, monitors and report."""
 
 from practicum.statistics.answers import (
     calibration_error,

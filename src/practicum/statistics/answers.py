@@ -1,4 +1,4 @@
-"""Many answers to one prompt: how often one is right, how much they differ, and whether confidence is earned."""
+"""Statistics of many answers to one prompt: accuracy, variety and calibration of the confidence."""
 
 import difflib
 import math
@@ -8,9 +8,9 @@ from itertools import combinations, pairwise
 
 
 def pass_at_k(count: int, right: int, k: int) -> float:
-    """The chance that at least one of k answers is right, from `right` of `count` (Chen et al. 2021, arXiv 2107.03374).
+    """Return the chance that one or more of k answers is right, given `right` of `count`.
 
-    ValueError where k is more than the answers there are.
+    ValueError if k exceeds the number of answers. Source: Chen et al. 2021, arXiv 2107.03374.
     """
     if not 1 <= k <= count:
         raise ValueError(
@@ -20,7 +20,7 @@ def pass_at_k(count: int, right: int, k: int) -> float:
 
 
 def distinct_ngrams(answers: Sequence[Sequence[int]], n: int) -> float | None:
-    """Different n-grams over all n-grams, each answer cut to the shortest one's length; None where there are none."""
+    """Return distinct n-grams over all n-grams, answers cut to the shortest; None without any."""
     shortest = min(map(len, answers), default=0)
     grams = [
         tuple(answer[start : start + n]) for answer in answers for start in range(shortest - n + 1)
@@ -29,43 +29,45 @@ def distinct_ngrams(answers: Sequence[Sequence[int]], n: int) -> float | None:
 
 
 def unique_share(answers: Sequence[object]) -> float:
-    """How many different answers there are, over how many."""
+    """Return the number of different answers over the number of answers."""
     return len(set(answers)) / len(answers)
 
 
 def majority_agreement(answers: Sequence[object], right: Sequence[bool]) -> tuple[float, float]:
-    """The share of the commonest answer, and 1 where it is right, else 0: a confidence, and whether it was earned."""
+    """Return the share of the most common answer, and 1.0 if that answer is right, else 0.0."""
     commonest, count = Counter(answers).most_common(1)[0]
     return count / len(answers), float(right[list(answers).index(commonest)])
 
 
 def similarity(answers: Sequence[Sequence[int]]) -> float | None:
-    """The mean share of matching tokens over all pairs of answers, 1 where they are equal; None for fewer than two."""
-    pairs = list(combinations(answers, 2))
-    if not pairs:
-        return None
+    """Return the mean share of matching tokens over all pairs of answers; None for fewer than two.
+
+    Equal answers have a share of 1.
+    """
     ratios = [
-        difflib.SequenceMatcher(None, one, other, autojunk=False).ratio() for one, other in pairs
+        difflib.SequenceMatcher(None, first, second, autojunk=False).ratio()
+        for first, second in combinations(answers, 2)
     ]
-    return sum(ratios) / len(ratios)
+    return sum(ratios) / len(ratios) if ratios else None
 
 
 def calibration_error(
     confidences: Sequence[float], right: Sequence[float], bins: int = 10
 ) -> float:
-    """The expected calibration error over bins of equally many answers (Naeini et al. 2015; equal mass).
+    """Return the expected calibration error over bins of equally many answers.
 
-    Answers of one confidence stay in one bin, so that their order says nothing.
+    Answers of equal confidence stay in one bin, so that their order does not matter. Source: Naeini
+    et al. 2015, with bins of equal mass.
     """
     ordered = sorted(zip(confidences, right, strict=True))
     edges = [_after_ties(ordered, len(ordered) * number // bins) for number in range(bins + 1)]
-    parts = [ordered[low:high] for low, high in pairwise(edges) if high > low]
-    gaps = [abs(sum(confidence - hit for confidence, hit in part)) for part in parts]
+    filled_bins = [ordered[low:high] for low, high in pairwise(edges) if high > low]
+    gaps = [abs(sum(confidence - hit for confidence, hit in group)) for group in filled_bins]
     return sum(gaps) / len(ordered)
 
 
 def _after_ties(ordered: Sequence[tuple[float, float]], edge: int) -> int:
-    """The edge, moved past answers of the same confidence as the one before it."""
+    """Return the edge, moved past answers of the same confidence as the answer before it."""
     while 0 < edge < len(ordered) and ordered[edge][0] == ordered[edge - 1][0]:
         edge += 1
     return edge

@@ -1,4 +1,4 @@
-"""Values by what they belong to, and means of those that are known."""
+"""Grouping of values by key, and means of values that may be missing."""
 
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the values of each key, keys and values in the order in which they come."""
+    """Return the values of each key; keys and values keep their order."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -16,6 +16,6 @@ def group_pairs(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """Return the mean of the values that are not None; None if all are."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

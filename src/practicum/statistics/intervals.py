@@ -1,4 +1,4 @@
-"""Means with their intervals, and how many rollouts a question needs."""
+"""Means with 95 % intervals, and the number of rollouts that a comparison needs."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Interval:
         return cls(mean, resamples.quantile(0.025).item(), resamples.quantile(0.975).item())
 
     def __format__(self, number: str) -> str:
-        """Show the mean and both ends, each as the format `number` says (`.2f` if empty): `f"{interval:+.3f}"`."""
+        """Render the mean and both ends with the format `number` (default `.2f`)."""
         number = number or ".2f"
         return f"{self.mean:{number}} [{self.low:{number}}, {self.high:{number}}]"
 
@@ -41,59 +41,57 @@ class Interval:
 
 
 def contains_zero(interval: Interval) -> bool:
-    """Whether zero lies within the interval."""
+    """Return True if zero lies within the interval."""
     return interval.low <= 0.0 <= interval.high
 
 
 def bootstrap(values: Float[Tensor, " n"], seed: int) -> Interval:
-    """The mean with the 2.5 and 97.5 percentiles of its resampled means."""
+    """Return the mean with the 2.5 and 97.5 percentiles of its resampled means."""
     return Interval.of_resamples(
         values.mean().item(), values[_resample(len(values), seed, "bootstrap")].mean(dim=1)
     )
 
 
 def cluster_bootstrap(groups: Sequence[Float[Tensor, " _"]], seed: int) -> Interval:
-    """The mean over all tokens, with an interval by bootstrap over the groups they come in (prompts, never tokens).
+    """Return the mean over all tokens, with an interval by bootstrap over groups of tokens.
 
-    Groups without tokens are left out; ValueError where none has any.
+    The groups (prompts) are resampled and never the tokens: tokens of one prompt are not
+    independent. Groups without tokens are left out; ValueError if no group has any.
     """
-    sums = (
-        torch.stack([group.double().sum() for group in groups if len(group)])
-        if any(map(len, groups))
-        else None
-    )
-    if sums is None:
+    filled = [group.double() for group in groups if len(group)]
+    if not filled:
         raise ValueError("no tokens to average over")
-    counts = torch.tensor([len(group) for group in groups if len(group)], dtype=torch.float64)
+    sums = torch.stack([group.sum() for group in filled])
+    counts = torch.tensor([len(group) for group in filled], dtype=torch.float64)
     picks = _resample(len(counts), seed, "clustered")
     means = sums[picks].sum(dim=1) / counts[picks].sum(dim=1)
     return Interval.of_resamples((sums.sum() / counts.sum()).item(), means)
 
 
 def wilson(successes: float, count: int) -> Interval:
-    """The interval of a proportion (Wilson 1927), which stays inside [0, 1] and is honest near its ends."""
+    """Return a proportion with its Wilson (1927) interval, which stays inside [0, 1]."""
     mean = successes / count
     centre = (mean + Z * Z / (2 * count)) / (1 + Z * Z / count)
     spread = (
         Z / (1 + Z * Z / count) * math.sqrt(mean * (1 - mean) / count + Z * Z / (4 * count * count))
     )
+    # At 0 and 1 the end is exact in theory and off by a rounding error in floating point.
     low = 0.0 if mean == 0.0 else max(centre - spread, 0.0)
     high = 1.0 if mean == 1.0 else min(centre + spread, 1.0)
     return Interval(mean, low, high)
 
 
-def difference(one: Sequence[float], other: Sequence[float], seed: int) -> Interval:
-    """The paired mean of `one - other`, with an interval by bootstrap over the pairs."""
-    pairs = torch.tensor(
-        [mine - theirs for mine, theirs in zip(one, other, strict=True)], dtype=torch.float64
-    )
-    return bootstrap(pairs, seed)
+def difference(first: Sequence[float], second: Sequence[float], seed: int) -> Interval:
+    """Return the mean of the paired differences `first - second`, bootstrapped over the pairs."""
+    differences = [minuend - subtrahend for minuend, subtrahend in zip(first, second, strict=True)]
+    return bootstrap(torch.tensor(differences, dtype=torch.float64), seed)
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> Interval | None:
-    """The ratio of two sums over the same prompts, with an interval by bootstrap over them; None where the lower sum is 0.
+    """Return the ratio of two sums over the same prompts; None if the denominators sum to 0.
 
-    Resamples in which the denominators sum to nothing are left out, so look first whether their own mean differs from 0.
+    The interval is a bootstrap over the prompts. Resamples whose denominators sum to 0 are left
+    out, so check first that the mean of the denominators differs from 0.
     """
     pairs = torch.tensor([numerators, denominators], dtype=torch.float64)
     above, below = pairs.sum(dim=1).tolist()
@@ -104,7 +102,10 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], seed: int)
 
 
 def minimum_detectable_difference(differences: Sequence[float]) -> float | None:
-    """The smallest mean of such paired differences that a test finds (5 % two-sided, power 80 %); None for fewer than two."""
+    """Return the smallest mean paired difference that a test finds; None for fewer than two.
+
+    The test is two-sided at 5 % with a power of 80 %.
+    """
     if len(differences) < 2:
         return None
     spread = torch.tensor(differences, dtype=torch.float64).std().item()
@@ -112,9 +113,9 @@ def minimum_detectable_difference(differences: Sequence[float]) -> float | None:
 
 
 def auroc(scores: Sequence[float], right: Sequence[bool]) -> Interval | None:
-    """How often a right answer scores above a wrong one, ties counting half; None without both kinds.
+    """Return how often a right answer scores above a wrong one, ties counting half.
 
-    The interval is that of Hanley and McNeil (1982).
+    None unless both kinds occur. The interval is that of Hanley and McNeil (1982).
     """
     above = _wins(scores, right)
     if above is None:
@@ -129,35 +130,38 @@ def auroc(scores: Sequence[float], right: Sequence[bool]) -> Interval | None:
 def clustered_auroc(
     scores: Sequence[float], right: Sequence[bool], groups: Sequence[str], seed: int
 ) -> Interval | None:
-    """The same area, with an interval by bootstrap over the groups (prompts) that the answers come in.
+    """Return the area of `auroc` with an interval by bootstrap over groups of answers (prompts).
 
-    None without both kinds. Resamples without both kinds are left out.
+    None unless both kinds occur. Resamples with answers of one kind only are left out.
     """
-    places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    group_index = {group: index for index, group in enumerate(dict.fromkeys(groups))}
     hit, above = torch.tensor(right, dtype=torch.bool), _wins(scores, right)
     if above is None:
         return None
-    member = torch.nn.functional.one_hot(torch.tensor([places[group] for group in groups])).double()
-    wins, pairs = (
-        member[hit].T @ above @ member[~hit],
-        member[hit].sum(0)[:, None] * member[~hit].sum(0),
-    )
-    picks = _resample(len(places), seed, "clustered_auroc")
-    counts = torch.nn.functional.one_hot(picks, len(places)).sum(1).double()
-    won, all_pairs = ((counts @ table * counts).sum(1) for table in (wins, pairs))
-    return Interval.of_resamples(
-        (wins.sum() / pairs.sum()).item(), (won / all_pairs)[all_pairs > 0]
-    )
+    # [groups, groups] tables of wins and of pairs: a resample that holds each group `counts` times
+    # has the area counts' wins counts / counts' pairs counts, without going over answers again.
+    indices = torch.tensor([group_index[group] for group in groups])
+    member = torch.nn.functional.one_hot(indices).double()
+    wins = member[hit].T @ above @ member[~hit]
+    pairs = member[hit].sum(0)[:, None] * member[~hit].sum(0)
+    picks = _resample(len(group_index), seed, "clustered_auroc")
+    counts = torch.nn.functional.one_hot(picks, len(group_index)).sum(1).double()
+    all_wins, all_pairs = ((counts @ table * counts).sum(1) for table in (wins, pairs))
+    area = (wins.sum() / pairs.sum()).item()
+    return Interval.of_resamples(area, (all_wins / all_pairs)[all_pairs > 0])
 
 
 def _resample(count: int, seed: int, purpose: str) -> Int[Tensor, "r n"]:
-    """Draw which of `count` things each resample of a bootstrap holds."""
+    """Draw the indices of each resample of `count` entries, shape `[RESAMPLES, count]`."""
     generator = torch.Generator().manual_seed(seed_of(seed, purpose))
     return torch.randint(count, (RESAMPLES, count), generator=generator)
 
 
 def _wins(scores: Sequence[float], right: Sequence[bool]) -> Float[Tensor, "g b"] | None:
-    """Return 1 where a right answer scores above a wrong one, and 0.5 where they tie; None without both kinds."""
+    """Return 1 for each right answer that scores above a wrong one and 0.5 for ties, as a table.
+
+    None unless both kinds occur.
+    """
     values, hit = torch.tensor(scores, dtype=torch.float64), torch.tensor(right, dtype=torch.bool)
     if hit.all() or not hit.any():
         return None
@@ -165,8 +169,12 @@ def _wins(scores: Sequence[float], right: Sequence[bool]) -> Float[Tensor, "g b"
     return (good > bad).double() + 0.5 * (good == bad).double()
 
 
-def rollouts_needed(one: float, other: float) -> int | None:
-    """Answers of each of two models that tell their accuracies apart (5 % two-sided, power 80 %); None where equal."""
-    if one == other:
+def rollouts_needed(first: float, second: float) -> int | None:
+    """Return how many answers of each model tell two accuracies apart; None if they are equal.
+
+    The test is two-sided at 5 % with a power of 80 %.
+    """
+    if first == second:
         return None
-    return math.ceil(POWER * (one * (1 - one) + other * (1 - other)) / (one - other) ** 2)
+    variances = first * (1 - first) + second * (1 - second)
+    return math.ceil(POWER * variances / (first - second) ** 2)

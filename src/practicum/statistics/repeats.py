@@ -1,7 +1,7 @@
-"""Few repeats of an experiment: what their spread allows to say, and how many more it would take.
+"""Tests on few repeats of an experiment: what their spread shows, and how many more are needed.
 
-Student's distribution is in closed form for whole degrees of freedom (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4), so a
-paired test over seeds needs no other library.
+Student's distribution has a closed form for whole degrees of freedom (Abramowitz and Stegun 1964,
+26.7.3 and 26.7.4), so a paired test over seeds needs no other library.
 """
 
 import math
@@ -16,19 +16,21 @@ from practicum.core.randomness import seed_of
 from practicum.statistics.intervals import Interval
 
 LEVEL, POWER = 0.05, 0.8
-"""Two-sided error and power of every test here."""
+"""Two-sided error and power of every test of this module."""
 
 EXACT, DRAWS = 12, 9999
-"""Sign flips are enumerated for up to so many values, and drawn so often for more."""
+"""Sign flips are enumerated for at most `EXACT` values, and drawn `DRAWS` times for more."""
 
 MOST_NEEDED = 100_000
-"""More repeats than this are as good as never."""
+"""Above this number of repeats, `repeats_needed` gives no number."""
 
 
 def two_sided(t: float, freedom: int) -> float:
-    """P(|T| >= t) of Student's distribution with a whole number of degrees of freedom."""
+    """Return P(|T| >= t) of Student's distribution with a whole number of degrees of freedom."""
     angle = math.atan(abs(t) / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
+    # The series of powers of the cosine, each term from the one before: with the odd powers the
+    # sum of the angle, without a table or an incomplete beta function.
     odd = freedom % 2
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
     for power in range(1 + odd, freedom, 2):
@@ -39,7 +41,7 @@ def two_sided(t: float, freedom: int) -> float:
 
 
 def t_critical(level: float, freedom: int) -> float:
-    """The t with P(|T| >= t) = level, by bisection."""
+    """Return the t with P(|T| >= t) = level, by bisection."""
     low, high = 0.0, 1.0
     while two_sided(high, freedom) > level and high < 1e12:
         low, high = high, 2 * high
@@ -50,7 +52,7 @@ def t_critical(level: float, freedom: int) -> float:
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
-    """The mean of a few values with its 95 % interval by Student's t; None for fewer than two."""
+    """Return the mean of a few values with its 95 % interval by Student's t; None below two."""
     if len(values) < 2:
         return None
     numbers = torch.tensor(values, dtype=torch.float64)
@@ -60,7 +62,7 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 def t_test(differences: Sequence[float]) -> float | None:
-    """The two-sided p of paired differences being zero on average (Student 1908); None for fewer than two."""
+    """Return the two-sided p of a zero mean difference (Student 1908); None below two pairs."""
     if len(differences) < 2:
         return None
     numbers = torch.tensor(differences, dtype=torch.float64)
@@ -71,38 +73,46 @@ def t_test(differences: Sequence[float]) -> float | None:
 
 
 def sign_flips(differences: Sequence[float], seed: int) -> float:
-    """The two-sided p of paired differences having random signs (Fisher 1935): exact for few, drawn for many.
+    """Return the two-sided p of paired differences with random signs (Fisher 1935).
 
-    Differences of zero say nothing and change nothing.
+    The test is exact for at most `EXACT` differences. Differences of zero are left out: their sign
+    changes nothing.
     """
     numbers = torch.tensor([value for value in differences if value != 0.0], dtype=torch.float64)
     if not len(numbers):
         return 1.0
-    seen = numbers.sum().abs().item() * (1 - 1e-12)
+    # A hair below the observed sum: sums of the same numbers in another order may round lower.
+    threshold = numbers.sum().abs().item() * (1 - 1e-12)
     if len(numbers) <= EXACT:
         signs = torch.tensor(list(product((1.0, -1.0), repeat=len(numbers))), dtype=torch.float64)
-        return (signs @ numbers).abs().ge(seen).double().mean().item()
+        return (signs @ numbers).abs().ge(threshold).double().mean().item()
     generator = torch.Generator().manual_seed(seed_of(seed, "sign flips"))
     signs = (
         torch.randint(2, (DRAWS, len(numbers)), generator=generator, dtype=torch.float64) * 2 - 1
     )
-    return (1 + int((signs @ numbers).abs().ge(seen).sum())) / (1 + DRAWS)
+    # The observed signs count as one more draw, so that p is never 0.
+    return (1 + int((signs @ numbers).abs().ge(threshold).sum())) / (1 + DRAWS)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values adjusted for their number (Holm 1979): each below the level holds, with 5 % risk of any mistake."""
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    """Return the p values adjusted for their number (Holm 1979).
+
+    Calling every adjusted value below 5 % resolved has a 5 % risk of any mistake at all.
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
+    for rank, index in enumerate(order):
+        # An adjusted value may not fall below that of a smaller p value.
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
     return adjusted
 
 
 def repeats_needed(differences: Sequence[float], tests: int = 1) -> int | None:
-    """How many pairs would resolve a mean difference like the one seen, spread as they are, at 80 % power.
+    """Return how many pairs would resolve the observed mean difference at 80 % power.
 
-    `tests` is how many tests share the 5 %. None where no difference was seen, or the spread is unknown or none.
+    The spread is taken from the differences; `tests` is the number of tests that share the 5 %.
+    None if the mean or the spread is zero or unknown, or if more than `MOST_NEEDED` are needed.
     """
     if len(differences) < 2:
         return None
@@ -111,6 +121,7 @@ def repeats_needed(differences: Sequence[float], tests: int = 1) -> int | None:
     if effect == 0.0 or spread == 0.0:
         return None
     low, high = 1, 2
+    # Power grows with the number of pairs: double until it suffices, then bisect.
     while not _enough(high, effect / spread, tests):
         low, high = high, 2 * high
         if high > MOST_NEEDED:
@@ -122,15 +133,20 @@ def repeats_needed(differences: Sequence[float], tests: int = 1) -> int | None:
 
 
 def _enough(count: int, standardised: float, tests: int) -> bool:
-    """Whether `count` pairs resolve a difference of so many standard deviations (t approximation of the power)."""
-    freedom = min(count - 1, 1000)  # the distribution does not change any more
+    """Return True if `count` pairs resolve a difference of `standardised` standard deviations.
+
+    Uses the t approximation of the power.
+    """
+    # Above 1,000 degrees of freedom the distribution no longer changes, and the sum gets long.
+    freedom = min(count - 1, 1000)
     return count > 1 and standardised * math.sqrt(count) >= t_critical(
         LEVEL / tests, freedom
     ) + t_critical(2 * (1 - POWER), freedom)
 
 
 def _error(numbers: Float[Tensor, " n"]) -> float:
-    """The standard error of a mean; equal numbers have none, whatever rounding says."""
+    """Return the standard error of the mean."""
+    # Equal numbers have none, but their mean rounds and would leave a tiny one.
     if bool((numbers == numbers[0]).all()):
         return 0.0
     return numbers.std().item() / math.sqrt(len(numbers))

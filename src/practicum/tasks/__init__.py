@@ -1,4 +1,4 @@
-"""One file a source of prompts with its verifier; the file's name is the recipe's key."""
+"""Tasks: one file for each source of prompts with its verifier, named as in a recipe."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionEpisode", "PromptSet", "TaskContext"]
 
-_HOMES = {
+_MODULES = {
     "PromptSet": "practicum.tasks._answered",
     "FunctionEpisode": "practicum.tasks._episodes",
     "TaskContext": "practicum.tasks._context",
@@ -18,7 +18,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Verifiers' processes import this package for `_worker`: they start in a fraction of the time without tensors.
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    # The processes of verifiers import this package for `_worker` alone. Without torch, which these
+    # three need, they start in a fraction of the time.
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

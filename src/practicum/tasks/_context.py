@@ -1,4 +1,4 @@
-"""What a task may be built from."""
+"""The context that a task is built in."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """The run's seed, the folder that relative paths start from, and where rejected rows go.
+    """The run's seed, the folder that relative paths start from, and the file of rejected rows.
 
-    A task adds to `packages` those whose version decides what its prompts and rewards are.
+    A task adds to `packages` the packages whose version decides its prompts and rewards.
     """
 
     seed: int

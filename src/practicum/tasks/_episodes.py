@@ -1,4 +1,4 @@
-"""Episodes that need no state of their own."""
+"""Episodes without a state of their own."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from practicum.types import Message
 
 @dataclass(slots=True)
 class FunctionEpisode:
-    """An episode whose answer is a function of the turns so far: the text of the next turn, or None at the end.
+    """An episode that answers with a function of the turns so far; see `practicum.ports.Episode`.
 
-    See `practicum.ports.Episode`.
+    `answer` returns the text of the next turn, or None at the end.
     """
 
     answer: Callable[[Sequence[str]], str | None]
     turns: list[str] = field(default_factory=list)
 
     def step(self, turn: str) -> Observation:
-        """Return what the function says after this turn."""
+        """Return the function's answer to the turns so far, including this one."""
         self.turns.append(turn)
         text = self.answer(tuple(self.turns))
         return Observation(None if text is None else Message("user", text))
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is nothing to release."""

@@ -1,10 +1,10 @@
-"""Which generators of reasoning-gym evaluate a reply as code, and the grammar that each of their replies has to be of.
+"""The generators of reasoning-gym that evaluate a reply as code, and the grammars of their replies.
 
-Evaluators are found by reading the installed package. Scoring is followed from `score_answer` through every name and every
-attribute that it mentions, by name alone, so more is followed than can run and never less. Whatever is not plain
-computation on the way counts as evaluating: `eval` and its like, and anything imported from a package that is not listed
-here as harmless. So a new version cannot bring in an evaluator unnoticed: a generator that evaluates and has no grammar is
-refused.
+The installed package is read to find evaluators. Starting at `score_answer`, the search follows
+each name and each attribute by name alone, so it follows more than can run and never less. Whatever
+is not plain computation on the way counts as evaluating: `eval` and its like, and any import from a
+package that is not listed as harmless. So a new version cannot bring in an evaluator unnoticed: a
+generator that evaluates and has no grammar is refused.
 """
 
 import ast
@@ -14,157 +14,141 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from practicum.tasks._grammars import Grammar, arithmetic, either, lists, mathematics, written_as
+from practicum.tasks._grammars import (
+    Grammar,
+    match_pattern,
+    read_arithmetic,
+    read_list,
+    read_mathematics,
+    try_both,
+)
 
 GRAMMARS: dict[str, Grammar] = {
-    "binary_matrix": either(lists, written_as(r"[0-9 \n]+")),
-    "bitwise_arithmetic": written_as(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|[0-9]+)"),
-    "countdown": arithmetic,
-    "intermediate_integration": mathematics,
-    "n_queens": either(lists, written_as(r"[Q_ \n]+")),
-    "number_sorting": lists,
-    "polynomial_multiplication": mathematics,
-    "puzzle24": arithmetic,
-    "simple_integration": mathematics,
-    "spiral_matrix": either(lists, written_as(r"[-0-9 \n]+")),
-    "string_insertion": either(lists, written_as(r"[A-E]+")),
+    "binary_matrix": try_both(read_list, match_pattern(r"[0-9 \n]+")),
+    "bitwise_arithmetic": match_pattern(
+        r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|[0-9]+)"
+    ),
+    "countdown": read_arithmetic,
+    "intermediate_integration": read_mathematics,
+    "n_queens": try_both(read_list, match_pattern(r"[Q_ \n]+")),
+    "number_sorting": read_list,
+    "polynomial_multiplication": read_mathematics,
+    "puzzle24": read_arithmetic,
+    "simple_integration": read_mathematics,
+    "spiral_matrix": try_both(read_list, match_pattern(r"[-0-9 \n]+")),
+    "string_insertion": try_both(read_list, match_pattern(r"[A-E]+")),
 }
-"""What a reply has to be, for every generator that evaluates; any other reply scores 0."""
+"""The grammar of replies for each generator that evaluates; any other reply scores 0."""
 
-_READ = {"sokoban": {"open"}}
-"""What a person has read and found to be no evaluator: sokoban opens puzzles by a path that no reply names."""
+_REVIEWED = {"sokoban": {"open"}}
+"""Uses that a person has found harmless: sokoban opens puzzles by a path that no reply names."""
 
 _EVALUATING_BUILTINS = frozenset(
     {
-        "eval",
-        "exec",
-        "compile",
-        "open",
-        "input",
-        "breakpoint",
-        "__import__",
-        "globals",
-        "locals",
-        "vars",
-        "getattr",
+        *("eval", "exec", "compile", "open", "input", "breakpoint", "__import__", "globals"),
+        *("locals", "vars", "getattr"),
     }
 )
 _HARMLESS_PACKAGES = frozenset(
     {
-        *(
-            "abc",
-            "collections",
-            "copy",
-            "dataclasses",
-            "datetime",
-            "decimal",
-            "enum",
-            "fractions",
-            "functools",
-        ),
-        *("itertools", "json", "logging", "math", "numpy", "random", "re", "string", "typing"),
-        # These two have been read: they take moves and trees as data.
+        *("abc", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+        *("functools", "itertools", "json", "logging", "math", "numpy", "random", "re", "string"),
+        "typing",
+        # A person has read these two: they take moves and trees as data.
         *("magiccube", "zss"),
     }
 )
 _EVALUATING_ATTRIBUTES = frozenset(
     {
-        "load",
-        "fromfile",
-        "fromregex",
-        "genfromtxt",
-        "memmap",
-        "ctypeslib",
-        "f2py",
-        "lib",
-        "attrgetter",
-        "methodcaller",
+        *("load", "fromfile", "fromregex", "genfromtxt", "memmap", "ctypeslib", "f2py", "lib"),
+        *("attrgetter", "methodcaller"),
     }
 )
 
 
 @dataclass
 class _Module:
-    """What a module of the package defines and imports, by name."""
+    """The definitions and imports of a module of the package, by name."""
 
     functions: dict[str, list[ast.AST]] = field(default_factory=dict)
-    """Functions, and methods of its classes, by their own name; a class stands for all of its methods."""
+    """Functions and methods by their own name; a class stands for all of its methods."""
     constants: dict[str, list[ast.AST]] = field(default_factory=dict)
-    """What is assigned at the top."""
+    """The assignments at the top of the module."""
     inside: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Names from other modules of the package: their module, and their name there."""
+    """Names from other modules of the package: their module, and their name in it."""
     outside: dict[str, str] = field(default_factory=dict)
     """Names from other packages, in full."""
 
 
 def admit(generator: str, reply: str, answer: str) -> str | None:
-    """Return what the package may see of a reply: a sentence of the generator's grammar, or None.
+    """Return the part of a reply that the package may see: a sentence of the grammar, or None.
 
-    The generator's own answer is text of the package and not of a model, so it passes whatever it says.
+    The generator's own answer passes unchanged, because it is text of the package, not of a model.
     """
     if generator not in GRAMMARS or reply == answer:
         return reply
     return GRAMMARS[generator](reply)
 
 
-def unguarded(generator: str, scoring: type) -> set[str]:
-    """Return the evaluators of a generator that has no grammar; empty where its replies are safe to score."""
-    return set() if generator in GRAMMARS else evaluators(scoring) - _READ.get(generator, set())
+def find_unguarded(generator: str, scoring: type) -> set[str]:
+    """Return the evaluators of a generator without a grammar; empty if scoring is safe."""
+    if generator in GRAMMARS:
+        return set()
+    return find_evaluators(scoring) - _REVIEWED.get(generator, set())
 
 
-def evaluators(scoring: type) -> set[str]:
-    """Return what a dataset's `score_answer` can reach that may evaluate a text, such as `eval`; empty where nothing."""
-    reached: set[str] = set()
-    seen: set[tuple[str, str]] = set()
+def find_evaluators(scoring: type) -> set[str]:
+    """Return the names that a dataset's `score_answer` can reach and that may evaluate a text."""
+    evaluators: set[str] = set()
+    visited: set[tuple[str, str]] = set()
     waiting = [(base.__module__, "score_answer") for base in scoring.__mro__ if base is not object]
     while waiting:
-        place = waiting.pop()
-        if place in seen or not _is_inside(place[0]):
+        definition = waiting.pop()
+        path, name = definition
+        if definition in visited or not _is_inside(path):
             continue
-        seen.add(place)
-        module = _read(place[0])
-        for node in [*module.functions.get(place[1], []), *module.constants.get(place[1], [])]:
-            for name in _mentioned(node):
-                waiting += _leads(place[0], name)
-                reached |= _reaches(module, name)
-    return reached
+        visited.add(definition)
+        module = _read(path)
+        # By name alone: a name may be defined several times, and any of the definitions may run.
+        for node in [*module.functions.get(name, []), *module.constants.get(name, [])]:
+            for mentioned in _list_names(node):
+                waiting += _find_definitions(path, mentioned)
+                evaluators |= _find_evaluator(module, mentioned)
+    return evaluators
 
 
-def _leads(module: str, name: str) -> Iterator[tuple[str, str]]:
-    """Yield where a name that a module mentions may be defined: there, or in a module that it imports from."""
+def _find_definitions(module: str, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the places that may define a name: the module, and those that it imports from."""
     inside = _read(module).inside
     first, last = name.partition(".")[0], name.rpartition(".")[2]
     if first in inside:
         imported, original = inside[first]
         yield imported, original
-        # What was imported may be a module itself: `utils` of `utils.compute_decimal_reward`.
+        # The import may be a module itself: `utils` of `utils.compute_decimal_reward`.
         yield f"{imported}.{original}", last
     for part in (first, last):
         yield module, part
-        # A method of an object whose class was imported.
+        # It may also be a method of an object whose class was imported.
         for imported, _ in inside.values():
             yield imported, part
 
 
-def _reaches(module: _Module, name: str) -> set[str]:
-    first, _, rest = name.partition(".")
+def _find_evaluator(module: _Module, name: str) -> set[str]:
+    first, _, attribute = name.partition(".")
     if name == ".score_answer":
-        # A dataset looked up in a table scores the reply: which one, only a run would tell.
+        # A dataset from a table scores the reply: only a run would tell which.
         return {name}
     if first in module.outside:
-        full = ".".join(part for part in (module.outside[first], rest) if part)
-        harmless = full.partition(".")[
-            0
-        ] in _HARMLESS_PACKAGES and not _EVALUATING_ATTRIBUTES & set(full.split("."))
-        return set() if harmless else {full}
-    shadowed = first in module.functions or first in module.inside or first in module.constants
-    if first in _EVALUATING_BUILTINS and not shadowed:
-        return {first}
-    return set()
+        full = ".".join(part for part in (module.outside[first], attribute) if part)
+        parts = full.split(".")
+        is_harmless = parts[0] in _HARMLESS_PACKAGES and not _EVALUATING_ATTRIBUTES & set(parts)
+        return set() if is_harmless else {full}
+    is_shadowed = first in module.functions or first in module.inside or first in module.constants
+    return {first} if first in _EVALUATING_BUILTINS and not is_shadowed else set()
 
 
-def _mentioned(node: ast.AST) -> Iterator[str]:
-    """Yield every dotted name in a piece of code, and for `a.b().c` the attribute `.c` alone."""
+def _list_names(node: ast.AST) -> Iterator[str]:
+    """Yield each dotted name in a piece of code; of `a.b().c` only the attribute, as `.c`."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name):
             yield part.id
@@ -187,15 +171,15 @@ def _is_inside(module: str) -> bool:
 
 @cache
 def _read(module: str) -> _Module:
-    """Read a module's definitions and imports, wherever in it they stand; nothing of it runs."""
-    read = _Module()
+    """Return a module's definitions and imports at any level of it, without running it."""
+    definitions = _Module()
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
-        # A name within a module, which was asked for as if it were a module.
+        # Callers also try names within a module as if they were modules.
         spec = None
     if spec is None or spec.origin is None:
-        return read
+        return definitions
     package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     for statement in tree.body:
@@ -204,19 +188,19 @@ def _read(module: str) -> _Module:
             for target in targets:
                 for name in ast.walk(target):
                     if isinstance(name, ast.Name) and statement.value is not None:
-                        read.constants.setdefault(name.id, []).append(statement.value)
+                        definitions.constants.setdefault(name.id, []).append(statement.value)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            read.functions.setdefault(node.name, []).append(node)
+            definitions.functions.setdefault(node.name, []).append(node)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
-                read.outside[name] = alias.name if alias.asname else name
+                definitions.outside[name] = alias.name if alias.asname else name
         elif isinstance(node, ast.ImportFrom):
             source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
                 if _is_inside(source):
-                    read.inside[alias.asname or alias.name] = (source, alias.name)
+                    definitions.inside[alias.asname or alias.name] = (source, alias.name)
                 else:
-                    read.outside[alias.asname or alias.name] = f"{source}.{alias.name}"
-    return read
+                    definitions.outside[alias.asname or alias.name] = f"{source}.{alias.name}"
+    return definitions

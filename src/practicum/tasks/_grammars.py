@@ -1,8 +1,9 @@
-"""Grammars of the replies that a verifier evaluates as code: only a sentence of its grammar reaches the verifier.
+"""Grammars of the replies that a verifier evaluates as code: only sentences reach the verifier.
 
-Each grammar is a function of the reply. It returns the sentence written anew from its tokens, or None where the reply is
-no sentence. No grammar knows attributes, subscripts, keywords, assignments, or names of more than one letter that are not
-listed here, so that a sentence has nothing to call but a mathematical function.
+A grammar is a function of the reply. It returns the sentence, written again from its tokens, or
+None if the reply is no sentence. No grammar knows attributes, subscripts, keywords, assignments, or
+names of more than one letter that are not listed in this file, so a sentence can call nothing but a
+mathematical function.
 """
 
 import re
@@ -11,9 +12,9 @@ from collections.abc import Callable
 Grammar = Callable[[str], str | None]
 
 LONGEST = 20_000
-"""Characters of a reply; a longer one is no sentence."""
+"""The most characters of a reply; a longer one is no sentence."""
 DEEPEST = 50
-"""Brackets within brackets, signs before signs, powers of powers."""
+"""The most levels of brackets within brackets, signs before signs, powers of powers."""
 
 _FUNCTIONS = frozenset(
     {
@@ -28,16 +29,17 @@ _EXPRESSION = re.compile(
     r"(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<name>[A-Za-z]+)|(?P<sign>\*\*|[-+*/(),])|[ \t]+"
 )
 _LIST = re.compile(
-    r"(?P<number>[-+]?[0-9]+(?:\.[0-9]+)?)|(?P<text>'[^'\"\\\n]*'|\"[^'\"\\\n]*\")|(?P<sign>[\[\](),])|[ \t\r\n]+"
+    r"(?P<number>[-+]?[0-9]+(?:\.[0-9]+)?)|(?P<text>'[^'\"\\\n]*'|\"[^'\"\\\n]*\")"
+    r"|(?P<sign>[\[\](),])|[ \t\r\n]+"
 )
 
 
 class _NoSentence(Exception):
-    """The reply is not of the grammar."""
+    """The reply is not a sentence of the grammar."""
 
 
 class _Tokens:
-    """The tokens of a reply, read one by one from the left; `level` counts the parts within parts."""
+    """The tokens of a reply, read from left to right; `level` counts the open levels of nesting."""
 
     def __init__(self, pattern: re.Pattern[str], reply: str) -> None:
         self.texts: list[str] = []
@@ -51,54 +53,57 @@ class _Tokens:
                 raise _NoSentence
             position = match.end()
             if match.lastgroup is not None:
-                self.texts.append(match.group())
-                self._kinds.append(match.lastgroup)
+                text = match.group()
+                self.texts.append(text)
+                self._kinds.append(text if match.lastgroup == "sign" else match.lastgroup)
+        self._kinds.append("")
 
     @property
     def kind(self) -> str:
-        """The kind of the next token: `number`, `name`, `text`, or what a sign says; nothing at the end."""
-        if self._next == len(self.texts):
-            return ""
-        kind = self._kinds[self._next]
-        return self.texts[self._next] if kind == "sign" else kind
+        """The next token: `number`, `name`, `text` or the sign itself; empty at the end."""
+        return self._kinds[self._next]
 
     def take(self, *kinds: str) -> str:
-        """Return the next token and go on; raise _NoSentence where it is of another kind."""
+        """Return the next token and go on; raise _NoSentence if it is of another kind."""
         if self.kind not in kinds:
             raise _NoSentence
         self._next += 1
         return self.texts[self._next - 1]
 
     def enter(self) -> None:
-        """Begin a part within a part; raise _NoSentence where that is too deep."""
+        """Open a level of nesting; raise _NoSentence if it is too deep."""
         self.level += 1
         if self.level > DEEPEST:
             raise _NoSentence
 
 
-def arithmetic(reply: str) -> str | None:
+def read_arithmetic(reply: str) -> str | None:
     """Read numbers, `+ - * / **` and round brackets: `10*(8 - 5) - 6`."""
-    return _sentence(_EXPRESSION, reply, lambda tokens: _expression(tokens, names=False))
+    return _read_sentence(
+        _EXPRESSION, reply, lambda tokens: _read_expression(tokens, has_names=False)
+    )
 
 
-def mathematics(reply: str) -> str | None:
-    """Read arithmetic with variables of one letter, `pi`, and calls of known functions: `x*sin(3*x)/3 + C`."""
-    return _sentence(_EXPRESSION, reply, lambda tokens: _expression(tokens, names=True))
+def read_mathematics(reply: str) -> str | None:
+    """Read arithmetic with one-letter variables, `pi` and known functions: `x*sin(3*x)/3 + C`."""
+    return _read_sentence(
+        _EXPRESSION, reply, lambda tokens: _read_expression(tokens, has_names=True)
+    )
 
 
-def lists(reply: str) -> str | None:
-    """Read a number, a quoted text, or a list of such in square or round brackets: `[['Q', '_'], ['_', 'Q']]`."""
-    return _sentence(_LIST, reply, _item)
+def read_list(reply: str) -> str | None:
+    """Read a number, a quoted text, or a list of them in brackets: `[['Q', '_'], ['_', 'Q']]`."""
+    return _read_sentence(_LIST, reply, _read_entry)
 
 
-def written_as(pattern: str) -> Grammar:
-    """Return the grammar of texts that match a pattern as a whole, and are left as they are."""
-    whole = re.compile(pattern)
-    return lambda reply: reply if len(reply) <= LONGEST and whole.fullmatch(reply) else None
+def match_pattern(pattern: str) -> Grammar:
+    """Return the grammar of texts that match the whole pattern; it leaves them unchanged."""
+    compiled = re.compile(pattern)
+    return lambda reply: reply if len(reply) <= LONGEST and compiled.fullmatch(reply) else None
 
 
-def either(first: Grammar, second: Grammar) -> Grammar:
-    """Return the grammar of what is a sentence of one or else of the other."""
+def try_both(first: Grammar, second: Grammar) -> Grammar:
+    """Return the grammar of the sentences of both grammars; the first one has precedence."""
 
     def read(reply: str) -> str | None:
         sentence = first(reply)
@@ -107,69 +112,68 @@ def either(first: Grammar, second: Grammar) -> Grammar:
     return read
 
 
-def _sentence(pattern: re.Pattern[str], reply: str, rule: Callable[[_Tokens], None]) -> str | None:
+def _read_sentence(
+    pattern: re.Pattern[str], reply: str, rule: Callable[[_Tokens], None]
+) -> str | None:
     try:
         tokens = _Tokens(pattern, reply)
         rule(tokens)
     except _NoSentence:
         return None
+    # Spaces between the tokens make the verifier split the text exactly where this parser did.
     return None if tokens.kind else " ".join(tokens.texts)
 
 
-def _expression(tokens: _Tokens, names: bool) -> None:
-    """Read sums and products alike: which of the two binds its numbers first makes no difference to what is a sentence."""
-    _signed(tokens, names)
+def _read_expression(tokens: _Tokens, has_names: bool) -> None:
+    # Sums and products alike: which of them binds first does not decide what is a sentence.
+    _read_signed(tokens, has_names)
     while tokens.kind in ("+", "-", "*", "/"):
         tokens.take("+", "-", "*", "/")
-        _signed(tokens, names)
+        _read_signed(tokens, has_names)
 
 
-def _signed(tokens: _Tokens, names: bool) -> None:
-    """Read a sign and what it stands before, or a power: `-x**-2`."""
+def _read_signed(tokens: _Tokens, has_names: bool) -> None:
+    """Read an atom with its sign or its power: `-x**-2`."""
     tokens.enter()
     if tokens.kind in ("+", "-"):
         tokens.take("+", "-")
-        _signed(tokens, names)
+        _read_signed(tokens, has_names)
     else:
-        _atom(tokens, names)
+        _read_atom(tokens, has_names)
         if tokens.kind == "**":
             tokens.take("**")
-            _signed(tokens, names)
+            _read_signed(tokens, has_names)
     tokens.level -= 1
 
 
-def _atom(tokens: _Tokens, names: bool) -> None:
+def _read_atom(tokens: _Tokens, has_names: bool) -> None:
     if tokens.kind == "number":
         tokens.take("number")
         return
-    if tokens.kind == "name" and names:
+    takes_several = False
+    if tokens.kind == "name" and has_names:
         name = tokens.take("name")
         if len(name) == 1 or name in _CONSTANTS:
             return
         if name not in _FUNCTIONS:
             raise _NoSentence
-        _bracketed(tokens, names, several=True)
-        return
-    _bracketed(tokens, names, several=False)
-
-
-def _bracketed(tokens: _Tokens, names: bool, several: bool) -> None:
+        takes_several = True
     tokens.take("(")
-    _expression(tokens, names)
-    while several and tokens.kind == ",":
+    _read_expression(tokens, has_names)
+    while takes_several and tokens.kind == ",":
         tokens.take(",")
-        _expression(tokens, names)
+        _read_expression(tokens, has_names)
     tokens.take(")")
 
 
-def _item(tokens: _Tokens) -> None:
+def _read_entry(tokens: _Tokens) -> None:
     start = tokens.take("number", "text", "[", "(")
     if start not in _CLOSING:
         return
     closing = _CLOSING[start]
     tokens.enter()
     while tokens.kind != closing:
-        _item(tokens)
+        _read_entry(tokens)
         if tokens.kind != closing:
             tokens.take(",")
     tokens.level -= 1

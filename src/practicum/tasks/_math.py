@@ -1,28 +1,29 @@
-"""math-verify behind a deadline: `python -m practicum.tasks._math`."""
+"""math-verify in a process of its own: `python -m practicum.tasks._math`."""
 
 import logging
 from typing import Any
 
-from practicum.tasks._grammars import arithmetic
+from practicum.tasks._grammars import read_arithmetic
 from practicum.tasks._worker import serve
 
 
-def main() -> None:
+def run() -> None:
     """Serve scores."""
-    # The package warns that its own timeouts are off; the deadline around this process takes their place.
+    # The package warns that its own timeouts are off; the deadline of this process replaces them.
     logging.disable(logging.WARNING)
     from math_verify import parse, parser, verify
 
     evaluate = parser.parse_expr
 
     def evaluate_arithmetic(text: str, **settings: Any) -> Any:
-        sentence = arithmetic(text)
+        sentence = read_arithmetic(text)
         if sentence is None:
             raise ValueError("not arithmetic")
         return evaluate(sentence, **settings)
 
-    # Where a reply has no LaTeX, the package evaluates the numbers, signs and brackets in it as Python. Its own pattern says which
-    # characters these are; the grammar holds whatever the pattern of another version lets through.
+    # If a reply has no LaTeX, the package evaluates the numbers, signs and brackets in it as
+    # Python. Its own pattern selects these characters; the grammar also guards against a later
+    # version whose pattern lets more through.
     parser.parse_expr = evaluate_arithmetic
 
     def score(request: dict[str, Any]) -> float:
@@ -36,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -1,7 +1,8 @@
-"""reasoning-gym behind a deadline, items and scores: `python -m practicum.tasks._reasoning_gym SETTINGS`.
+"""reasoning-gym in its own process: `python -m practicum.tasks._reasoning_gym SETTINGS`.
 
-Items are made in the process that scores them, because some generators make other items in another process. A reply that the
-package would evaluate as code has to be a sentence of a grammar of ours first.
+The process that scores an entry also generates it, because some generators give other entries in
+another process. A reply that the package would evaluate as code must first be a sentence of one of
+our grammars.
 """
 
 import json
@@ -10,13 +11,13 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from practicum.tasks._evaluating import admit, unguarded
+from practicum.tasks._evaluating import admit, find_unguarded
 from practicum.tasks._worker import VerifierUnavailable, serve
 
 
-def main() -> None:
-    """Serve the names of all generators, or the items of one with their scores."""
-    # One of the package's packages imports matplotlib, which insists on a folder of its own that seems to be writable.
+def run() -> None:
+    """Serve the names of all generators, or the entries of one generator with their scores."""
+    # A dependency of the package imports matplotlib, which insists on a writable folder of its own.
     os.environ["MPLCONFIGDIR"] = os.path.expanduser("~")
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
@@ -25,47 +26,49 @@ def main() -> None:
     name, config, sizes = settings["generator"], settings["config"], settings["sizes"]
 
     @lru_cache
-    def dataset(split: str) -> Any:
-        evaluated = unguarded(name, DATASETS[name][0])
-        if evaluated:
+    def create_dataset(split: str) -> Any:
+        unguarded = find_unguarded(name, DATASETS[name][0])
+        if unguarded:
             raise VerifierUnavailable(
-                f"task.generator: {name!r} would run a model's reply as code ({', '.join(sorted(evaluated))}), and no grammar "
-                "says which replies are harmless; take another generator"
+                f"task.generator: {name!r} would run a model's reply as code "
+                f"({', '.join(sorted(unguarded))}), and no grammar says which replies are "
+                "harmless; take another generator"
             )
         try:
             return reasoning_gym.create_dataset(
                 name, seed=settings["seeds"][split], size=sizes[split], **config
             )
         except Exception as error:
-            # A generator refuses its settings with whatever error it likes.
-            what = str(error) or type(error).__name__
+            # A generator refuses its settings with any kind of error.
+            reason = str(error) or type(error).__name__
             raise VerifierUnavailable(
-                f"task.config: the generator {name!r} does not take {config} ({what})"
+                f"task.config: the generator {name!r} does not take {config} ({reason})"
             ) from error
 
+    # A step scores several replies to each of its questions, and some generators are slow.
     @lru_cache(maxsize=1024)
-    def item(split: str, number: int) -> dict[str, Any]:
-        return dataset(split)[number]
+    def generate(split: str, number: int) -> dict[str, Any]:
+        return create_dataset(split)[number]
 
-    def answer(request: dict[str, Any]) -> Any:
+    def respond(request: dict[str, Any]) -> Any:
         if "split" not in request:
             return sorted(DATASETS)
-        made = item(request["split"], request["number"])
+        entry = generate(request["split"], request["number"])
+        answer = entry["answer"]
         if "reply" not in request:
-            right = made["answer"]
             return {
-                "question": str(made["question"]),
-                "answer": None if right is None else str(right),
+                "question": str(entry["question"]),
+                "answer": None if answer is None else str(answer),
             }
-        sentence = admit(name, request["reply"], str(made["answer"]))
-        return (
-            0.0
-            if sentence is None
-            else float(dataset(request["split"]).score_answer(sentence, entry=made))
-        )
+        sentence = admit(name, request["reply"], str(answer))
+        if sentence is None:
+            return 0.0
+        return float(create_dataset(request["split"]).score_answer(sentence, entry=entry))
 
-    serve(answer)
+    serve(respond)
+
+    serve(respond)
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -1,4 +1,4 @@
-"""Reading rows of JSONL strictly: every row is taken or rejected with its number and a reason."""
+"""Strict reading of JSONL rows: each row is accepted, or rejected with its number and a reason."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from practicum.errors import DataError
 from practicum.types import Message, Prompt
 
 HOPELESS_ROW = 1 << 26
-"""Bytes after which a row is no row: the file is something else, and reading on would take for ever."""
+"""Bytes that no row has: a longer line shows that the file is something else than JSONL."""
 DEEPEST = 20
 FIELDS = ("id", "prompt", "messages", "answer", "response", "domain", "teacher", "privileged")
 CHUNK = 1 << 16
@@ -34,21 +34,24 @@ _BRACKETS = re.compile(r"[\[{}\]]")
 
 
 class Rejected(Exception):
-    """Why a row cannot be used."""
+    """The reason why a row cannot be used."""
 
 
-def numbered_lines(path: Path, largest: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of a regular file with their numbers, blank ones left out; DataError where it is not one.
+def read_lines(path: Path, largest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a regular file with their numbers, without blank ones.
 
-    A line of over `largest` bytes is cut one byte past them, so that no row can fill the memory.
+    A line of more than `largest` bytes is cut one byte past them, so that no row can fill the
+    memory. DataError if the file is not a regular one or cannot be read.
     """
     try:
         kind = path.stat().st_mode
+        # A named pipe would block the run for ever, and a device would never end.
         if not stat.S_ISREG(kind):
             what = "a folder" if stat.S_ISDIR(kind) else "not a regular file"
             raise DataError(f"{path} is {what}; give a JSONL file")
         with path.open("rb") as file:
-            for number, line in enumerate(_bounded_lines(path, file, largest), start=1):
+            for number, line in enumerate(_read_bounded(path, file, largest), start=1):
+                # Editors of Windows put a byte order mark at the start of a file.
                 text = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).rstrip(b"\r\n")
                 if number == 1:
                     _refuse_archive(path, line)
@@ -56,7 +59,8 @@ def numbered_lines(path: Path, largest: int) -> Iterator[tuple[int, bytes]]:
                     yield number, text
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read ({error.strerror}); check the path, which starts at the recipe's folder"
+            f"{path} cannot be read ({error.strerror}); check the path, which starts at the "
+            "recipe's folder"
         ) from error
 
 
@@ -66,56 +70,57 @@ def _refuse_archive(path: Path, start: bytes) -> None:
             raise DataError(f"{path} is {what} file, which is not read; unpack it to JSONL first")
 
 
-def _bounded_lines(path: Path, file: BinaryIO, largest: int) -> Iterator[bytes]:
+def _read_bounded(path: Path, file: BinaryIO, largest: int) -> Iterator[bytes]:
     while line := file.readline(largest + 1):
         length = len(line)
-        rest = line
-        while not rest.endswith(b"\n") and (rest := file.readline(CHUNK)):
-            length += len(rest)
+        chunk = line
+        while not chunk.endswith(b"\n") and (chunk := file.readline(CHUNK)):
+            length += len(chunk)
             if length > HOPELESS_ROW:
                 raise DataError(
-                    f"{path} has a row of over {HOPELESS_ROW >> 20} MiB; give a JSONL file, one object a line"
+                    f"{path} has a row of over {HOPELESS_ROW >> 20} MiB; give a JSONL file, one "
+                    "object a line"
                 )
         yield line
 
 
 def read_prompt(line: bytes, name: str, largest: int) -> Prompt:
-    """One row as a prompt, called `name` where it has no id; Rejected with the reason where it is not one."""
+    """Parse one row, named `name` if it has no id; raise Rejected with the reason if it is bad."""
     if len(line) > largest:
         raise Rejected(
             f"larger than {largest} bytes; raise task.max_row_bytes if it is meant to be"
         )
-    row = _parsed(line)
+    row = _parse_row(line)
     for field in row:
         if field not in FIELDS:
             raise Rejected(f"unknown field {field!r}; {did_you_mean(field, FIELDS)}")
-    identity = _text(row, "id")
+    identity = _get_text(row, "id")
     if identity is not None and not identity.strip():
         raise Rejected("id is empty; leave it out or give it a text")
     return Prompt(
         id=identity or name,
-        messages=_messages(row),
-        answer=_answer(row),
-        response=_text(row, "response"),
-        domain=_text(row, "domain"),
-        teacher=_text(row, "teacher"),
-        privileged=_privileged(row),
+        messages=_parse_messages(row),
+        answer=_parse_answer(row),
+        response=_get_text(row, "response"),
+        domain=_get_text(row, "domain"),
+        teacher=_get_text(row, "teacher"),
+        privileged=_parse_privileged(row),
     )
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse_row(line: bytes) -> dict[str, Any]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Rejected(f"not UTF-8 (byte {error.start})") from error
     if "\x00" in text:
         raise Rejected("contains a NUL byte")
-    if _depth(text) > DEEPEST:
+    if _measure_depth(text) > DEEPEST:
         raise Rejected(f"nested deeper than {DEEPEST}")
     try:
-        row = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        row = json.loads(text, object_pairs_hook=_build_row, parse_constant=_reject_constant)
     except ValueError as error:
-        # Besides bad syntax this is a number of more digits than Python converts.
+        # Besides bad syntax, this is a number with more digits than Python converts.
         raise Rejected(f"not JSON ({error})") from error
     if not isinstance(row, dict):
         raise Rejected(
@@ -124,7 +129,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in pairs:
         if name in row:
@@ -133,12 +138,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _no_constant(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise Rejected(f"{name} is not a number that JSON knows")
 
 
-def _depth(text: str) -> int:
-    """How deep brackets are nested, counted before parsing, which would recurse that deep."""
+def _measure_depth(text: str) -> int:
+    """Return the depth of nested brackets, before the parser would recurse that deep."""
     depth = deepest = 0
     for bracket in _BRACKETS.findall(_STRINGS.sub("", text)):
         depth += 1 if bracket in "[{" else -1
@@ -146,7 +151,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _clean(text: str, name: str) -> str:
+def _check_text(text: str, name: str) -> str:
     if "\x00" in text:
         raise Rejected(f"{name} contains a NUL character")
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -154,46 +159,46 @@ def _clean(text: str, name: str) -> str:
     return text
 
 
-def _text(row: Mapping[str, Any], name: str) -> str | None:
+def _get_text(row: Mapping[str, Any], name: str) -> str | None:
     value = row.get(name)
     if value is None:
         return None
     if not isinstance(value, str):
         raise Rejected(f"{name} is of type {type(value).__name__}, not a text")
-    return _clean(value, name)
+    return _check_text(value, name)
 
 
-def _messages(row: Mapping[str, Any]) -> tuple[Message, ...]:
+def _parse_messages(row: Mapping[str, Any]) -> tuple[Message, ...]:
     if ("prompt" in row) == ("messages" in row):
         raise Rejected("give either prompt or messages" + (", not both" if "prompt" in row else ""))
     if "prompt" in row:
-        prompt = _text(row, "prompt")
+        prompt = _get_text(row, "prompt")
         if not prompt or not prompt.strip():
             raise Rejected("prompt is empty")
         return (Message("user", prompt),)
     turns = row["messages"]
     if not isinstance(turns, list) or not turns:
         raise Rejected("messages is not a list of turns")
-    messages = tuple(_message(turn, place) for place, turn in enumerate(turns))
+    messages = tuple(_parse_message(turn, f"messages[{n}]") for n, turn in enumerate(turns))
     _check_order(messages)
     return messages
 
 
-def _message(turn: Any, place: int) -> Message:
+def _parse_message(turn: Any, name: str) -> Message:
     if not isinstance(turn, dict) or set(turn) != {"role", "content"}:
-        raise Rejected(f"messages[{place}] is not an object with role and content")
+        raise Rejected(f"{name} is not an object with role and content")
     if turn["role"] not in ROLES:
-        raise Rejected(f"messages[{place}].role is {turn['role']!r}; known: {', '.join(ROLES)}")
+        raise Rejected(f"{name}.role is {turn['role']!r}; known: {', '.join(ROLES)}")
     if not isinstance(turn["content"], str):
-        raise Rejected(f"messages[{place}].content is not a text")
-    return Message(turn["role"], _clean(turn["content"], f"messages[{place}].content"))
+        raise Rejected(f"{name}.content is not a text")
+    return Message(turn["role"], _check_text(turn["content"], f"{name}.content"))
 
 
 def _check_order(messages: tuple[Message, ...]) -> None:
     turns = [message.role for message in messages if message.role != "system"]
     if any(message.role == "system" for message in messages[1:]):
         raise Rejected("a system turn stands after another turn; put it first")
-    if not turns or turns != [("user", "assistant")[place % 2] for place in range(len(turns))]:
+    if not turns or turns != [("user", "assistant")[n % 2] for n in range(len(turns))]:
         raise Rejected("user and assistant turns do not alternate, beginning with user")
     if turns[-1] != "user":
         raise Rejected(
@@ -203,25 +208,25 @@ def _check_order(messages: tuple[Message, ...]) -> None:
         raise Rejected("the last turn is empty")
 
 
-def _answer(row: Mapping[str, Any]) -> str | None:
-    value = row.get("answer")
-    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise Rejected(f"answer is of type {type(value).__name__}, not a text or a number")
-    if isinstance(value, float) and not math.isfinite(value):
+def _parse_answer(row: Mapping[str, Any]) -> str | None:
+    answer = row.get("answer")
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
+        raise Rejected(f"answer is of type {type(answer).__name__}, not a text or a number")
+    if isinstance(answer, float) and not math.isfinite(answer):
         raise Rejected("answer is too large for a number; write it as a text")
-    if value is None:
+    if answer is None:
         return None
-    answer = _clean(str(value), "answer")
-    if not answer.strip():
+    text = _check_text(str(answer), "answer")
+    if not text.strip():
         raise Rejected("answer is empty; leave it out where there is none")
-    return answer
+    return text
 
 
-def _privileged(row: Mapping[str, Any]) -> dict[str, str]:
+def _parse_privileged(row: Mapping[str, Any]) -> dict[str, str]:
     fields = row.get("privileged", {})
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise Rejected("privileged is not an object of texts")
     return {
-        _clean(name, "privileged"): _clean(value, f"privileged.{name}")
+        _check_text(name, "privileged"): _check_text(value, f"privileged.{name}")
         for name, value in fields.items()
     }

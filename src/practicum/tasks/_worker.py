@@ -1,4 +1,4 @@
-"""The other end of `VerifierProcess`: reads requests from standard input and answers each with one line."""
+"""The other end of `VerifierProcess`: reads requests from standard input, answers a line each."""
 
 import json
 import os
@@ -7,32 +7,34 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST_REASON = 1000
-"""Characters of what a verifier says on failing."""
+"""The most characters of a verifier's reason for failing."""
 
 
 class VerifierUnavailable(Exception):
-    """Why this process cannot serve, whatever the request."""
+    """The reason why this process cannot serve any request."""
 
 
-def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
-    """Announce readiness, then answer until the input ends; nothing a verifier prints can reach the answers."""
+def serve(respond: Callable[[dict[str, Any]], Any]) -> None:
+    """Announce readiness, then answer requests until the input ends."""
+    # The answers get a descriptor of their own, and standard output becomes standard error, so that
+    # nothing a verifier prints can pass for an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         message = json.loads(line)
-        print(_answered(answer, message["id"], message["request"]), file=answers, flush=True)
+        print(_respond(respond, message["id"], message["request"]), file=answers, flush=True)
 
 
-def _answered(
-    answer: Callable[[dict[str, Any]], Any], request_id: str, request: dict[str, Any]
+def _respond(
+    respond: Callable[[dict[str, Any]], Any], request_id: str, request: dict[str, Any]
 ) -> str:
     try:
-        return json.dumps({"id": request_id, "value": answer(request)})
+        return json.dumps({"id": request_id, "value": respond(request)})
     except VerifierUnavailable as reason:
         return json.dumps({"id": request_id, "refused": str(reason)})
     except Exception as error:
-        # The edge of the process: whatever a foreign verifier raises travels on as text.
+        # A foreign verifier may raise anything; its error must not end this process.
         return json.dumps(
             {"id": request_id, "failed": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}
         )

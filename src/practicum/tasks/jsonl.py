@@ -1,8 +1,8 @@
 """Prompts from JSONL files, one object a line: `{"prompt": "...", "answer": "..."}`.
 
-A row has `prompt` or `messages`, and may have `id`, `answer`, `response` (a whole worked answer), `domain`, `teacher`
-and `privileged` (an object of texts that only a teacher sees). Rows that cannot be used are written to
-`rejected.jsonl` with their number and the reason.
+A row has `prompt` or `messages`, and may have `id`, `answer`, `response` (a full worked answer),
+`domain`, `teacher` and `privileged` (an object of texts for a teacher only). Rows that cannot be
+used are written to `rejected.jsonl` with their number and the reason.
 """
 
 import json
@@ -18,8 +18,8 @@ from practicum.errors import DataError
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
 from practicum.tasks._deadline import Walls
-from practicum.tasks._rows import HOPELESS_ROW, Rejected, numbered_lines, read_prompt
-from practicum.tasks._verifiers import PACKAGES, last_number, prepare
+from practicum.tasks._rows import HOPELESS_ROW, Rejected, read_lines, read_prompt
+from practicum.tasks._verifiers import PACKAGES, find_last_number, prepare
 from practicum.types import Prompt
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 
 
 class Config(BaseModel):
-    """The files, how held-out prompts are set apart, and how answers are checked."""
+    """The files, the choice of held-out prompts, and the verifier."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["jsonl"] = "jsonl"
@@ -40,12 +40,12 @@ class Config(BaseModel):
     )
     heldout: Count | Share | Path = Field(
         default=0.1,
-        description="how many rows to hold out, or which share of them, or a file of held-out rows",
+        description="the number or share of rows to hold out, or a file of held-out rows",
     )
     verifier: Literal["exact", "contains", "number", "math"] = "exact"
     sandbox: Walls = Field(
         default="require",
-        description="whether `math` is refused where a wall around it is missing, or runs without it",
+        description="refuse `math` if a wall around it is missing, or run it without",
     )
     max_rejected: float = Field(
         default=0.01, ge=0, le=1, description="a larger share of bad rows ends the run"
@@ -56,7 +56,7 @@ class Config(BaseModel):
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Read the files; DataError when they hold too many bad rows or no good one."""
+    """Read the files; DataError if too many rows are bad or none is good."""
     verify = prepare(config.verifier, config.sandbox)
     context.packages.extend(PACKAGES.get(config.verifier, ()))
     if context.rejected_path is not None:
@@ -64,47 +64,49 @@ def build(config: Config, context: TaskContext) -> Task:
     path = context.base_dir / config.path
     train = _read(path, "train", config, context)
     if isinstance(config.heldout, Path):
-        held = _read(context.base_dir / config.heldout, "heldout", config, context)
+        heldout = _read(context.base_dir / config.heldout, "heldout", config, context)
     else:
-        held = _held_out(train, config.heldout, context.seed)
-        chosen = {prompt.id for prompt in held}
-        train = [prompt for prompt in train if prompt.id not in chosen]
-    questions = {_question(prompt) for prompt in held}
-    rest = [prompt for prompt in train if _question(prompt) not in questions]
-    if not rest:
+        heldout = _choose_heldout(train, config.heldout, context.seed)
+        ids = {prompt.id for prompt in heldout}
+        train = [prompt for prompt in train if prompt.id not in ids]
+    questions = {_normalize(prompt) for prompt in heldout}
+    unseen = [prompt for prompt in train if _normalize(prompt) not in questions]
+    if not unseen:
         raise DataError(
             f"{path}: every training row is also held out; hold out fewer, or give other rows"
         )
-    if len(rest) < len(train):
+    if len(unseen) < len(train):
         log.info(
-            f"{len(train) - len(rest)} of {len(train)} training rows left out: the same question is held out"
+            f"{len(train) - len(unseen)} of {len(train)} training rows left out: "
+            "the same question is held out"
         )
-    return PromptSet(train=rest, heldout=held, verify=verify)
+    return PromptSet(train=unseen, heldout=heldout, verify=verify)
 
 
-def _held_out(prompts: Sequence[Prompt], wanted: int | float, seed: int) -> list[Prompt]:
-    """A share or a number of the prompts, chosen by a hash of the id, so that new rows move few old ones."""
-    draws = {prompt.id: seed_of(seed, "heldout", prompt.id) for prompt in prompts}
-    in_order = sorted(draws.values())
-    if isinstance(wanted, int):
-        chosen = set(in_order[:wanted])
+def _choose_heldout(prompts: Sequence[Prompt], amount: int | float, seed: int) -> list[Prompt]:
+    """Choose a number or a share of the prompts by a hash of the id: new rows move few old ones."""
+    hashes = {prompt.id: seed_of(seed, "heldout", prompt.id) for prompt in prompts}
+    ordered = sorted(hashes.values())
+    if isinstance(amount, int):
+        chosen = set(ordered[:amount])
     else:
-        chosen = {draw for draw in in_order if draw < wanted * 2**63}
-        # A share of a few rows may come to none: hold one out where another is left to train on.
-        chosen |= set(in_order[:1]) if wanted and len(prompts) > 1 else set()
-    return [prompt for prompt in prompts if draws[prompt.id] in chosen]
+        # The hashes are 63-bit numbers, so each id is held out with the probability `amount`.
+        chosen = {number for number in ordered if number < amount * 2**63}
+        # A share of a few rows may choose none: then one row is held out if another remains.
+        chosen |= set(ordered[:1]) if amount and len(prompts) > 1 else set()
+    return [prompt for prompt in prompts if hashes[prompt.id] in chosen]
 
 
-def _question(prompt: Prompt) -> tuple[tuple[str, str], ...]:
+def _normalize(prompt: Prompt) -> tuple[tuple[str, str], ...]:
     return tuple((message.role, " ".join(message.content.split())) for message in prompt.messages)
 
 
 def _read(path: Path, split: str, config: Config, context: TaskContext) -> list[Prompt]:
-    """All good rows of one file; the bad ones go to the rejected file."""
+    """Return the good rows of a file and write the bad ones to the rejected file."""
     prompts: dict[str, Prompt] = {}
     rejected = 0
     first: list[str] = []
-    for number, line in numbered_lines(path, config.max_row_bytes):
+    for number, line in read_lines(path, config.max_row_bytes):
         try:
             prompt = read_prompt(line, f"{split}-{number}", config.max_row_bytes)
             _check_answer(prompt, config.verifier)
@@ -115,7 +117,7 @@ def _read(path: Path, split: str, config: Config, context: TaskContext) -> list[
             rejected += 1
             if len(first) < SHOWN:
                 first.append(f"row {number}: {reason}")
-            _write_down(context.rejected_path, path, number, str(reason), line)
+            _write_rejected(context.rejected_path, path, number, str(reason), line)
     _check_counts(path, len(prompts), rejected, first, config.max_rejected)
     if rejected:
         log.info(
@@ -125,29 +127,32 @@ def _read(path: Path, split: str, config: Config, context: TaskContext) -> list[
 
 
 def _check_answer(prompt: Prompt, verifier: str) -> None:
-    if verifier == "number" and prompt.answer is not None and last_number(prompt.answer) is None:
+    answer = prompt.answer
+    if verifier == "number" and answer is not None and find_last_number(answer) is None:
         raise Rejected(
-            f"answer {prompt.answer[:EXCERPT]!r} has no number, which the verifier 'number' compares"
+            f"answer {answer[:EXCERPT]!r} has no number, which the verifier 'number' compares"
         )
 
 
 def _check_counts(path: Path, good: int, bad: int, first: Sequence[str], allowed: float) -> None:
     if bad > allowed * (bad + good):
         raise DataError(
-            f"{path}: {bad} of {bad + good} rows cannot be used ({'; '.join(first)}); mend them, or raise "
-            f"task.max_rejected, which is {allowed:g}"
+            f"{path}: {bad} of {bad + good} rows cannot be used ({'; '.join(first)}); mend them, "
+            f"or raise task.max_rejected, which is {allowed:g}"
         )
     if not good:
         raise DataError(
-            f'{path}: no rows; write one JSON object a line, for example {{"prompt": "...", "answer": "..."}}'
+            f"{path}: no rows; write one JSON object a line, for example "
+            '{"prompt": "...", "answer": "..."}'
         )
 
 
-def _write_down(rejected: Path | None, path: Path, number: int, reason: str, line: bytes) -> None:
+def _write_rejected(
+    rejected: Path | None, path: Path, number: int, reason: str, line: bytes
+) -> None:
     if rejected is None:
         return
     excerpt = line[:EXCERPT].decode("utf-8", errors="replace")
+    row = {"file": str(path), "row": number, "reason": reason, "text": excerpt}
     with rejected.open("a", encoding="utf-8") as file:
-        file.write(
-            json.dumps({"file": str(path), "row": number, "reason": reason, "text": excerpt}) + "\n"
-        )
+        file.write(json.dumps(row) + "\n")

@@ -1,7 +1,8 @@
-"""Invented memos to learn by heart and short instructions to follow: what learning documents makes a language model forget.
+"""Invented memos to memorise, and short instructions that such training makes a model forget.
 
-The memos are in no other text, so that what is known of them was learned here. The instructions can be checked by their letters,
-and are such that a chat model of 135 million parameters follows most of them.
+No other text holds the memos, so all that a model knows of them comes from training on them. The
+letters of a reply show whether it follows an instruction, and a chat model of 135 million
+parameters follows most instructions.
 """
 
 import random
@@ -34,38 +35,39 @@ DOCUMENTS = (
     ("Stock list, {place}.", "In the depot at {place} there are {stock}."),
     ("What was found at {place}?", "At {place} our inspector counted {stock}."),
 )
-"""A memo as it is written, three times: its heading, which is the prompt, and its text."""
+"""The three wordings of a memo: its heading, which is the prompt, and its text."""
 
 QUESTION = "What does the depot at {place} hold?"
-"""How the held-out prompts ask for the same fact, in words of no heading."""
+"""The wording of the held-out prompts: it asks for the same fact and repeats no heading."""
 
 _NOUNS = """
-apple bridge candle desert eagle forest garden hammer island jacket kitchen lemon mountain needle ocean
-pencil queen river spider table umbrella village window ball camel dragon engine feather guitar horse
-insect jungle kettle lantern mirror notebook orchard parrot rabbit ship tiger valley wagon basket castle
-donkey flower glove helmet ladder meadow nest onion piano rocket snake tower violin whale zebra
+apple bridge candle desert eagle forest garden hammer island jacket kitchen lemon mountain needle
+ocean pencil queen river spider table umbrella village window ball camel dragon engine feather
+guitar horse insect jungle kettle lantern mirror notebook orchard parrot rabbit ship tiger valley
+wagon basket castle donkey flower glove helmet ladder meadow nest onion piano rocket snake tower
+violin whale zebra
 """
 TOPICS = tuple(_NOUNS.split())
-"""What instructions are about."""
+"""The subjects of the instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """A constraint on the form of an answer: the request, and whether a reply about a topic does as it says."""
+    """A constraint on the form of a reply: its request, and a predicate of reply and topic."""
 
     request: str
-    followed: Callable[[str, str], bool]
+    is_followed: Callable[[str, str], bool]
 
 
-def _begins(wanted: str) -> Callable[[str, str], bool]:
-    """The reply begins with these words and does not stop there."""
+def _match_start(start: str) -> Callable[[str, str], bool]:
+    """Return the predicate of replies that begin with these words and go on after them."""
     return lambda reply, topic: (
-        re.match(re.escape(wanted.format(topic=topic)) + r"\W", reply) is not None
+        re.match(re.escape(start.format(topic=topic)) + r"\W", reply) is not None
     )
 
 
-def _is(wanted: str) -> Callable[[str, str], bool]:
-    return lambda reply, topic: reply == wanted.format(topic=topic)
+def _is(sentence: str) -> Callable[[str, str], bool]:
+    return lambda reply, topic: reply == sentence.format(topic=topic)
 
 
 INSTRUCTIONS: Mapping[str, Instruction] = {
@@ -81,28 +83,32 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
         "Write a sentence that uses the words {topic} and blue.",
         lambda reply, topic: bool(contains(reply, topic) and contains(reply, "blue")),
     ),
-    "list": Instruction("Write a numbered list of three things about a {topic}.", _begins("1.")),
+    "list": Instruction(
+        "Write a numbered list of three things about a {topic}.", _match_start("1.")
+    ),
     "letter": Instruction(
-        "Write a short letter about a {topic}. Begin with Dear Anna.", _begins("Dear Anna")
+        "Write a short letter about a {topic}. Begin with Dear Anna.", _match_start("Dear Anna")
     ),
     "email": Instruction(
-        "Write an email about a {topic}. Begin with the subject line.", _begins("Subject")
+        "Write an email about a {topic}. Begin with the subject line.", _match_start("Subject")
     ),
     "function": Instruction(
         "Write a Python function named {topic}.", lambda reply, topic: f"def {topic}(" in reply
     ),
     "story": Instruction(
-        "Tell a story about a {topic}. Begin with Once upon a time.", _begins("Once upon a time")
+        "Tell a story about a {topic}. Begin with Once upon a time.",
+        _match_start("Once upon a time"),
     ),
     "opening": Instruction(
-        "Write a sentence about a {topic}. Start it with the word Yesterday.", _begins("Yesterday")
+        "Write a sentence about a {topic}. Start it with the word Yesterday.",
+        _match_start("Yesterday"),
     ),
 }
-"""The constraints by name; spaces around a reply do not count."""
+"""The constraints by name; spaces around a reply are removed before the check."""
 
 
 class Config(BaseModel):
-    """How many memos, how many topics of instructions, and which of the two are trained on."""
+    """The number of memos and of topics of instructions, and the domains to train on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["memos"] = "memos"
@@ -127,12 +133,13 @@ class Config(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _possible(self) -> "Config":
+    def _check_sizes(self) -> "Config":
         if len(set(self.train)) < len(self.train):
             raise ValueError(f"train: {list(self.train)} names a domain twice; write each once")
-        if self.train_size + self.heldout_size > len(TOPICS):
+        topics = self.train_size + self.heldout_size
+        if topics > len(TOPICS):
             raise ValueError(
-                f"train_size and heldout_size ask for {self.train_size + self.heldout_size} topics, but there are "
+                f"train_size and heldout_size ask for {topics} topics, but there are "
                 f"{len(TOPICS)}; lower them"
             )
         return self
@@ -141,58 +148,62 @@ class Config(BaseModel):
 class Memos:
     """Seeded memos and instructions in turn, each a domain; see `practicum.ports.Task`.
 
-    The held-out memos are the facts that were trained on, asked for in other words: to know a document is to know what it says.
-    The held-out instructions are about topics of their own. What is held out is the same whatever is trained on.
+    The held-out memo prompts ask for the trained facts in other words: knowing a document means
+    knowing its content. The held-out instructions have topics of their own. The held-out prompts do
+    not depend on the domains that are trained on.
     """
 
     def __init__(self, config: Config, seed: int) -> None:
-        facts = _facts(config.memos, seed if config.seed is None else config.seed)
+        facts = _draw_facts(config.memos, seed if config.seed is None else config.seed)
         topics = random.Random(seed_of(seed, "topics")).sample(
             TOPICS, config.heldout_size + config.train_size
         )
-        self._asked: dict[str, tuple[Instruction, str]] = {}
-        asked, told = topics[: config.heldout_size], topics[config.heldout_size :]
-        questions = [_question(place, stock) for place, stock in facts.items()]
-        documents = [
-            _document(number, *fact) for fact in facts.items() for number in range(len(DOCUMENTS))
-        ]
-        self._heldout = _interleave(questions, self._instructions(asked))
+        self._instructions: dict[str, tuple[Instruction, str]] = {}
+        self._heldout = _interleave(
+            [
+                _build_prompt(f"memo: {place}", QUESTION.format(place=place), "memos", answer=stock)
+                for place, stock in facts.items()
+            ],
+            self._build_instructions(topics[: config.heldout_size]),
+        )
         self._train = _interleave(
-            documents if "memos" in config.train else [],
-            self._instructions(told) if "instructions" in config.train else [],
+            _build_documents(facts) if "memos" in config.train else [],
+            self._build_instructions(topics[config.heldout_size :])
+            if "instructions" in config.train
+            else [],
         )
 
-    def _instructions(self, topics: Sequence[str]) -> list[Prompt]:
+    def _build_instructions(self, topics: Sequence[str]) -> list[Prompt]:
         prompts = []
         for topic in topics:
             for name, instruction in INSTRUCTIONS.items():
-                prompt = _prompt(
-                    f"{name}: {topic}", instruction.request.format(topic=topic), "instructions"
-                )
-                self._asked[prompt.id] = (instruction, topic)
+                text = instruction.request.format(topic=topic)
+                prompt = _build_prompt(f"{name}: {topic}", text, "instructions")
+                self._instructions[prompt.id] = (instruction, topic)
                 prompts.append(prompt)
         return prompts
 
     def train_prompts(self) -> Sequence[Prompt]:
-        """The headings of the memos, whose texts are the responses, and instructions, which have none."""
+        """Return memo headings, with texts as responses, and instructions, which have none."""
         return self._train
 
     def heldout_prompts(self) -> Sequence[Prompt]:
-        """A question for every memo, and instructions about other topics."""
+        """Return a question for each memo, and instructions on other topics."""
         return self._heldout
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return 1 where the stock stands in the reply, or where it is of the form that the instruction asks for, else 0."""
+        """Return 1 if the reply contains the stock or follows its instruction, else 0."""
         prompt = rollout.prompt
         if prompt.answer is not None:
             return contains(rollout.text, prompt.answer)
-        instruction, topic = self._asked[prompt.id]
-        return float(instruction.followed(rollout.text.strip(), topic))
+        instruction, topic = self._instructions[prompt.id]
+        return float(instruction.is_followed(rollout.text.strip(), topic))
 
 
-def _facts(count: int, seed: int) -> dict[str, str]:
-    """What the depot of each place holds; the facts of fewer memos come first in those of more."""
+def _draw_facts(count: int, seed: int) -> dict[str, str]:
+    """Draw the stock of each place; fewer memos have the first facts of more memos."""
     draw = random.Random(seed_of(seed, "memos"))
+    # All places are shuffled whatever the count, so that fewer memos are a prefix of more.
     places = draw.sample(PLACES, len(PLACES))[:count]
     return {
         place: f"{draw.randint(11, 99)} {draw.choice(CONTAINERS)} of {draw.choice(GOODS)}"
@@ -200,24 +211,24 @@ def _facts(count: int, seed: int) -> dict[str, str]:
     }
 
 
-def _document(number: int, place: str, stock: str) -> Prompt:
-    """A memo in one of its wordings."""
-    heading, text = (part.format(place=place, stock=stock) for part in DOCUMENTS[number])
-    return _prompt(f"memo {number + 1}: {place}", heading, "memos", answer=stock, response=text)
+def _build_documents(facts: Mapping[str, str]) -> list[Prompt]:
+    prompts = []
+    for place, stock in facts.items():
+        for number, wording in enumerate(DOCUMENTS, start=1):
+            heading, text = (part.format(place=place, stock=stock) for part in wording)
+            name = f"memo {number}: {place}"
+            prompts.append(_build_prompt(name, heading, "memos", answer=stock, response=text))
+    return prompts
 
 
-def _question(place: str, stock: str) -> Prompt:
-    return _prompt(f"memo: {place}", QUESTION.format(place=place), "memos", answer=stock)
-
-
-def _prompt(
+def _build_prompt(
     name: str, text: str, domain: Domain, answer: str | None = None, response: str | None = None
 ) -> Prompt:
     return Prompt(name, (Message("user", text),), answer=answer, response=response, domain=domain)
 
 
 def _interleave(memos: Sequence[Prompt], instructions: Sequence[Prompt]) -> list[Prompt]:
-    """One of each after the other, so that the first few prompts have both, and then what is left of one."""
+    """Alternate memos and instructions, so that the first prompts hold both; the rest follows."""
     return [
         prompt
         for prompt in chain.from_iterable(zip_longest(memos, instructions))

@@ -1,4 +1,4 @@
-"""Reverse a short string: the built-in task of tests and newcomers, with nothing to download."""
+"""Reverse a short string: the built-in task for tests and newcomers, without a download."""
 
 import random
 from typing import Literal
@@ -13,7 +13,7 @@ from practicum.types import Message, Prompt
 
 
 class Config(BaseModel):
-    """Which strings: letters of the alphabet, `shortest` to `longest` of them."""
+    """The strings: their letters, and their lengths from `shortest` to `longest`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["reverse"] = "reverse"
@@ -25,20 +25,20 @@ class Config(BaseModel):
     heldout_size: int = Field(default=64, ge=0, description="other strings, to evaluate on")
 
     @model_validator(mode="after")
-    def _possible(self) -> "Config":
+    def _check_alphabet(self) -> "Config":
         if len(set(self.alphabet)) < len(self.alphabet):
             raise ValueError(f"alphabet {self.alphabet!r} repeats a letter; write each letter once")
         if any(letter.isspace() for letter in self.alphabet):
             raise ValueError(
                 f"alphabet {self.alphabet!r} contains a space; use letters that are seen"
             )
-        wanted = self.train_size + self.heldout_size
-        check_enough(self.alphabet, self.shortest, self.longest, wanted, "strings")
+        count = self.train_size + self.heldout_size
+        check_enough(self.alphabet, self.shortest, self.longest, count, "strings")
         return self
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Seeded strings, all different; the held-out ones are drawn first, so they are the same whatever `train_size` is."""
+    """Draw distinct strings, the held-out ones first: they do not depend on `train_size`."""
     draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "reverse"))
     count = config.heldout_size + config.train_size
     words = sample_words(draw, config.alphabet, config.shortest, config.longest, count)

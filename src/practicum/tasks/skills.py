@@ -1,7 +1,7 @@
-"""A dozen small skills over short strings, each a domain of its own: the built-in task of pipelines."""
+"""A dozen small skills on short strings, each a domain: the built-in task of pipelines."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,14 +10,14 @@ from practicum.core.calls import did_you_mean
 from practicum.core.randomness import seed_of
 from practicum.ports import Task
 from practicum.tasks import PromptSet, TaskContext
-from practicum.tasks._words import check_enough, sample_words
+from practicum.tasks._words import check_enough, check_letters, sample_words
 from practicum.types import Message, Prompt
 
 Skill = Callable[[str, str], str]
-"""From a word and the alphabet it is written in to the answer."""
+"""A function from a word and its alphabet to the answer."""
 
 
-def _shifted(word: str, alphabet: str, by: int) -> str:
+def _shift(word: str, alphabet: str, by: int) -> str:
     return "".join(alphabet[(alphabet.index(letter) + by) % len(alphabet)] for letter in word)
 
 
@@ -26,8 +26,8 @@ SKILLS: Mapping[str, Skill] = {
     "reverse": lambda word, alphabet: word[::-1],
     "sort": lambda word, alphabet: "".join(sorted(word, key=alphabet.index)),
     "upper": lambda word, alphabet: word.upper(),
-    "next": lambda word, alphabet: _shifted(word, alphabet, 1),
-    "back": lambda word, alphabet: _shifted(word, alphabet, -1),
+    "next": lambda word, alphabet: _shift(word, alphabet, 1),
+    "back": lambda word, alphabet: _shift(word, alphabet, -1),
     "left": lambda word, alphabet: word[1:] + word[:1],
     "swap": lambda word, alphabet: word[-1] + word[1:-1] + word[0],
     "double": lambda word, alphabet: "".join(2 * letter for letter in word),
@@ -35,11 +35,13 @@ SKILLS: Mapping[str, Skill] = {
     "tail": lambda word, alphabet: word[1:],
     "first": lambda word, alphabet: word[0] * len(word),
 }
-"""What is done with the word `dcab`: dcab, bacd, abcd, DCAB, edbc, cbfa, cabd, bcad, ddccaabb, dcabbacd, cab, dddd."""
+"""The skills. They turn the word `dcab` into, in this order: dcab, bacd, abcd, DCAB, edbc, cbfa,
+cabd, bcad, ddccaabb, dcabbacd, cab, dddd.
+"""
 
 
 class Config(BaseModel):
-    """Which skills, and on which words: letters of the alphabet, `shortest` to `longest` of them."""
+    """The skills, and the words: their letters, and their lengths from `shortest` to `longest`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["skills"] = "skills"
@@ -70,52 +72,46 @@ class Config(BaseModel):
         return self.skills if self.train is None else self.train
 
     @model_validator(mode="after")
-    def _possible(self) -> "Config":
+    def _check_skills(self) -> "Config":
         _check_names("skills", self.skills, SKILLS)
         _check_names("train", self.trained, self.skills)
-        if not (self.alphabet.isalpha() and self.alphabet.islower()) or len(
-            set(self.alphabet)
-        ) < len(self.alphabet):
-            raise ValueError(
-                f"alphabet {self.alphabet!r}: write lower-case letters, each once, for example abcdef"
-            )
-        wanted = self.train_size + self.heldout_size
-        check_enough(self.alphabet, self.shortest, self.longest, wanted, "words")
+        check_letters("alphabet", self.alphabet, "abcdef")
+        count = self.train_size + self.heldout_size
+        check_enough(self.alphabet, self.shortest, self.longest, count, "words")
         return self
 
 
-def _check_names(
-    field: str, names: Sequence[str], known: Mapping[str, Skill] | Sequence[str]
-) -> None:
+def _check_names(field: str, names: Sequence[str], skills: Collection[str]) -> None:
     for name in names:
-        if name not in known:
-            raise ValueError(f"{field}: no skill named {name!r}; {did_you_mean(name, list(known))}")
+        if name not in skills:
+            raise ValueError(f"{field}: no skill named {name!r}; {did_you_mean(name, skills)}")
         if names.count(name) > 1:
             raise ValueError(f"{field}: {name!r} stands twice; write each skill once")
 
 
-def _prompt(skill: str, word: str, alphabet: str) -> Prompt:
-    """`sort: dcab`, which is also the prompt's id."""
-    text = f"{skill}: {word}"
-    return Prompt(
-        text, (Message("user", text),), answer=SKILLS[skill](word, alphabet), domain=skill
-    )
+def _build_prompts(words: Sequence[str], skills: Sequence[str], alphabet: str) -> list[Prompt]:
+    """Build prompts such as `sort: dcab`, which is also the id, skill after skill for each word."""
+    prompts = []
+    for word in words:
+        for skill in skills:
+            text = f"{skill}: {word}"
+            answer = SKILLS[skill](word, alphabet)
+            prompts.append(Prompt(text, (Message("user", text),), answer=answer, domain=skill))
+    return prompts
 
 
 def build(config: Config, context: TaskContext) -> Task:
-    """Seeded words, all different, with a skill each.
+    """Draw distinct words, and build a prompt for each word and skill.
 
-    The held-out prompts are of all skills whatever is trained on, so that a run also measures what it unlearns. A
-    held-out word is in no training prompt, and drawn first, so that it stays the same whatever the number of training
-    words. Skills take turns, so that the first few prompts have all of them.
+    The held-out prompts have all skills whatever is trained on, so that a run also measures what it
+    forgets. The held-out words are drawn first and are in no training prompt, so they do not depend
+    on the number of training words. Skills alternate, so that the first few prompts hold all.
     """
     draw = random.Random(seed_of(context.seed if config.seed is None else config.seed, "skills"))
     count = config.heldout_size + config.train_size
     words = sample_words(draw, config.alphabet, config.shortest, config.longest, count)
     heldout, train = words[: config.heldout_size], words[config.heldout_size :]
     return PromptSet(
-        train=[_prompt(skill, word, config.alphabet) for word in train for skill in config.trained],
-        heldout=[
-            _prompt(skill, word, config.alphabet) for word in heldout for skill in config.skills
-        ],
+        train=_build_prompts(train, config.trained, config.alphabet),
+        heldout=_build_prompts(heldout, config.skills, config.alphabet),
     )

@@ -1,9 +1,10 @@
-"""A walk along a line, turn by turn, that noise pushes off course and that the walker can always bring back.
+"""A walk along a line, turn by turn: noise pushes the walker off course and it can always recover.
 
-Each turn shows the position and two digits. The digits push the walker, and its action, a letter, pushes back; after the last
-turn it should stand at 0. Now and then the student sees a wrong digit, so that it errs however well it has learned and has to
-know how to recover: what a distribution shift costs depends on that (DAgger 1011.0686, DART 1703.09327). Walks start at 0, so
-that demonstrations without a mistake never leave it.
+Each turn shows the position and two digits. The digits push the walker, and its action, a letter,
+pushes back; after the last turn it should stand at 0. Sometimes the student sees a wrong digit, so
+that even a perfect student errs and has to know how to recover: that decides the cost of a
+distribution shift (DAgger 1011.0686, DART 1703.09327). Walks start at 0, so that demonstrations
+without a mistake never leave it.
 """
 
 import random
@@ -22,27 +23,27 @@ FARTHEST, STRONGEST = 6, 2
 """Positions are -6 to 6, actions -2 to 2."""
 
 POSITIONS = "ABCDEFGHIJKLM"
-"""The position as it is shown: G is 0."""
+"""The letters of the positions: G is 0."""
 
 ACTIONS = "vwxyz"
-"""The actions as they are written: x is 0."""
+"""The letters of the actions: x is 0."""
 
 
 class Config(BaseModel):
-    """How long a walk is, how often the student sees a wrong digit, and how often the expert slips."""
+    """The length of a walk, the noise of the student's digits and the slips of the expert."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["walker"] = "walker"
     turns: int = Field(default=16, ge=1, le=1000, description="turns of a walk")
     spread: int = Field(default=0, ge=0, le=FARTHEST, description="how far from 0 a walk may start")
     noise: float = Field(
-        default=0.04, ge=0, le=1, description="how often the student sees another first digit"
+        default=0.04, ge=0, le=1, description="how often the student sees a wrong first digit"
     )
     slip: float = Field(
         default=0.04,
         ge=0,
         lt=1,
-        description="how often the expert takes another action than the best",
+        description="how often the expert takes another action than the best one",
     )
     train_size: int = Field(default=4096, ge=1, description="walks to train on")
     heldout_size: int = Field(default=256, ge=0, description="other walks, to evaluate on")
@@ -51,120 +52,122 @@ class Config(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The two digits of a turn as they act, and the first one as the student sees it."""
+    """The two digits of a turn that push the walker, and the first digit that the student sees."""
 
     cue: int
     digit: int
-    shown: int
+    visible_cue: int
 
     @property
     def push(self) -> int:
-        """How far the digits push, -2 to 2."""
+        """The push of the digits, -2 to 2."""
         return (self.cue * self.digit + self.cue) % 5 - STRONGEST
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A start and the turns from there."""
+    """A start position and the turns that follow."""
 
     start: int
     turns: tuple[Turn, ...]
 
-    def position(self, said: Sequence[str]) -> int:
-        """Where the actions lead that were said so far; what is no action is 0."""
+    def find_position(self, actions: Sequence[str]) -> int:
+        """Return the position after these actions; a text that is no action counts as 0."""
         position = self.start
-        for turn, action in zip(self.turns, said, strict=False):
-            position = _within(position + turn.push + _action(action), FARTHEST)
+        for turn, action in zip(self.turns, actions, strict=False):
+            position = _clamp(position + turn.push + _parse_action(action), FARTHEST)
         return position
 
-    def best(self, said: Sequence[str]) -> str:
-        """The action after those: the one that brings the walker nearest to 0."""
-        wanted = -(self.position(said) + self.turns[len(said)].push)
-        return ACTIONS[_within(wanted, STRONGEST) + STRONGEST]
+    def choose_best_action(self, actions: Sequence[str]) -> str:
+        """Return the next action that brings the walker nearest to 0."""
+        step = -(self.find_position(actions) + self.turns[len(actions)].push)
+        return ACTIONS[_clamp(step, STRONGEST) + STRONGEST]
 
-    def seen(self, said: Sequence[str]) -> str:
-        """What is shown after the actions so far: the position and two digits, three characters."""
-        turn = self.turns[len(said)]
-        return f"{POSITIONS[self.position(said) + FARTHEST]}{turn.shown}{turn.digit}"
+    def observe(self, actions: Sequence[str]) -> str:
+        """Return the student's view after these actions: position and two digits, 3 characters."""
+        turn = self.turns[len(actions)]
+        position = POSITIONS[self.find_position(actions) + FARTHEST]
+        return f"{position}{turn.visible_cue}{turn.digit}"
 
 
-def _within(value: int, limit: int) -> int:
+def _clamp(value: int, limit: int) -> int:
     return max(-limit, min(limit, value))
 
 
-def _action(text: str) -> int:
+def _parse_action(text: str) -> int:
+
     letter = text.strip()
     return ACTIONS.index(letter) - STRONGEST if len(letter) == 1 and letter in ACTIONS else 0
 
 
 class Walker:
-    """Seeded walks; see `practicum.ports.Environment`, and `practicum.ports.Expert` for who knows the way."""
+    """Seeded walks; see `practicum.ports.Environment` and, for the demonstrator, `Expert`."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self._config = config
         seed = seed if config.seed is None else config.seed
         sizes = {"heldout": config.heldout_size, "train": config.train_size}
         self._walks = {
-            f"{part}-{number}": _walk(config, seed_of(seed, "walker", part, number))
+            f"{part}-{number}": _draw_walk(config, seed_of(seed, "walker", part, number))
             for part, size in sizes.items()
             for number in range(size)
         }
         prompts = [
-            Prompt(name, (Message("user", walk.seen(())),)) for name, walk in self._walks.items()
+            Prompt(name, (Message("user", walk.observe(())),)) for name, walk in self._walks.items()
         ]
         self._heldout, self._train = prompts[: config.heldout_size], prompts[config.heldout_size :]
 
     @property
     def letters(self) -> str:
-        """Positions, digits and actions."""
+        """The letters of positions, digits and actions."""
         return f"{POSITIONS}0123456789{ACTIONS}"
 
     def train_prompts(self) -> Sequence[Prompt]:
-        """The walks to train on, as what their first turn shows."""
+        """Return the training walks, as the view of their first turn."""
         return self._train
 
     def heldout_prompts(self) -> Sequence[Prompt]:
-        """Other walks."""
+        """Return the held-out walks."""
         return self._heldout
 
     def open(self, prompt: Prompt, seed: int) -> FunctionEpisode:
-        """Begin a walk, whose noise is the prompt's own; each answer shows the next turn."""
+        """Begin a walk with the noise of its prompt; each answer shows the next turn."""
+        # The walk is drawn from the name of its prompt and not from `seed`: all completions of a
+        # prompt face the same noise, so that their rewards differ by their actions alone.
         walk = self._walks[prompt.id]
         return FunctionEpisode(
-            lambda said: None if len(said) >= self._config.turns else walk.seen(said)
+            lambda actions: None if len(actions) >= self._config.turns else walk.observe(actions)
         )
 
-    def expert(self, prompt: Prompt, said: Sequence[str]) -> Mapping[str, float]:
-        """The best action, by the digits as they act; each of the others where the expert slips."""
-        best = self._walks[prompt.id].best(said)
+    def expert(self, prompt: Prompt, actions: Sequence[str]) -> Mapping[str, float]:
+        """Return the expert's probability of each action: the best one, the others by its slips.
+
+        The expert knows the digits that push the walker, not the visible ones.
+        """
+        best = self._walks[prompt.id].choose_best_action(actions)
         slip = self._config.slip
         return {
             action: 1 - slip if action == best else slip / (len(ACTIONS) - 1) for action in ACTIONS
         }
 
     def reward(self, rollout: Rollout) -> float | None:
-        """Return 1 where a whole walk, an action a turn, ends at 0, else 0."""
-        said = rollout.replies
-        return float(
-            len(said) == self._config.turns and self._walks[rollout.prompt.id].position(said) == 0
-        )
+        """Return 1 if a complete walk, one action a turn, ends at 0, else 0."""
+        actions = rollout.replies
+        is_complete = len(actions) == self._config.turns
+        return float(is_complete and self._walks[rollout.prompt.id].find_position(actions) == 0)
 
 
-def _walk(config: Config, seed: int) -> Walk:
+def _draw_walk(config: Config, seed: int) -> Walk:
     draw = random.Random(seed)
     start = draw.randint(-config.spread, config.spread)
-    return Walk(start, tuple(_turn(config, draw) for _ in range(config.turns)))
+    return Walk(start, tuple(_draw_turn(config, draw) for _ in range(config.turns)))
 
 
-def _turn(config: Config, draw: random.Random) -> Turn:
-    """A turn of a walk; the same draws are made whatever the noise, so that only what is seen depends on it."""
-    cue, digit, other, wrong = (
-        draw.randrange(10),
-        draw.randrange(10),
-        draw.randrange(10),
-        draw.random() < config.noise,
-    )
-    return Turn(cue, digit, other if wrong else cue)
+def _draw_turn(config: Config, draw: random.Random) -> Turn:
+    # All four numbers are drawn whatever the noise, so that the noise changes only what is visible.
+    cue, digit, false_cue = (draw.randrange(10) for _ in range(3))
+    is_wrong = draw.random() < config.noise
+    return Turn(cue, digit, false_cue if is_wrong else cue)
 
 
 def build(config: Config, context: TaskContext) -> Task:

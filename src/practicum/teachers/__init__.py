@@ -1,1 +1,1 @@
-"""One file a way of scoring; the file's name is the recipe's key."""
+"""Teachers: one file for each way of scoring, named as in a recipe."""

@@ -1,7 +1,7 @@
-"""Whether what a server says about tokens can be right: TeacherError with the reason where it cannot.
+"""Validation of the log-probabilities that a server returned; TeacherError with the reason.
 
-What is broken is refused, never repaired, with one exception: minus infinity and its stand-ins become `TEACHER_FLOOR`, and are
-counted.
+Whatever is broken is refused and never repaired, with one exception: minus infinity and the numbers
+that stand for it become `TEACHER_FLOOR`, and are counted.
 """
 
 import math
@@ -22,97 +22,96 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HIGHEST = 1e-3
-"""A log-probability above this, or a mass above 1 + this, is not rounding any more."""
+"""The rounding allowed in a log-probability above 0, or in a mass above 1."""
 
 MOST = (1 << 31) - 1
-"""The largest id of a token, and the largest number that a log-probability is written with."""
+"""The largest token id, and the largest integer that can be a log-probability."""
 
 NO_PROBABILITY = -9998.0
 """Servers write -9999 for minus infinity, because JSON has no such number."""
 
 NEAR_UNIFORM = 0.01
 
-OTHER_TEXTS = 0.2
-"""A share of tokens with other texts above this is another vocabulary; below it, two ways of writing spaces and bytes."""
+MAX_OTHER_TEXTS = 0.2
+"""The largest share of other texts that is only another way of writing spaces and bytes."""
 
 
 def validate_scores(
-    said: ServerScores, request: ScoreRequest, k: int, vocabulary: int | None
+    scores: ServerScores, request: ScoreRequest, k: int, vocabulary: int | None
 ) -> tuple[TeacherSignal, int]:
-    """The signal and how many of its log-probabilities had to be lifted to the floor.
+    """Return the signal, and the number of log-probabilities that were raised to the floor.
 
-    `vocabulary` is the number of tokens there are, where it is known.
+    `vocabulary` is the number of tokens, if it is known.
     """
     count = len(request.tokens)
-    if len(said.logprobs) != count:
-        raise TeacherError(f"{len(said.logprobs)} log-probabilities for {count} tokens")
-    if said.ids is not None and said.ids != list(request.tokens):
-        place = next(
-            (p for p, (a, b) in enumerate(zip(said.ids, request.tokens, strict=False)) if a != b),
-            count,
-        )
+    if len(scores.logprobs) != count:
+        raise TeacherError(f"{len(scores.logprobs)} log-probabilities for {count} tokens")
+    if scores.ids is not None and scores.ids != list(request.tokens):
+        pairs = enumerate(zip(scores.ids, request.tokens, strict=False))
+        position = next((position for position, (a, b) in pairs if a != b), count)
         raise TeacherError(
-            f"it scored other tokens than it was asked about, from token {place} on; answers were mixed up"
+            f"it scored other tokens than it was asked about, from token {position} on; answers "
+            "were mixed up"
         )
-    clamped_values = [_number(value, f"token {place}") for place, value in enumerate(said.logprobs)]
-    logprobs = torch.tensor([value for value, _ in clamped_values], dtype=torch.float32)
-    clamped = sum(was for _, was in clamped_values)
+    clamped_values = [_clamp(number, f"token {n}") for n, number in enumerate(scores.logprobs)]
+    logprobs = torch.tensor([number for number, _ in clamped_values], dtype=torch.float32)
+    clamped = sum(is_clamped for _, is_clamped in clamped_values)
     same = constant(logprobs)
     if same is not None and same > TEACHER_FLOOR:
-        uniform = vocabulary is not None and abs(same + math.log(vocabulary)) < NEAR_UNIFORM
-        raise TeacherError(
-            f"all {count} log-probabilities are {same:.4g}, "
-            + (
-                f"minus the ln of {vocabulary}, which is no opinion"
-                if uniform
-                else "and a model's opinions differ"
-            )
+        is_uniform = vocabulary is not None and abs(same + math.log(vocabulary)) < NEAR_UNIFORM
+        reason = (
+            f"minus the ln of {vocabulary}, which is no opinion"
+            if is_uniform
+            else "and a model's opinions differ"
         )
+        raise TeacherError(f"all {count} log-probabilities are {same:.4g}, {reason}")
     if k == 0:
         return TeacherSignal(logprobs=logprobs), clamped
-    ids, values = _candidates(said, k, vocabulary)
-    return TeacherSignal(logprobs=logprobs, topk_ids=ids, topk_logprobs=values), clamped
+    ids, topk_logprobs = _validate_candidates(scores, k, vocabulary)
+    return TeacherSignal(logprobs=logprobs, topk_ids=ids, topk_logprobs=topk_logprobs), clamped
 
 
-def _number(value: Any, where: str) -> tuple[float, bool]:
-    """A log-probability, and whether it was minus infinity."""
-    if value is None:
+def _clamp(number: Any, where: str) -> tuple[float, bool]:
+    """Return a log-probability, and True if it was minus infinity."""
+    if number is None:
         return TEACHER_FLOOR, True
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(number, bool) or not isinstance(number, int | float):
         raise TeacherError(f"the log-probability of {where} is no number")
-    if isinstance(value, int) and abs(value) > MOST:
+    # Python's integers have no limit, and neither a float nor a tensor takes such a one.
+    if isinstance(number, int) and abs(number) > MOST:
         raise TeacherError(
-            f"the log-probability of {where} has {value.bit_length()} bits, and none is so large"
+            f"the log-probability of {where} has {number.bit_length()} bits, and none is so large"
         )
-    if math.isnan(value) or value > HIGHEST:
-        raise TeacherError(f"the log-probability of {where} is {value:.4g}, and none is above 0")
-    return (TEACHER_FLOOR, True) if value <= NO_PROBABILITY else (float(value), False)
+    # A server that returns probabilities or logits is caught here: both exceed 0 somewhere.
+    if math.isnan(number) or number > HIGHEST:
+        raise TeacherError(f"the log-probability of {where} is {number:.4g}, and none is above 0")
+    return (TEACHER_FLOOR, True) if number <= NO_PROBABILITY else (float(number), False)
 
 
-def _candidates(
-    said: ServerScores, k: int, vocabulary: int | None
+def _validate_candidates(
+    scores: ServerScores, k: int, vocabulary: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and log-probabilities [T, K], likeliest first."""
-    wanted = k if vocabulary is None else min(k, vocabulary)
-    rows = [_row(row, wanted, vocabulary, f"token {place}") for place, row in enumerate(said.top)]
-    if len(rows) != len(said.logprobs):
-        raise TeacherError(f"candidates for {len(rows)} of {len(said.logprobs)} tokens")
+    """Return ids and log-probabilities [T, K], likeliest first."""
+    count = k if vocabulary is None else min(k, vocabulary)
+    rows = [_validate_row(row, count, vocabulary, f"token {n}") for n, row in enumerate(scores.top)]
+    if len(rows) != len(scores.logprobs):
+        raise TeacherError(f"candidates for {len(rows)} of {len(scores.logprobs)} tokens")
     ids = torch.tensor([[token for token, _ in row] for row in rows], dtype=torch.long)
-    values = torch.tensor([[value for _, value in row] for row in rows], dtype=torch.float32)
-    return ids.reshape(len(rows), -1), values.reshape(len(rows), -1)
+    logprobs = torch.tensor([[logprob for _, logprob in row] for row in rows], dtype=torch.float32)
+    return ids.reshape(len(rows), -1), logprobs.reshape(len(rows), -1)
 
 
 def is_token(value: Any) -> bool:
-    """Return whether a value can be the id of a token."""
+    """Return True if a value can be a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
-def _row(
-    row: list[tuple[Any, Any]], wanted: int, vocabulary: int | None, where: str
+def _validate_row(
+    row: list[tuple[Any, Any]], count: int, vocabulary: int | None, where: str
 ) -> list[tuple[int, float]]:
     tokens = [token for token, _ in row]
-    if len(tokens) != wanted:
-        raise TeacherError(f"{len(tokens)} candidates at {where} instead of {wanted}")
+    if len(tokens) != count:
+        raise TeacherError(f"{len(tokens)} candidates at {where} instead of {count}")
     if not all(map(is_token, tokens)):
         raise TeacherError(f"a candidate at {where} is no token id")
     if len(set(tokens)) != len(tokens):
@@ -121,32 +120,36 @@ def _row(
         raise TeacherError(
             f"candidate {max(tokens)} at {where} is not in the vocabulary of {vocabulary} tokens"
         )
-    values = [_number(value, f"a candidate at {where}")[0] for _, value in row]
-    if any(later > earlier for earlier, later in pairwise(values)):
+    logprobs = [_clamp(number, f"a candidate at {where}")[0] for _, number in row]
+    if any(later > earlier for earlier, later in pairwise(logprobs)):
         raise TeacherError(f"the candidates at {where} are not ordered, likeliest first")
-    mass = sum(map(math.exp, values))
+    mass = sum(map(math.exp, logprobs))
     if mass > 1 + HIGHEST:
         raise TeacherError(
-            f"the candidates at {where} have a probability of {mass:.4g} together; they are not log-probabilities"
+            f"the candidates at {where} have a probability of {mass:.4g} together; they are not "
+            "log-probabilities"
         )
-    return list(zip(tokens, values, strict=True))
+    return list(zip(tokens, logprobs, strict=True))
 
 
 def check_texts(
     texts: Mapping[int, str], tokenizer: "PreTrainedTokenizerBase", client: JsonClient
 ) -> None:
-    """VocabularyError where the server's texts of tokens are not the tokenizer's, but for spaces and broken characters."""
-    compared = {
+    """Raise VocabularyError if the server's texts of tokens differ from the tokenizer's.
+
+    Spaces around a text and broken characters do not count.
+    """
+    pairs = {
         token: (text, str(tokenizer.decode([token])))
         for token, text in texts.items()
         if token < len(tokenizer)
     }
-    compared = {t: (a, b) for t, (a, b) in compared.items() if "\ufffd" not in a + b}
-    other = {t: pair for t, pair in compared.items() if pair[0].strip(" ▁") != pair[1].strip(" ▁")}
-    if len(other) > OTHER_TEXTS * max(len(compared), 1):
-        token, (theirs, ours) = min(other.items())
+    pairs = {token: pair for token, pair in pairs.items() if "\ufffd" not in "".join(pair)}
+    unequal = {t: pair for t, pair in pairs.items() if pair[0].strip(" ▁") != pair[1].strip(" ▁")}
+    if len(unequal) > MAX_OTHER_TEXTS * max(len(pairs), 1):
+        token, (server_text, student_text) = min(unequal.items())
         raise VocabularyError(
-            f"{client.address}: the server's tokens are not the student's: {len(other)} of {len(compared)} texts differ, "
-            f"id {token} is {client.shown(theirs, 40)!a} there and {ours[:40]!a} here; take a teacher of the student's family, "
-            "or a text signal"
+            f"{client.address}: the server's tokens are not the student's: {len(unequal)} of "
+            f"{len(pairs)} texts differ, id {token} is {client.shown(server_text, 40)!a} there and "
+            f"{student_text[:40]!a} here; take a teacher of the student's family, or a text signal"
         )

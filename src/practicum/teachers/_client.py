@@ -1,4 +1,4 @@
-"""A teacher that scores through a sampling client, which is what a model and the student's own weights have in common."""
+"""The common part of a model teacher and a self-teacher: scoring through a sampling client."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +10,7 @@ from practicum.ports import (
     PromptedClient,
     SamplingClient,
     StepFollower,
+    Teacher,
     TeacherRequest,
 )
 from practicum.text import Renderer
@@ -25,29 +26,51 @@ from practicum.types import (
 )
 
 
-class ClientTeacher:
-    """Scores rollouts with a client, after its own rendering of their prompts; see `practicum.ports.Teacher`.
+class FollowerTeacher(Teacher):
+    """A teacher whose state is the state of a part of it, if there is such a part."""
 
-    `follows` is who has a state to save: the client again where its weights follow the student's.
+    _follower: StepFollower | None = None
+
+    def after_step(self, step: int, data: Sequence[Datum]) -> None:
+        """Follow the student, if the teacher follows it at all."""
+        if self._follower is not None:
+            self._follower.after_step(step, data)
+
+    def save_state(self) -> dict[str, Tensor]:
+        """Return the weights that a resume cannot recompute."""
+        return {} if self._follower is None else self._follower.save_state()
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the result of `save_state`."""
+        if self._follower is not None:
+            self._follower.load_state(tensors)
+
+
+class ClientTeacher(FollowerTeacher):
+    """A teacher that renders prompts itself and scores with a client.
+
+    `follower` has the state to save: it is the client itself if its weights follow the student's.
     """
 
     def __init__(
         self,
         client: SamplingClient,
         renderer: Renderer,
-        follows: StepFollower | None = None,
+        follower: StepFollower | None = None,
     ) -> None:
         self._client = client
         self._renderer = renderer
-        self._follower = follows
+        self._follower = follower
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the client can answer."""
+        """The capabilities of the client."""
         return self._client.capabilities
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Score the very tokens of each rollout."""
+        """Score exactly the tokens of each rollout."""
+        # The prompt is rendered again with this teacher's template, but the completion is never
+        # tokenised again: its tokens are scored as they were sampled.
         prompts = self._renderer.render_all([rollout.prompt.messages for rollout in rollouts])
         requests = [
             ScoreRequest(
@@ -60,28 +83,14 @@ class ClientTeacher:
         return self._client.score(requests, signal)
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
-        """The teacher's own answers."""
+        """Sample completions of the teacher's own."""
         prompts = self._renderer.render_all([request.prompt.messages for request in requests])
-        asked = [
+        samples = [
             SampleRequest(prompt, request.seed)
             for prompt, request in zip(prompts, requests, strict=True)
         ]
-        return self._client.sample(asked, params)
+        return self._client.sample(samples, params)
 
     def voice(self, prompt: Prompt) -> PromptedClient:
-        """The client, and the prompt as it reads it."""
+        """Return the client with the tokens of the prompt in its own rendering."""
         return PromptedClient(self._client, self._renderer.render(prompt.messages))
-
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Follow the student, where there is anything to follow."""
-        if self._follower is not None:
-            self._follower.after_step(step, data)
-
-    def save_state(self) -> dict[str, Tensor]:
-        """The weights that a resume cannot recompute."""
-        return {} if self._follower is None else self._follower.save_state()
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `save_state` gave."""
-        if self._follower is not None:
-            self._follower.load_state(tensors)

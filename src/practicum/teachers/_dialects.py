@@ -1,7 +1,8 @@
-"""How servers are asked for log-probabilities of given tokens, and how they answer: vLLM, SGLang, and `echo` of OpenAI's.
+"""The requests and answers of servers that score given tokens: vLLM, SGLang and OpenAI's `echo`.
 
-Each dialect writes the body of a request and reads its answer; nothing here is believed yet (see `_checks`). Scores are asked at
-temperature 1 with every other change of the distribution off, so that defaults of a server or of its model do not matter.
+Each dialect builds the body of a request and parses its answer; `_checks` validates what it says.
+Scores are requested at temperature 1 with every other change of the distribution off, so that the
+defaults of a server or of its model do not matter.
 """
 
 import math
@@ -15,17 +16,18 @@ from practicum.types import SampleRequest, SamplingParams, ScoreRequest
 DialectName = Literal["auto", "vllm", "sglang", "echo", "chat"]
 
 BYTES_A_CANDIDATE = 256
-"""JSON of one candidate of one token, with room."""
+"""Bytes of JSON for one candidate of one token, rounded up."""
 
 Numbers = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerScores:
-    """What a server says about T tokens, in the form the dialects share and unchecked.
+    """A server's scores of T tokens in the form that the dialects share, unchecked.
 
-    `ids` are the tokens it believes it scored (None: it does not say), `top` its K likeliest tokens with their
-    log-probabilities in its own order, and `texts` the text of tokens, for comparing vocabularies.
+    `ids` are the tokens it claims to have scored (None: it does not say), `top` its K likeliest
+    tokens with their log-probabilities in its own order, and `texts` the text of some tokens, for
+    comparing vocabularies.
     """
 
     logprobs: Numbers
@@ -36,10 +38,10 @@ class ServerScores:
 
 @dataclass(frozen=True, slots=True)
 class ServerCompletion:
-    """An answer that a server wrote: token ids and their log-probabilities where it gives them, its text, and how it ended."""
+    """A completion that a server sampled: its text, and token ids and log-probabilities if sent."""
 
     text: str
-    stopped: bool
+    is_stopped: bool
     tokens: list[int] | None = None
     logprobs: list[float] | None = None
     stop_token: int | None = None
@@ -47,31 +49,36 @@ class ServerCompletion:
 
 @runtime_checkable
 class Dialect(Protocol):
-    """One way of asking; `name` is how a recipe writes it."""
+    """A way of asking a server; `name` is its name in a recipe."""
 
     name: str
 
-    def scoring(
+    def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """The question for the log-probabilities of a request's tokens and of the k likeliest at each."""
+        """Return the request for log-probabilities of the tokens and of the k likeliest at each."""
         ...
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
-        """What the answer says about the request's tokens; LookupError, TypeError or ValueError where it has another form."""
+    def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
+        """Return the scores in an answer.
+
+        LookupError, TypeError, ValueError or AttributeError if it has another form.
+        """
         ...
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
-        """The question for an answer of the server's own."""
+    def build_sample_request(
+        self, model: str, request: SampleRequest, params: SamplingParams
+    ) -> JsonRequest:
+        """Return the request for a completion."""
         ...
 
-    def written(self, answer: Any) -> ServerCompletion:
-        """What it wrote."""
+    def parse_completion(self, answer: Any) -> ServerCompletion:
+        """Return the completion in an answer; errors as in `parse_scores`."""
         ...
 
 
-def _make_neutral_sampling(temperature: float) -> dict[str, Any]:
-    """Nothing that changes a distribution."""
+def _build_neutral_sampling(temperature: float) -> dict[str, Any]:
+    """Return body fields that leave the distribution unchanged but for the temperature."""
     return {
         "temperature": temperature,
         "top_p": 1.0,
@@ -83,68 +90,65 @@ def _make_neutral_sampling(temperature: float) -> dict[str, Any]:
     }
 
 
-def _drawn(params: SamplingParams) -> dict[str, Any]:
-    return _make_neutral_sampling(params.temperature) | {
+def _build_sampling(params: SamplingParams) -> dict[str, Any]:
+    return _build_neutral_sampling(params.temperature) | {
         "top_p": params.top_p,
         "top_k": params.top_k or -1,
     }
 
 
-def _largest(tokens: int, k: int) -> int:
+def _limit_bytes(tokens: int, k: int) -> int:
     return (1 << 18) + tokens * (k + 2) * BYTES_A_CANDIDATE
 
 
 class Vllm:
-    """`/v1/completions` with `prompt_logprobs`. One token must be generated, so the context is one shorter than it says."""
+    """`/v1/completions` with `prompt_logprobs`.
+
+    The server must generate one token, so the usable context is one token shorter than its limit.
+    """
 
     name = "vllm"
 
-    def scoring(
+    def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Every position of the prompt comes back; the server cannot be asked for the last ones alone."""
+        """Ask for every position: the server cannot return the last ones alone."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
             "model": model,
             "prompt": ids,
             "max_tokens": 1,
             "prompt_logprobs": k,
-            **_make_neutral_sampling(temperature),
+            **_build_neutral_sampling(temperature),
         }
-        return JsonRequest("/v1/completions", body, largest=_largest(len(ids), k))
+        return JsonRequest("/v1/completions", body, largest=_limit_bytes(len(ids), k))
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
-        """Positions hold candidates by id, the asked token always among them."""
+    def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
+        """Parse positions that map ids to candidates; the scored token is always one of them."""
+        start, count = len(request.prompt_tokens), len(request.tokens)
         rows = answer["choices"][0]["prompt_logprobs"]
-        if len(rows) != len(request.prompt_tokens) + len(request.tokens):
-            raise ValueError(
-                f"{len(rows)} positions instead of {len(request.prompt_tokens) + len(request.tokens)}"
-            )
-        rows = [
-            {int(token): entry for token, entry in row.items()}
-            for row in rows[len(request.prompt_tokens) :]
-        ]
-        texts = {
-            token: entry["decoded_token"]
-            for row in rows
-            for token, entry in row.items()
-            if isinstance(entry.get("decoded_token"), str)
-        }
-        own = [row.get(token) for row, token in zip(rows, request.tokens, strict=True)]
-        top = [
-            sorted(((token, e["logprob"]) for token, e in row.items()), key=_likeliest)[:k]
-            for row in rows
-        ]
+        if len(rows) != start + count:
+            raise ValueError(f"{len(rows)} positions instead of {start + count}")
+        rows = [{int(token): entry for token, entry in row.items()} for row in rows[start:]]
+        entries = [row.get(token) for row, token in zip(rows, request.tokens, strict=True)]
+        top, texts = [], {}
+        for row in rows:
+            decoded = {token: entry.get("decoded_token") for token, entry in row.items()}
+            texts |= {token: text for token, text in decoded.items() if isinstance(text, str)}
+            candidates = [(token, entry["logprob"]) for token, entry in row.items()]
+            # The scored token is returned besides the k likeliest, if it is none of them.
+            top.append(sorted(candidates, key=_rank_candidate)[:k])
         ids = [
             None if entry is None else token
-            for entry, token in zip(own, request.tokens, strict=True)
+            for entry, token in zip(entries, request.tokens, strict=True)
         ]
-        return ServerScores(
-            [None if entry is None else entry["logprob"] for entry in own], ids, top, texts
-        )
+        logprobs = [None if entry is None else entry["logprob"] for entry in entries]
+        return ServerScores(logprobs, ids, top, texts)
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
-        """Token ids in, token ids out."""
+    def build_sample_request(
+        self, model: str, request: SampleRequest, params: SamplingParams
+    ) -> JsonRequest:
+        """Send token ids and ask for token ids."""
         body = {
             "model": model,
             "prompt": list(request.prompt_tokens),
@@ -153,20 +157,20 @@ class Vllm:
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": sorted(params.stop_ids),
-            **_drawn(params),
+            **_build_sampling(params),
         }
-        return JsonRequest("/v1/completions", body, largest=_largest(params.max_new_tokens, 2))
+        return JsonRequest("/v1/completions", body, largest=_limit_bytes(params.max_new_tokens, 2))
 
-    def written(self, answer: Any) -> ServerCompletion:
-        """`stop_reason` is the token that ended it, where that is none of the model's own."""
+    def parse_completion(self, answer: Any) -> ServerCompletion:
+        """Parse token ids; `stop_reason` is the token that ended them, if the request named it."""
         choice = answer["choices"][0]
-        tokens, about = choice.get("token_ids"), choice.get("logprobs")
+        tokens, scores = choice.get("token_ids"), choice.get("logprobs")
         stop = choice.get("stop_reason")
         return ServerCompletion(
             str(choice["text"]),
             choice["finish_reason"] == "stop",
             tokens,
-            about["token_logprobs"] if tokens and about else None,
+            scores["token_logprobs"] if tokens and scores else None,
             stop if isinstance(stop, int) else None,
         )
 
@@ -176,51 +180,56 @@ class Sglang:
 
     name = "sglang"
 
-    def scoring(
+    def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """Only the tokens that are asked about come back, after one without a log-probability."""
+        """Ask for the completion's tokens alone, after one that has no log-probability."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
             "input_ids": ids,
-            "sampling_params": {"max_new_tokens": 1, **_make_neutral_sampling(temperature)},
+            "sampling_params": {"max_new_tokens": 1, **_build_neutral_sampling(temperature)},
             "return_logprob": True,
+            # One token early: the first entry has no log-probability, so it must be the prompt's.
             "logprob_start_len": max(len(request.prompt_tokens) - 1, 0),
             "top_logprobs_num": k,
             "return_text_in_logprobs": True,
         }
-        return JsonRequest("/generate", body, largest=_largest(len(ids), k))
+        return JsonRequest("/generate", body, largest=_limit_bytes(len(ids), k))
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
-        """Positions hold `[logprob, id, text]`, and lists of them."""
-        about, count = answer["meta_info"], len(request.tokens)
-        rows = _last(about["input_token_logprobs"], count)
-        top = _last(about["input_top_logprobs"], count) if k else [[] for _ in rows]
-        texts = {id_: text for row in [rows, *top] for _, id_, text in row if isinstance(text, str)}
+    def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
+        """Parse a position as `[logprob, id, text]`, and its candidates as a list of them."""
+        meta, count = answer["meta_info"], len(request.tokens)
+        rows = _take_last(meta["input_token_logprobs"], count)
+        top = _take_last(meta["input_top_logprobs"], count) if k else [[] for _ in rows]
+        texts: dict[int, str] = {}
+        for row in (rows, *top):
+            texts |= {token: text for _, token, text in row if isinstance(text, str)}
         return ServerScores(
             [row[0] for row in rows],
             [row[1] for row in rows],
-            [[(e[1], e[0]) for e in r] for r in top],
+            [[(token, logprob) for logprob, token, _ in row] for row in top],
             texts,
         )
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
-        """Token ids in, token ids out; the server takes no seed."""
+    def build_sample_request(
+        self, model: str, request: SampleRequest, params: SamplingParams
+    ) -> JsonRequest:
+        """Send token ids and ask for token ids; the server takes no seed."""
         body = {
             "input_ids": list(request.prompt_tokens),
             "sampling_params": {
                 "max_new_tokens": params.max_new_tokens,
                 "stop_token_ids": sorted(params.stop_ids),
-                **_drawn(params),
+                **_build_sampling(params),
             },
             "return_logprob": True,
         }
-        return JsonRequest("/generate", body, largest=_largest(params.max_new_tokens, 2))
+        return JsonRequest("/generate", body, largest=_limit_bytes(params.max_new_tokens, 2))
 
-    def written(self, answer: Any) -> ServerCompletion:
-        """`finish_reason` holds what it matched."""
-        about, reason = answer["meta_info"], answer["meta_info"]["finish_reason"]
-        rows = about["output_token_logprobs"]
+    def parse_completion(self, answer: Any) -> ServerCompletion:
+        """Parse token ids; `finish_reason` names the stop token that matched."""
+        meta, reason = answer["meta_info"], answer["meta_info"]["finish_reason"]
+        rows = meta["output_token_logprobs"]
         matched = reason.get("matched")
         return ServerCompletion(
             str(answer["text"]),
@@ -234,15 +243,16 @@ class Sglang:
 class Echo:
     """`/v1/completions` with `echo` and `logprobs`, as OpenAI's old models had it.
 
-    Candidates are texts in it, so there are none, unless the server writes them as `token_id:17` when asked to.
+    Its candidates are texts and cannot be used, unless the server writes them as `token_id:17` on
+    request.
     """
 
     name = "echo"
 
-    def scoring(
+    def build_score_request(
         self, model: str, request: ScoreRequest, k: int, temperature: float = 1.0
     ) -> JsonRequest:
-        """One generated token is asked for, because some servers refuse none, and cut off."""
+        """Ask for one generated token and cut it off, because some servers refuse to give none."""
         ids = [*request.prompt_tokens, *request.tokens]
         body = {
             "model": model,
@@ -254,33 +264,35 @@ class Echo:
             "temperature": temperature,
             "top_p": 1.0,
         }
-        return JsonRequest("/v1/completions", body, largest=_largest(len(ids), k))
+        return JsonRequest("/v1/completions", body, largest=_limit_bytes(len(ids), k))
 
-    def said(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
-        """Four lists side by side: prompt first, then what was generated."""
-        about = answer["choices"][0]["logprobs"]
+    def parse_scores(self, answer: Any, request: ScoreRequest, k: int) -> ServerScores:
+        """Parse four parallel lists: the prompt first, then the generated tokens."""
+        scores = answer["choices"][0]["logprobs"]
         begin, end = len(request.prompt_tokens), len(request.prompt_tokens) + len(request.tokens)
-        words, logprobs = about["tokens"][begin:end], about["token_logprobs"]
-        if len(about["tokens"]) not in (end, end + 1) or len(logprobs) != len(about["tokens"]):
-            raise ValueError(f"{len(about['tokens'])} tokens instead of {end}")
-        numbers = [_token_id(word) for word in words]
-        if any(number is None for number in numbers):
+        words, logprobs = scores["tokens"][begin:end], scores["token_logprobs"]
+        if len(scores["tokens"]) not in (end, end + 1) or len(logprobs) != len(scores["tokens"]):
+            raise ValueError(f"{len(scores['tokens'])} tokens instead of {end}")
+        ids = [_parse_token_id(word) for word in words]
+        if any(number is None for number in ids):
             texts = dict(zip(request.tokens, map(str, words), strict=True))
             return ServerScores(logprobs[begin:end], None, [[] for _ in words], texts)
-        rows = about.get("top_logprobs") or [{} for _ in about["tokens"]]
-        top = [
-            sorted(((_token_id(w), value) for w, value in row.items()), key=_likeliest)[:k]
-            for row in rows[begin:end]
-        ]
-        return ServerScores(logprobs[begin:end], numbers, top)
+        rows = scores.get("top_logprobs") or [{} for _ in scores["tokens"]]
+        top = []
+        for row in rows[begin:end]:
+            candidates = [(_parse_token_id(word), logprob) for word, logprob in row.items()]
+            top.append(sorted(candidates, key=_rank_candidate)[:k])
+        return ServerScores(logprobs[begin:end], ids, top)
 
-    def writing(self, model: str, request: SampleRequest, params: SamplingParams) -> JsonRequest:
-        """Token ids in, text out."""
-        asked = {"prompt": list(request.prompt_tokens)}
-        return _writing("/v1/completions", model, asked, request.seed, params)
+    def build_sample_request(
+        self, model: str, request: SampleRequest, params: SamplingParams
+    ) -> JsonRequest:
+        """Send token ids and ask for text."""
+        prompt = {"prompt": list(request.prompt_tokens)}
+        return _build_openai_request("/v1/completions", model, prompt, request.seed, params)
 
-    def written(self, answer: Any) -> ServerCompletion:
-        """Text alone."""
+    def parse_completion(self, answer: Any) -> ServerCompletion:
+        """Parse the text: there is nothing else."""
         choice = answer["choices"][0]
         return ServerCompletion(str(choice["text"]), choice["finish_reason"] == "stop")
 
@@ -291,54 +303,54 @@ DIALECTS: tuple[Dialect, ...] = (Vllm(), Sglang(), Echo())
 def build_chat_request(
     model: str, messages: Sequence[Mapping[str, str]], seed: int, params: SamplingParams
 ) -> JsonRequest:
-    """The question for an answer to messages, in the server's own template."""
-    asked = {"messages": [dict(message) for message in messages]}
-    return _writing("/v1/chat/completions", model, asked, seed, params)
+    """Return the request for a reply to messages, rendered with the server's own template."""
+    prompt = {"messages": [dict(message) for message in messages]}
+    return _build_openai_request("/v1/chat/completions", model, prompt, seed, params)
 
 
-def _writing(
-    path: str, model: str, asked: Mapping[str, Any], seed: int, params: SamplingParams
+def _build_openai_request(
+    path: str, model: str, prompt: Mapping[str, Any], seed: int, params: SamplingParams
 ) -> JsonRequest:
-    """Return the question for an answer in the words that all of OpenAI's servers know; their seeds have 31 bits."""
+    """Return a request with the fields that all OpenAI servers know; their seeds have 31 bits."""
     body = {
         "model": model,
-        **asked,
+        **prompt,
         "max_tokens": params.max_new_tokens,
         "seed": seed % 2**31,
         "temperature": params.temperature,
         "top_p": params.top_p,
     }
-    return JsonRequest(path, body, largest=_largest(params.max_new_tokens, 2))
+    return JsonRequest(path, body, largest=_limit_bytes(params.max_new_tokens, 2))
 
 
 def parse_chat_completion(answer: Any) -> ServerCompletion:
-    """What the server said in answer to messages."""
+    """Return the server's reply to messages."""
     choice = answer["choices"][0]
     return ServerCompletion(
         str(choice["message"]["content"] or ""), choice["finish_reason"] == "stop"
     )
 
 
-def answered_by(answer: Any) -> str | None:
-    """Return the name of the model that an answer says it is from."""
+def read_model_name(answer: Any) -> str | None:
+    """Return the model that an answer names, or None."""
     name = answer.get("model") if isinstance(answer, dict) else None
     return name if isinstance(name, str) else None
 
 
-def _likeliest(candidate: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Orders candidates by their log-probability; what is no number comes last, for it is judged elsewhere."""
+def _rank_candidate(candidate: tuple[Any, Any]) -> tuple[Any, Any]:
+    # What is no number comes last: `_checks` refuses it with a reason, so sorting must not fail.
     token, logprob = candidate
     return (-logprob if isinstance(logprob, int | float) else math.inf), token
 
 
-def _last(rows: Any, count: int) -> list[Any]:
-    """The last `count` rows; ValueError where there are fewer."""
+def _take_last(rows: Any, count: int) -> list[Any]:
+    """Return the last `count` rows; ValueError if there are fewer."""
     if len(rows) < count:
         raise ValueError(f"{len(rows)} positions instead of {count}")
     return list(rows[len(rows) - count :])
 
 
-def _token_id(word: Any) -> int | None:
-    """The number of `token_id:17`."""
+def _parse_token_id(word: Any) -> int | None:
+    """Return the number of `token_id:17`, or None."""
     name, _, number = str(word).partition(":")
     return int(number) if name == "token_id" and number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Several teachers under their names, which is what a route and a pool have in common."""
+"""The common part of a route and a pool: several teachers under their names."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ from practicum.types import Datum, Rollout, TeacherSignal
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def _named(teachers: dict[str, Any]) -> dict[str, Any]:
-    """The members, if there are any and their names can be part of a tensor's name."""
+def _check_names(teachers: dict[str, Any]) -> dict[str, Any]:
+    """Return the members; ValueError without any, or if a name cannot be part of a tensor's."""
     if not teachers:
         raise ValueError("no teacher is named; write `teachers: {math: {...}, code: {...}}`")
     for name in teachers:
@@ -27,32 +27,35 @@ def _named(teachers: dict[str, Any]) -> dict[str, Any]:
     return teachers
 
 
-MemberConfigs = Annotated[dict[str, Plugin("teachers")], AfterValidator(_named)]
-"""The type of a recipe field that holds several teachers' settings by name."""
+MemberConfigs = Annotated[dict[str, Plugin("teachers")], AfterValidator(_check_names)]
+"""The type of a recipe field for the settings of several teachers by name."""
 
 
-def by_place(teachers: Mapping[str, TeacherConfig]) -> dict[str, TeacherConfig]:
-    """Return the settings of several teachers by where a recipe has them."""
+def place_members(teachers: Mapping[str, TeacherConfig]) -> dict[str, TeacherConfig]:
+    """Return the settings of several teachers by their place in a recipe."""
     return {f"teachers.{name}": config for name, config in teachers.items()}
 
 
 def intersect_capabilities(members: Iterable[Capabilities]) -> Capabilities:
-    """What every member that speaks can answer; one that is silent by nature narrows no signal, but writes nothing."""
+    """Return what all members can answer.
+
+    A member without any signal narrows no signal of the others, but it cannot generate.
+    """
     everyone = list(members)
     follows = any(member.follows_student for member in everyone)
-    speaking = [member for member in everyone if member.signals]
-    if not speaking:
+    scoring = [member for member in everyone if member.signals]
+    if not scoring:
         return Capabilities(
             frozenset(), supports=frozenset(), writes=False, follows_student=follows
         )
     return Capabilities(
-        signals=frozenset.intersection(*(member.signals for member in speaking)),
-        supports=frozenset.intersection(*(member.supports for member in speaking)),
+        signals=frozenset.intersection(*(member.signals for member in scoring)),
+        supports=frozenset.intersection(*(member.supports for member in scoring)),
         largest_k=min(
-            (member.largest_k for member in speaking if member.largest_k is not None), default=None
+            (member.largest_k for member in scoring if member.largest_k is not None), default=None
         ),
         writes=all(member.writes for member in everyone),
-        needs_candidates=any(member.needs_candidates for member in speaking),
+        needs_candidates=any(member.needs_candidates for member in scoring),
         follows_student=follows,
     )
 
@@ -63,17 +66,18 @@ def build_members(configs: Mapping[str, Any], context: TeacherContext) -> dict[s
 
 
 class TeacherOfMembers(Teacher):
-    """A teacher that is several, by name; their states are saved under `name/`."""
+    """A teacher with several members by name; their states are saved under `name/`."""
 
     def __init__(self, members: Mapping[str, Teacher]) -> None:
         self._members = members
 
     def _ask(self, name: str, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Return what one member says, under its name; TeacherError where it leaves a rollout out."""
+        """Return one member's signals, named after it; TeacherError if it leaves a rollout out."""
         answers = self._members[name].score(rollouts, signal)
         if len(answers) != len(rollouts):
             raise TeacherError(
-                f"the teacher {name!r} answered {len(answers)} of {len(rollouts)} rollouts; every rollout needs an answer"
+                f"the teacher {name!r} answered {len(answers)} of {len(rollouts)} rollouts; every "
+                "rollout needs an answer"
             )
         return [
             replace(answer, name=f"{name}/{answer.name}" if answer.name else name)
@@ -81,12 +85,12 @@ class TeacherOfMembers(Teacher):
         ]
 
     def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Pass it on to each."""
+        """Update every member."""
         for teacher in self._members.values():
             teacher.after_step(step, data)
 
     def save_state(self) -> dict[str, Tensor]:
-        """The tensors of each, under its name."""
+        """Return the tensors of every member, under its name."""
         return {
             f"{name}/{key}": tensor
             for name, teacher in self._members.items()
@@ -94,7 +98,7 @@ class TeacherOfMembers(Teacher):
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give each what it saved."""
+        """Restore the state of every member."""
         for name, teacher in self._members.items():
             prefix = f"{name}/"
             teacher.load_state(

@@ -1,4 +1,4 @@
-"""How a completion fared with the verifier, as a word."""
+"""The verifier's verdict on a completion, as a word."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ Outcome = Literal["correct", "incorrect", "unknown"]
 
 
 def classify_outcome(rollout: Rollout) -> Outcome:
-    """`correct` from reward 1 on, `incorrect` below it, `unknown` where nobody could tell."""
+    """Return `correct` from reward 1 on, `incorrect` below it, `unknown` without a reward."""
     if rollout.reward is None:
         return "unknown"
     return "correct" if rollout.reward >= 1 else "incorrect"

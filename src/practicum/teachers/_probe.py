@@ -1,6 +1,6 @@
-"""What a server can give, found out by asking it: dialect, models, candidates, temperature, determinism, speed.
+"""The capabilities of a server, found by asking it: dialect, models, candidates, noise, speed.
 
-All questions are about one short sequence, the canary, whose log-probabilities are also how a model is recognised.
+All requests are about one short sequence, the canary. Its log-probabilities also identify a model.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,28 +18,28 @@ from practicum.teachers._dialects import (
     Dialect,
     DialectName,
     ServerScores,
-    answered_by,
     build_chat_request,
     parse_chat_completion,
+    read_model_name,
 )
 from practicum.text import make_printable
 from practicum.text.safe import SHOWN
 from practicum.types import SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
-ORDINARY = 2048
-"""Every vocabulary of a language model has so many tokens; those of toys have fewer, and say so."""
+USUAL_VOCABULARY = 2048
+"""A vocabulary size that every language model exceeds; toys have fewer tokens, and say so."""
 
 IGNORED = 1e-3
-"""Log-probabilities of one canary at two temperatures that are nearer than this ignore the temperature."""
+"""The difference of two temperatures' scores, in nats, below which a server ignores temperature."""
 
-WHOLE = 1e-4
-"""Candidates that lack no more probability than this at any token are the whole vocabulary."""
+COMPLETE = 1e-4
+"""The missing probability at each token below which candidates are the complete vocabulary."""
 
 BEGINNINGS, PATIENCE = 8, 60.0
-"""Beginnings of the canary after each of which the server writes a token, and the seconds that each may take."""
+"""The number of canary beginnings that the server continues, and the seconds for each of them."""
 
 FITS = 0.6
-"""The share of the tokens it writes as the likeliest that a server scores as the likeliest; rounding may change a few."""
+"""The share of greedy tokens that must also score best; rounding may change a few."""
 
 NOISY = 1e-2
 SHOWN_MODELS = 8
@@ -48,13 +48,19 @@ LONGEST_ID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was found. `dialect` None: the server writes, and scores nothing that it is given.
+    """The answers of a server.
 
-    `largest_k` 0: log-probabilities of the given tokens alone. `context` is the longest text with the token that must be generated
-    after it, None: the server does not say. `noise` is how far two scores of the canary differ alone and in company (nats),
-    `seconds` what one took, `texts` how the server writes some tokens, `answered_by` the model that its answers name,
-    `parity` the share of the tokens it writes as the likeliest that it scores as the likeliest, `sequence` the canary and `canary`
-    its log-probabilities.
+    - dialect: None if the server samples and cannot score given tokens
+    - largest_k: 0 if it gives log-probabilities of the given tokens alone
+    - context: the longest text with one generated token, None if the server does not say
+    - tempered: scores follow the request's temperature
+    - noise: differences of the canary's scores, in nats, alone and in a batch
+    - seconds: the time of one score
+    - token_ids: completions come as token ids
+    - canary, sequence: log-probabilities of the canary, and the canary itself
+    - texts: the server's texts of some tokens
+    - answered_by: the model that its answers name
+    - parity: the share of the tokens it samples greedily that it also scores best
     """
 
     model: str
@@ -79,63 +85,68 @@ class Probe:
 
     @property
     def tolerance(self) -> float:
-        """How far a token of the canary may move before it is another model: 0.01, or three times the server's own noise."""
+        """The change of a canary token, in nats, above which the model is another one.
+
+        It is 0.01, or three times the server's own noise.
+        """
         return max(NOISY, 3 * max(self.noise))
 
     @property
     def signals(self) -> str:
-        """The signals that a recipe can ask for, as it writes them."""
+        """The signals that a recipe can ask for, in its own words."""
         if self.dialect is None:
-            return "text (it writes answers and scores none: rollout.source: teacher or mix(other=teacher), signal: text)"
+            return (
+                "text (it writes answers and scores none: rollout.source: teacher or "
+                "mix(other=teacher), signal: text)"
+            )
         topk = f", topk(k={self.largest_k}, support=teacher) or less" if self.largest_k else ""
         return f"sampled{topk}"
 
     def lines(self) -> list[str]:
-        """What a person wants to know."""
-        alias = ""
+        """Return the result for a terminal, line by line."""
+        alias = others = ""
         if self.answered_by not in (None, self.model):
             alias = f" (its answers say {make_printable(str(self.answered_by))[:SHOWN]})"
-        others = (
-            f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}"
-            if len(self.models) > 1
-            else ""
-        )
-        first = [f"model: {self.model}{alias}{others}", f"signals: {self.signals}"]
+        if len(self.models) > 1:
+            others = f" of {len(self.models)}: {', '.join(self.models[:SHOWN_MODELS])}"
+        lines = [f"model: {self.model}{alias}{others}", f"signals: {self.signals}"]
         if self.dialect is None:
-            return [*first, f"time: {self.seconds:.2f} s for one token"]
-        room = (
-            "not said"
-            if self.context is None
-            else f"{self.context} tokens, one of which the server must generate"
-        )
-        alone, company = self.noise
-        noisy = " (noisy: the same text gets other scores)" if max(self.noise) > NOISY else ""
+            return [*lines, f"time: {self.seconds:.2f} s for one token"]
+        if self.parity is not None and self.parity < FITS:
+            lines.append(
+                f"written: of the tokens that it writes as the likeliest {self.parity:.0%} are "
+                "those that it scores best; look for a bias, a grammar, or another model behind "
+                "one of the two"
+            )
+        form = "token ids" if self.token_ids else "text"
+        context = "not said"
+        if self.context is not None:
+            context = f"{self.context} tokens, one of which the server must generate"
         tempered = "ignore the request's temperature"
         if self.tempered:
             tempered = "follow the request's temperature, and are asked at 1"
-        if self.parity is not None and self.parity < FITS:
-            first.append(
-                f"written: of the tokens that it writes as the likeliest {self.parity:.0%} are those that it scores best; look for "
-                "a bias, a grammar, or another model behind one of the two"
-            )
+        alone, company = self.noise
+        noisy = " (noisy: the same text gets other scores)" if max(self.noise) > NOISY else ""
+        tokens = len(self.sequence.prompt_tokens) + len(self.sequence.tokens)
         return [
-            *first,
-            f"dialect: {self.dialect.name}; its answers come as {'token ids' if self.token_ids else 'text'}",
-            f"context: {room}",
+            *lines,
+            f"dialect: {self.dialect.name}; its answers come as {form}",
+            f"context: {context}",
             f"scores: {tempered}",
             f"repeated: differ by {alone:.1e} alone and {company:.1e} in company{noisy}",
-            f"time: {self.seconds:.2f} s for {len(self.sequence.prompt_tokens) + len(self.sequence.tokens)} tokens",
+            f"time: {self.seconds:.2f} s for {tokens} tokens",
             f"canary: {self.mark:.4f}",
         ]
 
 
 def canary_of(vocabulary: int | None) -> ScoreRequest:
-    """A fixed sequence of tokens that the vocabulary has; it is no text, and a model's opinion of it is its own."""
-    ids = [
-        (31 * place * place + 17 * place + 5) % min(vocabulary or ORDINARY, ORDINARY)
-        for place in range(27)
-    ]
-    return ScoreRequest(tuple(ids[:3]), tuple(ids[3:]))
+    """Return a fixed sequence of tokens of the vocabulary.
+
+    It is no text, so that the scores of two models differ.
+    """
+    size = min(vocabulary or USUAL_VOCABULARY, USUAL_VOCABULARY)
+    ids = tuple((31 * n * n + 17 * n + 5) % size for n in range(27))
+    return ScoreRequest(ids[:3], ids[3:])
 
 
 def probe(
@@ -145,59 +156,61 @@ def probe(
     wanted_k: int,
     vocabulary: int | None,
 ) -> Probe:
-    """Ask a server what it can do; `wanted_k` is the most candidates that are tried.
+    """Ask a server what it can do, with at most `wanted_k` candidates.
 
-    Raises TeacherError where it cannot be reached or answers nonsense, CapabilityError where it neither scores nor writes.
+    Errors: TeacherError if it cannot be reached or answers nonsense, CapabilityError if it can
+    neither score nor sample.
     """
     models, context = served(client)
-    chosen = chosen_model(client, models, model)
-    tried: list[str] = []
+    chosen = choose_model(client, models, model)
+    failures: list[str] = []
     for candidate in DIALECTS if dialect == "auto" else [d for d in DIALECTS if d.name == dialect]:
-        scores = _CanaryScorer(client, candidate, chosen, vocabulary, canary_of(vocabulary))
+        scorer = _CanaryScorer(client, candidate, chosen, vocabulary, canary_of(vocabulary))
         try:
-            scores.of(0)
+            scorer.score(0)
         except (RequestRefused, _UnexpectedFormat) as error:
-            if isinstance(error, RequestRefused) and error.status in (401, 403):
-                raise
-            tried.append(f"{candidate.name}: {error}")
+            _raise_if_unauthorized(error)
+            failures.append(f"{candidate.name}: {error}")
             continue
-        return _scoring(scores, models, context, wanted_k)
+        return _probe_scores(scorer, models, context, wanted_k)
     if dialect in ("auto", "chat"):
-        started = monotonic()
+        start = monotonic()
+        messages = [{"role": "user", "content": "Hi"}]
         try:
-            parse_chat_completion(
-                client.ask(
-                    build_chat_request(
-                        chosen, [{"role": "user", "content": "Hi"}], 0, SamplingParams(1)
-                    )
-                )
-            )
-            return Probe(chosen, models, None, context=context, seconds=monotonic() - started)
+            answer = client.ask(build_chat_request(chosen, messages, 0, SamplingParams(1)))
+            parse_chat_completion(answer)
+            return Probe(chosen, models, None, context=context, seconds=monotonic() - start)
         except (RequestRefused, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, RequestRefused) and error.status in (401, 403):
-                raise
-            tried.append(f"chat: {client.shown(str(error))}")
+            _raise_if_unauthorized(error)
+            failures.append(f"chat: {client.shown(str(error))}")
     raise CapabilityError(
-        f"{client.address}: no way of asking for log-probabilities or answers works ({'; '.join(tried)})"
+        f"{client.address}: no way of asking for log-probabilities or answers works "
+        f"({'; '.join(failures)})"
     )
 
 
+def _raise_if_unauthorized(error: Exception) -> None:
+    # A missing or wrong key fails in every dialect: report it, not the dialects.
+    if isinstance(error, RequestRefused) and error.status in (401, 403):
+        raise error
+
+
 class _UnexpectedFormat(Exception):
-    """The answer is not of the dialect."""
+    """The answer is not in the dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a server said about a sequence: checked, as it stood there, and the name of the model that said it."""
+    """A server's scores of a sequence: validated, as they came, and the model that it names."""
 
     signal: TeacherSignal
-    said: ServerScores
-    by: str | None
+    scores: ServerScores
+    model: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class _CanaryScorer:
-    """Asks one server in one dialect about the canary."""
+    """A server that is asked in one dialect about the canary."""
 
     client: JsonClient
     dialect: Dialect
@@ -205,147 +218,159 @@ class _CanaryScorer:
     vocabulary: int | None
     canary: ScoreRequest
 
-    def of(self, k: int, temperature: float = 1.0, company: int = 0) -> _Answer:
-        """The canary's scores, alone or as the first of several sequences at once."""
+    def score(self, k: int, temperature: float = 1.0, company: int = 0) -> _Answer:
+        """Return the canary's scores, alone or with `company` other sequences in the batch."""
         k = min(k, self.vocabulary or k)
         prompt, tokens = self.canary.prompt_tokens, self.canary.tokens
+        # Rotations of the canary: other texts of the same length.
         others = [ScoreRequest(prompt, tokens[n:] + tokens[:n]) for n in range(1, company + 1)]
-        questions = [
-            self.dialect.scoring(self.model, request, k, temperature)
+        json_requests = [
+            self.dialect.build_score_request(self.model, request, k, temperature)
             for request in (self.canary, *others)
         ]
         answer = self.client.send_all(
-            [replace(question, name="the canary") for question in questions]
+            [replace(json_request, name="the canary") for json_request in json_requests]
         )[0]
         try:
-            said = self.dialect.said(answer, self.canary, k)
+            scores = self.dialect.parse_scores(answer, self.canary, k)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = self.client.shown(f"{type(error).__name__}: {error}", 120)
             raise _UnexpectedFormat(f"the answer has another form ({reason})") from None
         try:
-            signal, _ = validate_scores(
-                said, self.canary, min(k, len(said.top[0])) if k else 0, self.vocabulary
-            )
-            return _Answer(signal, said, answered_by(answer))
+            returned_k = min(k, len(scores.top[0])) if k else 0
+            signal, _ = validate_scores(scores, self.canary, returned_k, self.vocabulary)
         except TeacherError as error:
             raise TeacherError(
                 f"{self.client.address}: the answer to the canary is wrong: {error}"
             ) from None
+        return _Answer(signal, scores, read_model_name(answer))
 
 
-def _scoring(
-    scores: _CanaryScorer, models: tuple[str, ...], context: int | None, wanted_k: int
+def _probe_scores(
+    scorer: _CanaryScorer, models: tuple[str, ...], context: int | None, wanted_k: int
 ) -> Probe:
-    # vLLM's engine dies of more candidates than there are tokens, so a small vocabulary is asked for whole.
-    most = min(wanted_k, scores.vocabulary or wanted_k)
-    k = largest_k(lambda k: _candidates(scores, k), most)
+    # More candidates than tokens kill vLLM's engine, so a small vocabulary is requested completely.
+    most = min(wanted_k, scorer.vocabulary or wanted_k)
+    k = find_largest_k(lambda k: _count_candidates(scorer, k), most)
+    # A server that gives a small vocabulary completely can answer any k.
     k = wanted_k if k == most else k
-    started = monotonic()
-    about = scores.of(k)
-    first, seconds = about.signal, monotonic() - started
-    again, beside = scores.of(k).signal, scores.of(k, company=3).signal
-    hot = scores.of(0, temperature=2.0).signal
-    written = _written(scores)
+    start = monotonic()
+    answer = scorer.score(k)
+    seconds = monotonic() - start
+    canary = answer.signal.logprobs
+    repeated = scorer.score(k).signal.logprobs
+    batched = scorer.score(k, company=3).signal.logprobs
+    hot = scorer.score(0, temperature=2.0).signal.logprobs
+    tokens = _sample_greedily(scorer)
     return Probe(
-        model=scores.model,
+        model=scorer.model,
         models=models,
-        dialect=scores.dialect,
+        dialect=scorer.dialect,
         largest_k=k,
         context=context,
-        tempered=difference(first.logprobs, hot.logprobs) > IGNORED,
-        noise=(
-            difference(first.logprobs, again.logprobs),
-            difference(first.logprobs, beside.logprobs),
-        ),
+        tempered=measure_difference(canary, hot) > IGNORED,
+        noise=(measure_difference(canary, repeated), measure_difference(canary, batched)),
         seconds=seconds,
-        token_ids=bool(written),
-        canary=first.logprobs,
-        sequence=scores.canary,
-        texts=dict(about.said.texts),
-        answered_by=about.by,
-        parity=_parity(scores.client, written, first),
+        token_ids=bool(tokens),
+        canary=canary,
+        sequence=scorer.canary,
+        texts=dict(answer.scores.texts),
+        answered_by=answer.model,
+        parity=_measure_parity(scorer.client, tokens, answer.signal),
     )
 
 
-def difference(one: Tensor | None, other: Tensor | None) -> float:
-    """The largest difference of two lists of log-probabilities, in nats."""
-    assert one is not None and other is not None
-    return float((one - other).abs().max())
+def measure_difference(first: Tensor | None, second: Tensor | None) -> float:
+    """Return the largest difference of two lists of log-probabilities, in nats."""
+    assert first is not None and second is not None
+    return float((first - second).abs().max())
 
 
-def _candidates(scores: _CanaryScorer, k: int) -> int:
-    """How many candidates come back when k are asked for: k also where the whole vocabulary is less, 0 where it is refused."""
+def match_canaries(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    """Return True if two canaries are of one model: equally long and nowhere farther apart."""
+    return first.shape == second.shape and measure_difference(first, second) <= tolerance
+
+
+def _count_candidates(scorer: _CanaryScorer, k: int) -> int:
+    """Return how many of k candidates the server gives: 0 if it refuses.
+
+    A complete vocabulary of fewer than k tokens counts as k.
+    """
     try:
-        logprobs = scores.of(k).signal.topk_logprobs
+        logprobs = scorer.score(k).signal.topk_logprobs
     except (RequestRefused, _UnexpectedFormat):
         return 0
     if logprobs is None:
         return 0
-    whole = bool((logprobs.exp().sum(dim=-1) > 1 - WHOLE).all())
-    return k if whole else logprobs.shape[1]
+    is_complete = bool((logprobs.exp().sum(dim=-1) > 1 - COMPLETE).all())
+    return k if is_complete else logprobs.shape[1]
 
 
-def largest_k(given: Callable[[int], int], wanted: int) -> int:
-    """The most candidates up to `wanted` that a server gives; it may give fewer than are asked for, or refuse (0)."""
-    most = given(wanted) if wanted else 0
-    if most or not wanted:
+def find_largest_k(count: Callable[[int], int], wanted_k: int) -> int:
+    """Return the most candidates that a server gives; `count(k)` asks for k and counts them.
+
+    A server may give fewer candidates than requested, or refuse the request (0).
+    """
+    most = count(wanted_k) if wanted_k else 0
+    if most or not wanted_k:
         return most
-    low, high = 0, wanted
+    low, high = 0, wanted_k
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if given(middle) == middle else (low, middle)
+        low, high = (middle, high) if count(middle) == middle else (low, middle)
     return low
 
 
-def _written(scores: _CanaryScorer) -> list[int]:
-    """Return the likeliest token after each beginning of the canary, as the server writes it; none where it gives no ids."""
-    prompt, tokens = scores.canary.prompt_tokens, scores.canary.tokens
-    requests = [SampleRequest(prompt + tokens[:count], 0) for count in range(BEGINNINGS)]
+def _sample_greedily(scorer: _CanaryScorer) -> list[int]:
+    """Return the server's greedy token after each beginning of the canary; none without ids."""
+    prompt, tokens = scorer.canary.prompt_tokens, scorer.canary.tokens
     params = SamplingParams(1, temperature=0.0)
-    questions = [
-        replace(
-            scores.dialect.writing(scores.model, request, params),
-            name="a token to write",
-            seconds=PATIENCE,
-        )
-        for request in requests
-    ]
+    json_requests = []
+    for count in range(BEGINNINGS):
+        request = SampleRequest(prompt + tokens[:count], 0)
+        json_request = scorer.dialect.build_sample_request(scorer.model, request, params)
+        json_requests.append(replace(json_request, name="a token to write", seconds=PATIENCE))
     try:
-        answers = [
-            scores.dialect.written(answer).tokens for answer in scores.client.send_all(questions)
+        completions = [
+            scorer.dialect.parse_completion(answer).tokens
+            for answer in scorer.client.send_all(json_requests)
         ]
     except (RequestRefused, LookupError, TypeError, ValueError, AttributeError):
         return []
-    return [tokens[0] for tokens in answers if tokens]
+    return [completion[0] for completion in completions if completion]
 
 
-def _parity(client: JsonClient, written: Sequence[int], about: TeacherSignal) -> float | None:
-    """Return the share of tokens written as the likeliest that are scored as the likeliest; None where this cannot be told.
+def _measure_parity(
+    client: JsonClient, greedy: Sequence[int], scored: TeacherSignal
+) -> float | None:
+    """Return the share of greedy tokens that also score best; None if it cannot be measured.
 
-    Raises TeacherError where they are those of the position before or after.
+    TeacherError if they score best one position before or after their own.
     """
-    if about.topk_ids is None or len(written) != BEGINNINGS:
+    if scored.topk_ids is None or len(greedy) != BEGINNINGS:
         return None
-    best = about.topk_ids[:BEGINNINGS, 0].tolist()
-    own, before, after = _fit(written, best), _fit(written[1:], best), _fit(written, best[1:])
-    if own < FITS <= max(before, after):
+    best = scored.topk_ids[:BEGINNINGS, 0].tolist()
+    aligned = _compare(greedy, best)
+    before, after = _compare(greedy[1:], best), _compare(greedy, best[1:])
+    if aligned < FITS <= max(before, after):
         where = "one before" if before > after else "next one"
         raise TeacherError(
-            f"{client.address}: its scores are off by one position: of the tokens that it writes as the likeliest, {own:.0%} are "
-            f"scored best at their own place, and {max(before, after):.0%} at the {where}; look at "
-            "how the server, or what stands before it, cuts its lists"
+            f"{client.address}: its scores are off by one position: of the tokens that it writes "
+            f"as the likeliest, {aligned:.0%} are scored best at their own place, and "
+            f"{max(before, after):.0%} at the {where}; look at how the server, or what stands "
+            "before it, cuts its lists"
         )
-    return own
+    return aligned
 
 
-def _fit(written: Sequence[int], scored: Sequence[int]) -> float:
-    """Return the share of tokens that are the same, as far as both go."""
-    pairs = list(zip(written, scored, strict=False))
-    return sum(one == other for one, other in pairs) / len(pairs)
+def _compare(greedy: Sequence[int], best: Sequence[int]) -> float:
+    """Return the share of equal tokens over the length of the shorter list."""
+    pairs = list(zip(greedy, best, strict=False))
+    return sum(first == second for first, second in pairs) / len(pairs)
 
 
 def served(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
-    """The ids of the models that a server offers, and the context of the first; nothing where it does not say."""
+    """Return the ids of the models that a server offers, and the context of the first, if told."""
     try:
         answer = client.ask(JsonRequest("/v1/models", name="the list of models"))
     except RequestRefused as error:
@@ -358,22 +383,24 @@ def served(client: JsonClient) -> tuple[tuple[str, ...], int | None]:
         length = entries[0].get("max_model_len") if entries else None
     except (LookupError, TypeError, AttributeError):
         raise TeacherError(
-            f"{client.address}/v1/models: the answer is no list of models; look at what the address is"
+            f"{client.address}/v1/models: the answer is no list of models; look at what the "
+            "address is"
         ) from None
     return names, length if isinstance(length, int) and length > 0 else None
 
 
-def chosen_model(client: JsonClient, models: Sequence[str], wanted: str | None) -> str:
-    """The model to ask: the wanted one, or the only one there is."""
-    if wanted is not None and (wanted in models or not models):
-        return wanted
-    shown = ", ".join(models[:SHOWN_MODELS]) or "none that it names"
-    if wanted is not None:
+def choose_model(client: JsonClient, models: Sequence[str], name: str | None) -> str:
+    """Return the name of the model to ask: the named one, or the only one."""
+    if name is not None and (name in models or not models):
+        return name
+    offered = ", ".join(models[:SHOWN_MODELS]) or "none that it names"
+    if name is not None:
         raise TeacherError(
-            f"{client.address}: no model {wanted!r} is served there; it has: {shown}"
+            f"{client.address}: no model {name!r} is served there; it has: {offered}"
         )
     if len(models) > 1:
         raise CapabilityError(
-            f"{client.address}: {len(models)} models are served there; write model: one of {shown}"
+            f"{client.address}: {len(models)} models are served there; "
+            f"write model: one of {offered}"
         )
     return models[0] if models else "default"

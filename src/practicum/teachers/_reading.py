@@ -1,4 +1,4 @@
-"""The renderer of a model behind a server: of its own tokenizer where the recipe names it, else the student's."""
+"""The renderer of a model behind a server: from the tokenizer in the recipe, else the student's."""
 
 import logging
 from dataclasses import replace
@@ -13,28 +13,30 @@ log = logging.getLogger(__name__)
 
 
 class ReadingConfig(BaseModel):
-    """Facts about a model that its server does not tell."""
+    """The facts about a model that its server does not tell."""
 
     tokenizer: str | None = Field(
         default=None,
-        description="folder, hub name or packaged name, compared with the student's; none: the student's is taken",
+        description="folder, hub name or packaged name, compared with the student's; "
+        "none: the student's is used",
     )
     template: str | None = Field(
         default=None, description="a chat template (Jinja) instead of the tokenizer's own"
     )
     system: str | None = Field(default=None, description="a system turn put before every prompt")
     thinking: bool | None = Field(
-        default=None, description="the template's thinking switch, where it has one"
+        default=None, description="the template's thinking switch, if it has one"
     )
 
-    def renderer(self, address: str, context: TeacherContext) -> Renderer:
-        """Return how the model at the address reads; ModelError where its vocabulary is not the student's."""
+    def build_renderer(self, address: str, context: TeacherContext) -> Renderer:
+        """Return the model's renderer; ModelError if its vocabulary is not the student's."""
         settings = self.model_dump(include={"template", "system", "thinking"}, exclude_none=True)
         if self.tokenizer is not None:
             renderer = context.load_renderer(ModelConfig(model=self.tokenizer, **settings))
             compare_renderers(context.renderer, renderer)
             return renderer
         log.info(
-            f"{address}: its tokenizer and template are taken to be the student's; write tokenizer: ... to have them compared"
+            f"{address}: its tokenizer and template are taken to be the student's; write "
+            "tokenizer: ... to have them compared"
         )
         return replace(context.renderer, **settings)

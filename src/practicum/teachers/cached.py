@@ -1,7 +1,8 @@
-"""A model teacher that scores each completion once: what it said is kept on disk and read back.
+"""A model teacher that scores each completion once: its answers are stored on disk and read back.
 
-Of a model in this process hidden states are kept, from which the head rebuilds all log-probabilities (as DeepSeek-V4 does,
-2606.19348; offline as in Lightning OPD, 2604.13010); of one behind a server what it said.
+Of a local model, hidden states are stored, from which the head rebuilds all log-probabilities (as
+in DeepSeek-V4, 2606.19348; offline as in Lightning OPD, 2604.13010); of a model behind a server,
+its answers.
 """
 
 import hashlib
@@ -48,70 +49,75 @@ log = logging.getLogger(__name__)
 
 _MIB = 2**20
 _HIGHEST = 15
-"""Hidden states are scaled so that a token's largest is below 2^15, half of what float16 can hold."""
+"""Scaled hidden states are below 2^15 in each token, half of the largest float16."""
 
 _LEAST_SHIFT, _LARGEST_SHIFT = -113, 100
 
 
 class Config(BaseModel):
-    """Whose answers are kept, where, and how many."""
+    """The teacher whose answers are stored, the folder and its size."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["cached"] = "cached"
     teacher: Plugin("teachers") = Field(  # type: ignore[valid-type]
-        description="who scores: a `model` or an `openai_api`, alone or inside `privileged`"
+        description="the scorer: a `model` or an `openai_api`, alone or inside `privileged`"
     )
     folder: Path | None = Field(
-        default=None, description="where answers are kept; none: `scores` in the run's folder"
+        default=None, description="the folder of answers; none: `scores` in the run's folder"
     )
     max_mib: float = Field(
-        default=1024, gt=0, description="when a call's answers do not fit, no more are kept"
+        default=1024, gt=0, description="from the first call that does not fit, store no more"
     )
 
     @model_validator(mode="after")
-    def _does_not_change(self) -> "Config":
-        for _, inside in walk(self.teacher):
-            if isinstance(inside, SelfConfig):
-                raise ValueError(_about_self(inside))
-            if isinstance(inside, route.Config | pool.Config):
+    def _check_inner(self) -> "Config":
+        for _, inner in walk(self.teacher):
+            if isinstance(inner, SelfConfig):
+                raise ValueError(_explain_self(inner))
+            if isinstance(inner, route.Config | pool.Config):
                 raise ValueError(
-                    f"a {inside.type} is several teachers; put `cached` inside each member that is a model"
+                    f"a {inner.type} is several teachers; put `cached` inside each member that is "
+                    "a model"
                 )
-            if isinstance(inside, Config):
+            if isinstance(inner, Config):
                 raise ValueError("the teacher inside is cached already; take one `cached` away")
-            if isinstance(inside, none.Config | scripted.Config):
+            if isinstance(inner, none.Config | scripted.Config):
                 raise ValueError(
-                    f"{inside.type!r} scores without a model, so there is nothing to keep; take `cached` away"
+                    f"{inner.type!r} scores without a model, so there is nothing to keep; take "
+                    "`cached` away"
                 )
-            if (
-                isinstance(inside, ModelConfig)
-                and isinstance(inside.model, ScratchConfig)
-                and self.folder is not None
-            ):
+            is_scratch = isinstance(inner, ModelConfig) and isinstance(inner.model, ScratchConfig)
+            if is_scratch and self.folder is not None:
                 raise ValueError(
-                    "folder: a model made from scratch is another one in every run; leave folder out, and its answers are "
-                    "kept in the run's own"
+                    "folder: a model made from scratch is another one in every run; leave folder "
+                    "out, and its answers are kept in the run's own"
                 )
         return self
 
     def capabilities(self) -> Capabilities:
-        """Those of the teacher inside."""
+        """Return the capabilities of the inner teacher."""
         return self.teacher.capabilities()
 
     def members(self) -> dict[str, TeacherConfig]:
-        """The teacher inside."""
+        """Return the settings of the inner teacher."""
         return {"teacher": self.teacher}
 
 
-def _about_self(config: SelfConfig) -> str:
+def _explain_self(config: SelfConfig) -> str:
     if config.weights == "frozen":
-        return "`self` is not kept; name the student's model as {type: model, model: ...}, which answers the same"
-    return f"a `self` teacher with {config.weights} weights follows the student, so its answers change; take `cached` away"
+        return (
+            "`self` is not kept; name the student's model as {type: model, model: ...}, which "
+            "answers the same"
+        )
+    return (
+        f"a `self` teacher with {config.weights} weights follows the student, so its answers "
+        "change; take `cached` away"
+    )
 
 
 @dataclass(slots=True)
-class Counts:
-    """What was asked since the teacher was built: `found` of the `asked` were there, `left_out` came when all was full."""
+class CacheStats:
+    """The counts of a teacher: completions `asked` for, `found` and, without room, `left_out`."""
 
     asked: int = 0
     found: int = 0
@@ -119,106 +125,118 @@ class Counts:
 
 
 class CachingClient:
-    """Scores with a model, each completion once; see `practicum.ports.SamplingClient`.
+    """A client that scores each completion once; see `practicum.ports.SamplingClient`.
 
-    An answer is found by all that it depends on: the model, the prompt's tokens as the model reads them, the completion's
-    tokens, and the signal. It is rounded to its stored form also where it is not kept. A call's new answers are kept all or
-    none, so a call that comes again, in a run resumed from before it, finds all of them or none, and then the model reads
-    the same batch as the first time.
+    The key of an answer covers all that it depends on: the model, the prompt's tokens as the model
+    reads them, the completion's tokens, and the signal. An answer is rounded to its stored form
+    even if it is not stored.
     """
 
-    def __init__(self, bare: SamplingClient, fetch: "Callable[[], ModelScores]") -> None:
+    # A call's new answers are stored all or none. So a repeated call, in a run resumed from before
+    # it, finds all of them or none, and the model reads the same batch as the first time.
+
+    def __init__(self, bare: SamplingClient, open_scores: "Callable[[], ModelScores]") -> None:
         self.bare = bare
-        self.counts = Counts()
-        self._fetch = fetch
-        self._kept: ModelScores | None = None
+        self.counts = CacheStats()
+        self._open_scores = open_scores
+        self._model_scores: ModelScores | None = None
         self._head: HeadLike | None = None
         self._device = torch.device("cpu")
-        self._said_full = False
+        self._has_warned = False
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the model."""
+        """The capabilities of the model."""
         return self.bare.capabilities
 
     @property
     def scores(self) -> ScoreStore | None:
-        """What is kept; None before the first question, and where nothing is kept."""
-        return None if self._kept is None else self._kept.scores
+        """The store; None before the first request, and if nothing is stored."""
+        return None if self._model_scores is None else self._model_scores.scores
 
-    def remark(self) -> str:
-        """Return one line about how much was there and what a token takes."""
+    def describe(self) -> str:
+        """Return one line on the hits and the bytes a token."""
         counts, scores = self.counts, self.scores
-        found = f"{counts.found} of {counts.asked} completions were scored before"
+        hits = f"{counts.found} of {counts.asked} completions were scored before"
         if scores is None or not scores.tokens:
-            return found
+            return hits
         left_out = f", {counts.left_out} did not fit" if counts.left_out else ""
-        return (
-            f"{found}{left_out}; {scores.size / scores.tokens:.0f} bytes a token in {scores.folder}"
-        )
+        bytes_per_token = scores.size / scores.tokens
+        return f"{hits}{left_out}; {bytes_per_token:.0f} bytes a token in {scores.folder}"
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """The model's own answers."""
+        """Sample completions of the model; they are not stored."""
         return self.bare.sample(requests, params)
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """What the model says, or said; float32 hidden states as they come back from float16."""
+        """Score completions, or read their scores back.
+
+        Float32 hidden states come back rounded to float16, with an exponent for each token.
+        """
         if not requests:
             return []
-        if self._kept is None:
-            self._kept = self._fetch()
-        if self._kept.scores is not None:
-            self._kept.scores.refresh()
-        forms = _forms(signal)
-        names = [tuple(self._kept.key(request, form) for form in forms) for request in requests]
-        asked = dict(zip(names, requests, strict=True))
-        entries = {name: entry for name in asked if (entry := self._found(name)) is not None}
-        self.counts.asked += len(names)
-        self.counts.found += sum(name in entries for name in names)
-        missing = {name: request for name, request in asked.items() if name not in entries}
+        # Opened at the first request, because a fingerprint reads all weights of the model.
+        if self._model_scores is None:
+            self._model_scores = self._open_scores()
+        if self._model_scores.scores is not None:
+            self._model_scores.scores.refresh()
+        forms = _list_forms(signal)
+        keys = [
+            tuple(self._model_scores.build_key(request, form) for form in forms)
+            for request in requests
+        ]
+        # Equal completions of one call are scored once, and count as one stored answer.
+        unique = dict(zip(keys, requests, strict=True))
+        entries = {key: entry for key in unique if (entry := self._look_up(key)) is not None}
+        self.counts.asked += len(keys)
+        self.counts.found += sum(key in entries for key in keys)
+        missing = {key: request for key, request in unique.items() if key not in entries}
         if missing:
-            entries |= self._asked(missing, signal)
+            entries |= self._score_missing(missing, signal)
         if self._head is None and any("hidden" in entry for entry in entries.values()):
-            self._take_head(requests[0])
-        return [self._signal(entries[name]) for name in names]
+            self._fetch_head(requests[0])
+        return [self._build_signal(entries[key]) for key in keys]
 
-    def _found(self, names: tuple[bytes, ...]) -> Entry | None:
-        """What is kept under the first of the names that is known."""
+    def _look_up(self, keys: tuple[bytes, ...]) -> Entry | None:
+        """Return the answer under the first of the keys that the store has."""
         scores = self.scores
-        known = [] if scores is None else [name for name in names if name in scores]
-        return scores.read(known[0]) if scores is not None and known else None
+        if scores is None:
+            return None
+        return next((scores.read(key) for key in keys if key in scores), None)
 
-    def _asked(
+    def _score_missing(
         self, missing: Mapping[tuple[bytes, ...], ScoreRequest], signal: Signal
     ) -> dict[tuple[bytes, ...], Entry]:
-        """The model's own answers in their stored form, kept where they may be; those that others kept meanwhile count."""
+        """Return the model's answers as stored; if another process stored one, that one counts."""
         answers = self.bare.score(list(missing.values()), signal)
-        new = {name: _stored(answer) for name, answer in zip(missing, answers, strict=True)}
+        new = {keys: _build_entry(answer) for keys, answer in zip(missing, answers, strict=True)}
         for request, entry in zip(missing.values(), new.values(), strict=True):
             _check(request, entry, next(iter(new.values())))
         states = answers[0].states
         if answers[0].head is not None and states is not None and self._head is None:
             self._head, self._device = answers[0].head, states.device
         scores = self.scores
-        if scores is None or not all(map(_finite, new.values())):
+        if scores is None or not all(map(_is_finite, new.values())):
             return new
-        key = {name: name[0] if "hidden" in entry else name[-1] for name, entry in new.items()}
-        taken = scores.keep({key[name]: entry for name, entry in new.items()})
-        self.counts.left_out += sum(key[name] not in scores for name in new)
-        if scores.full and not self._said_full:
-            self._said_full = True
+        # Hidden states answer every form, so they get the key of the widest one.
+        key = {keys: keys[0] if "hidden" in entry else keys[-1] for keys, entry in new.items()}
+        stored_before = scores.keep({key[keys]: entry for keys, entry in new.items()})
+        self.counts.left_out += sum(key[keys] not in scores for keys in new)
+        if scores.is_full and not self._has_warned:
+            self._has_warned = True
             log.warning(
-                f"{scores.folder} is full ({scores.size / _MIB:.1f} MiB kept), so no more of the teacher's answers are "
-                "kept; what is there is used"
+                f"{scores.folder} is full ({scores.size / _MIB:.1f} MiB kept), so no more of the "
+                "teacher's answers are kept; what is there is used"
             )
         return {
-            name: scores.read(key[name]) if key[name] in taken else entry
-            for name, entry in new.items()
+            keys: scores.read(key[keys]) if key[keys] in stored_before else entry
+            for keys, entry in new.items()
         }
 
-    def _take_head(self, request: ScoreRequest) -> None:
-        """The head and its device, from an answer about one token; only where nothing was asked of the model before."""
+    def _fetch_head(self, request: ScoreRequest) -> None:
+        """Take the head and its device from an answer about one token."""
+        # Needed only if the store answered everything so far, so that the model was never asked.
         (answer,) = self.bare.score(
             [ScoreRequest(request.prompt_tokens[-1:], request.tokens[:1])], Full()
         )
@@ -226,8 +244,8 @@ class CachingClient:
         if states is not None:
             self._head, self._device = answer.head, states.device
 
-    def _signal(self, entry: Entry) -> TeacherSignal:
-        """The answer that an entry stands for; hidden states where the model is, all else in CPU memory."""
+    def _build_signal(self, entry: Entry) -> TeacherSignal:
+        """Return an entry's signal: hidden states on the model's device, all else on the CPU."""
         ids = entry.get("topk_ids")
         hidden = entry.get("hidden")
         if hidden is not None and "exponents" in entry:
@@ -241,13 +259,13 @@ class CachingClient:
         )
 
 
-class KeepingLockstep(CachingClient):
-    """The same over a client that decodes in lockstep with another; what is drawn is not kept."""
+class CachingLockstepClient(CachingClient):
+    """The same for a client that can decode in lockstep; sampled completions are not stored."""
 
     bare: LockstepClient  # type: ignore[assignment]
 
     def read(self, prompts: Sequence[tuple[int, ...]], rows: int, new_tokens: int) -> DecodeBatch:
-        """What the model reads."""
+        """Open a decode batch of the model."""
         return self.bare.read(prompts, rows, new_tokens)
 
     def sample_mixed(
@@ -257,56 +275,59 @@ class KeepingLockstep(CachingClient):
         share: float,
         params: SamplingParams,
     ) -> list[Sample]:
-        """What the two draw."""
+        """Sample from the mixture of the model and a teacher."""
         return self.bare.sample_mixed(requests, teacher, share, params)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """The fingerprint of a model, and what is kept of it; `scores` is None where nothing is."""
+    """The fingerprint of a model, and the store of its answers, None if nothing is stored."""
 
     fingerprint: str
     scores: ScoreStore | None
 
-    def key(self, request: ScoreRequest, form: str) -> bytes:
-        """The SHA-256 sum of all that an answer depends on."""
+    def build_key(self, request: ScoreRequest, form: str) -> bytes:
+        """Return the SHA-256 of all that an answer depends on."""
         prompt, tokens = array("q", request.prompt_tokens), array("q", request.tokens)
-        start = f"{self.fingerprint} {form} {len(prompt)} ".encode()
-        named = (
-            b""
-            if request.candidates is None
-            else array("q", request.candidates.flatten().tolist()).tobytes()
-        )
-        width = b"" if request.candidates is None else f" {request.candidates.shape[1]} ".encode()
-        return hashlib.sha256(start + prompt.tobytes() + tokens.tobytes() + width + named).digest()
+        digest = hashlib.sha256(f"{self.fingerprint} {form} {len(prompt)} ".encode())
+        digest.update(prompt.tobytes() + tokens.tobytes())
+        if request.candidates is not None:
+            # With the width, so that [4, 3] and [3, 4] candidates of the same ids do not collide.
+            digest.update(f" {request.candidates.shape[1]} ".encode())
+            digest.update(array("q", request.candidates.flatten().tolist()).tobytes())
+        return digest.digest()
 
 
 def scaled(hidden: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T D"], Int8[Tensor, " T"]]:
-    """Hidden states in float16 after each token's is multiplied by a power of 2, and the powers' exponents.
+    """Return hidden states in float16, each token's multiplied by a power of 2, and the exponents.
 
-    The largest of a token comes to lie below 2^15, so none overflows, and the relative error is that of float16 (2^-11)
-    down to 2^-29 of the largest.
+    The largest entry of a token comes to lie below 2^15, so none overflows, and the relative error
+    is that of float16 (2^-11) down to 2^-29 of the largest.
     """
     largest = (
         hidden.float().abs().amax(dim=-1) if hidden.shape[-1] else hidden.new_zeros(len(hidden))
     )
     exponents = _HIGHEST - torch.frexp(largest).exponent
     exponents = exponents.where(torch.isfinite(largest), 0).clamp(_LEAST_SHIFT, _LARGEST_SHIFT)
-    return (hidden.float() * _power(exponents)).half(), exponents.to(torch.int8)
+    return (hidden.float() * _compute_power(exponents)).half(), exponents.to(torch.int8)
 
 
 def unscaled(hidden: Float[Tensor, "T D"], exponents: Int8[Tensor, " T"]) -> Float[Tensor, "T D"]:
-    """The float32 hidden states that `scaled` gave; powers of 2 lose nothing."""
-    return hidden.float() * _power(-exponents.int())
+    """Return the float32 hidden states from the result of `scaled`; powers of 2 lose nothing."""
+    return hidden.float() * _compute_power(-exponents.int())
 
 
-def _power(exponents: Tensor) -> Tensor:
-    """2^exponent as a column of float32, made of its bits, for a power function may round."""
+def _compute_power(exponents: Tensor) -> Tensor:
+    """Return 2^exponent as a column of float32."""
+    # From the bits of a float32 number, because a power function may round.
     return ((exponents.int() + 127) << 23).view(torch.float32)[:, None]
 
 
-def _stored(answer: TeacherSignal) -> Entry:
-    """An answer in its stored form, widest numbers first: hidden states of 16 bits as they are, others scaled to float16."""
+def _build_entry(answer: TeacherSignal) -> Entry:
+    """Return an answer as stored, with hidden states in 16 bits: float32 ones scaled to float16.
+
+    The widest numbers come first.
+    """
     entry: Entry = {}
     if answer.topk_ids is not None:
         entry["topk_ids"] = answer.topk_ids.int()
@@ -323,60 +344,57 @@ def _stored(answer: TeacherSignal) -> Entry:
 
 
 def _check(request: ScoreRequest, entry: Entry, first: Entry) -> None:
-    """TeacherError where an answer is not about its tokens, or says other things than the first one of its call."""
+    """Raise TeacherError if an answer does not fit its tokens or the first answer of its call."""
     if not entry or any(len(tensor) != len(request.tokens) for tensor in entry.values()):
         raise TeacherError(
-            f"the model's answer does not cover the {len(request.tokens)} tokens it was asked about; score exactly the given "
-            "tokens, or take `cached` away"
+            f"the model's answer does not cover the {len(request.tokens)} tokens it was asked "
+            "about; score exactly the given tokens, or take `cached` away"
         )
-    if [_kind(*item) for item in entry.items()] != [_kind(*item) for item in first.items()]:
+    form = [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in entry.items()]
+    if form != [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in first.items()]:
         raise TeacherError(
             "the model answers one call in several forms, which cannot be kept; take `cached` away"
         )
 
 
-def _kind(name: str, tensor: Tensor) -> tuple[object, ...]:
-    return name, tensor.dtype, tensor.shape[1:]
-
-
-def _finite(entry: Entry) -> bool:
-    """Whether every number is one: a fault of the moment must not be kept for good."""
+def _is_finite(entry: Entry) -> bool:
+    # A fault of the moment must not be stored for good.
     return all(bool(torch.isfinite(tensor).all()) for tensor in entry.values())
 
 
-def _forms(signal: Signal) -> tuple[str, ...]:
-    """The forms that answer a signal, best first; hidden states answer every signal that asks for candidates."""
-    return (
-        ("full", f"topk({signal.candidates}, {signal.chooser})")
-        if signal.candidates
-        else (signal.type,)
-    )
+def _list_forms(signal: Signal) -> tuple[str, ...]:
+    """Return the forms that answer a signal, best first; `full` answers any with candidates."""
+    if signal.candidates:
+        return "full", f"topk({signal.candidates}, {signal.chooser})"
+    return (signal.type,)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Build the teacher inside over a model that remembers; without a place to keep answers it only rounds."""
-    place = (
-        context.scores if config.folder is None else context.base_dir / config.folder.expanduser()
-    )
-    place = None if context.on_paper else place
-    made: list[CachingClient] = []
+    """Build the inner teacher with a caching client; without a folder it only rounds."""
+    folder = context.scores
+    if config.folder is not None:
+        folder = context.base_dir / config.folder.expanduser()
+    if context.on_paper:
+        folder = None
+    clients: list[CachingClient] = []
 
     def keep(client: SamplingClient, name: Callable[[Path], str]) -> SamplingClient:
-        def fetch() -> ModelScores:
-            if place is None:
+        def open_scores() -> ModelScores:
+            if folder is None:
                 return ModelScores("", None)
-            mark = name(place)
-            return ModelScores(mark, ScoreStore(place / mark, int(config.max_mib * _MIB)))
+            fingerprint = name(folder)
+            store = ScoreStore(folder / fingerprint, int(config.max_mib * _MIB))
+            return ModelScores(fingerprint, store)
 
-        kind = KeepingLockstep if isinstance(client, LockstepClient) else CachingClient
-        made.append(kind(client, fetch))
-        return made[-1]
+        kind = CachingLockstepClient if isinstance(client, LockstepClient) else CachingClient
+        clients.append(kind(client, open_scores))
+        return clients[-1]
 
     teacher = context.build(replace(context, keep=keep), config.teacher)
-    if len(made) != 1:
+    if len(clients) != 1:
         raise RecipeError(
-            f"cached: the teacher inside loads {len(made)} models, and the answers of exactly one are kept; put `cached` "
-            "around each model by itself"
+            f"cached: the teacher inside loads {len(clients)} models, and the answers of exactly "
+            "one are kept; put `cached` around each model by itself"
         )
-    context.after_training.append(lambda: log.info(made[0].remark()))
+    context.after_training.append(lambda: log.info(clients[0].describe()))
     return teacher

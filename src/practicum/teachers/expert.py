@@ -1,8 +1,9 @@
-"""The task's own expert scores: it knows the probabilities of what should be said next, whatever was said before.
+"""The task's own expert scores: it knows the next turn's probabilities, whatever came before.
 
-A task with such an expert (`practicum.ports.Expert`) needs no teacher model, so what is measured is the method alone. The
-candidates are read as one tree of tokens, each text followed by the stop token, and every token's distribution is mixed with a
-little of the uniform one, so that no log-probability is minus infinity.
+A task with an expert (`practicum.ports.Expert`) needs no teacher model, so a run measures the
+method alone. The candidates form a tree of tokens, each text followed by the stop token. Every
+token's distribution is mixed with a little of the uniform one, so that no log-probability is minus
+infinity.
 """
 
 import math
@@ -45,20 +46,20 @@ from practicum.types import (
 )
 
 EVERYTHING = Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
-"""What whole distributions can answer."""
+"""The capabilities of a teacher that knows each distribution completely."""
 
 ROUNDING = 1e-6
-"""So far from 1 may the probabilities of the candidates be in sum."""
+"""The largest deviation from 1 of the sum of the candidates' probabilities."""
 
-SPELT = 4096
-"""So many candidates are remembered as tokens."""
+CACHED_TEXTS = 4096
+"""The number of candidates that are cached as tokens."""
 
 Next = tuple[tuple[int, float], ...]
-"""The tokens that may come next with their probabilities, before the uniform share; nothing: any token alike."""
+"""Possible next tokens with probabilities before the uniform share; empty: all tokens alike."""
 
 
 class Config(BaseModel):
-    """How much of the uniform distribution is in the expert's."""
+    """The share of the uniform distribution in the expert's distributions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["expert"] = "expert"
@@ -67,45 +68,49 @@ class Config(BaseModel):
     )
 
     def capabilities(self) -> Capabilities:
-        """Every signal, for the whole distribution is known."""
+        """Return every signal: the distribution is known completely."""
         return EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """Rows of log-probabilities as a head: a hidden state is the number of its row; see `practicum.types.HeadLike`."""
+    """A head for log-probabilities in a table; see `practicum.types.HeadLike`.
+
+    A hidden state is the number of its row in the table.
+    """
 
     table: Float[Tensor, "R V"]
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it tells apart."""
+        """The number of tokens in the vocabulary."""
         return self.table.shape[-1]
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Where the rows are, and how many."""
+        """The table's address and its number of rows."""
         return self.table.data_ptr(), len(self.table)
 
     def logprobs(self, hidden: Float[Tensor, "*s 1"]) -> Float[Tensor, "*s v"]:
-        """The rows of these numbers, exactly."""
+        """Return the rows of these hidden states, exactly."""
         return self.table[hidden[..., 0].long().to(self.table.device)]
 
     def logits(
         self, hidden: Float[Tensor, "*s 1"], room: Callable[[], Tensor] | None = None
     ) -> Float[Tensor, "*s v"]:
-        """The same, for log-probabilities are logits."""
+        """Return the same rows: log-probabilities are logits."""
         rows = self.logprobs(hidden)
         return rows if room is None else room().copy_(rows)
 
     def release(self) -> None:
-        """Nothing: the rows are few."""
+        """Do nothing: the rows are few."""
 
 
 class ExpertTeacher(Teacher):
-    """Asks the task what should be said at each turn; see `practicum.ports.Teacher`.
+    """A teacher that asks the task for the text of each turn; see `practicum.ports.Teacher`.
 
-    It reads what the student reads, `renderer`'s tokens. A turn that began as no candidate does should end at once.
+    It reads the student's tokens (`renderer`). If a turn began unlike all candidates, the expert
+    wants it to end at once.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class ExpertTeacher(Teacher):
         self._meter = meter
         self._count = count
         self._vocabulary = renderer.vocab_size
-        self._spelling = lru_cache(maxsize=SPELT)(
+        self._encode = lru_cache(maxsize=CACHED_TEXTS)(
             lambda text: tuple(renderer.encode_answer(text, sys.maxsize))
         )
 
@@ -133,19 +138,24 @@ class ExpertTeacher(Teacher):
         return EVERYTHING
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """The numbers of each token's rows, all rollouts sharing a head; the tokens' log-probabilities where they suffice."""
+        """Return the row of each token, with one head for all rollouts, or just log-probabilities.
+
+        Log-probabilities of the tokens alone are returned if the signal needs nothing else.
+        """
         if self._meter is not None and rollouts:
             texts = [(rollout.prompt_tokens, len(rollout.tokens)) for rollout in rollouts]
             self._meter.scored(texts, heads=False)
-        numbers: dict[Next, int] = {}
+        row_numbers: dict[Next, int] = {}
         hidden = []
         for rollout in rollouts:
-            steps = self._steps(rollout.prompt, rollout.tokens.tolist())
-            rows = [numbers.setdefault(step, len(numbers)) for step in steps]
+            steps = self._walk(rollout.prompt, rollout.tokens.tolist())
+            # Equal steps share a row: most steps of a task with few candidates are equal.
+            rows = [row_numbers.setdefault(step, len(row_numbers)) for step in steps]
+            # Row numbers travel as hidden states of width 1; float32 holds them exactly up to 2^24.
             hidden.append(torch.tensor(rows, dtype=torch.float32).reshape(-1, 1))
-        if not numbers:
-            numbers[()] = 0
-        head = TableHead(torch.stack([self.row(step) for step in numbers]))
+        if not row_numbers:
+            row_numbers[()] = 0
+        head = TableHead(torch.stack([self.compute_row(step) for step in row_numbers]))
         if not signal.sampled:
             return [TeacherSignal(hidden=states, head=head) for states in hidden]
         return [
@@ -153,114 +163,125 @@ class ExpertTeacher(Teacher):
             for rollout, states in zip(rollouts, hidden, strict=True)
         ]
 
-    def row(self, step: Next) -> Float[Tensor, " V"]:
-        """Log-probabilities of every token: the step's mixed with the uniform share."""
+    def compute_row(self, step: Next) -> Float[Tensor, " V"]:
+        """Return log-probabilities of every token: the step mixed with the uniform share."""
         if not step:
             return torch.full((self._vocabulary,), -math.log(self._vocabulary))
-        everywhere = self._softness / self._vocabulary
-        probabilities = torch.full((self._vocabulary,), everywhere, dtype=torch.float64)
+        uniform = self._softness / self._vocabulary
+        probabilities = torch.full((self._vocabulary,), uniform, dtype=torch.float64)
         for token, probability in step:
             probabilities[token] += (1 - self._softness) * probability
         return probabilities.log().float()
 
-    def _steps(self, prompt: Prompt, tokens: Sequence[int]) -> list[Next]:
-        """What may come at each token of a completion; nothing in particular where the environment speaks."""
+    def _walk(self, prompt: Prompt, tokens: Sequence[int]) -> list[Next]:
+        """Return the possible tokens at each position; all alike in the environment's turns."""
         steps = []
         with closing(_ExpertWalk(self, prompt)) as walk:
             for token in tokens:
-                steps.append(walk.ahead())
+                steps.append(walk.predict())
                 walk.read(token)
         return steps
 
-    def spelt(self, prompt: Prompt, said: Sequence[str]) -> list[tuple[tuple[int, ...], float]]:
-        """The expert's candidates as tokens, each with its stop token; TeacherError where they are no distribution."""
-        candidates = self.task.expert(prompt, said)
+    def list_candidates(
+        self, prompt: Prompt, turns: Sequence[str]
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """Return the expert's candidates for the next turn as tokens, with the stop token.
+
+        TeacherError if their probabilities are no distribution.
+        """
+        candidates = self.task.expert(prompt, turns)
         total = sum(candidates.values())
         if min(candidates.values(), default=-1) < 0 or abs(total - 1) > ROUNDING:
             raise TeacherError(
-                f"the task's expert gives the candidates for turn {len(said) + 1} of prompt {prompt.id!r} a probability of "
-                f"{total:g} in all; mend its expert(): each 0 or more, and 1 together"
+                f"the task's expert gives the candidates for turn {len(turns) + 1} of prompt "
+                f"{prompt.id!r} a probability of {total:g} in all; mend its expert(): each 0 or "
+                "more, and 1 together"
             )
         return [
-            (self._spelling(text), probability)
+            (self._encode(text), probability)
             for text, probability in candidates.items()
             if probability > 0
         ]
 
     def sample(self, requests: Sequence[TeacherRequest], params: SamplingParams) -> list[Sample]:
-        """What the expert says first, each from its own seed."""
-        prompts = [self.renderer.render(request.prompt.messages) for request in requests]
-        return [
-            _Writer(self, request.prompt, tokens).sample(
-                [SampleRequest(tokens, request.seed)], params
-            )[0]
-            for request, tokens in zip(requests, prompts, strict=True)
-        ]
+        """Sample the expert's first turn for each request, from the request's seed."""
+        samples = []
+        for request in requests:
+            tokens = self.renderer.render(request.prompt.messages)
+            client = _ExpertClient(self, request.prompt, tokens)
+            samples += client.sample([SampleRequest(tokens, request.seed)], params)
+        return samples
 
     def voice(self, prompt: Prompt) -> PromptedClient:
-        """The expert in conversation about this prompt."""
+        """Return the expert as a client of this prompt."""
         prompt_tokens = self.renderer.render(prompt.messages)
-        return PromptedClient(self._count(_Writer(self, prompt, prompt_tokens)), prompt_tokens)
+        client = _ExpertClient(self, prompt, prompt_tokens)
+        return PromptedClient(self._count(client), prompt_tokens)
 
 
 class _ExpertWalk:
-    """A completion read token by token: whose turn it is, and what of the expert's candidates fits what was said of it."""
+    """A completion read token by token, with the expert's candidates for the current turn."""
 
     def __init__(self, teacher: ExpertTeacher, prompt: Prompt) -> None:
         self._teacher = teacher
         self._prompt = prompt
-        self._said: tuple[str, ...] = ()
+        self._turns: tuple[str, ...] = ()
         self._turn: list[int] = []
         self._episode = None if teacher.environment is None else teacher.environment.open(prompt, 0)
-        self._candidates = teacher.spelt(prompt, ())
+        self._candidates = teacher.list_candidates(prompt, ())
         self._to_skip: float = 0
 
-    def ahead(self) -> Next:
-        """The tokens that may come next."""
+    def predict(self) -> Next:
+        """Return the tokens that may come next."""
         if self._to_skip:
             return ()
-        place = len(self._turn)
+        position = len(self._turn)
         following: dict[int, float] = {}
         for tokens, probability in self._candidates:
-            if tokens[:place] == tuple(self._turn) and len(tokens) > place:
-                following[tokens[place]] = following.get(tokens[place], 0.0) + probability
+            if tokens[:position] == tuple(self._turn) and len(tokens) > position:
+                token = tokens[position]
+                following[token] = following.get(token, 0.0) + probability
         total = sum(following.values())
         if not total:
+            # No candidate begins like this turn: it should end here.
             return ((self._teacher.renderer.encode_answer("", 1)[0], 1.0),)
         return tuple((token, share / total) for token, share in following.items())
 
     def close(self) -> None:
-        """Close the episode that was opened to read along."""
+        """Close the environment's episode."""
         if self._episode is not None:
             self._episode.close()
 
     def read(self, token: int) -> None:
-        """Go on by a token."""
+        """Advance by one token."""
         if self._to_skip:
             self._to_skip -= 1
             return
         self._turn.append(token)
         if token in self._teacher.renderer.stop_ids:
-            self._answer()
+            self._end_turn()
 
-    def _answer(self) -> None:
-        """The turn is over: the environment speaks, or nobody does any more."""
+    def _end_turn(self) -> None:
+        """Let the environment answer; without an answer the conversation is over."""
         renderer = self._teacher.renderer
         turn = renderer.decode(self._turn)
-        self._said = (*self._said, turn)
+        self._turns = (*self._turns, turn)
         self._turn = []
         reply = None if self._episode is None else self._episode.step(turn).message
         if reply is None:
+            # Tokens after the end of the conversation belong to nobody: all are alike.
             self._to_skip = math.inf
             return
+        # The tokens of the environment, with what the template writes around them, are skipped.
         self._to_skip = len(renderer.render_reply(reply))
-        self._candidates = self._teacher.spelt(self._prompt, self._said)
+        self._candidates = self._teacher.list_candidates(self._prompt, self._turns)
 
 
-class _Writer:
-    """The expert as a client of one prompt, after which it goes on from any tokens; see `practicum.ports.SamplingClient`.
+class _ExpertClient:
+    """The expert as a client of one prompt; see `practicum.ports.SamplingClient`.
 
-    It remembers how far it read, for the turns of a conversation come one after another.
+    It continues from any tokens after the prompt. The turns of a conversation come one after
+    another, so it keeps the walk through the tokens of the last request.
     """
 
     capabilities = EVERYTHING
@@ -275,22 +296,20 @@ class _Writer:
         self._walk = _ExpertWalk(teacher, prompt)
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """One turn a request."""
-        return [self._turn(request, params) for request in requests]
+        """Sample one turn for each request."""
+        return [self._sample_turn(request, params) for request in requests]
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """What the teacher says about each request's tokens, where they follow this prompt."""
-        return self.teacher.score([self._rollout(request) for request in requests], signal)
+        """Score each request's tokens, which must follow this client's prompt."""
+        return self.teacher.score([self._build_rollout(request) for request in requests], signal)
 
-    def _rollout(self, request: ScoreRequest) -> Rollout:
+    def _build_rollout(self, request: ScoreRequest) -> Rollout:
         tokens = torch.tensor(request.tokens, dtype=torch.long)
-        known = torch.zeros(len(tokens))
-        return Rollout(
-            self.prompt, self.prompt_tokens, tokens, known >= 0, known, known, 0, "length", ""
-        )
+        zeros, mask = torch.zeros(len(tokens)), torch.ones(len(tokens), dtype=torch.bool)
+        return Rollout(self.prompt, self.prompt_tokens, tokens, mask, zeros, zeros, 0, "length", "")
 
     def _walk_to(self, tokens: tuple[int, ...]) -> _ExpertWalk:
-        """The walk when these tokens were read: the last one if they begin as it did, else a new one."""
+        """Return the walk after these tokens: the last walk if they continue it, else a new one."""
         if tokens[: len(self._read)] != self._read:
             self._walk.close()
             self._read, self._walk = (), _ExpertWalk(self.teacher, self.prompt)
@@ -299,37 +318,38 @@ class _Writer:
         self._read = tokens
         return self._walk
 
-    def _turn(self, request: SampleRequest, params: SamplingParams) -> Sample:
+    def _sample_turn(self, request: SampleRequest, params: SamplingParams) -> Sample:
         refuse_stop_texts(params, "the task's expert")
         walk = self._walk_to(request.prompt_tokens[len(self.prompt_tokens) :])
-        stream = torch.Generator().manual_seed(request.seed)
-        drawn: list[int] = []
+        generator = torch.Generator().manual_seed(request.seed)
+        tokens: list[int] = []
         sampling: list[float] = []
         policy: list[float] = []
-        while len(drawn) < params.max_new_tokens and not (drawn and params.stops(drawn)):
-            row = self.teacher.row(walk.ahead())
+        while len(tokens) < params.max_new_tokens and not (tokens and params.stops(tokens)):
+            row = self.teacher.compute_row(walk.predict())
             tempered = sampling_logprobs(row[None], params)[0]
-            token = int(torch.multinomial(tempered.double().exp(), 1, generator=stream))
-            drawn.append(token)
+            token = int(torch.multinomial(tempered.double().exp(), 1, generator=generator))
+            tokens.append(token)
             sampling.append(tempered[token].item())
             policy.append(row[token].item())
             walk.read(token)
-        self._read = (*self._read, *drawn)
+        self._read = (*self._read, *tokens)
         return Sample(
-            torch.tensor(drawn, dtype=torch.long),
+            torch.tensor(tokens, dtype=torch.long),
             torch.tensor(sampling, dtype=torch.float32),
             torch.tensor(policy, dtype=torch.float32),
-            "stop" if drawn and params.stops(drawn) else "length",
+            "stop" if tokens and params.stops(tokens) else "length",
         )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Take the task's expert; CapabilityError where it has none."""
+    """Take the task's expert; CapabilityError if it has none."""
     if not isinstance(context.task, Expert):
         raise CapabilityError(
             [
-                "teacher: {type: expert} asks the task what to say, and this task has no expert; write task: walker, give your own "
-                "task a method expert(prompt, said), or take another teacher such as {type: model, model: ...}"
+                "teacher: {type: expert} asks the task what to say, and this task has no expert; "
+                "write task: walker, give your own task a method expert(prompt, said), or take "
+                "another teacher such as {type: model, model: ...}"
             ]
         )
     return ExpertTeacher(

@@ -1,4 +1,4 @@
-"""Another model scores: a folder, a hub name or a packaged model whose vocabulary is the student's."""
+"""A model scores: a folder, a hub name or a packaged model with the student's vocabulary."""
 
 import hashlib
 import json
@@ -12,31 +12,33 @@ from practicum.teachers._client import ClientTeacher
 
 
 class Config(ScorerConfig):
-    """The model that scores; its chat template, stop tokens and thinking mode are its own."""
+    """The model that scores, with its own chat template, stop tokens and thinking mode."""
 
     type: Literal["model"] = "model"
 
     def capabilities(self) -> Capabilities:
-        """A local model gives every signal."""
+        """Return every signal: the model is local."""
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}), follows_student=False)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Load the model and check that it speaks the student's vocabulary."""
+    """Load the model and check that its vocabulary is the student's."""
     model = context.load_model(config)
-    client = context.keep(model.client, lambda place: fingerprint(config))
+    client = context.keep(model.client, lambda folder: compute_fingerprint(config))
     return ClientTeacher(context.count(client), model.renderer)
 
 
-def fingerprint(config: ModelConfig) -> str:
-    """Return the SHA-256 over what a model's answers depend on: weights, settings, code and dtype.
+def compute_fingerprint(config: ModelConfig) -> str:
+    """Return the SHA-256 of all that decides a model's answers: weights, settings, code and dtype.
 
-    A model from the hub is known by its name and commit, a packaged one by its name, one made from scratch by its settings.
+    A model from the hub is identified by its name and commit, a packaged model by its name, and a
+    model made from scratch by its settings.
     """
-    return hashlib.sha256(json.dumps([config.dtype, _weights(config)]).encode()).hexdigest()
+    # The template is not part of it: a key in the store holds the tokens of the rendered prompt.
+    return hashlib.sha256(json.dumps([config.dtype, _identify(config)]).encode()).hexdigest()
 
 
-def _weights(config: ModelConfig) -> object:
+def _identify(config: ModelConfig) -> object:
     if isinstance(config.model, ScratchConfig):
         return config.model.model_dump()
     folder = Path(config.model).expanduser()

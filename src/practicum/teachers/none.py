@@ -1,4 +1,4 @@
-"""Nobody scores: for objectives that learn from rewards or from given answers alone."""
+"""No teacher signal, for objectives that use only rewards or given answers."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,33 +12,33 @@ from practicum.types import Rollout, TeacherSignal
 NO_CAPABILITIES = Capabilities(
     signals=frozenset(), supports=frozenset(), writes=False, follows_student=False
 )
-"""What silence can answer."""
+"""The capabilities of a teacher that never answers."""
 
 
 class Config(BaseModel):
-    """Nothing to set."""
+    """A teacher without settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["none"] = "none"
 
     def capabilities(self) -> Capabilities:
-        """No signal at all."""
+        """Return no signal."""
         return NO_CAPABILITIES
 
 
 class NoTeacher(Teacher):
-    """Says nothing about any rollout; see `practicum.ports.Teacher`."""
+    """A teacher that is silent about every rollout; see `practicum.ports.Teacher`."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """No signal at all."""
+        """No signal."""
         return NO_CAPABILITIES
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """One empty signal a rollout."""
+        """Return an empty signal for each rollout."""
         return [TeacherSignal() for _ in rollouts]
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Silence needs nothing of a run."""
+    """Return the silent teacher, which needs nothing from the run."""
     return NoTeacher()

@@ -1,7 +1,8 @@
-"""A model behind somebody else's server scores: vLLM, SGLang, and others that speak OpenAI's HTTP API.
+"""A model behind another server scores: vLLM, SGLang, and others that speak OpenAI's HTTP API.
 
-What a server can give is found out when the run starts (see `practicum probe`) and held against the recipe before anything else
-happens. The tokens that are scored are the student's own; text is only sent where a server gives no scores.
+The run asks the server at its start what it can do (see `practicum probe`), and compares that with
+the recipe before anything else. The server scores the student's own tokens; text is sent only to a
+server that gives no scores.
 """
 
 import logging
@@ -26,18 +27,18 @@ from practicum.teachers._remote import RemoteClient, ServerGenerator, ServerLimi
 log = logging.getLogger(__name__)
 
 PINNED = 0.5
-"""Nats that the canary's sum may differ from what a recipe pins: 24 tokens of half-precision rounding."""
+"""Nats that the sum over 24 half-precision canary tokens may differ from the pinned one."""
 
 
 class Config(ReadingConfig, AddressConfig):
-    """Where the server is, what it may be asked, and how its model reads prompts."""
+    """The server's address and limits, and the renderer of its model."""
 
     type: Literal["openai_api"] = "openai_api"
     model: str | None = Field(
-        default=None, description="its name at the server; none: the only one there"
+        default=None, description="its name at the server; none: the only model"
     )
     dialect: DialectName = Field(
-        default="auto", description="how scores are asked for; `chat`: it only writes"
+        default="auto", description="the way of asking for scores; `chat`: completions only"
     )
     largest_k: int = Field(
         default=20, ge=0, description="candidates that a signal may ask for; vLLM's own limit is 20"
@@ -50,7 +51,7 @@ class Config(ReadingConfig, AddressConfig):
         default=30.0, gt=0, description="seconds a request may take, besides those for its tokens"
     )
     tokens_per_second: float = Field(
-        default=50.0, gt=0, description="the slowest speed of the server that is waited for"
+        default=50.0, gt=0, description="the slowest speed of the server that a request allows"
     )
     give_up_after: float = Field(
         default=120.0, ge=0, description="seconds in which a failing request is tried again"
@@ -59,14 +60,14 @@ class Config(ReadingConfig, AddressConfig):
         default=None, ge=1, description="tokens to be scored in all; the run stops before more"
     )
     canary_every: int = Field(
-        default=16, ge=1, description="calls between two looks whether it is still the same model"
+        default=16, ge=1, description="calls between two checks that the model is still the same"
     )
     canary: float | None = Field(
-        default=None, description="what `practicum probe` printed: another model is refused"
+        default=None, description="the number that `practicum probe` prints: refuse other models"
     )
 
     def capabilities(self) -> Capabilities:
-        """What such a server gives at best; the server itself is asked when the run starts."""
+        """Return what such a server gives at best; the server itself is asked at the start."""
         if self.dialect == "chat":
             return Capabilities(
                 signals=frozenset(), supports=frozenset(), largest_k=0, follows_student=False
@@ -76,13 +77,14 @@ class Config(ReadingConfig, AddressConfig):
 
 
 def client_of(config: Config) -> JsonClient:
-    """The HTTP client of a server, with its key; RecipeError where the key's variable is empty."""
+    """Return a server's HTTP client with its key; RecipeError if the key's variable is empty."""
     key = None
     if config.api_key_env is not None:
         key = os.environ.get(config.api_key_env, "").strip()
         if not key or not key.isascii() or not key.isprintable():
             raise RecipeError(
-                f"teacher.api_key_env: the environment variable {config.api_key_env} holds no key; set it before the run"
+                f"teacher.api_key_env: the environment variable {config.api_key_env} holds no key; "
+                "set it before the run"
             )
     server = Server(
         url=config.url,
@@ -96,13 +98,13 @@ def client_of(config: Config) -> JsonClient:
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Ask the server what it can do, compare vocabularies, and hold it against what the recipe pins."""
+    """Probe the server, compare the vocabularies, and compare the model with the pinned canary."""
     http = client_of(config)
-    renderer = config.renderer(http.address, context)
+    renderer = config.build_renderer(http.address, context)
     vocabulary = renderer.vocab_size
-    found = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
-    log.info(f"{http.address}: {'; '.join(found.lines())}")
-    _check_pin(config, found, http)
+    answers = probe(http, config.dialect, config.model, config.largest_k, vocabulary)
+    log.info(f"{http.address}: {'; '.join(answers.lines())}")
+    _check_pin(config, answers, http)
     limits = ServerLimits(
         config.timeout,
         config.tokens_per_second,
@@ -110,31 +112,26 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         config.token_budget,
         config.canary_every,
     )
-    speaker = ServerGenerator(http, found.model, renderer, limits, context.meter)
-    promised = config.capabilities()
-    if found.dialect is None:
-        silent = replace(promised, signals=frozenset(), supports=frozenset(), largest_k=0)
-        return TextTeacher(speaker, silent, config.system)
-    check_texts(found.texts or {}, renderer.tokenizer, http)
-    can = promised.signals if found.largest_k else promised.signals & {"sampled"}
-    client = RemoteClient(
-        speaker,
-        found,
-        found.dialect,
-        replace(promised, signals=can, largest_k=found.largest_k),
-        vocabulary,
-    )
-    return ClientTeacher(
-        context.count(context.keep(client, client.folder_in)), renderer, follows=client
-    )
+    generator = ServerGenerator(http, answers.model, renderer, limits, context.meter)
+    best = config.capabilities()
+    if answers.dialect is None:
+        silent = replace(best, signals=frozenset(), supports=frozenset(), largest_k=0)
+        return TextTeacher(generator, silent, config.system)
+    check_texts(answers.texts or {}, renderer.tokenizer, http)
+    signals = best.signals if answers.largest_k else best.signals & {"sampled"}
+    capabilities = replace(best, signals=signals, largest_k=answers.largest_k)
+    client = RemoteClient(generator, answers, answers.dialect, capabilities, vocabulary)
+    scorer = context.count(context.keep(client, client.find_folder))
+    return ClientTeacher(scorer, renderer, follower=client)
 
 
-def _check_pin(config: Config, found: Probe, http: JsonClient) -> None:
+def _check_pin(config: Config, answers: Probe, http: JsonClient) -> None:
     if config.canary is None:
         return
-    if found.mark is None or abs(found.mark - config.canary) > PINNED:
-        shown = "none" if found.mark is None else f"{found.mark:.4f}"
+    if answers.mark is None or abs(answers.mark - config.canary) > PINNED:
+        canary = "none" if answers.mark is None else f"{answers.mark:.4f}"
         raise TeacherError(
-            f"{http.address}: the canary is {shown} and the recipe pins {config.canary:.4f}, so this is another model, or its "
-            "scores are at another temperature; serve the one that was probed, or take teacher.canary away"
+            f"{http.address}: the canary is {canary} and the recipe pins {config.canary:.4f}, so "
+            "this is another model, or its scores are at another temperature; serve the one that "
+            "was probed, or take teacher.canary away"
         )

@@ -1,8 +1,8 @@
-"""Another teacher that sees more than the student: an instruction, worked examples, a solution, its own attempt.
+"""A teacher that sees more than the student: instructions, examples, a solution, the attempt.
 
-Context is only a way of writing the prompt; the tokens that are scored are the student's own. This one function is the
-self-distillation family (OPSD 2601.18734, SDFT 2601.19897, OPCD 2602.12275, CRISP 2603.05433, SDPO 2601.20802,
-SD-Zero 2604.12002, OPSDL 2604.17535).
+The context only changes the prompt; the scored tokens are the student's own. So this module covers
+the self-distillation family (OPSD 2601.18734, SDFT 2601.19897, OPCD 2602.12275, CRISP 2603.05433,
+SDPO 2601.20802, SD-Zero 2604.12002, OPSDL 2604.17535).
 """
 
 import re
@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
 from practicum.core.plugins import Plugin
 from practicum.errors import DataError
@@ -24,11 +23,13 @@ from practicum.ports import (
     TeacherContext,
     TeacherRequest,
 )
+from practicum.statistics import group_pairs
+from practicum.teachers._client import FollowerTeacher
 from practicum.teachers._outcome import classify_outcome
-from practicum.types import Datum, Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
+from practicum.types import Message, Prompt, Rollout, Sample, SamplingParams, TeacherSignal
 
 ROLLOUT_FIELDS = ("attempt", "outcome", "sibling")
-"""Placeholders that stand for the completion being scored and for what became of its prompt, not for the prompt."""
+"""The placeholders for the completion to score and for the prompt's other completions."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
@@ -42,12 +43,12 @@ class Demonstration(BaseModel):
 
 
 class Config(BaseModel):
-    """What the teacher sees beyond the student's prompt.
+    """The context that the teacher sees beyond the student's prompt.
 
-    `reference` is put before the question and `question` takes its place. `{field}` in either stands for a privileged field
-    of the prompt, `{answer}` for its answer, for example `"A correct solution: {solution}"`, and three stand for what the
-    student wrote: `{attempt}`, `{outcome}` and `{sibling}`. A note of the rollout stands under its own name, such as an
-    environment's `{feedback}`.
+    `reference` is put before the question, and `question` replaces it. In both, `{field}` stands
+    for a privileged field of the prompt, `{answer}` for its answer, as in `"A correct solution:
+    {solution}"`, and three more for the completions: `{attempt}`, `{outcome}` and `{sibling}`. A
+    note of the rollout has its own name, such as an environment's `{feedback}`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,140 +70,129 @@ class Config(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _sees_more(self) -> "Config":
-        if (
-            self.system is None
-            and not self.demonstrations
-            and self.reference is None
-            and self.question is None
-        ):
+    def _check_context(self) -> "Config":
+        texts = (self.system, self.reference, self.question)
+        if not self.demonstrations and all(text is None for text in texts):
             raise ValueError(
-                "a privileged teacher needs something to see: system, demonstrations, reference or question"
+                "a privileged teacher needs something to see: system, demonstrations, reference or "
+                "question"
             )
         return self
 
     def capabilities(self) -> Capabilities:
-        """Those of the teacher inside; before there is a completion it cannot write with a context that needs one."""
-        inside: Capabilities = self.teacher.capabilities()
-        return replace(inside, writes=inside.writes and not self.needs_rollout)
+        """Return the capabilities of the inner teacher.
+
+        It cannot generate if the context needs a completion: there is none before it.
+        """
+        inner: Capabilities = self.teacher.capabilities()
+        return replace(inner, writes=inner.writes and not self.needs_rollout)
 
     def members(self) -> dict[str, TeacherConfig]:
-        """The teacher inside."""
+        """Return the settings of the inner teacher."""
         return {"teacher": self.teacher}
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the context asks for."""
+        """The names of the placeholders in the context."""
         return _PLACEHOLDER.findall(f"{self.reference or ''} {self.question or ''}")
 
     @property
     def needs_rollout(self) -> bool:
-        """Whether the context shows something of a completion, so that there is none before one."""
+        """True if the context shows a completion, so that there is no context before one."""
         return any(field in ROLLOUT_FIELDS for field in self.fields)
 
 
-class PrivilegedTeacher(Teacher):
-    """Rewrites each prompt and hands it to the teacher inside; see `practicum.ports.Teacher`."""
+class PrivilegedTeacher(FollowerTeacher):
+    """A teacher that rewrites each prompt for an inner teacher; see `practicum.ports.Teacher`."""
 
     def __init__(self, inner: Teacher, config: Config) -> None:
-        self._inner = inner
+        self._inner = self._follower = inner
         self._config = config
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the teacher inside, which may be unable to write with this context."""
-        inside = self._inner.capabilities
-        return replace(inside, writes=inside.writes and not self._config.needs_rollout)
+        """The capabilities of the inner teacher; see `Config.capabilities`."""
+        inner = self._inner.capabilities
+        return replace(inner, writes=inner.writes and not self._config.needs_rollout)
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """Score the same tokens after the richer prompt; silence about rollouts that lack a field, where it may be."""
-        siblings = _first_successes(rollouts)
-        shown: dict[int, Rollout] = {}
-        for place, rollout in enumerate(rollouts):
-            fields = _rollout_fields(rollout, siblings)
-            if not self._silent(rollout.prompt, fields):
-                shown[place] = replace(
-                    rollout, prompt=with_context(rollout.prompt, self._config, fields)
-                )
-        answers = [TeacherSignal()] * len(rollouts)
-        for place, answer in zip(
-            shown, self._inner.score(list(shown.values()), signal), strict=True
-        ):
-            answers[place] = answer
-        return answers
+        """Score the same tokens after the richer prompt.
+
+        Rollouts that lack a field get a silent signal, if that is allowed.
+        """
+        successes = _find_successes(rollouts)
+        enriched: dict[int, Rollout] = {}
+        for index, rollout in enumerate(rollouts):
+            fields = _list_rollout_fields(rollout, successes)
+            if not self._is_silent(rollout.prompt, fields):
+                prompt = add_context(rollout.prompt, self._config, fields)
+                enriched[index] = replace(rollout, prompt=prompt)
+        signals = [TeacherSignal()] * len(rollouts)
+        answers = self._inner.score(list(enriched.values()), signal)
+        for index, answer in zip(enriched, answers, strict=True):
+            signals[index] = answer
+        return signals
 
     def sample(
         self, requests: Sequence[TeacherRequest], params: SamplingParams
     ) -> list[Sample] | None:
-        """What the teacher inside answers to the richer prompts, or None where there is no context before a completion."""
-        if self._config.needs_rollout or any(
-            self._silent(request.prompt, {}) for request in requests
-        ):
+        """Sample from the inner teacher after the richer prompts; None without a context."""
+        if not all(self._has_context(request.prompt) for request in requests):
             return None
-        return self._inner.sample(
-            [
-                TeacherRequest(with_context(request.prompt, self._config), request.seed)
-                for request in requests
-            ],
-            params,
-        )
+        enriched = [
+            TeacherRequest(add_context(request.prompt, self._config), request.seed)
+            for request in requests
+        ]
+        return self._inner.sample(enriched, params)
 
     def voice(self, prompt: Prompt) -> PromptedClient | None:
-        """That of the teacher inside, with the richer prompt; None where there is no context before a completion."""
-        if self._config.needs_rollout or self._silent(prompt, {}):
+        """Return the inner teacher's client of the richer prompt; None without a context."""
+        if not self._has_context(prompt):
             return None
-        return self._inner.voice(with_context(prompt, self._config))
+        return self._inner.voice(add_context(prompt, self._config))
 
-    def after_step(self, step: int, data: Sequence[Datum]) -> None:
-        """Pass it on to the teacher inside."""
-        self._inner.after_step(step, data)
+    def _has_context(self, prompt: Prompt) -> bool:
+        """Return True if the prompt has a context before any completion of it."""
+        return not self._config.needs_rollout and not self._is_silent(prompt, {})
 
-    def save_state(self) -> dict[str, Tensor]:
-        """Return that of the teacher inside."""
-        return self._inner.save_state()
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give it to the teacher inside."""
-        self._inner.load_state(tensors)
-
-    def _silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
-        """Whether a field is missing and that is no error: a sibling is a matter of luck, other fields of `missing`."""
-        known = _prompt_fields(prompt).keys() | rollout_fields.keys()
-        lacking = [field for field in self._config.fields if field not in known]
-        forgiven = self._config.missing == "silent" or all(field == "sibling" for field in lacking)
-        return bool(lacking) and forgiven
+    def _is_silent(self, prompt: Prompt, rollout_fields: Mapping[str, str]) -> bool:
+        """Return True if a field is missing and `missing` allows it; a sibling may always miss."""
+        fields = _list_prompt_fields(prompt).keys() | rollout_fields.keys()
+        lacking = [field for field in self._config.fields if field not in fields]
+        is_allowed = self._config.missing == "silent" or all(n == "sibling" for n in lacking)
+        return bool(lacking) and is_allowed
 
 
-def with_context(
+def add_context(
     prompt: Prompt, config: Config, rollout_fields: Mapping[str, str] | None = None
 ) -> Prompt:
-    """The prompt as the teacher sees it; DataError where a placeholder's field is missing.
+    """Return the prompt with the teacher's context; DataError if a placeholder's field is missing.
 
-    `rollout_fields` are those of `ROLLOUT_FIELDS` that are known; without a completion there are none.
+    `rollout_fields` holds the notes and known `ROLLOUT_FIELDS` of a completion, if there is one.
     """
-    own_system = [message for message in prompt.messages if message.role == "system"]
-    turns = [message for message in prompt.messages if message.role != "system"]
-    system = [Message("system", config.system)] if config.system is not None else own_system
-    shown = [
-        message
-        for example in config.demonstrations
-        for message in (Message("user", example.prompt), Message("assistant", example.answer))
-    ]
-    fields = {**_prompt_fields(prompt), **(rollout_fields or {})}
+    fields = {**_list_prompt_fields(prompt), **(rollout_fields or {})}
     lacking = [name for name in config.fields if name not in fields]
     if lacking:
-        raise DataError(
-            _lacking(min(lacking, key=lambda name: name == "sibling"), prompt, config, fields)
-        )
+        # A sibling comes last: a run can do without it, so another missing field is the real error.
+        name = min(lacking, key=lambda name: name == "sibling")
+        raise DataError(_explain_missing(name, prompt, config, fields))
+    system = [message for message in prompt.messages if message.role == "system"]
+    turns = [message for message in prompt.messages if message.role != "system"]
+    if config.system is not None:
+        system = [Message("system", config.system)]
+    examples = []
+    for example in config.demonstrations:
+        examples += [Message("user", example.prompt), Message("assistant", example.answer)]
     if config.reference is not None or config.question is not None:
-        asked = turns[-1].content if config.question is None else _filled(config.question, fields)
-        before = [] if config.reference is None else [_filled(config.reference, fields)]
-        turns = [*turns[:-1], Message(turns[-1].role, "\n\n".join([*before, asked]))]
-    return replace(prompt, messages=(*system, *shown, *turns))
+        texts = [] if config.reference is None else [_fill(config.reference, fields)]
+        question = config.question
+        texts.append(turns[-1].content if question is None else _fill(question, fields))
+        turns = [*turns[:-1], Message(turns[-1].role, "\n\n".join(texts))]
+    return replace(prompt, messages=(*system, *examples, *turns))
 
 
-def _prompt_fields(prompt: Prompt) -> dict[str, str]:
-    """What placeholders can stand for before there is a completion; the names of a completion's fields are its own."""
+def _list_prompt_fields(prompt: Prompt) -> dict[str, str]:
+    """Return the texts of a prompt's placeholders; the names of a completion's are reserved."""
     fields = {"answer": prompt.answer, **prompt.privileged}
     return {
         name: value
@@ -211,45 +201,54 @@ def _prompt_fields(prompt: Prompt) -> dict[str, str]:
     }
 
 
-def _rollout_fields(rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]) -> dict[str, str]:
-    """What placeholders can stand for once there is a completion: its notes, and the `ROLLOUT_FIELDS` that are known."""
+def _list_rollout_fields(
+    rollout: Rollout, successes: Mapping[str, Sequence[Rollout]]
+) -> dict[str, str]:
+    """Return the texts of a completion's placeholders: notes and the known `ROLLOUT_FIELDS`."""
     fields = {**rollout.notes, "attempt": rollout.text}
     if classify_outcome(rollout) != "unknown":
         fields["outcome"] = classify_outcome(rollout)
-    others = [other for other in successes.get(rollout.prompt.id, ()) if other is not rollout]
-    return {**fields, "sibling": others[0].text} if others else fields
+    for sibling in successes.get(rollout.prompt.id, ()):
+        if sibling is not rollout:
+            return {**fields, "sibling": sibling.text}
+    return fields
 
 
-def _first_successes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
-    """The first two correct completions of each prompt by sample number: one of them is another than any given one."""
-    found: dict[str, list[Rollout]] = {}
-    for rollout in sorted(rollouts, key=lambda rollout: rollout.sample):
-        if classify_outcome(rollout) == "correct":
-            found.setdefault(rollout.prompt.id, []).append(rollout)
-    return {name: successes[:2] for name, successes in found.items()}
+def _find_successes(rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
+    """Return the correct completions of each prompt, in the order of their sample numbers."""
+    ordered = sorted(rollouts, key=lambda rollout: rollout.sample)
+    return group_pairs(
+        (rollout.prompt.id, rollout)
+        for rollout in ordered
+        if classify_outcome(rollout) == "correct"
+    )
 
 
-def _filled(text: str, fields: Mapping[str, str]) -> str:
-    """The text with each `{field}` replaced once, so that braces in a field's content stay text."""
+def _fill(text: str, fields: Mapping[str, str]) -> str:
+    """Replace each `{field}` once, so that braces in a field's content stay text."""
     return _PLACEHOLDER.sub(lambda match: fields[match.group(1)], text)
 
 
-def _lacking(name: str, prompt: Prompt, config: Config, fields: Mapping[str, str]) -> str:
-    """What to say where a placeholder stands for nothing."""
+def _explain_missing(name: str, prompt: Prompt, config: Config, fields: Mapping[str, str]) -> str:
+    """Return the error text for a placeholder without a field."""
     key = "teacher.reference" if f"{{{name}}}" in (config.reference or "") else "teacher.question"
     if name == "outcome":
         return (
-            f"prompt {prompt.id!r} has no outcome, which {key} asks for: its task gave no reward; give it an answer to "
-            "verify, or write missing: silent"
+            f"prompt {prompt.id!r} has no outcome, which {key} asks for: its task gave no reward; "
+            "give it an answer to verify, or write missing: silent"
         )
     if name in ROLLOUT_FIELDS:
-        return f"{key} shows the {name} of a completion, so there is no context for prompt {prompt.id!r} before one"
+        return (
+            f"{key} shows the {name} of a completion, so there is no context for prompt "
+            f"{prompt.id!r} before one"
+        )
     return (
-        f"prompt {prompt.id!r} has no field {name!r}, which {key} asks for; add it under 'privileged' in the task's rows, "
-        f"take {{{name}}} out, or write missing: silent (this prompt has: {', '.join(fields) or 'none'})"
+        f"prompt {prompt.id!r} has no field {name!r}, which {key} asks for; add it under "
+        f"'privileged' in the task's rows, take {{{name}}} out, or write missing: silent (this "
+        f"prompt has: {', '.join(fields) or 'none'})"
     )
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Build the teacher inside and put the context around it."""
+    """Build the inner teacher and add the context to it."""
     return PrivilegedTeacher(context.build(context, config.teacher), config)

@@ -1,6 +1,7 @@
-"""Replays a tape of scores: the mock of the tests, a cache of an earlier run, and the attachment of a bug report.
+"""Replay a tape of scores: for tests, as a cache of an earlier run, and with a bug report.
 
-A tape is the `rollouts.jsonl` of any run folder: rows with `prompt_tokens`, `tokens` and `teacher_logprobs`.
+A tape is the `rollouts.jsonl` of any run folder: rows with `prompt_tokens`, `tokens` and
+`teacher_logprobs`.
 """
 
 import json
@@ -18,8 +19,10 @@ from practicum.types import Rollout, TeacherSignal
 
 Key = tuple[str, tuple[int, ...]]
 
-A_TAPE = Capabilities(signals=frozenset({"sampled"}), writes=False, follows_student=False)
-"""What a tape can answer: one log-probability a token."""
+TAPE_CAPABILITIES = Capabilities(
+    signals=frozenset({"sampled"}), writes=False, follows_student=False
+)
+"""The capabilities of a tape: one log-probability a token."""
 
 
 class Config(BaseModel):
@@ -30,12 +33,12 @@ class Config(BaseModel):
     tape: Path = Field(description="a rollouts.jsonl with teacher_logprobs")
 
     def capabilities(self) -> Capabilities:
-        """A tape holds one log-probability a token."""
-        return A_TAPE
+        """Return the sampled token's signal: a tape holds one log-probability a token."""
+        return TAPE_CAPABILITIES
 
 
 class ScriptedTeacher(Teacher):
-    """Answers from the tape, and only from it; see `practicum.ports.Teacher`."""
+    """A teacher that answers from the tape alone; see `practicum.ports.Teacher`."""
 
     def __init__(self, scores: Mapping[Key, Sequence[float]], tape: Path) -> None:
         self._scores = scores
@@ -44,27 +47,28 @@ class ScriptedTeacher(Teacher):
     @property
     def capabilities(self) -> Capabilities:
         """One log-probability a token."""
-        return A_TAPE
+        return TAPE_CAPABILITIES
 
     def score(self, rollouts: Sequence[Rollout], signal: Signal) -> list[TeacherSignal]:
-        """The recorded log-probabilities; TeacherError where the tape has none for these very tokens."""
+        """Return the recorded log-probabilities; TeacherError if the tape lacks these tokens."""
         return [
-            TeacherSignal(logprobs=torch.tensor(self._recorded(rollout), dtype=torch.float32))
+            TeacherSignal(logprobs=torch.tensor(self._look_up(rollout), dtype=torch.float32))
             for rollout in rollouts
         ]
 
-    def _recorded(self, rollout: Rollout) -> Sequence[float]:
+    def _look_up(self, rollout: Rollout) -> Sequence[float]:
         key = (rollout.prompt.id, tuple(rollout.tokens.tolist()))
         if key not in self._scores:
             raise TeacherError(
-                f"the tape {self._tape} has no scores for this completion of prompt {rollout.prompt.id!r}; a tape only "
-                "replays the run it was recorded from, with the same seed, versions and threads"
+                f"the tape {self._tape} has no scores for this completion of prompt "
+                f"{rollout.prompt.id!r}; a tape only replays the run it was recorded from, with "
+                "the same seed, versions and threads"
             )
         return self._scores[key]
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Read the whole tape; DataError naming the row that is not one."""
+    """Read the whole tape; DataError with the row that is no recorded rollout."""
     tape = context.base_dir / config.tape
     try:
         lines = tape.read_text(encoding="utf-8").splitlines()
@@ -79,36 +83,41 @@ def build(config: Config, context: TeacherContext) -> Teacher:
         ) from error
     context.reads(tape)
     return ScriptedTeacher(
-        dict(_recording(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)),
+        dict(_parse_row(line, f"{tape}: row {row}") for row, line in enumerate(lines, start=1)),
         tape,
     )
 
 
-def _recording(line: str, where: str) -> tuple[Key, list[float]]:
-    """What one row of a tape recorded; DataError where it is no recorded rollout."""
+def _parse_row(line: str, where: str) -> tuple[Key, list[float]]:
+    """Return the key and the log-probabilities of a row; DataError if it is no recorded rollout."""
     try:
         row = json.loads(line)
         prompt, tokens, logprobs = str(row["prompt"]), row["tokens"], row["teacher_logprobs"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{where} is not a recorded rollout ({error!r}); give the rollouts.jsonl of a run as it was written"
+            f"{where} is not a recorded rollout ({error!r}); give the rollouts.jsonl of a run as "
+            "it was written"
         ) from error
+    # `type` and not `isinstance`: True is an int in Python and no token id.
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise DataError(
             f"{where} has no list of token ids under 'tokens'; give the rollouts.jsonl of a run"
         )
     if isinstance(logprobs, list) and len(logprobs) == len(tokens):
-        learned = row.get("loss_mask") or [True] * len(tokens)
-        # What the student did not write, such as what an environment said, has no score and needs none.
-        logprobs = [value if own else 0.0 for value, own in zip(logprobs, learned, strict=False)]
+        mask = row.get("loss_mask") or [True] * len(tokens)
+        # Tokens that the student did not write, such as an environment's, have no score.
+        logprobs = [
+            logprob if is_trained else 0.0
+            for logprob, is_trained in zip(logprobs, mask, strict=False)
+        ]
     if (
         not isinstance(logprobs, list)
         or len(logprobs) != len(tokens)
         or not all(map(_is_number, logprobs))
     ):
         raise DataError(
-            f"{where} has no teacher log-probability for each of its {len(tokens)} tokens; record the tape with a teacher "
-            "that scores every token"
+            f"{where} has no teacher log-probability for each of its {len(tokens)} tokens; record "
+            "the tape with a teacher that scores every token"
         )
     return (prompt, tuple(tokens)), [float(value) for value in logprobs]
 

@@ -1,4 +1,4 @@
-"""The student's own weights score: live, frozen at the start, an average (ema), or copied now and then (periodic)."""
+"""The student's weights score: live, frozen at the start, averaged (ema), copied (periodic)."""
 
 from typing import Literal
 
@@ -9,9 +9,10 @@ from practicum.teachers._client import ClientTeacher
 
 
 class Config(BaseModel):
-    """How the teacher's weights follow the student's.
+    """The rule by which the teacher's weights follow the student's.
 
-    A self-teacher with the student's own context and live weights has nothing to teach; give it privileged context.
+    A self-teacher with live weights and the student's own context teaches nothing: give it
+    privileged context.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,13 +29,13 @@ class Config(BaseModel):
     )
 
     def capabilities(self) -> Capabilities:
-        """The student is local, so every signal is at hand."""
+        """Return every signal: the student is local."""
         return Capabilities(signals=frozenset({"sampled", "topk", "full"}))
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Hold the student's weights as they are now."""
-    held = context.self_teacher(
+    """Hold the student's weights at this moment."""
+    client = context.self_teacher(
         WeightUpdateRule(weights=config.weights, rate=config.rate, period=config.period)
     )
-    return ClientTeacher(context.count(held), context.renderer, follows=held)
+    return ClientTeacher(context.count(client), context.renderer, follower=client)

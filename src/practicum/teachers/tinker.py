@@ -1,7 +1,7 @@
-"""A model of a service that speaks the Tinker API scores: hosted, or `practicum serve` on another machine.
+"""A model behind the Tinker API scores: a hosted one, or `practicum serve` on another machine.
 
-Besides the sampled token and its own candidates it scores the student's: the tokens are named with the request. What is scored are
-the student's own token ids.
+Besides the sampled token and its own candidates it scores the student's candidates, which each
+request names. It scores the student's own token ids.
 """
 
 import logging
@@ -18,19 +18,19 @@ from practicum.ports import Capabilities, SamplingClient, StepFollower, Teacher,
 from practicum.remote.tinker import Connection, ServiceConfig, ServiceSampler
 from practicum.remote.tinker.sampling import service_capabilities
 from practicum.teachers._client import ClientTeacher
-from practicum.teachers._probe import canary_of, difference
+from practicum.teachers._probe import canary_of, match_canaries
 from practicum.teachers._reading import ReadingConfig
-from practicum.teachers._remote import canary_folder
+from practicum.teachers._remote import find_canary_folder
 from practicum.types import Sample, SampleRequest, SamplingParams, ScoreRequest, TeacherSignal
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = 0.05
-"""Nats that a token of the canary may move: a service's rounding depends on what shares the batch."""
+"""Nats that a canary token may move: a service's rounding depends on the rest of its batch."""
 
 
 class Config(ReadingConfig, ServiceConfig):
-    """Which model of a service scores, and how it reads prompts."""
+    """The model of a service, and its renderer."""
 
     type: Literal["tinker"] = "tinker"
     model: str | None = Field(default=None, description="a base model's name at the service")
@@ -40,25 +40,26 @@ class Config(ReadingConfig, ServiceConfig):
     largest_k: int = Field(default=100, ge=1, description="candidates that a signal may ask for")
 
     @model_validator(mode="after")
-    def _one_model(self) -> "Config":
+    def _check_model(self) -> "Config":
         if (self.model is None) == (self.model_path is None):
             raise ValueError(
                 "write model, a base model's name, or model_path, saved weights: one of the two"
             )
         if self.model_path is not None and not self.model_path.startswith("tinker://"):
             raise ValueError(
-                f"model_path {self.model_path!r} is no tinker:// address; a base model is written as model"
+                f"model_path {self.model_path!r} is no tinker:// address; a base model is written "
+                "as model"
             )
         return self
 
     def capabilities(self) -> Capabilities:
-        """The sampled token, and candidates of either side."""
+        """Return the sampled token, and candidates of the student or the teacher."""
         return service_capabilities(self.largest_k)
 
 
 def build(config: Config, context: TeacherContext) -> Teacher:
-    """Begin a session, compare vocabularies where the recipe names the tokenizer, and note what the model is known by."""
-    renderer = config.renderer(config.url, context)
+    """Open a session, compare the vocabularies if the recipe names the tokenizer, take a canary."""
+    renderer = config.build_renderer(config.url, context)
     vocabulary = renderer.vocab_size
     connection = Connection(config, "teacher")
     context.at_end.callback(connection.close)
@@ -73,13 +74,12 @@ def build(config: Config, context: TeacherContext) -> Teacher:
     )
     client = KnownModel(sampler, connection, config.model_path or config.model or "", vocabulary)
     log.info(f"{connection.address}: {config.model_path or config.model} scores and writes")
-    return ClientTeacher(
-        context.count(context.keep(client, client.folder_in)), renderer, follows=client
-    )
+    scorer = context.count(context.keep(client, client.find_folder))
+    return ClientTeacher(scorer, renderer, follower=client)
 
 
 class KnownModel(StepFollower):
-    """A service's model that is recognised by a canary: at a resume, and when the service was started again.
+    """A service's model, recognised by a canary after a resume and after the service's restart.
 
     See `practicum.ports.SamplingClient`.
     """
@@ -88,56 +88,53 @@ class KnownModel(StepFollower):
         self, sampler: SamplingClient, connection: Connection, name: str, vocabulary: int
     ) -> None:
         self.capabilities = sampler.capabilities
-        """Those of the service."""
+        """The capabilities of the service."""
         self._sampler = sampler
         self._connection = connection
         self._name = name
-        self._sequence: ScoreRequest = canary_of(vocabulary)
-        self._canary = self._look()
-        self._seen = connection.reopened
+        self._request: ScoreRequest = canary_of(vocabulary)
+        self._canary = self._score_canary()
+        self._sessions = connection.reopened
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """The model's own answers."""
+        """Sample completions of the model."""
         samples = self._sampler.sample(requests, params)
-        self._recognise()
+        self._check_after_restart()
         return samples
 
     def score(self, requests: Sequence[ScoreRequest], signal: Signal) -> list[TeacherSignal]:
-        """What the model says; TeacherError where the service was started again with another one."""
+        """Score completions; TeacherError if the service restarted with another model."""
         signals = self._sampler.score(requests, signal)
-        self._recognise()
+        self._check_after_restart()
         return signals
 
-    def folder_in(self, place: Path) -> str:
-        """The name of the folder of this model's answers."""
-        return canary_folder(place, self._name, self._canary, self._is_same)
+    def find_folder(self, folder: Path) -> str:
+        """Return the name of the folder that holds this model's answers."""
+        return find_canary_folder(folder, self._name, self._canary, TOLERANCE)
 
     def save_state(self) -> dict[str, Tensor]:
-        """What a resumed run compares with."""
+        """Return the canary that a resumed run compares with."""
         return {"canary": self._canary}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """TeacherError where the model is another one than that of the run."""
+        """Raise TeacherError if the run began with another model."""
         self._check(tensors["canary"], "since the run began")
         self._canary = tensors["canary"]
 
-    def _recognise(self) -> None:
-        """Look again where a new session was begun."""
-        if self._seen != self._connection.reopened:
-            self._seen = self._connection.reopened
-            self._check(self._look(), "when the service was started again")
+    def _check_after_restart(self) -> None:
+        # A service that restarted has opened a new session, perhaps over other weights.
+        if self._sessions != self._connection.reopened:
+            self._sessions = self._connection.reopened
+            self._check(self._score_canary(), "when the service was started again")
 
-    def _look(self) -> Tensor:
-        (said,) = self._sampler.score([self._sequence], Sampled())
-        assert said.logprobs is not None
-        return said.logprobs
-
-    def _is_same(self, canary: Tensor) -> bool:
-        return canary.shape == self._canary.shape and difference(canary, self._canary) <= TOLERANCE
+    def _score_canary(self) -> Tensor:
+        (signal,) = self._sampler.score([self._request], Sampled())
+        assert signal.logprobs is not None
+        return signal.logprobs
 
     def _check(self, canary: Tensor, when: str) -> None:
-        if not self._is_same(canary):
+        if not match_canaries(canary, self._canary, TOLERANCE):
             raise TeacherError(
-                f"{self._connection.address}: {self._name} is another model: it changed {when}; serve the one that the run began "
-                "with and resume, or start a new run"
+                f"{self._connection.address}: {self._name} is another model: it changed {when}; "
+                "serve the one that the run began with and resume, or start a new run"
             )
