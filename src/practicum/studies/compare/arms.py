@@ -170,7 +170,8 @@ def read_design(words: Sequence[str], settings: Settings) -> Design:
         raise RecipeError(f"two arms are named {repeated!r}; write NAME=RECIPE for each")
     if settings.seeds < 1:
         raise RecipeError(
-            f"--seeds {settings.seeds}: at least one is needed, and three to say how much seeds differ"
+            f"--seeds {settings.seeds}: at least one is needed, "
+            "and three to say how much seeds differ"
         )
     seeds = tuple(range(settings.first, settings.first + settings.seeds))
     recipes = {
@@ -186,6 +187,7 @@ def build_recipe(arm: Arm, seed: int, settings: Settings) -> Recipe:
 
     No monitor stops a run unless the recipe asks for it.
     """
+    # Later overrides win: an arm's over the common ones, and the budget's over both.
     overrides = [*settings.common, *arm.overrides, *settings.budget.build_overrides()]
     plain = load_recipe(arm.source, overrides)
     steps, train, evaluation = plain.train.steps, plain.train, plain.evaluation

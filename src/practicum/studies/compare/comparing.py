@@ -70,6 +70,7 @@ def run_arms(words: Sequence[str], settings: Settings, console: Console) -> Fini
     folder = settings.out.absolute()
     jobs = plan_jobs(design, folder, settings.resume)
     folder.mkdir(parents=True, exist_ok=True)
+    # The lock keeps a second comparison out of the folder while this one runs.
     with RunDir(folder).lock(), catch_stop_signals() as stop:
         failed = run_all(jobs, settings.at_once, console, stop)
     outcomes = [

@@ -153,6 +153,7 @@ def run_all(
                 console.step(len(jobs) - len(pool.waiting) - len(pool.running), {}, None)
                 fault("compare.run_ended")
     finally:
+        # After an error no run may go on unseen; the newest checkpoints stay for --resume.
         pool.kill()
     return pool.failed
 
@@ -188,6 +189,7 @@ class _JobPool:
         for job, process in list(self.running.items()):
             self._peak = max(self._peak, _measure_memory(process.pid))
             code = process.poll()
+            # A process at its start is small: its memory says something from its first step on.
             self._measured = self._measured or code is not None or job.steps_done > 0
             if code is None:
                 continue
@@ -205,7 +207,7 @@ class _JobPool:
             process.wait()
 
     def kill(self) -> None:
-        """Kill every process that still runs; the newest checkpoints stay."""
+        """Kill every process that still runs."""
         for process in self.running.values():
             process.kill()
             process.wait()

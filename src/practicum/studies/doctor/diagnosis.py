@@ -43,7 +43,7 @@ class Diagnosis:
 
         Of two for one key the first stays.
         """
-        checks = [result for result in self.results if result.asks_for_change]
+        checks = [result for result in self.results if result.needs_change]
         changes = [change for result in checks for change in result.finding.fix]
         by_key = {change.partition("=")[0]: change for change in reversed(changes)}
         return list(reversed(by_key.values()))

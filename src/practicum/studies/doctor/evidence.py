@@ -181,6 +181,7 @@ def collect_evidence(
     Raises RecipeError, before anything is sampled, if the student's weights are not in this
     process.
     """
+    # P19 needs these weights; the access raises before anything is sampled.
     _ = components.weights
     plan, parts = components.settings.plan(1), components.parts
     prompts = select_prompts(parts.prompts, recipe.seed, 1, min(count, len(parts.prompts)))
@@ -201,6 +202,7 @@ def collect_evidence(
         (evidence.renderer.stop_ids, evidence.teacher_stops),
         recipe.seed,
     )
+    # Rollouts share heads, and a teacher on disk holds its head until it is released.
     for head in {head.key: head for signal in signals for head in signal.heads}.values():
         head.release()
     evidence = replace(evidence, measurements=measurements)

@@ -25,12 +25,12 @@ class CheckResult:
     finding: CheckOutcome
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """True if the check failed."""
         return self.finding.status == "fail"
 
     @property
-    def asks_for_change(self) -> bool:
+    def needs_change(self) -> bool:
         """True if the fix should be made: the check warns or fails, and is more than a note."""
         return self.check.role != "note" and self.finding.status in ("warn", "fail")
 
@@ -54,11 +54,11 @@ class Rule:
 
 
 def _is_broken_setup(result: CheckResult) -> bool:
-    return result.check.role == "setup" and result.failed
+    return result.check.role == "setup" and result.has_failed
 
 
 def _is_misleading(result: CheckResult) -> bool:
-    return result.failed and (result.check.id == "P11" or _is_below_student(result))
+    return result.has_failed and (result.check.id == "P11" or _is_below_student(result))
 
 
 def _is_below_student(result: CheckResult) -> bool:
@@ -67,15 +67,15 @@ def _is_below_student(result: CheckResult) -> bool:
 
 
 def _is_no_gap(result: CheckResult) -> bool:
-    return result.check.id == "P10" and result.failed and not _is_below_student(result)
+    return result.check.id == "P10" and result.has_failed and not _is_below_student(result)
 
 
 def _is_far_apart(result: CheckResult) -> bool:
-    return result.check.role == "start" and result.failed
+    return result.check.role == "start" and result.has_failed
 
 
 def _has_fix(result: CheckResult) -> bool:
-    return bool(result.finding.fix) and result.asks_for_change
+    return bool(result.finding.fix) and result.needs_change
 
 
 def _is_undecided(result: CheckResult) -> bool:

@@ -83,6 +83,7 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     `process` is what Python and its libraries take, in bytes.
     """
     recipe, record = run.recipe, run.record
+    # Trained weights are held in float32, whatever the student's dtype.
     trained = FLOAT_BYTES * record.learning.parameters
     frozen = record.shape.parameters - record.learning.parameters
     vocabulary_row = FLOAT_BYTES * record.shape.vocabulary

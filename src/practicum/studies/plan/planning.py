@@ -101,6 +101,7 @@ def plan(
     run = simulate_step(recipe, answer_tokens)
     calibration = time_step(recipe) if calibrate else None
     if calibration is not None and answer_tokens is None:
+        # Answers as long as they really were, not as long as they may be.
         answer_tokens = max(round(calibration.answer_tokens), 1)
         with hide_notes():
             run = simulate_step(recipe, answer_tokens)
@@ -229,6 +230,7 @@ def _find_change(
         if (largest or "FITS" not in text)
         and (recipe.teacher.type == "model" or not text.startswith("teacher."))
     ]
+    # One change is easier to accept than several, so lists come after all single ones.
     singles = [(text,) for text in savings]
     together = [savings[:count] for count in range(2, len(savings) + 1)]
     for texts in (*singles, *together):
