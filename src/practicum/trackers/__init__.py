@@ -1,5 +1,4 @@
-"""Trackers: services that get the metrics of each step besides the run folder, through their own
-clients.
+"""Trackers: services that get the metrics of each step, through their own clients.
 
 A recipe asks for a tracker, and its package is imported when the run begins. A tracker module
 defines `Config` (its recipe keys) and `build(config, context)`, which returns a `Tracker`; the

@@ -165,8 +165,10 @@ class _RolloutMeter:
             name: (total.norm() / self._gradient_norms[name]).item()
             for name, total in self._gradient_sums.items()
         }
-        return RolloutMeasurement(  # pyright: ignore[reportArgumentType]
-            self._rollout, **columns, **coherences
+        return RolloutMeasurement(
+            self._rollout,
+            **columns,
+            **coherences,  # pyright: ignore[reportArgumentType]
         )
 
     def _add(self, **columns: Tensor) -> None:
