@@ -188,8 +188,7 @@ def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> La
 
 
 def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, str]]:
-    """Return the quantities that were varied apart from each other, and why each other one has no
-    exponent."""
+    """Return the quantities varied apart from each other, and why others were left out."""
     names, left_out = [], {}
     for name in QUANTITIES:
         if any(name not in run.quantities for run in runs):
@@ -204,6 +203,7 @@ def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, s
     for first, second in combinations(list(names), 2):
         if first in names and second in names:
             correlation = torch.corrcoef(_take_logs(runs, [first, second]).T)[0, 1]
+            # Of two that were varied together the one that `QUANTITIES` names first stays.
             if abs(correlation.item()) > MAX_CORRELATION:
                 names.remove(second)
                 left_out[second] = (

@@ -255,8 +255,7 @@ def _summarize_arm(
 def _compare_pair(
     first: str, second: str, outcomes: Sequence[Outcome], metric: str, tests: int
 ) -> ArmDifference:
-    """Compare two arms on their common seeds and prompts, before the correction for `tests`
-    pairs."""
+    """Compare two arms on common seeds and prompts, before the correction for `tests` pairs."""
     first_runs = {outcome.seed: outcome for outcome in outcomes if outcome.arm == first}
     second_runs = {outcome.seed: outcome for outcome in outcomes if outcome.arm == second}
     seeds = sorted(first_runs.keys() & second_runs.keys())
@@ -282,8 +281,7 @@ def _compare_pair(
 
 
 def _subtract_scores(runs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:
-    """Return the difference on each prompt that both runs of a seed have, averaged over such
-    seeds."""
+    """Return the difference on each prompt of both arms, averaged over the common seeds."""
     differences = group_pairs(
         (prompt, score - second.scores[prompt])
         for first, second in runs
@@ -294,8 +292,7 @@ def _subtract_scores(runs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:
 
 
 def _correct_pairs(pairs: Sequence[ArmDifference]) -> list[ArmDifference]:
-    """Return the pairs with p-values after Holm's correction, then those of a single seed, without
-    any."""
+    """Return the pairs with p-values after Holm's correction, then those without a p-value."""
     tested = [pair for pair in pairs if pair.p is not None]
     adjusted = holm([pair.p for pair in tested if pair.p is not None])
     corrected = [

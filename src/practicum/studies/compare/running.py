@@ -269,8 +269,7 @@ def _end_with_parent() -> None:
 
 
 def _find_reason(job: RunJob, code: int) -> str:
-    """Return the reason of a failed run, in one line: its own error, or the signal that ended
-    it."""
+    """Return why a run failed, in one line: its own error, or the signal that ended it."""
     if code < 0:
         text = f"failed: killed by {signal.Signals(-code).name}"
         # The kernel's out-of-memory killer sends SIGKILL and leaves no message.

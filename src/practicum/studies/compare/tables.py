@@ -11,8 +11,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def build_arm_table(content: Mapping[str, Any]) -> Table:
-    """Return one row an arm, from the content of compare.json: runs, metric, divergence and
-    spending."""
+    """Return one row an arm, from compare.json: runs, metric, divergence, spending."""
     units = list(dict.fromkeys(unit for arm in content["arms"] for unit in arm["spent"]))
     has_accuracy = content["metric"] == "accuracy"
     limits = (0.0, 1.0) if has_accuracy else None
@@ -34,8 +33,7 @@ def build_arm_table(content: Mapping[str, Any]) -> Table:
 
 
 def build_pair_table(content: Mapping[str, Any]) -> Table:
-    """Return one row a pair: the difference, its intervals over seeds and prompts, and if it is
-    resolved."""
+    """Return one row a pair: difference, intervals, p-value, and if it is resolved."""
     columns = [
         "pair",
         "difference",

@@ -1,5 +1,4 @@
-"""The doctor: a few student rollouts before a run, the checks on them, and a verdict with numbers
-and fixes."""
+"""The doctor: checks on a few student rollouts before a run, and a verdict with fixes."""
 
 from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.diagnosis import Diagnosis, doctor

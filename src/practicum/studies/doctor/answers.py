@@ -1,5 +1,4 @@
-"""The checks of the task: a better teacher, a signal that prefers right answers, prompts of the
-right difficulty."""
+"""The checks of the task: teacher's gap, signal's preference, prompts' difficulty."""
 
 import math
 
@@ -79,8 +78,7 @@ def check_gap(evidence: Evidence) -> CheckOutcome:
 
 
 def estimate_accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:
-    """Return the paired difference of accuracy, from one mean reward for each prompt, with its
-    interval."""
+    """Return the paired difference of accuracy, from the mean rewards of each prompt."""
     gap = difference(teacher, student, seed)
     if gap.low < gap.high:
         return gap
@@ -167,8 +165,7 @@ def check_pass_rates(evidence: Evidence) -> CheckOutcome:
 
 
 def _estimate_answers_needed(teacher: float, student: float) -> int:
-    """Return the answers of each model that would show this accuracy gap, or a gap of 0.03 if there
-    is none."""
+    """Return the answers of each model that would show this gap, or 0.03 without one."""
     needed = rollouts_needed(teacher, student)
     if needed is None:
         accuracy = min(max(teacher, 0.05), 0.95)

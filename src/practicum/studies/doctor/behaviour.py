@@ -25,8 +25,7 @@ MIN_LOOP_TOKENS = 16
 MAX_CUT_OFF, MAX_ENDED_AT_ONCE = 0.9, 0.5
 LONG_TOKENS = 256.0
 WINDOW_TOKENS, WINDOWS, TRAP_SHARE = 64, 4, 0.7
-"""A low-KL trap is a run of so many windows of so many tokens below this quantile (arXiv
-2606.09471)."""
+"""The tokens, number and quantile of the windows of a low-KL trap (arXiv 2606.09471)."""
 
 
 def check_loops(evidence: Evidence) -> CheckOutcome:
@@ -163,8 +162,7 @@ def _measure_trapped_share(evidence: Evidence) -> float | None:
 def _measure_calibration(
     evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]
 ) -> dict[str, float | None]:
-    """Return calibration error and over-confidence, with the share of the most frequent answer as
-    confidence."""
+    """Return calibration error and over-confidence of the most frequent answers' shares."""
     if evidence.samples < 2 or any(rollout.reward is None for rollout in evidence.rollouts):
         return {}
     pairs = [

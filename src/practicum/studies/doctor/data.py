@@ -1,5 +1,4 @@
-"""The check of the prompts: held-out questions among them, overlong ones, and control tokens in
-texts of users."""
+"""The check of the prompts: held-out questions, length, control tokens in texts."""
 
 from collections.abc import Sequence
 
@@ -49,8 +48,7 @@ def check_data(evidence: Evidence) -> CheckOutcome:
 
 
 def _normalize_question(prompt: Prompt) -> str:
-    """Return a prompt without its system turn, in one case, and without spaces and punctuation
-    around words."""
+    """Return a prompt's words without case, punctuation around them, and system turn."""
     questions = [message.content for message in prompt.messages if message.role != "system"]
     words = " ".join(questions).split()
     return " ".join(word.casefold().strip(WORD_PUNCTUATION) for word in words).strip()

@@ -1,5 +1,4 @@
-"""The whole examination: assemble the recipe, collect evidence, run the checks, decide, write the
-diagnosis."""
+"""The examination: assemble the recipe, collect evidence, run the checks, decide."""
 
 import json
 import tempfile

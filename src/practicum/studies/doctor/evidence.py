@@ -41,14 +41,12 @@ from practicum.types import Prompt, Rollout, Sample, ScoreRequest, TeacherSignal
 log = logging.getLogger(__name__)
 
 PARITY_PROMPTS = 4
-"""Prompts whose teacher completions are scored again if the gap does not need completions of all
-prompts."""
+"""Prompts for which the teacher samples if there are no rewards to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParitySample:
-    """One teacher completion: its T log-probabilities as sampled, and as the teacher scores
-    them."""
+    """One teacher completion with its T log-probabilities, as sampled and as scored."""
 
     prompt_id: str
     sampled: Float[Tensor, " T"]
@@ -145,8 +143,7 @@ class Evidence:
     def estimate_rollout_mean(
         self, measure: Callable[[RolloutMeasurement], float | None]
     ) -> Interval | None:
-        """Return the mean over rollouts of one number each, with a bootstrap interval over
-        prompts."""
+        """Return the mean of one number a rollout, with a bootstrap interval over prompts."""
 
         def wrap_number(row: RolloutMeasurement) -> Tensor | None:
             number = measure(row)
@@ -155,8 +152,7 @@ class Evidence:
         return self.estimate_mean(wrap_number)
 
     def estimate_share(self, holds: Callable[[Rollout], bool]) -> Interval | None:
-        """Return the share of rollouts for which a condition holds, with an interval over
-        prompts."""
+        """Return the share of rollouts that meet a condition, with an interval over prompts."""
         share = self.estimate_rollout_mean(lambda row: float(holds(row.rollout)))
         if share is None or share.low < share.high:
             return share

@@ -1,5 +1,4 @@
-"""The outcome of a check: a status, a number with its interval, one sentence, and overrides that
-fix the recipe."""
+"""The outcome of a check: status, number with interval, sentence, and fix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,8 +56,7 @@ def find_worst_status(*statuses: Status) -> Status:
 
 
 def validate_fix(recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides of a fix if the recipe accepts them and they change it, otherwise
-    none."""
+    """Return the fix if the recipe accepts it and it changes the recipe, otherwise ()."""
     try:
         return tuple(fix) if fix and apply_overrides(recipe, fix) != recipe else ()
     except RecipeError:
@@ -66,9 +64,9 @@ def validate_fix(recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
 
 
 def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
-    """Return overrides that make a change, such as `weights=prefix(64)`, in every loss term with a
-    teacher."""
+    """Return overrides for a change, `weights=prefix(64)`, of every term with a teacher."""
     terms = recipe.objective.losses
+    # The keys of a single term may be written without their path, which is what a person would type.
     if len(terms) == 1:
         return (change,)
     return tuple(

@@ -1,5 +1,4 @@
-"""The measurements of student rollouts, token by token, from the student's and the teacher's
-signals."""
+"""The measurements of student rollouts, token by token, from both models' signals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,8 +39,7 @@ CHUNK_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class RolloutMeasurement:
-    """The measurements at the T tokens of one student rollout; None if the teacher's signal lacks
-    them.
+    """The measurements of one student rollout of T tokens; None without such a signal.
 
     `logprobs` are the student's, scored and not as sampled. `advantage` is the teacher's
     log-probability `teacher_event_logprobs` minus the student's; in both, a stop token stands for
@@ -113,8 +111,7 @@ class _RandomTeacher:
     def predict(
         self, hidden: Float[Tensor, "T D"], student: Float[Tensor, "T V"], distance: float
     ) -> Float[Tensor, "T V"]:
-        """Return log-probabilities [T, V] whose mean KL from the student's is about `distance`
-        nats."""
+        """Return log-probabilities with a mean KL of about `distance` nats to the student's."""
         change = hidden.float() @ self._down @ self._up
         mean = (student.exp() * change).sum(-1, keepdim=True)
         variance = (student.exp() * (change - mean).square()).sum(-1).mean().item()
@@ -238,8 +235,7 @@ class _RolloutMeter:
         self._add(teacher_event_logprobs=teacher, advantage=teacher - student)
 
     def _add_gradients(self, name: str, student: Tensor, teacher: Tensor, weight: Tensor) -> None:
-        """Add the sum over tokens of the gradients of KL(S || T) in the hidden states, and of their
-        norms."""
+        """Add up the gradients of KL(S || T) in the hidden states, and their norms."""
         gradients = reverse_kl_gradient(student, teacher) @ weight
         total = self._gradient_sums.get(name, torch.zeros(()))
         self._gradient_sums[name] = total + gradients.sum(0).cpu()
@@ -251,8 +247,7 @@ class _RolloutMeter:
         return torch.logsumexp(logprobs[:, self._stops.to(logprobs.device)], dim=-1)
 
     def _merge_stops(self, logprobs: Tensor) -> Tensor:
-        """Return the distributions with the mass of all stop tokens on the first one, if the models
-        stop differently."""
+        """Return the distributions with all stop tokens as one, if the models stop differently."""
         if not self._needs_merged_stops:
             return logprobs
         stops = self._stops.to(logprobs.device)

@@ -62,8 +62,7 @@ def check_settings(evidence: Evidence) -> CheckOutcome:
 
 
 def _estimate_sensitivity(evidence: Evidence) -> float:
-    """Return the relative change of a layer's output per unit of learning rate, for the median
-    trainable matrix."""
+    """Return a layer's relative change of output per learning rate, the median matrix's."""
     # A step of AdamW moves each weight by about the learning rate, and all weights of a row can
     # move together: the output moves by lr * fan-in, and its size is rms(w) * sqrt(fan-in). This is
     # why wide models need smaller rates (arXiv 2203.03466).

@@ -1,5 +1,4 @@
-"""The checks of the setup: tokens, stop tokens, prompt templates, and equal numbers from every
-engine."""
+"""The checks of the setup: vocabulary, stop tokens, prompt templates, engine parity."""
 
 import json
 import math
@@ -204,8 +203,7 @@ def check_parity(evidence: Evidence) -> CheckOutcome:
 
 
 def list_model_keys(recipe: Recipe) -> list[str]:
-    """Return the override keys of the models behind the recipe's teacher, in the order in which
-    they are loaded."""
+    """Return the override keys of the models behind the teacher, in loading order."""
     return [
         ".".join(("teacher", *keys))
         for keys, config in walk(recipe.teacher)
@@ -261,15 +259,13 @@ def _compute_median(columns: list[Tensor | None]) -> float:
 
 
 def _compute_errors(scored: Tensor, sampled: Tensor) -> Tensor:
-    """Return exp |scored - sampled| for each token, [T], the terms of NeMo-RL's multiplicative
-    probability error."""
+    """Return exp |scored - sampled| a token, [T], as in NeMo-RL's probability error."""
     is_known = ~sampled.isnan()
     return probability_errors(scored[is_known], sampled[is_known])
 
 
 def _estimate_special_excess(evidence: Evidence) -> Interval | None:
-    """Return the share of the total divergence on special tokens, minus their share of the
-    tokens."""
+    """Return the special tokens' share of the divergence minus their share of the tokens."""
     special = torch.tensor(sorted(evidence.renderer.special_ids), dtype=torch.long)
     total = evidence.estimate_mean(lambda row: row.divergence)
     if total is None or total.mean <= 1e-9:
@@ -287,8 +283,7 @@ def _estimate_special_excess(evidence: Evidence) -> Interval | None:
 
 
 def _check_prompts(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
-    """Return status, sentence and fix of the first difference between the prompts of student and
-    teacher."""
+    """Return status, sentence and fix of the first difference between both prompts."""
     recipe, trained_template = evidence.recipe, evidence.renderer.tokenizer.chat_template
     template = recipe.student.template
     if template is not None and trained_template is not None and template != trained_template:
@@ -313,8 +308,7 @@ def _check_prompts(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
 def _compare_prompts(
     evidence: Evidence, key: str, scorer: ScorerInfo
 ) -> tuple[str, tuple[str, ...]] | None:
-    """Return sentence and fix if a model behind the teacher, at `key`, writes prompts differently,
-    else None."""
+    """Return sentence and fix if the teacher's model at `key` gets other prompts, else None."""
     student, teacher = evidence.renderer, scorer.renderer
     messages = evidence.prompts[0].messages
     texts = [
@@ -349,8 +343,7 @@ def _compare_prompts(
 
 
 def _estimate_template_gain(evidence: Evidence) -> Interval | None:
-    """Return the nats per token by which the student's template makes its rollouts likelier for the
-    teacher."""
+    """Return the teacher's gain from the student's template, in nats a token."""
     if evidence.template_logprobs is None:
         return None
     by_row = {

@@ -1,5 +1,4 @@
-"""The checks of the teacher's signal on student rollouts: overlap, distance, depth, noise,
-coherence."""
+"""The checks of the signal: overlap, distance, depth, noise, coherence."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -196,8 +195,7 @@ def check_coherence(evidence: Evidence) -> CheckOutcome:
 
 
 def suggest_cold_start(evidence: Evidence) -> tuple[str, ...]:
-    """Return overrides for SFT first: on the teacher's completions if it can generate, else on the
-    task's answers."""
+    """Return overrides for SFT first: on the teacher's completions, else on the task's."""
     name = f"name={evidence.recipe.name[:69]}-cold-start"
     if evidence.recipe.teacher.capabilities().writes:
         return ("rollout.source=teacher", "objective={signal: text, divergence: ce}", name)
@@ -214,8 +212,7 @@ def suggest_bounded_divergence(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _suggest_less_noise(evidence: Evidence, ratio: float) -> tuple[str, ...]:
-    """Return overrides for the full signal if the teacher can give it, else for as many prompts as
-    it takes."""
+    """Return overrides for the full signal if the teacher has it, else for more prompts."""
     if "full" in evidence.teacher.capabilities.signals:
         return (
             *override_terms(evidence.recipe, "signal=full"),
@@ -232,8 +229,7 @@ def _mark_unlikely(row: RolloutMeasurement) -> Tensor | None:
 
 
 def _choose_bins(evidence: Evidence) -> list[tuple[int, int]]:
-    """Return spans of positions, each twice as long as the one before, that enough prompts'
-    rollouts reach."""
+    """Return spans of positions of doubling length that enough prompts' rollouts reach."""
     longest = max((len(row.rollout.tokens) for row in evidence.measurements), default=0)
     edges = [0, FIRST_BIN_TOKENS]
     while edges[-1] < longest:
@@ -252,8 +248,7 @@ def _count_prompts(rollouts: Sequence[Rollout], position: int) -> int:
 
 
 def _estimate_agreement(evidence: Evidence, start: int, end: int, has_overlap: bool) -> Interval:
-    """Return the mean top-k overlap of a span of positions, or without it the mean of min(1, T /
-    S)."""
+    """Return the mean top-k overlap of a span of positions, else the mean of min(1, T / S)."""
 
     def measure(row: RolloutMeasurement) -> Tensor | None:
         if has_overlap:

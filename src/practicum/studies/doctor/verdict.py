@@ -43,8 +43,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One verdict: the condition on a check's result, its meaning, and the exit code of the command
-    line."""
+    """One verdict: its condition on a check's result, its meaning, and its exit code."""
 
     word: Word
     holds: Callable[[CheckResult], bool]
@@ -136,8 +135,7 @@ GO = Rule("GO", lambda result: True, "otherwise", "nothing stands in the way", 0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The word, its meaning, the lines of the checks that caused it, and advice for this pair on
-    these prompts."""
+    """The word, its meaning, the checks that caused it, and advice for this pair."""
 
     word: Word
     meaning: str
@@ -168,8 +166,7 @@ def decide(results: list[CheckResult], capacity: float | None) -> Verdict:
 
 
 def suggest_method(word: Word, results: list[CheckResult], capacity: float | None) -> str:
-    """Return the advice: supervised (SFT), on-policy (OPD) or reinforcement learning (RL), in a few
-    sentences."""
+    """Advise supervised (SFT), on-policy (OPD) or reinforcement learning (RL)."""
     findings = {result.check.id: result.finding for result in results}
     status = {name: finding.status for name, finding in findings.items()}
     can_use_rl = status.get("P12") in ("pass", "warn")
@@ -218,8 +215,7 @@ def suggest_method(word: Word, results: list[CheckResult], capacity: float | Non
 
 
 def _suggest_setup_fixes(findings: Mapping[str, CheckOutcome]) -> str:
-    """Return the advice for a broken setup: the fixes of P1, P2 and P4, and of the template
-    (P3)."""
+    """Return the advice for a broken setup: the fixes of P1 to P4."""
     setup = [findings[name] for name in ("P1", "P2", "P3", "P4") if name in findings]
     fixes = [
         change for finding in setup if finding.status in ("warn", "fail") for change in finding.fix

@@ -143,6 +143,7 @@ def count_tiles(objective: Objective) -> int:
         return AUTOGRAD_TILES
     if objective.signal is None or objective.signal.type != "full":
         return TOKEN_TILES
+    # Each further term holds its slope over the vocabulary.
     return FUSED_TILES + max(len(objective.losses) - 1, 0)
 
 

@@ -1,5 +1,4 @@
-"""The cost of a step, in FLOPs, by supervised, reinforcement and on-policy training on one set of
-prompts."""
+"""The FLOPs of a step by supervised, reinforcement and on-policy training."""
 
 from practicum.costs import ModelDims, ReadTokens, TrainableDims, count_read_tokens
 
