@@ -66,7 +66,7 @@ def validate_fix(recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
 def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
     """Return overrides for a change, `weights=prefix(64)`, of every term with a teacher."""
     terms = recipe.objective.losses
-    # The keys of a single term may be written without their path, which is what a person would type.
+    # The keys of a single term need no path, and a person would leave it out.
     if len(terms) == 1:
         return (change,)
     return tuple(
