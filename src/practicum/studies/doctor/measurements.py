@@ -162,11 +162,8 @@ class _RolloutMeter:
             name: (total.norm() / self._gradient_norms[name]).item()
             for name, total in self._gradient_sums.items()
         }
-        return RolloutMeasurement(
-            self._rollout,
-            **columns,
-            **coherences,  # pyright: ignore[reportArgumentType]
-        )
+        measures = {**columns, **coherences}
+        return RolloutMeasurement(self._rollout, **measures)  # pyright: ignore[reportArgumentType]
 
     def _add(self, **columns: Tensor) -> None:
         for name, values in columns.items():
