@@ -12,8 +12,8 @@ from practicum.errors import RecipeError, ResourceError, TeacherError
 from practicum.objective import Objective
 from practicum.runs.assembly import RunComponents
 from practicum.studies.plan import paper, plan, plan_data, planning
-from practicum.studies.plan.memory import parse_bytes, tiles
-from practicum.studies.plan.methods import break_even, methods, wire_bytes
+from practicum.studies.plan.memory import count_tiles, parse_bytes
+from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
 from practicum.studies.plan.planning import StepTiming
 
 SHAPE = ModelDims(
@@ -65,7 +65,7 @@ def test_a_step_on_paper_counts_what_a_real_one_counts(
 
 def test_methods_by_hand() -> None:
     """One prompt of two tokens, answers of three: contexts 1 to 4 go through the body, three tokens through the head."""
-    table = {row["method"]: row for row in methods([(1, 2)], 3, 1, SHAPE, ALL, SHAPE)}
+    table = {row["method"]: row for row in compare_methods([(1, 2)], 3, 1, SHAPE, ALL, SHAPE)}
     forward = 2000 * 4 + 64 * 10 + 800 * 3
     assert table["SFT on given answers"]["flops"] == 3 * forward
     assert table["SFT on the teacher's answers"]["flops"] == 4 * forward
@@ -76,7 +76,7 @@ def test_methods_by_hand() -> None:
     assert table["GRPO, 8 answers"]["update"] == 3 * (
         2000 * read.tokens + 64 * read.contexts + 800 * 24
     )
-    assert break_even(list(table.values())) == pytest.approx(
+    assert find_break_even(list(table.values())) == pytest.approx(
         5 * forward / (table["GRPO, 8 answers"]["flops"] / 8)
     )
 
@@ -106,14 +106,16 @@ def test_the_worked_example_of_qwen3_at_2048_tokens() -> None:
     assert small.forward(1024) == pytest.approx(1.43e9, rel=0.01)
     assert large.forward(1024) == pytest.approx(15.7e9, rel=0.01)
     everything = TrainableDims(small.parameters, 28, small.body, 0, True)
-    table = {row["method"]: row for row in methods([(1,)], 2048, 1, small, everything, large)}
+    table = {
+        row["method"]: row for row in compare_methods([(1,)], 2048, 1, small, everything, large)
+    }
     assert table["OPD, 1 answer"]["flops"] == pytest.approx(43.9e12, rel=0.01)
     assert table["GRPO, 8 answers"]["flops"] == pytest.approx(93.5e12, rel=0.01)
-    assert break_even(list(table.values())) == pytest.approx(3.8, abs=0.05)
+    assert find_break_even(list(table.values())) == pytest.approx(3.8, abs=0.05)
 
 
 def test_bytes_on_a_wire_by_hand() -> None:
-    assert wire_bytes(10, 4, SHAPE) == {
+    assert count_wire_bytes(10, 4, SHAPE) == {
         "sampled": 56 + 40,
         "top-64": 56 + 3840,
         "hidden": 56 + 160,
@@ -212,9 +214,9 @@ def test_what_was_opened_is_closed_where_a_step_fails(
 
 
 def test_tiles_are_those_of_the_logit_side() -> None:
-    assert tiles(Objective()) == 6
-    assert tiles(Objective.model_validate({"signal": "sampled"})) == 4
-    assert tiles(Objective.model_validate({"signal": "topk(4)"})) == 12
+    assert count_tiles(Objective()) == 6
+    assert count_tiles(Objective.model_validate({"signal": "sampled"})) == 4
+    assert count_tiles(Objective.model_validate({"signal": "topk(4)"})) == 12
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Trackers: where the metrics of each step can go besides the run folder, through each service's own client.
+"""Trackers: services that get the metrics of each step, through their own clients.
 
-None is used unless a recipe asks for it, and then its package is imported when the run begins. A tracker module defines
-`Config` (its recipe keys) and `build(config, context)`, which returns a `Tracker`; the module's name is its `type` in a recipe.
+A recipe asks for a tracker, and its package is imported when the run begins. A tracker module
+defines `Config` (its recipe keys) and `build(config, context)`, which returns a `Tracker`; the
+module's name is its `type` in a recipe.
 """
 
 import importlib
@@ -16,20 +17,31 @@ from practicum.errors import RecipeError, ResourceError
 
 @dataclass(frozen=True, slots=True)
 class TrackerContext:
-    """The run's name, an id that stays over resumes, its folder, and its recipe as flat settings without secrets."""
+    """The run that is tracked.
+
+    `run` is its name, `id` stays the same over resumes, `run_dir` is its folder, and `settings` is
+    its recipe by dotted key, without secrets.
+    """
 
     run: str
     id: str
-    home: Path
+    run_dir: Path
     settings: Mapping[str, Any]
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """One run of a tracking service. ResourceError where the service fails; the run then goes on without it."""
+    """One run of a tracking service.
+
+    Every method raises ResourceError if the service fails; the run then goes on without the
+    tracker.
+    """
 
     def begin(self, first_step: int) -> int:
-        """Start the tracked run, or go on with it; the newest step that it holds for certain, so that later ones are sent."""
+        """Start or continue the tracked run; returns the newest step that the service surely holds.
+
+        The caller sends the steps after that again.
+        """
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -37,29 +49,36 @@ class Tracker(Protocol):
         ...
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """The run is over, and these numbers are what came of it."""
+        """Send the final numbers of a run that was not stopped."""
         ...
 
     def close(self) -> None:
-        """Let go of the service; without `finish` the run was stopped. Comes after every `begin`."""
+        """Close the connection.
+
+        Called after every `begin`, and without `finish` for a stopped run.
+        """
         ...
 
 
 @contextmanager
-def telling(what: str, *failures: type[Exception], advice: str = "") -> Iterator[None]:
-    """Turn the failures of a service into one ResourceError, without its words, in which an address may hold a password."""
+def translate_failures(
+    message: str, *failures: type[Exception], advice: str = ""
+) -> Iterator[None]:
+    """Turn the failures of a service into a ResourceError."""
     try:
         yield
     except failures as error:
-        raise ResourceError(f"{what} ({type(error).__name__}){advice}") from None
+        # The service's own text is left out: an address in it may hold a password.
+        raise ResourceError(f"{message} ({type(error).__name__}){advice}") from None
 
 
 def client(name: str, package: str = "") -> Any:
-    """A tracking client's module; RecipeError with the command that installs it where it is missing."""
+    """Import the module of a tracking client; RecipeError with the pip command if it is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = package or name
         raise RecipeError(
-            f"tracking.type: {missing!r} is not installed ({error}); write pip install {missing}, or leave tracking out"
+            f"tracking.type: {missing!r} is not installed ({error}); "
+            f"write pip install {missing}, or leave tracking out"
         ) from None

@@ -1,6 +1,7 @@
 """TensorBoard event files in the run folder; `tensorboard --logdir runs` shows them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,7 +11,7 @@ from practicum.trackers import Tracker, TrackerContext, client
 
 
 class Config(BaseModel):
-    """Where the event files go."""
+    """The folder of the event files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["tensorboard"] = "tensorboard"
@@ -18,48 +19,50 @@ class Config(BaseModel):
 
 
 class TensorBoard:
-    """One folder of event files; a resumed run writes all of its steps anew, since a killed one loses the last minutes."""
+    """One folder of event files; see `Tracker`."""
 
     def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
-        self._folder = config.folder or str(context.home / "tensorboard")
-        self._writer_of = module.SummaryWriter
+        self._folder = config.folder or str(context.run_dir / "tensorboard")
+        self._writer_class = module.SummaryWriter
         self._settings = context.settings
         self._writer: Any = None
-        self._last = 0
+        self._last_step = 0
 
     def begin(self, first_step: int) -> int:
-        """Open a new event file that overrules the earlier ones."""
-        try:
-            self._writer = self._writer_of(self._folder, purge_step=1)
-            rows = "\n".join(f"| {name} | {value} |" for name, value in self._settings.items())
+        """Open a new event file that replaces the earlier ones."""
+        rows = "\n".join(f"| {name} | {value} |" for name, value in self._settings.items())
+        with self._translate_failures():
+            self._writer = self._writer_class(self._folder, purge_step=1)
             self._writer.add_text("recipe", f"| key | value |\n| --- | --- |\n{rows}", 1)
-        except OSError as error:
-            raise ResourceError(
-                f"tensorboard: {self._folder} cannot be written ({error})"
-            ) from error
+        # A killed run loses the events of its last minutes, so a resume sends every step again.
         return 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar a metric."""
-        self._last = step
-        try:
+        """Write each metric as a scalar."""
+        self._last_step = step
+        with self._translate_failures():
             for name, value in metrics.items():
                 self._writer.add_scalar(name, value, step)
-        except OSError as error:
-            raise ResourceError(
-                f"tensorboard: {self._folder} cannot be written ({error})"
-            ) from error
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """Scalars at the last step."""
-        self.log(self._last, summary)
+        """Write the final numbers as scalars of the last step."""
+        self.log(self._last_step, summary)
 
     def close(self) -> None:
         """Flush the event file."""
         self._writer.close()
 
+    @contextmanager
+    def _translate_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ResourceError(
+                f"tensorboard: {self._folder} cannot be written ({error})"
+            ) from error
+
 
 def build(config: Config, context: TrackerContext) -> Tracker:
-    """Find the package."""
+    """Import TensorBoard and its writer in torch, and build the tracker."""
     client("tensorboard")
     return TensorBoard(config, context, client("torch.utils.tensorboard", "tensorboard"))

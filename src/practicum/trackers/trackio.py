@@ -1,4 +1,4 @@
-"""Trackio: a local database with a dashboard; `trackio show` opens it. `TRACKIO_DIR` says where it is."""
+"""Trackio: a local database with a dashboard, in `TRACKIO_DIR`; `trackio show` opens it."""
 
 import io
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from practicum.trackers import Tracker, TrackerContext, client
 
 
 class Config(BaseModel):
-    """Which project of the database."""
+    """The project in the database."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["trackio"] = "trackio"
@@ -21,20 +21,22 @@ class Config(BaseModel):
 
 
 class Trackio:
-    """One run of trackio. Its name carries the id, since trackio finds a run again by name; see `Tracker`."""
+    """One run of trackio; see `Tracker`."""
 
     def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
         self._trackio = module
         self._project = config.project
+        # Trackio finds a run again by its name, so the name carries the id.
         self._name = f"{context.run}-{context.id[:8]}"
         self._settings = dict(context.settings)
         self._run: Any = None
-        self._last = 0
+        self._last_step = 0
 
     def begin(self, first_step: int) -> int:
-        """Start or continue the run of this name, without measuring the machine."""
+        """Start or continue the run of this name, without machine metrics."""
         try:
-            known = self._is_known()
+            is_known = self._is_known()
+            # Trackio prints a banner, which would break the JSON lines of our own output.
             with redirect_stdout(io.StringIO()):
                 self._run = self._trackio.init(
                     self._project,
@@ -47,7 +49,7 @@ class Trackio:
                 )
         except (OSError, ValueError) as error:
             raise ResourceError(f"trackio: the run cannot begin ({excerpt(str(error))})") from error
-        return first_step - 1 if known else 0
+        return first_step - 1 if is_known else 0
 
     def _is_known(self) -> bool:
         try:
@@ -56,21 +58,21 @@ class Trackio:
             return False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row."""
-        self._last = step
+        """Write the metrics as one row."""
+        self._last_step = step
         self._run.log(dict(metrics), step=step)
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """A last row at the last step."""
-        self.log(self._last, summary)
+        """Write the final numbers as another row of the last step."""
+        self.log(self._last_step, summary)
 
     def close(self) -> None:
-        """Wait until everything is in the database."""
+        """Wait until every row is in the database."""
         if self._run is not None:
             with redirect_stdout(io.StringIO()):
                 self._trackio.finish()
 
 
 def build(config: Config, context: TrackerContext) -> Tracker:
-    """Find the package."""
+    """Import trackio and build the tracker."""
     return Trackio(config, context, client("trackio"))

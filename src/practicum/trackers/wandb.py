@@ -1,4 +1,7 @@
-"""Weights & Biases: online where a key is at hand, else offline; it never asks for one. `wandb sync` sends an offline run."""
+"""Weights & Biases: online if there is a key, else offline; it never asks for a key.
+
+`wandb sync` sends an offline run.
+"""
 
 import netrc
 import os
@@ -8,28 +11,27 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from practicum.trackers import Tracker, TrackerContext, client, telling
+from practicum.trackers import Tracker, TrackerContext, client, translate_failures
 
 HOST = "api.wandb.ai"
 
 
 class Config(BaseModel):
-    """Where the run is shown. The key stays in `WANDB_API_KEY` or ~/.netrc."""
+    """The project of the run. The key stays in `WANDB_API_KEY` or ~/.netrc."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     type: Literal["wandb"] = "wandb"
     project: str = "practicum"
-    entity: str | None = Field(default=None, description="user or team; none: the key's own")
+    entity: str | None = Field(default=None, description="user or team; none: the key's default")
     group: str | None = None
     mode: Literal["online", "offline"] | None = Field(
         default=None,
-        description="none: WANDB_MODE, else online where a key is at hand, else offline",
+        description="none: WANDB_MODE, else online if there is a key, else offline",
     )
 
 
 class Wandb:
-    """One run of Weights & Biases. A killed offline run loses what was not yet written, so a resume writes all of it again
-    under the same id; a step that arrives twice is kept once."""
+    """One run of Weights & Biases; see `Tracker`."""
 
     def __init__(self, config: Config, context: TrackerContext, module: Any) -> None:
         self._config = config
@@ -39,7 +41,7 @@ class Wandb:
         self._finished = False
 
     def begin(self, first_step: int) -> int:
-        """Start or continue the run with this id, without reading code, git, terminal or machine."""
+        """Start or continue the run of this id, without code, git, terminal or machine metrics."""
         settings = self._wandb.Settings(
             console="off",
             silent=True,
@@ -49,49 +51,53 @@ class Wandb:
             x_disable_stats=True,
             x_disable_meta=True,
         )
-        with self._telling("the run cannot begin", advice="; write tracking.mode=offline"):
+        with self._translate_failures(
+            "the run cannot begin", advice="; write tracking.mode=offline"
+        ):
             self._run = self._wandb.init(
                 project=self._config.project,
                 entity=self._config.entity,
                 group=self._config.group,
                 name=self._context.run,
                 id=self._context.id,
-                dir=str(self._context.home),
-                mode=_mode(self._config),
+                dir=str(self._context.run_dir),
+                mode=_choose_mode(self._config),
                 resume="allow",
                 config=dict(self._context.settings),
                 settings=settings,
             )
+        # A killed offline run loses unwritten rows and starts again at step 0, so a resume sends
+        # every step again under the same id; the service keeps a step that arrives twice only once.
         return max(int(self._run.starting_step) - 1, 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row of history."""
-        with self._telling(f"step {step} cannot be sent"):
+        """Send the metrics as one row of history."""
+        with self._translate_failures(f"step {step} cannot be sent"):
             self._run.log(dict(metrics), step=step)
 
     def finish(self, summary: Mapping[str, float]) -> None:
-        """The run's summary."""
-        with self._telling("the summary cannot be sent"):
+        """Send the final numbers as the run's summary."""
+        with self._translate_failures("the summary cannot be sent"):
             self._run.summary.update(dict(summary))
         self._finished = True
 
     def close(self) -> None:
-        """End the run, as failed where it was stopped."""
+        """End the run, as failed if it was stopped."""
         if self._run is not None:
             self._run.finish(exit_code=0 if self._finished else 1)
 
-    def _telling(self, what: str, advice: str = "") -> AbstractContextManager[None]:
-        return telling(f"wandb: {what}", self._wandb.Error, OSError, advice=advice)
+    def _translate_failures(self, message: str, advice: str = "") -> AbstractContextManager[None]:
+        return translate_failures(f"wandb: {message}", self._wandb.Error, OSError, advice=advice)
 
 
 def build(config: Config, context: TrackerContext) -> Tracker:
-    """Find the package, with its own error reports switched off."""
+    """Import wandb without its error reports, and build the tracker."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return Wandb(config, context, client("wandb"))
 
 
-def _mode(config: Config) -> str:
-    """How the run is kept: as the recipe says, as the environment says, or online where a key is at hand."""
+def _choose_mode(config: Config) -> str:
+    """Return the mode of the recipe, else of the environment, else online if there is a key."""
     return config.mode or os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
 
 

@@ -15,19 +15,24 @@ from toy import command, environment, forked, make_model, rows, write_recipe
 from practicum.errors import DataError, RecipeError
 from practicum.run_dir import write_json
 from practicum.runs import run
-from practicum.studies.compare import (
+from practicum.studies.compare import ComparisonBudget, Settings, compare
+from practicum.studies.compare.arms import (
+    STOPPING_MONITORS,
     Arm,
-    ComparisonBudget,
-    Settings,
-    analyse_outcomes,
-    compare,
-    design,
+    build_recipe,
+    read_design,
+    split_words,
 )
-from practicum.studies.compare.arms import ENDING, recipe_of, split
-from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
+from practicum.studies.compare.outcomes import (
+    FailedRun,
+    Outcome,
+    Point,
+    compare_outcomes,
+    read_outcome,
+)
 from practicum.studies.compare.page import write_page
-from practicum.studies.compare.running import RunJob, free_memory, plan_jobs, start
-from practicum.studies.compare.tables import arm_table, pair_table
+from practicum.studies.compare.running import RunJob, measure_free_memory, plan_jobs, start_run
+from practicum.studies.compare.tables import build_arm_table, build_pair_table
 
 CHANGES = {
     "task.heldout_size": 24,
@@ -49,7 +54,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def done(words: Sequence[str], settings: Settings) -> None:
     """The runs of a comparison in this process, as its own processes would leave them."""
-    found = design(words, settings.seeds, settings.budget, settings.common)
+    found = read_design(words, settings)
     for job in plan_jobs(found, settings.out, resume=False):
         job.file.parent.mkdir(parents=True, exist_ok=True)
         write_json(job.file, dict(job.data))
@@ -105,10 +110,9 @@ def test_equal_budgets_are_equal_within_one_step(recipe, tmp_path):
 
 @pytest.mark.long
 def test_evaluations_on_the_way_change_nothing_else(recipe, tmp_path):
-    found = design(
+    found = read_design(
         [f"often={recipe},evaluation.every=1", f"never={recipe},evaluation.every=9"],
-        1,
-        ComparisonBudget(),
+        Settings(seeds=1),
     )
     folders = [
         run(found.recipes[name][0], out=tmp_path / name).folder for name in ("often", "never")
@@ -153,7 +157,7 @@ def said(
     methods = dict.fromkeys(
         [one.arm for one in outcomes] + [failure.arm for failure in failures], "method"
     )
-    return list(analyse_outcomes(methods, outcomes, failures, budget or {}).verdict)
+    return list(compare_outcomes(methods, outcomes, failures, budget or {}).verdict)
 
 
 GOOD, BAD = [1.0] * 18 + [0.0] * 2, [1.0] * 4 + [0.0] * 16
@@ -208,7 +212,7 @@ def test_failed_runs_are_named_and_counted_and_pairs_use_the_seeds_that_both_fin
         outcome("b", seed, GOOD) for seed in (0, 2)
     ]
     failure = FailedRun("b", 1, "failed: the disk <b>is</b> full")
-    found = analyse_outcomes({"a": "m", "b": "m"}, runs, [failure], {})
+    found = compare_outcomes({"a": "m", "b": "m"}, runs, [failure], {})
     assert found.pairs[0].seeds == 2
     assert found.verdict[-2:] == [
         "1 of 6 runs failed and count nowhere",
@@ -245,7 +249,7 @@ def test_without_a_verifier_the_distance_from_the_teacher_is_compared():
         outcome("far", seed, GOOD, accuracy=None, scores={}, reverse_kl=0.9 + seed / 90)
         for seed in range(3)
     ]
-    found = analyse_outcomes({"far": "m", "near": "m"}, [*near, *far], [], {})
+    found = compare_outcomes({"far": "m", "near": "m"}, [*near, *far], [], {})
     assert found.metric == "reverse_kl"
     assert found.verdict[:1] == ["near is best, resolved against every other arm"]
     assert [round(arm.mean, 2) for arm in found.arms] == [0.91, 0.11]
@@ -261,7 +265,7 @@ def test_many_arms_are_corrected_for_their_number():
     slightly = [1.0] * 12 + [0.0] * 8
     runs = [outcome(f"arm{number}", seed, GOOD[seed:]) for number in range(7) for seed in range(3)]
     runs += [outcome("low", seed, slightly[seed:]) for seed in range(3)]
-    found = analyse_outcomes(
+    found = compare_outcomes(
         dict.fromkeys([f"arm{n}" for n in range(7)] + ["low"], "m"), runs, [], {}
     )
     assert len(found.pairs) == 28
@@ -270,14 +274,14 @@ def test_many_arms_are_corrected_for_their_number():
 
 def test_tables_and_page_are_safe_to_show(tmp_path):
     failure = FailedRun("b", 0, "failed: <script>alert(1)</script> \u202e")
-    found = analyse_outcomes({"a": "<i>m</i>", "b": "m"}, [outcome("a", 0, GOOD)], [failure], {})
+    found = compare_outcomes({"a": "<i>m</i>", "b": "m"}, [outcome("a", 0, GOOD)], [failure], {})
     content = json.loads(
         json.dumps({"design": {"seeds": [0], "budget": "b", "arms": []}, **_as_data(found)})
     )
     write_page(tmp_path / "page.html", content)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<script>" not in page and "<i>m</i>" not in page and "\u202e" not in page
-    columns, lines = arm_table(content)
+    columns, lines = build_arm_table(content)
     assert list(columns) == [
         "arm",
         "runs",
@@ -289,7 +293,7 @@ def test_tables_and_page_are_safe_to_show(tmp_path):
     ]
     assert list(lines[0]) == ["a", "1 of 1", "0.900", "", "0.100", "100", "10"]
     assert list(lines[1]) == ["b", "0 of 1", "", "", "", "", ""]
-    assert list(pair_table(content)[1]) == []
+    assert list(build_pair_table(content)[1]) == []
 
 
 def _as_data(found: object) -> dict[str, object]:
@@ -305,7 +309,7 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
         "rollout.source=mix(student=0.5,other=teacher)",
         "train.budget2={a: 1, b: 2}",
     )
-    assert split("a='x,y',b") == ["a='x,y'", "b"]
+    assert split_words("a='x,y',b") == ["a='x,y'", "b"]
 
 
 @pytest.mark.parametrize(
@@ -332,16 +336,14 @@ def test_an_arm_is_a_recipe_with_a_name_and_changes():
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(words, message):
     with pytest.raises(RecipeError, match=message) as caught:
-        design(words, 1, ComparisonBudget())
+        read_design(words, Settings(seeds=1))
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_arms_own_changes_win_over_those_of_all():
-    found = design(
+    found = read_design(
         ["a=papers/gkd,optimizer.learning_rate=0.5", "b=papers/gkd"],
-        1,
-        ComparisonBudget("steps", 7.0),
-        ["optimizer.learning_rate=0.1"],
+        Settings(1, ComparisonBudget("steps", 7.0), common=("optimizer.learning_rate=0.1",)),
     )
     assert [found.recipes[name][0].optimizer.learning_rate for name in "ab"] == [0.5, 0.1]
     assert found.recipes["a"][0].train.steps == 7
@@ -352,9 +354,9 @@ def test_an_arms_own_changes_win_over_those_of_all():
     ("own", "action"), [((), "warn"), (("monitors.M4=pause",), "pause"), (("monitors=off",), "off")]
 )
 def test_no_monitor_ends_a_run_unless_its_recipe_says_so(own, action):
-    found = recipe_of(Arm("one", "smoke/toy", own), 0, ComparisonBudget())
+    found = build_recipe(Arm("one", "smoke/toy", own), 0, Settings())
     assert found.monitors["M4"].action == action
-    assert all(found.monitors[name].action in ("warn", action) for name in ENDING)
+    assert all(found.monitors[name].action in ("warn", action) for name in STOPPING_MONITORS)
 
 
 @pytest.mark.parametrize(
@@ -368,26 +370,28 @@ def test_a_budget_that_is_none_is_refused(text):
 
 
 def test_budgets_become_recipe_keys():
-    assert ComparisonBudget.parse("flops=1e12").overrides() == [
+    assert ComparisonBudget.parse("flops=1e12").build_overrides() == [
         "train.budget={flops: 1000000000000.0}"
     ]
-    assert ComparisonBudget.parse("steps=40").overrides() == ["train.steps=40"]
-    assert ComparisonBudget.parse("steps").overrides() == []
+    assert ComparisonBudget.parse("steps=40").build_overrides() == ["train.steps=40"]
+    assert ComparisonBudget.parse("steps").build_overrides() == []
 
 
 @pytest.mark.long
 def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_change(recipe, tmp_path):
     words = [f"a={recipe}", f"b={recipe}"]
-    (job, _) = plan_jobs(design(words, 1, ComparisonBudget()), tmp_path, resume=False)
+    (job, _) = plan_jobs(read_design(words, Settings(seeds=1)), tmp_path, resume=False)
     with pytest.raises(RecipeError, match="holds no comparison to go on with; leave --resume out"):
-        plan_jobs(design(words, 1, ComparisonBudget()), tmp_path, resume=True)
+        plan_jobs(read_design(words, Settings(seeds=1)), tmp_path, resume=True)
     job.file.parent.mkdir()
     write_json(job.file, dict(job.data))
     with pytest.raises(RecipeError, match="already holds a comparison; write --resume"):
-        plan_jobs(design(words, 1, ComparisonBudget()), tmp_path, resume=False)
+        plan_jobs(read_design(words, Settings(seeds=1)), tmp_path, resume=False)
     assert (
         len(
-            plan_jobs(design([*words, f"c={recipe}"], 2, ComparisonBudget()), tmp_path, resume=True)
+            plan_jobs(
+                read_design([*words, f"c={recipe}"], Settings(seeds=2)), tmp_path, resume=True
+            )
         )
         == 6
     ), "arms and seeds may be added"
@@ -395,11 +399,13 @@ def test_a_folder_with_a_comparison_is_not_written_over_and_an_arm_may_not_chang
         RecipeError,
         match=r"arm 'a' changed; undo this, or name a new arm or --out:\ntrain[.]steps: 2 in the run, 9 now",
     ):
-        plan_jobs(design(words, 1, ComparisonBudget("steps", 9.0)), tmp_path, resume=True)
+        plan_jobs(
+            read_design(words, Settings(1, ComparisonBudget("steps", 9.0))), tmp_path, resume=True
+        )
 
 
 def test_there_is_memory():
-    assert free_memory() > 1 << 20
+    assert measure_free_memory() > 1 << 20
 
 
 @pytest.mark.slow
@@ -490,5 +496,5 @@ def test_a_run_of_a_comparison_is_this_package_and_no_file_that_stands_around(
     (tmp_path / "practicum.py").write_text("print('a file of the working directory')")
     monkeypatch.chdir(tmp_path)
     job = RunJob("one", 0, {"no": "recipe"}, tmp_path / "home")
-    assert start(job).wait() == RecipeError.exit_code
+    assert start_run(job).wait() == RecipeError.exit_code
     assert "a file of the working directory" not in job.log.read_text()

@@ -12,15 +12,16 @@ import practicum
 from practicum.errors import PracticumError, RecipeError
 from practicum.recipe import load_recipe
 from practicum.statistics import Interval
-from practicum.studies.doctor import CHECKS, GO, RULES, CheckOutcome, CheckResult
+from practicum.studies.doctor import CHECKS, GO, RULES, CheckResult
 from practicum.studies.doctor.findings import (
-    accepted,
-    changed,
+    CheckOutcome,
     find_worst_status,
     format_interval,
     grade,
+    validate_fix,
 )
 from practicum.studies.doctor.verdict import decide
+from practicum.studies.overrides import apply_overrides
 
 pytestmark = pytest.mark.long
 
@@ -206,12 +207,12 @@ def test_a_check_fails_only_where_the_whole_interval_does() -> None:
 
 def test_a_fix_that_the_recipe_refuses_or_already_has_is_not_offered() -> None:
     recipe = load_recipe("smoke/toy", ["signal=sampled"])
-    assert accepted(recipe, ["rollout.top_p=0.9"]) == (), (
+    assert validate_fix(recipe, ["rollout.top_p=0.9"]) == (), (
         "a truncated sampler does not go with sampled tokens"
     )
-    assert accepted(recipe, [f"rollout.temperature={recipe.rollout.temperature}"]) == ()
-    assert accepted(recipe, ["weights=prefix(8)"]) == ("weights=prefix(8)",)
-    assert changed(recipe, ["weights=prefix(8)"]).objective.losses[0].weights.arguments == {
+    assert validate_fix(recipe, [f"rollout.temperature={recipe.rollout.temperature}"]) == ()
+    assert validate_fix(recipe, ["weights=prefix(8)"]) == ("weights=prefix(8)",)
+    assert apply_overrides(recipe, ["weights=prefix(8)"]).objective.losses[0].weights.arguments == {
         "length": 8
     }
 

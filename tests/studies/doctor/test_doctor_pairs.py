@@ -25,7 +25,8 @@ from torch import Tensor
 from toy import TASK
 
 from practicum.recipe import Recipe, load_recipe
-from practicum.studies.doctor import CHECKS, Diagnosis, changed, doctor
+from practicum.studies.doctor import CHECKS, Diagnosis, doctor
+from practicum.studies.overrides import apply_overrides
 
 pytestmark = pytest.mark.long
 
@@ -46,7 +47,7 @@ def fixed(recipe: Recipe, found: Diagnosis, check: str) -> Recipe:
     """The recipe after the fix of one check."""
     fix = finding(found, check).fix
     assert fix, f"{check} offers no fix"
-    return changed(recipe, fix)
+    return apply_overrides(recipe, fix)
 
 
 def test_a_healthy_pair_may_go(healthy: Diagnosis) -> None:
@@ -81,7 +82,7 @@ def test_a_permuted_vocabulary_is_a_broken_setup(folder: Path) -> None:
     assert found.verdict.word == "BROKEN-SETUP" and "permuted" in finding(found, "P1").sentence
     assert all(result.finding.status == "not applicable" for result in found.results[1:])
     assert {result.check.id for result in found.results} == ALL
-    assert changed(recipe, finding(found, "P1").fix).teacher.type == "none"
+    assert apply_overrides(recipe, finding(found, "P1").fix).teacher.type == "none"
 
 
 def test_another_stop_token_is_a_broken_setup_and_no_more_as_one_event(folder: Path) -> None:

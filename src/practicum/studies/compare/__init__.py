@@ -1,36 +1,24 @@
-"""Compares methods fairly: the same task, prompts, seeds and budget for any set of recipes, and what may be said of them.
+"""The fair comparison of methods: any recipes on the same task, prompts, seeds and budget.
 
-`compare` runs every arm with every seed and writes a table and a page; `arms` reads what is compared, `running` runs it,
-`outcomes` says what came of it.
+`compare` runs every arm with every seed and writes a table and a page. `arms` reads the arms,
+`running` runs them, `outcomes` tests the differences.
 """
 
-from practicum.studies.compare.arms import Arm, ComparisonBudget, Design, design
-from practicum.studies.compare.comparing import FinishedRuns, Settings, compare, run_arms
-from practicum.studies.compare.outcomes import (
-    ComparisonResult,
-    FailedRun,
-    Outcome,
-    Point,
-    analyse_outcomes,
-    read_outcome,
-)
+from practicum.studies.compare.arms import ComparisonBudget, Settings
+from practicum.studies.compare.comparing import FinishedRuns, compare, run_arms
+from practicum.studies.compare.outcomes import FailedRun, Outcome, Point, read_outcome
 from practicum.studies.compare.page import mean_curve
 from practicum.studies.compare.running import RunJob, run_all
 
 __all__ = [
-    "Arm",
     "ComparisonBudget",
-    "ComparisonResult",
-    "Design",
     "FailedRun",
     "FinishedRuns",
     "Outcome",
     "Point",
     "RunJob",
     "Settings",
-    "analyse_outcomes",
     "compare",
-    "design",
     "mean_curve",
     "read_outcome",
     "run_all",

@@ -1,13 +1,16 @@
-"""The arms of a comparison: recipes that differ in method and share task, held-out prompts, seeds and budget.
+"""The arms of a comparison: recipes that differ in method and share task, held-out prompts, seeds
+and budget.
 
-An arm is written `RECIPE`, `NAME=RECIPE` or `NAME=RECIPE,key=value,...`: the same recipe with three divergences is three words.
+An arm is written `RECIPE`, `NAME=RECIPE` or `NAME=RECIPE,key=value,...`: one recipe with three
+divergences is three words.
 """
 
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +23,37 @@ from practicum.types import Prompt
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
 
 UNITS = ("steps", "flops", "tokens", "seconds")
-"""What a budget may be in. Seconds depend on the machine and on what else it does."""
+"""The units of a budget. Seconds depend on the machine and its other work."""
 
-OURS = ("seed", "name", "train.budget")
-"""Keys that the comparison sets itself."""
+RESERVED_KEYS = ("seed", "name", "train.budget")
+"""Recipe keys that only the comparison sets."""
 
 EVALUATIONS = 8
-"""How often a run is evaluated on its way, unless its recipe says."""
+"""Evaluations during a run, unless its recipe sets them."""
 
 CHECKPOINTS = 4
-"""How often a run is saved on its way, unless its recipe says."""
+"""Checkpoints during a run, unless its recipe sets them."""
 
-
-ENDING = tuple(name for name, monitor in MONITORS.items() if monitor.stop_condition)
-"""The monitors that may end a run."""
+STOPPING_MONITORS = tuple(name for name, monitor in MONITORS.items() if monitor.stop_condition)
+"""The monitors that may stop a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonBudget:
-    """What every arm may spend, for example `Budget("flops", 1e12)`; without an amount, the steps of the recipes."""
+    """The most that a run may spend, for example `ComparisonBudget("flops", 1e12)`.
+
+    Without an amount, the steps of the recipes.
+    """
 
     unit: str = "steps"
     amount: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> "ComparisonBudget":
-        """`flops=1e12`, `tokens=100000`, `seconds=60`, `steps=40` or `steps`; RecipeError for anything else."""
+        """Parse `flops=1e12`, `tokens=100000`, `seconds=60`, `steps=40` or `steps`.
+
+        Raises RecipeError for anything else.
+        """
         unit, equals, amount = text.partition("=")
         try:
             number = float(amount) if equals else None
@@ -57,12 +65,13 @@ class ComparisonBudget:
             or (number is not None and not 0 < number < 1e30)
         ):
             raise RecipeError(
-                f"--budget {text!r}: write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
+                f"--budget {text!r}: "
+                "write flops=1e12, tokens=100000, seconds=60, steps=40, or steps"
             )
         return cls(unit, number)
 
-    def overrides(self) -> list[str]:
-        """What the budget sets in a recipe."""
+    def build_overrides(self) -> list[str]:
+        """Return the overrides that give a recipe this budget."""
         if self.amount is None:
             return []
         if self.unit == "steps":
@@ -74,8 +83,26 @@ class ComparisonBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a comparison.
+
+    `seeds` seeds count from `first`; `at_once` runs go on side by side; `out` is the folder;
+    `common` are overrides of every arm's recipe; `may_differ` names what arms need not share.
+    """
+
+    seeds: int = 3
+    budget: ComparisonBudget = field(default_factory=ComparisonBudget)
+    at_once: int = 2
+    out: Path = Path("runs/compare")
+    resume: bool = False
+    common: tuple[str, ...] = ()
+    first: int = 0
+    may_differ: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Arm:
-    """One method: its name, the recipe it comes from, and what it changes in it."""
+    """One method: its name, the recipe it comes from, and overrides of it."""
 
     name: str
     source: str
@@ -83,42 +110,45 @@ class Arm:
 
     @classmethod
     def parse(cls, text: str) -> "Arm":
-        """`NAME=RECIPE,key=value,...`; a comma within brackets or quotes belongs to its value."""
-        head, *overrides = split(text)
+        """Parse `NAME=RECIPE,key=value,...`; a comma in brackets or quotes belongs to its value."""
+        head, *overrides = split_words(text)
         name, equals, source = head.partition("=")
         if not equals:
             name, source = Path(head).stem, head
         if not NAME.fullmatch(name) or not source:
             raise RecipeError(
-                f"arm {text!r}: {name[:40]!r} cannot name it; write NAME=RECIPE,key=value with letters, digits, '.', '_' and '-'"
+                f"arm {text!r}: {name[:40]!r} cannot name it; "
+                "write NAME=RECIPE,key=value with letters, digits, '.', '_' and '-'"
             )
         for override in overrides:
-            if override.partition("=")[0] in OURS:
+            if override.partition("=")[0] in RESERVED_KEYS:
                 raise RecipeError(
-                    f"arm {text!r}: {override!r} is the comparison's to set; write --seeds, --budget, or NAME=RECIPE"
+                    f"arm {text!r}: {override!r} is the comparison's to set; "
+                    "write --seeds, --budget, or NAME=RECIPE"
                 )
         return cls(name, source, tuple(overrides))
 
 
-def split(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket and no quotes."""
-    parts, depth, quote = [""], 0, ""
+def split_words(text: str) -> list[str]:
+    """Split a text at its commas, except for those in brackets or quotes."""
+    words, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
             quote = letter
-        depth += (letter in "([{") - (letter in ")]}") if not quote else 0
+        if not quote:
+            depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and depth == 0 and not quote:
-            parts.append("")
+            words.append("")
         else:
-            parts[-1] += letter
-    return parts
+            words[-1] += letter
+    return words
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What is compared: arms by name, each with one recipe a seed, and the budget that they share."""
+    """A comparison: arms, seeds, the shared budget, and the recipe of each arm for each seed."""
 
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
@@ -126,96 +156,94 @@ class Design:
     recipes: Mapping[str, Mapping[int, Recipe]]
 
 
-def design(
-    words: Sequence[str],
-    seeds: int,
-    budget: ComparisonBudget,
-    common: Sequence[str] = (),
-    first: int = 0,
-    may_differ: frozenset[str] = frozenset(),
-) -> Design:
-    """Read the arms; RecipeError where they cannot be compared.
-
-    `common` are overrides of every arm; an arm's own win over them. Seeds count from `first`. `may_differ` names what arms
-    need not share, such as "the training prompts".
-    """
+def read_design(words: Sequence[str], settings: Settings) -> Design:
+    """Read the arms; RecipeError if they cannot be compared."""
     arms = tuple(Arm.parse(word) for word in words)
-    names = [arm.name for arm in arms]
-    twice = sorted({name for name in names if names.count(name) > 1})
     if len(arms) < 2:
         raise RecipeError(
-            "one arm is nothing to compare with; write two recipes, or NAME=RECIPE,key=value for each variant"
+            "one arm is nothing to compare with; "
+            "write two recipes, or NAME=RECIPE,key=value for each variant"
         )
-    if twice:
-        raise RecipeError(f"two arms are named {twice[0]!r}; write NAME=RECIPE for each")
-    if seeds < 1:
+    counts = Counter(arm.name for arm in arms)
+    repeated = min((name for name, count in counts.items() if count > 1), default=None)
+    if repeated is not None:
+        raise RecipeError(f"two arms are named {repeated!r}; write NAME=RECIPE for each")
+    if settings.seeds < 1:
         raise RecipeError(
-            f"--seeds {seeds}: at least one is needed, and three to say how much seeds differ"
+            f"--seeds {settings.seeds}: at least one is needed, "
+            "and three to say how much seeds differ"
         )
-    numbers = tuple(range(first, first + seeds))
+    seeds = tuple(range(settings.first, settings.first + settings.seeds))
     recipes = {
-        arm.name: {seed: recipe_of(arm, seed, budget, common) for seed in numbers} for arm in arms
+        arm.name: {seed: build_recipe(arm, seed, settings) for seed in seeds} for arm in arms
     }
-    found = Design(arms, numbers, budget, recipes)
-    _refuse_different_ground(found, may_differ)
-    return found
+    design = Design(arms, seeds, settings.budget, recipes)
+    _require_equal_controls(design, settings.may_differ)
+    return design
 
 
-def recipe_of(arm: Arm, seed: int, budget: ComparisonBudget, common: Sequence[str] = ()) -> Recipe:
-    """An arm's recipe for a seed, saved and evaluated on its way, on one torch thread.
+def build_recipe(arm: Arm, seed: int, settings: Settings) -> Recipe:
+    """Return an arm's recipe for a seed, saved and evaluated during the run, on one torch thread.
 
-    No monitor ends a run unless the recipe says so: an arm that collapses has to count, and not to be left out.
+    No monitor stops a run unless the recipe asks for it.
     """
-    plain = load_recipe(arm.source, [*common, *arm.overrides, *budget.overrides()])
+    # Later overrides win: an arm's over the common ones, and the budget's over both.
+    overrides = [*settings.common, *arm.overrides, *settings.budget.build_overrides()]
+    plain = load_recipe(arm.source, overrides)
     steps, train, evaluation = plain.train.steps, plain.train, plain.evaluation
-    spoken = [f"monitors.{name}=warn" for name in ENDING if name not in plain.monitors]
+    # An arm that collapses counts with its collapsed result: without it, the other seeds of the arm
+    # would look better than the method is.
+    monitors = [f"monitors.{name}=warn" for name in STOPPING_MONITORS if name not in plain.monitors]
     return load_recipe(
         arm.source,
         [
+            # One thread a run: runs share the machine, and seconds compare only if all have the
+            # same.
             "train.threads=1",
             f"train.checkpoint_every={train.checkpoint_every or max(1, steps // CHECKPOINTS)}",
             f"evaluation.every={evaluation.every or max(1, steps // EVALUATIONS)}",
-            *spoken,
-            *common,
-            *arm.overrides,
-            *budget.overrides(),
+            *monitors,
+            *overrides,
             f"seed={seed}",
             f"name=seed-{seed}",
         ],
     )
 
 
-def _refuse_different_ground(found: Design, may_differ: frozenset[str]) -> None:
-    """RecipeError, in one line, where arms differ in what a comparison has to hold equal."""
-    first, *others = found.arms
-    for seed in found.seeds:
-        mine = _ground(found.recipes[first.name][seed], found.budget)
-        for other in others:
-            theirs = _ground(found.recipes[other.name][seed], found.budget)
-            for what, value in mine.items():
-                if value != theirs[what] and what not in may_differ:
-                    shown = (
-                        ""
-                        if isinstance(value, str) and len(value) == 64
-                        else f" ({value} and {theirs[what]})"
-                    )
-                    raise RecipeError(
-                        f"arms {first.name!r} and {other.name!r} differ in {what}{shown}; a comparison shares task, "
-                        "evaluation and budget, so set it for all with --set, or compare other recipes"
-                    )
+def _require_equal_controls(design: Design, may_differ: frozenset[str]) -> None:
+    """Raise RecipeError if arms differ in something that a comparison holds equal."""
+    first, *others = design.arms
+    for seed in design.seeds:
+        controls = _collect_controls(design.recipes[first.name][seed], design.budget)
+        for arm in others:
+            arm_controls = _collect_controls(design.recipes[arm.name][seed], design.budget)
+            for name, control in controls.items():
+                if control == arm_controls[name] or name in may_differ:
+                    continue
+                is_digest = isinstance(control, str) and len(control) == 64
+                values = "" if is_digest else f" ({control} and {arm_controls[name]})"
+                raise RecipeError(
+                    f"arms {first.name!r} and {arm.name!r} differ in {name}{values}; "
+                    "a comparison shares task, evaluation and budget, "
+                    "so set it for all with --set, or compare other recipes"
+                )
 
 
-def _ground(recipe: Recipe, budget: ComparisonBudget) -> dict[str, object]:
-    """What arms have to share: the prompts, how answers are drawn from held-out ones, and the steps where they are the budget."""
+def _collect_controls(recipe: Recipe, budget: ComparisonBudget) -> dict[str, object]:
+    """Return what arms have to share, by name; prompts as a digest.
+
+    The prompts, the settings of the held-out evaluation, and the steps if they are the budget.
+    """
     task = build_task(recipe)
     evaluation = recipe.evaluation
     if evaluation.prompts == 0 or not task.heldout_prompts():
         raise RecipeError(
-            f"{recipe.base_dir}: there are no held-out prompts to compare on; write evaluation.prompts, or a task that has some"
+            f"{recipe.base_dir}: there are no held-out prompts to compare on; "
+            "write evaluation.prompts, or a task that has some"
         )
     return {
-        "the held-out prompts": _digest(task.heldout_prompts()),
-        "the training prompts": _digest(task.train_prompts()),
+        "the held-out prompts": _hash_prompts(task.heldout_prompts()),
+        "the training prompts": _hash_prompts(task.train_prompts()),
         "evaluation.prompts": evaluation.prompts,
         "evaluation.samples": evaluation.samples,
         "evaluation.temperature": evaluation.temperature,
@@ -225,8 +253,8 @@ def _ground(recipe: Recipe, budget: ComparisonBudget) -> dict[str, object]:
     }
 
 
-def _digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of what the prompts ask and what is expected."""
+def _hash_prompts(prompts: Sequence[Prompt]) -> str:
+    """Return the SHA-256 of the prompts' messages and expected answers, in hexadecimal."""
     content: list[Any] = [
         [prompt.id, [[message.role, message.content] for message in prompt.messages], prompt.answer]
         for prompt in prompts

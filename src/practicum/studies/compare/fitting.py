@@ -1,12 +1,15 @@
-"""A scaling law of distillation from finished runs: how the error falls with each quantity that was varied.
+"""A scaling law of distillation from finished runs: how the error falls with each quantity that was
+varied.
 
     error = E + sum over quantities x of A_x * (x / x0)^-a_x         E >= 0, A_x >= 0, a_x > 0
 
-Error is 1 - held-out accuracy, or the reverse KL to the teacher. Quantities are the parameters of the student and of the
-teacher, the tokens learned from, the rollouts and their mean length; x0 is each one's geometric mean, so that A_x is its
-part of the error in the middle of the data. The form is that of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one
-term a quantity. For on-policy distillation nobody has published exponents, and an additive form is an assumption. The fit
-minimises Huber's loss of the difference of logarithms (delta 1e-3 there, 0.05 here, since accuracies are noisier than losses).
+Error is 1 - held-out accuracy, or the reverse KL to the teacher. Quantities are the parameters of
+the student and of the teacher, the supervised tokens, the rollouts and their mean length; x0 is the
+geometric mean of each, so that A_x is its part of the error in the middle of the data. The form is
+that of Hoffmann et al. 2022 (arXiv 2203.15556, equation 2), with one term a quantity. For on-policy
+distillation nobody has published exponents, and an additive form is an assumption. The fit
+minimises Huber's loss of the difference of logarithms (delta 1e-3 there, 0.05 here, since
+accuracies are noisier than losses).
 """
 
 import math
@@ -32,34 +35,35 @@ QUANTITIES = {
     "rollouts": "rollouts",
     "T": "tokens a rollout",
 }
-"""What a law may be fitted in, by its name in summary.json."""
+"""The quantities that a law can have, by their names in summary.json."""
 
 RESULTS = ("accuracy", "reverse_kl")
 
-LEVELS = 3
-"""Different values that a quantity needs: two give a line through two points, whatever the law."""
+MIN_LEVELS = 3
+"""Different values that a quantity needs: any law fits through two."""
 
-TOGETHER = 0.98
-"""Quantities whose logarithms correlate more than this were varied together, so their exponents cannot be told apart."""
+MAX_CORRELATION = 0.98
+"""Quantities whose logarithms correlate more than this were varied together, so that their
+exponents cannot be told apart."""
 
-SPREAD = 0.05
+LEVEL_SPREAD = 0.05
 """Values closer than this, in logarithms, are one level."""
 
 RUNS_PER_PARAMETER = 2
 
-LOWEST, HIGHEST = 0.01, 4.0
-"""The exponents that are searched; an interval that reaches one of them is not resolved."""
+MIN_EXPONENT, MAX_EXPONENT = 0.01, 4.0
+"""The limits of the search; an interval that comes near one of them is not resolved."""
 
-DELTA = 0.05
-"""Where Huber's loss of a log-error turns from square to absolute."""
+HUBER_DELTA = 0.05
+"""The log-error at which Huber's loss turns from square to absolute."""
 
 RESAMPLES, ROUNDS = 200, 300
 
-SMALLEST = 1e-4
-"""Errors below this are taken as this, since the logarithm of none is minus infinity."""
+MIN_ERROR = 1e-4
+"""The floor of errors, since the logarithm of 0 is minus infinity."""
 
-Starts = Float[Tensor, "b p"]
-"""Parameters of many fits side by side: log E, then log A and a transformed exponent for each quantity."""
+Parameters = Float[Tensor, "b p"]
+"""Parameters of b fits: log E, then log A of each quantity, then a transformed exponent of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,11 @@ class LawPoint:
 
 @dataclass(frozen=True, slots=True)
 class Exponent:
-    """What the data say of one quantity; `resolved` where the interval stays inside of what was searched."""
+    """The exponent `value` of one quantity with its interval.
+
+    `middle` is x0 and `part` is A of the formula above. `resolved` is True if the interval stays
+    clear of the limits of the search.
+    """
 
     quantity: str
     middle: float
@@ -85,7 +93,11 @@ class Exponent:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A fitted law; `left_out` says of each quantity without an exponent why."""
+    """A fitted law with intervals; `left_out` gives the reason for each quantity without an
+    exponent.
+
+    Half of the runs miss the law by less than `typical_miss`, in logarithms.
+    """
 
     result: str
     runs: int
@@ -96,7 +108,7 @@ class Law:
     typical_miss: float
 
     def predict(self, quantities: Mapping[str, float]) -> float:
-        """The error at other quantities; the further from the data, the less it means."""
+        """Return the error at other quantities; the further from the data, the less it means."""
         return self.floor + sum(
             exponent.part * (quantities[exponent.quantity] / exponent.middle) ** -exponent.value
             for exponent in self.exponents
@@ -104,72 +116,66 @@ class Law:
 
 
 def read_runs(folders: Sequence[Path], result: str) -> list[LawPoint]:
-    """Every finished run below the folders; DataError where there is none with a result."""
+    """Read every finished run below the folders; DataError if none has the result."""
     runs = []
     for path in sorted({path for folder in folders for path in folder.rglob("summary.json")}):
         scaling = read_json(path, shapes.SCALED).get("scaling")
         if isinstance(scaling, Mapping) and scaling["result"].get(result) is not None:
-            value = scaling["result"][result]
-            runs.append(
-                LawPoint(
-                    str(path.parent),
-                    _numbers(scaling),
-                    1.0 - value if result == "accuracy" else value,
-                )
-            )
+            error = scaling["result"][result]
+            error = 1.0 - error if result == "accuracy" else error
+            runs.append(LawPoint(str(path.parent), _read_quantities(scaling), error))
     if not runs:
-        shown = ", ".join(map(str, folders))
         raise DataError(
-            f"{shown}: no finished run with a held-out {result}; name folders with summary.json files below"
+            f"{', '.join(map(str, folders))}: no finished run with a held-out {result}; "
+            "name folders with summary.json files below"
         )
     return runs
 
 
-def _numbers(scaling: Mapping[str, Any]) -> dict[str, float]:
-    """The quantities as numbers: the teachers of a set together."""
-    teachers = scaling["N_teacher"]
-    together = (
-        float(sum(teachers.values())) if isinstance(teachers, Mapping) else float(teachers or 0)
-    )
-    values = {
-        **{name: scaling[name] for name in QUANTITIES if name != "N_teacher"},
-        "N_teacher": together,
-    }
-    return {name: float(values[name]) for name in QUANTITIES if values[name]}
+def _read_quantities(scaling: Mapping[str, Any]) -> dict[str, float]:
+    """Return the quantities that are known and not 0.
+
+    The parameters of several teachers are added.
+    """
+    quantities = {name: scaling[name] for name in QUANTITIES}
+    teachers = quantities["N_teacher"]
+    if isinstance(teachers, Mapping):
+        quantities["N_teacher"] = sum(teachers.values())
+    return {name: float(number) for name, number in quantities.items() if number}
 
 
 def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> Law:
-    """Fit the law to what varies, with intervals by bootstrap over runs; DataError where the runs cannot carry it."""
-    names, left_out = _varied(runs)
-    needed = RUNS_PER_PARAMETER * (1 + 2 * len(names))
+    """Fit the law to the quantities that vary, with intervals by bootstrap over runs.
+
+    Raises DataError if nothing varies enough or the runs are too few.
+    """
+    names, left_out = _select_quantities(runs)
+    count = 1 + 2 * len(names)
     if not names:
         reasons = "; ".join(f"{name} {reason}" for name, reason in left_out.items())
         raise DataError(
-            f"nothing to fit from {len(runs)} runs: {reasons}; vary one quantity over {LEVELS} values or more, in 6 runs or more"
+            f"nothing to fit from {len(runs)} runs: {reasons}; "
+            f"vary one quantity over {MIN_LEVELS} values or more, in 6 runs or more"
         )
-    if len(runs) < needed:
+    if len(runs) < RUNS_PER_PARAMETER * count:
         raise DataError(
-            f"{len(runs)} runs are too few for an exponent of {', '.join(names)}: {1 + 2 * len(names)} parameters need at "
-            f"least {needed} runs"
+            f"{len(runs)} runs are too few for an exponent of {', '.join(names)}: "
+            f"{count} parameters need at least {RUNS_PER_PARAMETER * count} runs"
         )
-    logs = torch.tensor(
-        [[math.log(run.quantities[name]) for name in names] for run in runs], dtype=torch.float64
-    )
+    logs = _take_logs(runs, names)
     middle = logs.mean(dim=0)
-    errors = torch.tensor([max(run.error, SMALLEST) for run in runs], dtype=torch.float64).log()
-    best, misses = _best(logs - middle, errors)
-    floors, _, values = _readable(_resampled(logs - middle, errors, best, seed))
-    floor, part, value = _readable(best[None])
-    exponents = [
-        _exponent(
-            name,
-            middle[place].exp().item(),
-            part[0, place].item(),
-            value[0, place].item(),
-            values[:, place],
-        )
-        for place, name in enumerate(names)
-    ]
+    errors = torch.tensor([max(run.error, MIN_ERROR) for run in runs], dtype=torch.float64).log()
+    best, misses = _fit_best(logs - middle, errors)
+    resampled = _fit_resamples(logs - middle, errors, best, seed)
+    floors, _, exponent_samples = _decode_parameters(resampled)
+    floor, coefficients, values = _decode_parameters(best[None])
+    exponents = []
+    for index, name in enumerate(names):
+        value = values[0, index].item()
+        interval = Interval.of_resamples(value, exponent_samples[:, index])
+        resolved = interval.low > 1.5 * MIN_EXPONENT and interval.high < MAX_EXPONENT / 1.5
+        x0, coefficient = middle[index].exp().item(), coefficients[0, index].item()
+        exponents.append(Exponent(name, x0, coefficient, value, interval, resolved))
     return Law(
         result=result,
         runs=len(runs),
@@ -181,99 +187,104 @@ def fit(runs: Sequence[LawPoint], result: str = "accuracy", seed: int = 0) -> La
     )
 
 
-def _varied(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, str]]:
-    """The quantities that were varied apart from each other, and why each other one has no exponent."""
-    kept, left_out = [], {}
+def _select_quantities(runs: Sequence[LawPoint]) -> tuple[list[str], dict[str, str]]:
+    """Return the quantities varied apart from each other, and why others were left out."""
+    names, left_out = [], {}
     for name in QUANTITIES:
         if any(name not in run.quantities for run in runs):
             left_out[name] = "is not known of every run"
             continue
-        levels = _levels([run.quantities[name] for run in runs])
-        if levels < LEVELS:
-            left_out[name] = (
-                f"has {levels} value{'s' if levels > 1 else ''}, and {LEVELS} are needed"
-            )
-        else:
-            kept.append(name)
-    for one, other in combinations(list(kept), 2):
-        if one in kept and other in kept and abs(_correlation(runs, one, other)) > TOGETHER:
-            kept.remove(other)
-            left_out[other] = f"was varied together with {one}, so the two cannot be told apart"
-    return kept, left_out
+        levels = _count_levels([run.quantities[name] for run in runs])
+        if levels < MIN_LEVELS:
+            plural = "s" if levels > 1 else ""
+            left_out[name] = f"has {levels} value{plural}, and {MIN_LEVELS} are needed"
+            continue
+        names.append(name)
+    for first, second in combinations(list(names), 2):
+        if first in names and second in names:
+            correlation = torch.corrcoef(_take_logs(runs, [first, second]).T)[0, 1]
+            # Of two that were varied together the one that `QUANTITIES` names first stays.
+            if abs(correlation.item()) > MAX_CORRELATION:
+                names.remove(second)
+                left_out[second] = (
+                    f"was varied together with {first}, so the two cannot be told apart"
+                )
+    return names, left_out
 
 
-def _levels(values: Sequence[float]) -> int:
-    """How many clearly different values there are."""
-    ordered = sorted(math.log(value) for value in values)
-    count, last = 1, ordered[0]
-    for value in ordered:
-        if value - last > SPREAD:
-            count, last = count + 1, value
+def _count_levels(values: Sequence[float]) -> int:
+    """Count the clearly different values; close ones join the level of the smallest among them."""
+    logs = sorted(math.log(value) for value in values)
+    count, level = 1, logs[0]
+    for log in logs:
+        if log - level > LEVEL_SPREAD:
+            count, level = count + 1, log
     return count
 
 
-def _correlation(runs: Sequence[LawPoint], one: str, other: str) -> float:
-    columns = torch.tensor(
-        [[math.log(run.quantities[name]) for run in runs] for name in (one, other)]
-    )
-    return torch.corrcoef(columns.double())[0, 1].item()
+def _take_logs(runs: Sequence[LawPoint], names: Sequence[str]) -> Float[Tensor, "n q"]:
+    """Return the logarithms of some quantities, one row a run."""
+    rows = [[math.log(run.quantities[name]) for name in names] for run in runs]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
-def _exponent(name: str, middle: float, part: float, value: float, resampled: Tensor) -> Exponent:
-    interval = Interval.of_resamples(value, resampled)
-    resolved = interval.low > 1.5 * LOWEST and interval.high < HIGHEST / 1.5
-    return Exponent(name, middle, part, value, interval, resolved)
-
-
-def _readable(parameters: Starts) -> tuple[Tensor, Tensor, Tensor]:
-    """E [b], A [b, q] and the exponents [b, q] of fits."""
+def _decode_parameters(parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+    """Return E [b], A [b, q] and the exponents [b, q] of fits."""
     count = (parameters.shape[1] - 1) // 2
+    # A sigmoid keeps the exponents within their limits, and logarithms keep E and A positive, so
+    # the optimizer needs no constraints.
     share = parameters[:, 1 + count :].sigmoid()
     return (
         parameters[:, 0].exp(),
         parameters[:, 1 : 1 + count].exp(),
-        LOWEST * (HIGHEST / LOWEST) ** share,
+        MIN_EXPONENT * (MAX_EXPONENT / MIN_EXPONENT) ** share,
     )
 
 
-def _log_error(parameters: Starts, logs: Float[Tensor, "b n q"]) -> Float[Tensor, "b n"]:
-    """The logarithm of the law at every run, for every fit."""
-    floor, part, value = _readable(parameters)
-    terms = part[:, None, :].log() - value[:, None, :] * logs
-    return torch.cat(
-        [floor.log()[:, None, None].expand(-1, logs.shape[1], 1), terms], dim=2
-    ).logsumexp(dim=2)
+def _predict_log_errors(
+    parameters: Parameters, logs: Float[Tensor, "b n q"]
+) -> Float[Tensor, "b n"]:
+    """Return the logarithm of the law at every run, for every fit."""
+    floor, coefficient, exponent = _decode_parameters(parameters)
+    terms = coefficient[:, None, :].log() - exponent[:, None, :] * logs
+    floors = floor.log()[:, None, None].expand(-1, logs.shape[1], 1)
+    return torch.cat([floors, terms], dim=2).logsumexp(dim=2)
 
 
-def _loss(
-    parameters: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
+def _compute_losses(
+    parameters: Parameters, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
 ) -> Float[Tensor, " b"]:
-    misses = _log_error(parameters, logs) - errors
-    return torch.nn.functional.huber_loss(
-        misses, torch.zeros_like(misses), reduction="none", delta=DELTA
-    ).sum(dim=1)
+    """Return Huber's loss of each fit, summed over the runs."""
+    predictions = _predict_log_errors(parameters, logs)
+    losses = torch.nn.functional.huber_loss(
+        predictions, errors, reduction="none", delta=HUBER_DELTA
+    )
+    return losses.sum(dim=1)
 
 
-def _optimise_fits(
-    start: Starts, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
-) -> Starts:
-    """Many fits at once by AdamW without decay, at a rate that falls to nothing."""
+def _fit_many(
+    start: Parameters, logs: Float[Tensor, "b n q"], errors: Float[Tensor, "b n"]
+) -> Parameters:
+    """Return the parameters of many fits at once, by Adam at a rate that falls to 0."""
     parameters = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([parameters], lr=0.1)
-    for number in range(ROUNDS):
-        optimizer.param_groups[0]["lr"] = 0.1 * (1 - number / ROUNDS)
+    for round_index in range(ROUNDS):
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - round_index / ROUNDS)
         optimizer.zero_grad()
-        _loss(parameters, logs, errors).sum().backward()
+        # The fits share no parameter, so the gradient of the sum is the gradient of each fit.
+        _compute_losses(parameters, logs, errors).sum().backward()
         optimizer.step()
     return parameters.detach()
 
 
-def _best(
+def _fit_best(
     logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"]
 ) -> tuple[Float[Tensor, " p"], Float[Tensor, " n"]]:
-    """The best of fits from a grid of starts, and its misses in logarithms."""
+    """Return the best of fits from a grid of starts, and its misses in logarithms."""
     count = logs.shape[1]
     lowest = errors.min().item()
+    # The loss has local minima: starts differ in how much of the smallest error is floor, and in
+    # slope.
     starts = torch.tensor(
         [
             [lowest + shift, *([lowest] * count), *([exponent] * count)]
@@ -283,15 +294,16 @@ def _best(
         dtype=torch.float64,
     )
     logs, errors = logs.expand(len(starts), -1, -1), errors.expand(len(starts), -1)
-    fits = _optimise_fits(_optimise_fits(starts, logs, errors), logs, errors)
-    best = fits[_loss(fits, logs, errors).argmin()]
-    return best, _log_error(best[None], logs[:1])[0] - errors[0]
+    # A second descent from the first one's end, with the rate back at its start, leaves plateaus.
+    fits = _fit_many(_fit_many(starts, logs, errors), logs, errors)
+    best = fits[_compute_losses(fits, logs, errors).argmin()]
+    return best, _predict_log_errors(best[None], logs[:1])[0] - errors[0]
 
 
-def _resampled(
+def _fit_resamples(
     logs: Float[Tensor, "n q"], errors: Float[Tensor, " n"], best: Float[Tensor, " p"], seed: int
-) -> Starts:
-    """The fits to resampled runs, each begun at the fit to all of them."""
+) -> Parameters:
+    """Return the fits to resampled runs, each started at the fit to all runs."""
     generator = torch.Generator().manual_seed(seed_of(seed, "scaling law"))
     picks = torch.randint(len(logs), (RESAMPLES, len(logs)), generator=generator)
-    return _optimise_fits(best.expand(RESAMPLES, -1), logs[picks], errors[picks])
+    return _fit_many(best.expand(RESAMPLES, -1), logs[picks], errors[picks])

@@ -1,8 +1,10 @@
-"""What the runs of a comparison came to, read from their folders, and what may be said of the arms.
+"""The results of a comparison's runs, read from their folders, and the statements that they
+support.
 
-Two arms are compared pair by pair: the runs of one seed with each other, and the answers to one held-out prompt with each
-other. A difference is resolved when it stands over seeds (Student's paired t) and over prompts (sign flips), after Holm's
-correction for the number of pairs; either test alone would take luck in the other for a result.
+Arms are compared pair by pair: runs of one seed with each other, and rewards on one held-out prompt
+with each other. A difference is resolved if it holds over seeds (Student's paired t) and over
+prompts (sign flips), after Holm's correction for the number of pairs; either test alone would take
+luck in the other for a result.
 """
 
 import json
@@ -29,10 +31,11 @@ from practicum.statistics import (
 from practicum.statistics.repeats import LEVEL
 
 SEED = 0
-"""Of the bootstrap and the sign flips: the same runs give the same table."""
+"""The seed of the bootstrap and the sign flips, so that the same runs give the same table."""
 
-SHORT, COARSE = 0.98, 0.9
-"""A run that spent less of its budget than this had no equal chance: where its `train.steps` ended it, and where the budget did.
+MIN_SPENT, MIN_SPENT_BY_BUDGET = 0.98, 0.9
+"""The shares of the budget below which a run had no equal chance: one that its `train.steps` ended,
+and one that the budget ended.
 
 A budget ends a run before the step that would exceed it, so that up to a step is left over.
 """
@@ -40,7 +43,7 @@ A budget ends a run before the step that would exceed it, so that up to a step i
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The held-out accuracy at a moment of a run, and what had been spent until then, by unit."""
+    """The held-out accuracy at a moment of a run, and the spending until then, by unit."""
 
     spent: Mapping[str, float]
     accuracy: float
@@ -48,9 +51,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run. `scores` is the mean reward of each held-out prompt, by what was asked and expected.
+    """A finished run.
 
-    `by_budget` is whether the budget ended it, and not its `train.steps`.
+    `scores` are the mean rewards of held-out prompts, by question and expected answer. `by_budget`
+    is True if the budget ended the run, and not its `train.steps`.
     """
 
     arm: str
@@ -66,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """A run that did not finish, and why, in one line."""
+    """A run that did not finish, with the reason in one line."""
 
     arm: str
     seed: int
@@ -75,7 +79,10 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One row of the table: means over the finished runs of an arm; `interval` is None for a single seed."""
+    """One row of the table: means over the finished runs of an arm.
+
+    `interval` is None for a single seed.
+    """
 
     arm: str
     method: str
@@ -89,10 +96,12 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class ArmDifference:
-    """`one` minus `other`, over the seeds and the prompts that both have; positive is better for `one`.
+    """The arm `one` minus the arm `other`, over the seeds and prompts of both; positive favours
+    `one`.
 
-    `over_seeds` is None for fewer than two seeds, `over_prompts` where a metric has no values by prompt. `p` is the larger
-    of both tests, after Holm's correction. `seeds_needed` and `prompts_needed` are for a difference like the one seen.
+    `over_seeds` is None for fewer than two seeds, `over_prompts` if the metric has no values by
+    prompt. `p` is the larger p-value of both tests, after Holm's correction. `seeds_needed` and
+    `prompts_needed` would resolve a difference of this size.
     """
 
     one: str
@@ -110,7 +119,10 @@ class ArmDifference:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """Everything a comparison came to; `metric` is what `mean` is about, higher is better unless it is reverse_kl."""
+    """The result of a comparison: table, pairs, runs and verdict.
+
+    `metric` is accuracy, of which more is better, or reverse_kl, of which less is better.
+    """
 
     metric: str
     arms: Sequence[ArmResult]
@@ -120,140 +132,146 @@ class ComparisonResult:
     verdict: Sequence[str]
 
 
-def read_outcome(arm: str, seed: int, folder: Path, home: Path) -> Outcome:
-    """What a finished run left in its folder."""
+def read_outcome(arm: str, seed: int, folder: Path, parent: Path) -> Outcome:
+    """Read the outcome of a finished run; the folder is stored relative to `parent`."""
     summary = read_json(folder / "summary.json", shapes.SUMMARY)
-    after = read_json(folder / "after.json", shapes.AFTER)["student"]
-    rows, seconds = list(read_rows(folder / "metrics.jsonl", shapes.METRICS)), _seconds(folder)
-    spent: dict[str, float] = {}
+    student = read_json(folder / "after.json", shapes.AFTER)["student"]
+    accuracy, reverse_kl, scores = None, None, {}
+    if student is not None:
+        accuracy = None if student["accuracy"] is None else student["accuracy"]["mean"]
+        reverse_kl, scores = student["reverse_kl"], _compute_scores(student["answers"])
     curve = []
     before = summary["before"]
     if before is not None and before["accuracy"] is not None:
         curve.append(Point({}, before["accuracy"]["mean"]))
-    for row in rows:
-        for unit, amount in _spent_in(row, seconds.get(row["step"], 0.0)).items():
-            spent[unit] = spent.get(unit, 0.0) + amount
+    spending: dict[str, float] = {}
+    seconds = _read_seconds(folder)
+    for row in read_rows(folder / "metrics.jsonl", shapes.METRICS):
+        amounts = {
+            "flops": row.get("cost/flops", 0.0),
+            "tokens": row["tokens"],
+            "seconds": seconds.get(row["step"], 0.0),
+            "steps": 1.0,
+        }
+        spending = {unit: spending.get(unit, 0.0) + amount for unit, amount in amounts.items()}
         if row.get("heldout_accuracy") is not None:
-            curve.append(Point(dict(spent), row["heldout_accuracy"]))
-    end = None if after is None or after["accuracy"] is None else after["accuracy"]["mean"]
-    if end is not None and (not curve or curve[-1].spent != spent):
-        curve.append(Point(dict(spent), end))
+            curve.append(Point(spending, row["heldout_accuracy"]))
+    # The final evaluation is a point of its own only if the last step was not evaluated.
+    if accuracy is not None and (not curve or curve[-1].spent != spending):
+        curve.append(Point(spending, accuracy))
     return Outcome(
         arm=arm,
         seed=seed,
-        folder=str(folder.relative_to(home)),
-        accuracy=end,
-        reverse_kl=None if after is None else after["reverse_kl"],
-        spent=spent,
-        scores={} if after is None else _scores(after["answers"]),
+        folder=str(folder.relative_to(parent)),
+        accuracy=accuracy,
+        reverse_kl=reverse_kl,
+        spent=spending,
+        scores=scores,
         curve=curve,
         by_budget=summary["ended"].startswith(SPENT),
     )
 
 
-def _spent_in(row: Mapping[str, Any], seconds: float) -> dict[str, float]:
-    """What one step cost, by unit."""
-    return {
-        "flops": row.get("cost/flops", 0.0),
-        "tokens": row["tokens"],
-        "seconds": seconds,
-        "steps": 1.0,
-    }
-
-
-def _seconds(folder: Path) -> dict[int, float]:
+def _read_seconds(folder: Path) -> dict[int, float]:
+    """Return the seconds of each step over all phases; empty for a run without timings."""
     path = folder / "timings.jsonl"
     rows = read_rows(path, shapes.TIMINGS) if path.is_file() else ()
     return {
-        row["step"]: sum(value for name, value in row.items() if name != "step") for row in rows
+        row["step"]: sum(seconds for name, seconds in row.items() if name != "step") for row in rows
     }
 
 
-def _scores(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean reward of each held-out prompt, by what was asked and what is expected."""
+def _compute_scores(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean reward of each held-out prompt, by its id, question and expected answer."""
     rewards = group_pairs(
         (json.dumps([answer["prompt"], answer["question"], answer["expected"]]), answer["reward"])
         for answer in answers
         if answer["reward"] is not None
     )
-    return {key: sum(values) / len(values) for key, values in rewards.items()}
+    return {prompt: sum(group) / len(group) for prompt, group in rewards.items()}
 
 
-def analyse_outcomes(
+def compare_outcomes(
     methods: Mapping[str, str],
     outcomes: Sequence[Outcome],
     failures: Sequence[FailedRun],
     budget: Mapping[str, float],
 ) -> ComparisonResult:
-    """The table, the pairs and the verdict; `methods` names every arm, `budget` what each run might spend, by unit."""
-    metric = _metric(outcomes)
-    arms = [_arm(name, method, outcomes, failures, metric) for name, method in methods.items()]
-    wanted = list(combinations([arm.arm for arm in arms if arm.finished], 2))
-    pairs = _corrected([_pair(one, other, outcomes, metric, len(wanted)) for one, other in wanted])
-    verdict = [*_verdict(arms, pairs, metric), *_remarks(arms, outcomes, failures, budget)]
+    """Build the table, the pairs and the verdict.
+
+    `methods` describes every arm by name, `budget` is what each run might spend, by unit. Raises
+    DataError if the runs share no metric.
+    """
+    metric = _choose_metric(outcomes)
+    arms = [
+        _summarize_arm(name, method, outcomes, failures, metric) for name, method in methods.items()
+    ]
+    names = list(combinations([arm.arm for arm in arms if arm.finished], 2))
+    pairs = _correct_pairs(
+        [_compare_pair(first, second, outcomes, metric, len(names)) for first, second in names]
+    )
+    verdict = [*_build_verdict(arms, pairs, metric), *_list_flaws(arms, outcomes, failures, budget)]
     return ComparisonResult(metric, arms, pairs, outcomes, failures, verdict)
 
 
-def _metric(outcomes: Sequence[Outcome]) -> str:
-    """Accuracy, or the divergence from the teacher where answers are not verified; DataError where a run has neither."""
+def _choose_metric(outcomes: Sequence[Outcome]) -> str:
+    """Return accuracy, or reverse_kl if rewards are missing; DataError if some run has neither."""
     if all(outcome.accuracy is not None for outcome in outcomes):
         return "accuracy"
     if all(outcome.reverse_kl is not None for outcome in outcomes):
         return "reverse_kl"
     raise DataError(
-        "the runs share no measure: the task does not verify answers, and not every arm has a teacher to be near to; "
-        "compare on a task with a verifier"
+        "the runs share no measure: the task does not verify answers, "
+        "and not every arm has a teacher to be near to; compare on a task with a verifier"
     )
 
 
-def _value(outcome: Outcome, metric: str) -> float:
-    """The metric so that higher is better."""
-    value = outcome.accuracy if metric == "accuracy" else outcome.reverse_kl
-    assert value is not None, "a metric was chosen that every run has"
-    return value if metric == "accuracy" else -value
+def _read_metric(outcome: Outcome, metric: str) -> float:
+    """Return the metric of a run, with a sign so that more is better."""
+    number = outcome.accuracy if metric == "accuracy" else outcome.reverse_kl
+    assert number is not None, "a metric was chosen that every run has"
+    return number if metric == "accuracy" else -number
 
 
-def _arm(
+def _summarize_arm(
     name: str, method: str, outcomes: Sequence[Outcome], failures: Sequence[FailedRun], metric: str
 ) -> ArmResult:
-    mine = [outcome for outcome in outcomes if outcome.arm == name]
-    values = [abs(_value(outcome, metric)) for outcome in mine]
-    divergences = [outcome.reverse_kl for outcome in mine if outcome.reverse_kl is not None]
-    units = list(dict.fromkeys(unit for outcome in mine for unit in outcome.spent))
+    runs = [outcome for outcome in outcomes if outcome.arm == name]
+    numbers = [abs(_read_metric(run, metric)) for run in runs]
+    divergences = [run.reverse_kl for run in runs if run.reverse_kl is not None]
+    units = list(dict.fromkeys(unit for run in runs for unit in run.spent))
     return ArmResult(
         arm=name,
         method=method,
-        finished=len(mine),
+        finished=len(runs),
         failed=sum(failure.arm == name for failure in failures),
-        mean=mean_of(values),
-        interval=t_interval(values),
+        mean=mean_of(numbers),
+        interval=t_interval(numbers),
         reverse_kl=mean_of(divergences),
-        spent={unit: sum(outcome.spent[unit] for outcome in mine) / len(mine) for unit in units},
+        spent={unit: sum(run.spent[unit] for run in runs) / len(runs) for unit in units},
     )
 
 
-def _pair(
-    one: str, other: str, outcomes: Sequence[Outcome], metric: str, tests: int
+def _compare_pair(
+    first: str, second: str, outcomes: Sequence[Outcome], metric: str, tests: int
 ) -> ArmDifference:
-    """The two arms on what they share, before the correction for the number of pairs."""
-    mine = {outcome.seed: outcome for outcome in outcomes if outcome.arm == one}
-    theirs = {outcome.seed: outcome for outcome in outcomes if outcome.arm == other}
-    seeds = sorted(mine.keys() & theirs.keys())
-    by_seed = [_value(mine[seed], metric) - _value(theirs[seed], metric) for seed in seeds]
-    by_prompt = (
-        _by_prompt([(mine[seed].scores, theirs[seed].scores) for seed in seeds])
-        if metric == "accuracy"
-        else []
-    )
+    """Compare two arms on common seeds and prompts, before the correction for `tests` pairs."""
+    first_runs = {outcome.seed: outcome for outcome in outcomes if outcome.arm == first}
+    second_runs = {outcome.seed: outcome for outcome in outcomes if outcome.arm == second}
+    seeds = sorted(first_runs.keys() & second_runs.keys())
+    runs = [(first_runs[seed], second_runs[seed]) for seed in seeds]
+    by_seed = [_read_metric(a, metric) - _read_metric(b, metric) for a, b in runs]
+    by_prompt = _subtract_scores(runs) if metric == "accuracy" else []
     p_seeds = t_test(by_seed)
     p_prompts = sign_flips(by_prompt, SEED) if by_prompt else 0.0
     return ArmDifference(
-        one=one,
-        other=other,
+        one=first,
+        other=second,
         seeds=len(seeds),
         mean=mean_of(by_seed) or 0.0,
         over_seeds=t_interval(by_seed),
         over_prompts=difference(by_prompt, [0.0] * len(by_prompt), SEED) if by_prompt else None,
+        # Both tests must reject, so the larger p-value is the p-value of the pair.
         p=None if p_seeds is None else max(p_seeds, p_prompts),
         resolved=False,
         seeds_needed=repeats_needed(by_seed, tests),
@@ -262,87 +280,88 @@ def _pair(
     )
 
 
-def _by_prompt(scores: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> list[float]:
-    """The difference on each prompt that both arms answered, averaged over the seeds in which they did."""
+def _subtract_scores(runs: Sequence[tuple[Outcome, Outcome]]) -> list[float]:
+    """Return the difference on each prompt of both arms, averaged over the common seeds."""
     differences = group_pairs(
-        (key, mine[key] - theirs[key]) for mine, theirs in scores for key in mine if key in theirs
+        (prompt, score - second.scores[prompt])
+        for first, second in runs
+        for prompt, score in first.scores.items()
+        if prompt in second.scores
     )
-    return [sum(values) / len(values) for values in differences.values()]
+    return [sum(group) / len(group) for group in differences.values()]
 
 
-def _corrected(pairs: Sequence[ArmDifference]) -> list[ArmDifference]:
-    """The pairs with their p after Holm's correction; those of a single seed have none."""
+def _correct_pairs(pairs: Sequence[ArmDifference]) -> list[ArmDifference]:
+    """Return the pairs with p-values after Holm's correction, then those without a p-value."""
     tested = [pair for pair in pairs if pair.p is not None]
     adjusted = holm([pair.p for pair in tested if pair.p is not None])
-    done = [
+    corrected = [
         replace(pair, p=p, resolved=p < LEVEL) for pair, p in zip(tested, adjusted, strict=True)
     ]
-    untested = [pair for pair in pairs if pair.p is None]
-    return [*done, *untested]
+    return [*corrected, *(pair for pair in pairs if pair.p is None)]
 
 
-def _verdict(arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: str) -> list[str]:
-    """What may be said, the most important first: a sentence for the whole, then one for each pair."""
+def _build_verdict(
+    arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: str
+) -> list[str]:
+    """Return the verdict: a sentence about all arms, then one for each pair."""
     if not pairs:
         return ["nothing to compare: fewer than two arms finished a run"]
     tested = [pair for pair in pairs if pair.p is not None]
     if not tested:
-        whole = "single seed: how much seeds differ is unknown, so no difference is called resolved; write --seeds 3"
+        verdict = (
+            "single seed: how much seeds differ is unknown, "
+            "so no difference is called resolved; write --seeds 3"
+        )
     elif not any(pair.resolved for pair in tested):
-        whole = "no difference resolved"
+        verdict = "no difference resolved"
     else:
-        whole = _best(arms, tested, metric)
-    return [whole, *(sentence(pair) for pair in pairs)]
+        verdict = _describe_best(arms, tested, metric)
+    return [verdict, *(describe_pair(pair) for pair in pairs)]
 
 
-def _best(arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: str) -> str:
-    """Who leads, and whether it leads every other arm for certain."""
-    ordered = sorted(
-        (arm for arm in arms if arm.mean is not None),
-        key=lambda arm: arm.mean or 0.0,
-        reverse=metric == "accuracy",
-    )
-    first = ordered[0].arm
-    own = [pair for pair in pairs if first in (pair.one, pair.other)]
-    unsure = [pair.other if pair.one == first else pair.one for pair in own if not pair.resolved]
-    if not unsure:
-        return f"{first} is best, resolved against every other arm"
-    return f"{first} leads, but no difference is resolved between it and {', '.join(unsure)}"
+def _describe_best(arms: Sequence[ArmResult], pairs: Sequence[ArmDifference], metric: str) -> str:
+    """Name the best arm, and the arms from which its difference is not resolved."""
+    means = {arm.arm: arm.mean for arm in arms if arm.mean is not None}
+    best = (max if metric == "accuracy" else min)(means, key=lambda name: means[name])
+    unresolved = [
+        pair.other if pair.one == best else pair.one
+        for pair in pairs
+        if best in (pair.one, pair.other) and not pair.resolved
+    ]
+    if not unresolved:
+        return f"{best} is best, resolved against every other arm"
+    return f"{best} leads, but no difference is resolved between it and {', '.join(unresolved)}"
 
 
-def sentence(pair: ArmDifference) -> str:
-    """A pair in words, with the difference turned so that it is not negative."""
+def describe_pair(pair: ArmDifference) -> str:
+    """Describe a pair in words, with the difference turned so that it is not negative."""
     if pair.seeds == 0:
         return f"{pair.one} and {pair.other} finished no seed in common"
     better, worse, sign = (
         (pair.one, pair.other, 1) if pair.mean >= 0 else (pair.other, pair.one, -1)
     )
-    over = pair.over_seeds or pair.over_prompts
-    shown = f"{sign * pair.mean:+.3f}" + ("" if over is None else f" {_bounds(over, sign)}")
+    numbers = f"{sign * pair.mean:+.3f}"
+    interval = pair.over_seeds or pair.over_prompts
+    if interval is not None:
+        low, high = sorted((sign * interval.low, sign * interval.high))
+        numbers += f" [{low:+.3f}, {high:+.3f}]"
     if pair.over_seeds is None:
-        return f"{better} over {worse}: {shown} on a single seed (interval over prompts only)"
+        return f"{better} over {worse}: {numbers} on a single seed (interval over prompts only)"
+    numbers += f", p = {format_p(pair.p)}".replace("= <", "< ")
     if pair.resolved:
-        return f"{better} is better than {worse}: {shown}, {_p(pair.p)}"
-    return f"no difference resolved between {better} and {worse}: {shown}, {_p(pair.p)}{_describe_needed_repeats(pair)}"
+        return f"{better} is better than {worse}: {numbers}"
+    needs = _describe_needs(pair)
+    return f"no difference resolved between {better} and {worse}: {numbers}{needs}"
 
 
-def _bounds(interval: Interval, sign: int) -> str:
-    low, high = sorted((sign * interval.low, sign * interval.high))
-    return f"[{low:+.3f}, {high:+.3f}]"
-
-
-def _p(p: float | None) -> str:
-    """`p = 0.021`, `p < 0.001`."""
-    return f"p = {shown_p(p)}".replace("= <", "< ")
-
-
-def shown_p(p: float | None) -> str:
-    """Three digits of a p value; nothing for None."""
+def format_p(p: float | None) -> str:
+    """Format a p-value with three digits; nothing for None."""
     return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _describe_needed_repeats(pair: ArmDifference) -> str:
-    """What it would take to resolve a difference like the one seen."""
+def _describe_needs(pair: ArmDifference) -> str:
+    """Name the seeds and prompts that would resolve a difference of this size."""
     needed = []
     if pair.seeds_needed is not None and pair.seeds_needed > pair.seeds:
         needed.append(f"{pair.seeds_needed} seeds")
@@ -351,26 +370,29 @@ def _describe_needed_repeats(pair: ArmDifference) -> str:
     return f"; a difference like this needs about {' and '.join(needed)}" if needed else ""
 
 
-def _remarks(
+def _list_flaws(
     arms: Sequence[ArmResult],
     outcomes: Sequence[Outcome],
     failures: Sequence[FailedRun],
     budget: Mapping[str, float],
 ) -> list[str]:
-    """What makes the comparison less than it should be: unequal spending, runs that failed."""
+    """Return what makes the comparison unequal: arms that spent less, and runs that failed."""
     lines = []
     for unit, amount in budget.items():
         for arm in arms:
-            own = [outcome for outcome in outcomes if outcome.arm == arm.arm]
-            least = min(own, key=lambda outcome: outcome.spent.get(unit, 0.0), default=None)
-            share = 1.0 if least is None else least.spent.get(unit, 0.0) / amount
-            if least is not None and share < (COARSE if least.by_budget else SHORT):
-                why = (
-                    "another step would be too much; make its steps smaller, or the budget larger"
-                    if least.by_budget
-                    else "its train.steps or a monitor end it; raise them, or turn that off"
-                )
-                lines.append(f"unequal: {arm.arm} spent {share:.0%} of the {unit}, because {why}")
+            runs = [outcome for outcome in outcomes if outcome.arm == arm.arm]
+            if not runs:
+                continue
+            cheapest = min(runs, key=lambda run: run.spent.get(unit, 0.0))
+            share = cheapest.spent.get(unit, 0.0) / amount
+            if share >= (MIN_SPENT_BY_BUDGET if cheapest.by_budget else MIN_SPENT):
+                continue
+            reason = (
+                "another step would be too much; make its steps smaller, or the budget larger"
+                if cheapest.by_budget
+                else "its train.steps or a monitor end it; raise them, or turn that off"
+            )
+            lines.append(f"unequal: {arm.arm} spent {share:.0%} of the {unit}, because {reason}")
     if failures:
         total = len(failures) + len(outcomes)
         lines.append(f"{len(failures)} of {total} runs failed and count nowhere")

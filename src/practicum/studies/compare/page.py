@@ -1,35 +1,44 @@
-"""The page of a comparison: one self-contained HTML file with the verdict, the arms, the curves and every run."""
+"""The page of a comparison: one self-contained HTML file with verdict, arms, curves and runs."""
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
 from practicum.report import STYLE, document, safe
 from practicum.run_dir import write_text
-from practicum.studies.compare.tables import Table, arm_table, pair_table
+from practicum.studies.compare.tables import Table, build_arm_table, build_pair_table
 
 COLOURS = ("#2f6fde", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#a67c00", "#5c677d")
-"""Of the arms, in their order, and then from the beginning."""
+"""The colours of the arms, in their order; more arms begin again."""
 
 UNITS = {"flops": "FLOPs", "tokens": "tokens learned from", "seconds": "seconds", "steps": "steps"}
-"""What curves are drawn against, and its name."""
+"""The units of spending against which curves are plotted, with their names."""
 
 WIDTH, HEIGHT, LEFT, BELOW = 420, 240, 46, 34
-"""Of a chart of curves, with the room for its axes."""
+"""The size of a chart of curves, and the margins for its axes, in pixels."""
 
 ROW, NAMES, WIDE = 30, 170, 760
-"""Of a chart of intervals: the height of a row, the room for its name, and the whole width."""
+"""A chart of intervals in pixels: height of a row, width of its name, width of the chart."""
+
+Interval = Mapping[str, float]
+Row = tuple[str, str, float, Interval | None, Sequence[float]]
+"""A row of a chart of intervals: name, colour, mean, interval, and dots."""
 
 PAGE_STYLE = """
-.verdict { font-size: 1.25rem; margin: 1.2rem 0 .4rem; } .more { margin: 0 0 1.2rem; padding-left: 1.1rem; color: var(--soft); }
+.verdict { font-size: 1.25rem; margin: 1.2rem 0 .4rem; }
+.more { margin: 0 0 1.2rem; padding-left: 1.1rem; color: var(--soft); }
 .legend span { display: inline-block; margin-right: 1.1rem; } .legend p { margin: .2rem 0; }
 .legend i { display: inline-block; width: .7rem; height: .7rem;
-  border-radius: .2rem; margin-right: .35rem; } .one { fill: none; stroke-width: 1; opacity: .4; } .bar { stroke-width: 3; }
-.mean { fill: none; stroke-width: 2.5; } .grid { stroke: var(--line); stroke-dasharray: 2 4; } .name { fill: var(--ink); }
+  border-radius: .2rem; margin-right: .35rem; }
+.one { fill: none; stroke-width: 1; opacity: .4; } .bar { stroke-width: 3; }
+.mean { fill: none; stroke-width: 2.5; } .grid { stroke: var(--line); stroke-dasharray: 2 4; }
+.name { fill: var(--ink); }
 .charts { grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; } figure { margin: 0 0 1.2rem; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: 0 0 1.2rem; }
 figcaption { font-size: .9rem; }
 """
 
@@ -37,68 +46,60 @@ figcaption { font-size: .9rem; }
 def write_page(path: Path, content: Mapping[str, Any]) -> None:
     """Write the page from the content of compare.json."""
     names = [arm["arm"] for arm in content["arms"]]
-    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
-    design = content["design"]
-    first, *more = content["verdict"]
+    colours = dict(zip(names, cycle(COLOURS), strict=False))
+    seeds, budget = len(content["design"]["seeds"]), content["design"]["budget"]
+    about = f"{seeds} seed{'' if seeds == 1 else 's'}, budget: {budget}"
+    first, *others = content["verdict"]
     title = "Comparison of " + ", ".join(names)
-    about = f"{_count(len(design['seeds']), 'seed')}, budget: {design['budget']}"
     legend = "".join(
-        f'<span><i style="background:{colours[name]}"></i>{safe(name)}</span>' for name in names
+        f'<span><i style="background:{colour}"></i>{safe(name)}</span>'
+        for name, colour in colours.items()
     )
     body = (
-        f'<h1>{safe(title)}</h1><p class="about">{safe(about)}</p><p class="verdict">{safe(first)}</p>'
-        f'<ul class="more">{"".join(f"<li>{safe(line)}</li>" for line in more)}</ul>'
-        f"<h2>Arms</h2>{_methods(content, colours)}{_arms_chart(content, colours)}{_table(arm_table(content))}"
+        f'<h1>{safe(title)}</h1><p class="about">{safe(about)}</p>'
+        f'<p class="verdict">{safe(first)}</p>'
+        f'<ul class="more">{"".join(f"<li>{safe(line)}</li>" for line in others)}</ul>'
+        f"<h2>Arms</h2>{_render_methods(content, colours)}"
+        f"{_render_arm_chart(content, colours)}{_render_table(build_arm_table(content))}"
         f"<h2>Held-out accuracy against what was spent</h2>"
-        f'<p class="legend">{legend}</p><div class="charts">{_curves(content, colours)}</div>'
-        f"{_pairs(content)}<h2>Runs</h2>{_runs(content)}"
+        f'<p class="legend">{legend}</p>'
+        f'<div class="charts">{_render_curve_charts(content, colours)}</div>'
+        f"{_render_pairs(content)}<h2>Runs</h2>{_render_runs(content)}"
     )
     write_text(path, document(safe(title), STYLE + PAGE_STYLE, body))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _table(table: Table) -> str:
+def _render_table(table: Table) -> str:
+    """Render a table with text in its first column and numbers in the others."""
     columns, rows = table
-    head = "".join(
-        f"<th{'' if place == 0 else _NUMBER}>{safe(column)}</th>"
-        for place, column in enumerate(columns)
-    )
+    head = "".join(_render_cell("th", *cell) for cell in enumerate(columns))
     body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{'' if place == 0 else _NUMBER}>{safe(cell)}</td>"
-            for place, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
+        f"<tr>{''.join(_render_cell('td', *cell) for cell in enumerate(row))}</tr>" for row in rows
     )
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
-_NUMBER = ' class="number"'
+def _render_cell(tag: str, column: int, text: str) -> str:
+    style = ' class="number"' if column else ""
+    return f"<{tag}{style}>{safe(text)}</{tag}>"
 
 
-def _methods(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
-    """What each arm is, in the field's words."""
+def _render_methods(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
+    """Render the description of each arm's method."""
     rows = "".join(
-        f'<p><i style="background:{colours[arm["arm"]]}"></i><b>{safe(arm["arm"])}</b>: {safe(arm["method"])}</p>'
+        f'<p><i style="background:{colours[arm["arm"]]}"></i><b>{safe(arm["arm"])}</b>: '
+        f"{safe(arm['method'])}</p>"
         for arm in content["arms"]
     )
     return f'<div class="legend">{rows}</div>'
 
 
-def _arms_chart(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
-    """Each arm's mean with its interval over seeds, and a dot for every seed."""
+def _render_arm_chart(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
+    """Render each arm's mean with its interval over seeds, and a dot for every seed."""
     metric = content["metric"]
-    dots = {
-        arm["arm"]: [
-            outcome[metric] for outcome in content["outcomes"] if outcome["arm"] == arm["arm"]
-        ]
-        for arm in content["arms"]
-    }
+    dots: dict[str, list[float]] = {name: [] for name in colours}
+    for outcome in content["outcomes"]:
+        dots[outcome["arm"]].append(outcome[metric])
     rows = [
         (arm["arm"], colours[arm["arm"]], arm["mean"], arm["interval"], dots[arm["arm"]])
         for arm in content["arms"]
@@ -107,12 +108,11 @@ def _arms_chart(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
     caption = (
         f"{metric.replace('_', ' ')}: mean and 95 % interval over seeds (Student's t), a dot a seed"
     )
-    limits = (0.0, 1.0) if metric == "accuracy" else None
-    return _interval_chart(rows, caption, limits)
+    return _render_interval_chart(rows, caption, (0.0, 1.0) if metric == "accuracy" else None)
 
 
-def _pairs(content: Mapping[str, Any]) -> str:
-    """The differences, drawn and as numbers."""
+def _render_pairs(content: Mapping[str, Any]) -> str:
+    """Render the differences as a chart and as a table; nothing without pairs."""
     if not content["pairs"]:
         return ""
     rows = [
@@ -125,82 +125,77 @@ def _pairs(content: Mapping[str, Any]) -> str:
         )
         for pair in content["pairs"]
     ]
-    chart = _interval_chart(
-        rows, "differences with their 95 % interval over seeds; a resolved one is coloured", None
-    )
-    return f"<h2>Differences</h2>{chart}{_table(pair_table(content))}"
+    caption = "differences with their 95 % interval over seeds; a resolved one is coloured"
+    chart = _render_interval_chart(rows, caption, None)
+    return f"<h2>Differences</h2>{chart}{_render_table(build_pair_table(content))}"
 
 
-def _interval_chart(
-    rows: Sequence[tuple[str, str, float, Mapping[str, float] | None, Sequence[float]]],
-    caption: str,
-    limits: tuple[float, float] | None,
+def _render_interval_chart(
+    rows: Sequence[Row], caption: str, limits: tuple[float, float] | None
 ) -> str:
-    """One row for each (name, colour, mean, interval, dots); intervals are cut at the `limits` of the quantity."""
+    """Render one row for each mean; intervals are cut at the `limits` of the quantity.
+
+    Without limits the axis holds 0.
+    """
     if not rows:
         return ""
-    every = [
-        number
-        for _, _, mean, interval, dots in rows
-        for number in (mean, *dots, *((interval["low"], interval["high"]) if interval else ()))
-    ]
-    low, high = min(every), max(every)
+    numbers = [number for _, _, mean, _, dots in rows for number in (mean, *dots)]
+    bounds = [(row[3]["low"], row[3]["high"]) for row in rows if row[3]]
+    numbers += chain.from_iterable(bounds)
+    low, high = min(numbers), max(numbers)
     if limits is None:
         low, high = min(low, 0.0), max(high, 0.0)
     else:
         low, high = max(low, limits[0]), min(high, limits[1])
-    ticks = _ticks(low, high)
+    ticks = _choose_ticks(low, high)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     bottom = len(rows) * ROW + 8
 
-    def place(value: float) -> float:
-        inside = min(max(value, low), high)
-        return NAMES + (inside - low) / ((high - low) or 1.0) * (WIDE - NAMES - 20)
+    def place(number: float) -> str:
+        inside = min(max(number, low), high)
+        x = NAMES + (inside - low) / ((high - low) or 1.0) * (WIDE - NAMES - 20)
+        return f"{x:.1f}"
 
     grid = "".join(
-        f'<line class="grid" x1="{place(tick):.1f}" y1="0" x2="{place(tick):.1f}" y2="{bottom}"/>'
-        f'<text x="{place(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{tick:.3g}</text>'
+        f'<line class="grid" x1="{place(tick)}" y1="0" x2="{place(tick)}" y2="{bottom}"/>'
+        f'<text x="{place(tick)}" y="{bottom + 16}" text-anchor="middle">{tick:.3g}</text>'
         for tick in ticks
     )
-    drawn = "".join(_interval_row(number, row, place) for number, row in enumerate(rows))
+    bars = "".join(_render_interval_row(index, row, place) for index, row in enumerate(rows))
+    label = html.escape(caption)
     return (
-        f'<figure><svg viewBox="0 0 {WIDE} {bottom + 22}" role="img" aria-label="{html.escape(caption)}">{grid}{drawn}</svg>'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        f'<figure><svg viewBox="0 0 {WIDE} {bottom + 22}" role="img" aria-label="{label}">'
+        f"{grid}{bars}</svg><figcaption>{label}</figcaption></figure>"
     )
 
 
-def _interval_row(
-    number: int,
-    row: tuple[str, str, float, Mapping[str, float] | None, Sequence[float]],
-    place: Any,
-) -> str:
+def _render_interval_row(index: int, row: Row, place: Callable[[float], str]) -> str:
+    """Render a row of a chart of intervals; `place` gives the x of a number."""
     name, colour, mean, interval, dots = row
-    middle = number * ROW + ROW / 2
-    text = f"{name}: {mean:.3f}" + (
-        f" [{interval['low']:.3f}, {interval['high']:.3f}]" if interval else ""
-    )
-    bar = (
-        ""
-        if interval is None
-        else f'<line class="bar" stroke="{colour}" stroke-linecap="round" x1="{place(interval["low"]):.1f}" '
-        f'x2="{place(interval["high"]):.1f}" y1="{middle}" y2="{middle}"/>'
-    )
+    y = index * ROW + ROW / 2
+    text, bar = f"{name}: {mean:.3f}", ""
+    if interval:
+        low, high = interval["low"], interval["high"]
+        text += f" [{low:.3f}, {high:.3f}]"
+        bar = (
+            f'<line class="bar" stroke="{colour}" stroke-linecap="round" x1="{place(low)}" '
+            f'x2="{place(high)}" y1="{y}" y2="{y}"/>'
+        )
     seeds = "".join(
-        f'<circle cx="{place(dot):.1f}" cy="{middle + 8}" r="3" fill="{colour}" opacity=".55"><title>{dot:.3f}</title></circle>'
+        f'<circle cx="{place(dot)}" cy="{y + 8}" r="3" fill="{colour}" opacity=".55">'
+        f"<title>{dot:.3f}</title></circle>"
         for dot in dots
     )
+    label = name if len(name) <= 26 else name[:25] + "…"
     return (
-        f'<g><title>{safe(text)}</title><text class="name" x="{NAMES - 10}" y="{middle + 4}" text-anchor="end">'
-        f'{safe(_short(name))}</text>{bar}{seeds}<circle cx="{place(mean):.1f}" cy="{middle}" r="5" fill="{colour}"/></g>'
+        f'<g><title>{safe(text)}</title><text class="name" x="{NAMES - 10}" y="{y + 4}" '
+        f'text-anchor="end">{safe(label)}</text>{bar}{seeds}'
+        f'<circle cx="{place(mean)}" cy="{y}" r="5" fill="{colour}"/></g>'
     )
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 26 else name[:25] + "…"
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers that span a range."""
+def _choose_ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers that span a range."""
     span = (high - low) or 1.0
     step = 10.0 ** math.floor(math.log10(span / 4))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 5)
@@ -208,102 +203,104 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
 
 
-def _curves(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
-    """One chart for each unit that runs were charged in."""
-    there = {unit for outcome in content["outcomes"] for unit in outcome["spent"]}
-    return "".join(_curve_chart(content, colours, unit) for unit in UNITS if unit in there)
+def _render_curve_charts(content: Mapping[str, Any], colours: Mapping[str, str]) -> str:
+    """Render one chart for each unit of spending in the runs."""
+    units = {unit for outcome in content["outcomes"] for unit in outcome["spent"]}
+    return "".join(_render_curve_chart(content, colours, unit) for unit in UNITS if unit in units)
 
 
-def _curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], unit: str) -> str:
-    """A thin line a run and a thick one for the mean over an arm's seeds."""
-    lines = [
+def _render_curve_chart(content: Mapping[str, Any], colours: Mapping[str, str], unit: str) -> str:
+    """Render a thin curve for each run, and a thick one for the mean over an arm's seeds."""
+    curves = [
         (
             outcome["arm"],
             [(point["spent"].get(unit, 0.0), point["accuracy"]) for point in outcome["curve"]],
         )
         for outcome in content["outcomes"]
     ]
-    everything = [point for _, points in lines for point in points]
-    if not everything:
+    points = [point for _, curve in curves for point in curve]
+    if not points:
         return ""
-    xticks = _ticks(0.0, max(x for x, _ in everything))
-    yticks = _ticks(min(y for _, y in everything), max(y for _, y in everything))
-    right, low, high = max(x for x, _ in everything), yticks[0], yticks[-1]
+    right = max(x for x, _ in points)
+    xticks = _choose_ticks(0.0, right)
+    yticks = _choose_ticks(min(y for _, y in points), max(y for _, y in points))
+    low, high = yticks[0], yticks[-1]
 
-    def place(x: float, y: float) -> str:
+    def place(x: float, y: float) -> tuple[str, str]:
         across = LEFT + x / (right or 1.0) * (WIDTH - LEFT - 24)
         down = 10 + (high - y) / ((high - low) or 1.0) * (HEIGHT - BELOW - 10)
-        return f"{across:.1f},{down:.1f}"
+        return f"{across:.1f}", f"{down:.1f}"
 
-    def line(points: Sequence[tuple[float, float]], colour: str, style: str, title: str) -> str:
-        path = " ".join(place(*point) for point in points)
-        return f'<polyline class="{style}" stroke="{colour}" points="{path}"><title>{safe(title)}</title></polyline>'
+    def render_line(curve: Sequence[tuple[float, float]], style: str, name: str) -> str:
+        path = " ".join(",".join(place(*point)) for point in curve)
+        return (
+            f'<polyline class="{style}" stroke="{colours[name]}" points="{path}">'
+            f"<title>{safe(name)}</title></polyline>"
+        )
 
-    thin = "".join(line(points, colours[arm], "one", arm) for arm, points in lines)
-    thick = "".join(
-        line(mean_curve([points for arm, points in lines if arm == name]), colour, "mean", name)
-        for name, colour in colours.items()
-    )
+    thin = "".join(render_line(curve, "one", arm) for arm, curve in curves)
+    means = {name: mean_curve([curve for arm, curve in curves if arm == name]) for name in colours}
+    thick = "".join(render_line(curve, "mean", name) for name, curve in means.items())
+    axes = _render_axes(xticks, yticks, right, place)
     return (
-        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="held-out accuracy against {UNITS[unit]}">'
-        f"{_axes(xticks, yticks, right, place)}{thin}{thick}</svg><figcaption>{UNITS[unit]}</figcaption></figure>"
+        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="held-out accuracy against {UNITS[unit]}">'
+        f"{axes}{thin}{thick}</svg><figcaption>{UNITS[unit]}</figcaption></figure>"
     )
 
 
-def _axes(xticks: Sequence[float], yticks: Sequence[float], right: float, place: Any) -> str:
-    """Faint lines with their numbers."""
+def _render_axes(
+    xticks: Sequence[float],
+    yticks: Sequence[float],
+    right: float,
+    place: Callable[[float, float], tuple[str, str]],
+) -> str:
+    """Render faint lines at the ticks of y, and the numbers of both axes."""
     parts = []
     for tick in yticks:
-        (x1, y), x2 = place(0.0, tick).split(","), place(right, tick).split(",")[0]
+        (x1, y), (x2, _) = place(0.0, tick), place(right, tick)
         parts.append(f'<line class="grid" x1="{x1}" y1="{y}" x2="{x2}" y2="{y}"/>')
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick:.3g}</text>'
-        )
+        below = f"{float(y) + 4:.1f}"
+        parts.append(f'<text x="{LEFT - 8}" y="{below}" text-anchor="end">{tick:.3g}</text>')
     for tick in xticks:
         if tick <= right:
-            x = place(tick, yticks[0]).split(",")[0]
-            parts.append(
-                f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{_amount(tick)}</text>'
-            )
+            x, label = place(tick, yticks[0])[0], _format_tick(tick)
+            parts.append(f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{label}</text>')
     return "".join(parts)
 
 
-def _amount(value: float) -> str:
-    """`0`, `250`, `20k`, `1.5M`, `2e+12`."""
-    for size, letter in ((1e9, ""), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return (
-                f"{value:.2g}"
-                if not letter
-                else f"{value / (1e3 if letter == 'k' else size):g}{letter}"
-            )
-    return f"{value:g}"
+def _format_tick(number: float) -> str:
+    """Format the number of a tick: `0`, `250`, `20k`, `1.5M`, `2e+12`."""
+    size = abs(number)
+    if size >= 1e9:
+        return f"{number:.2g}"
+    if size >= 1e6:
+        return f"{number / 1e6:g}M"
+    return f"{number / 1e3:g}k" if size >= 1e4 else f"{number:g}"
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean over runs of their first, second ... point, as far as all have one."""
+    """Return the mean over runs of their first, second ... point, as far as all runs have one."""
     return [
         (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
         for points in zip(*curves, strict=False)
     ]
 
 
-def _runs(content: Mapping[str, Any]) -> str:
-    """Every run with its report, and the reasons of those that failed."""
-    rows = "".join(
-        f"<tr><td>{safe(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{_accuracy(outcome)}</td>"
-        f'<td><a href="{html.escape(outcome["folder"])}/report.html">report</a></td></tr>'
-        for outcome in content["outcomes"]
-    )
-    rows += "".join(
-        f"<tr><td>{safe(failure['arm'])}</td><td>{failure['seed']}</td>"
-        f'<td class="wrong" colspan="2">{safe(failure["reason"])}</td></tr>'
-        for failure in content["failures"]
-    )
+def _render_runs(content: Mapping[str, Any]) -> str:
+    """Render every run with a link to its report, and the reasons of failed runs."""
+    rows = ""
+    for outcome in content["outcomes"]:
+        metric = outcome["accuracy"] if outcome["accuracy"] is not None else outcome["reverse_kl"]
+        report = f"{html.escape(outcome['folder'])}/report.html"
+        rows += (
+            f"<tr><td>{safe(outcome['arm'])}</td><td>{outcome['seed']}</td><td>{metric:.3f}</td>"
+            f'<td><a href="{report}">report</a></td></tr>'
+        )
+    for failure in content["failures"]:
+        rows += (
+            f"<tr><td>{safe(failure['arm'])}</td><td>{failure['seed']}</td>"
+            f'<td class="wrong" colspan="2">{safe(failure["reason"])}</td></tr>'
+        )
     head = f"<tr><th>arm</th><th>seed</th><th>{safe(content['metric'])}</th><th></th></tr>"
     return f'<div class="scroll"><table>{head}{rows}</table></div>'
-
-
-def _accuracy(outcome: Mapping[str, Any]) -> str:
-    value = outcome["accuracy"] if outcome["accuracy"] is not None else outcome["reverse_kl"]
-    return f"{value:.3f}"

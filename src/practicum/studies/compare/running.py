@@ -1,11 +1,11 @@
-"""Runs every arm with every seed, a few at a time, each as an ordinary run in a process of its own.
+"""The runs of a comparison: every arm with every seed, a few at a time, each in its own process.
 
     DIR/ARM/seed-0.json    the recipe
     DIR/ARM/seed-0/        the run folder
-    DIR/ARM/seed-0.log     what it printed
+    DIR/ARM/seed-0.log     its output
 
-A run that is finished is not run again, one that was stopped goes on from its newest checkpoint, and one that fails leaves
-the others alone.
+A finished run is not repeated, a stopped one resumes from its newest checkpoint, and a failure does
+not affect the other runs.
 """
 
 import ctypes
@@ -32,21 +32,24 @@ from practicum.runs.console import Console
 from practicum.studies.compare.arms import Design
 from practicum.text import make_printable
 
-PAUSE = 0.2
-"""Seconds between two looks at the runs."""
+POLL_SECONDS = 0.2
 
-SPARE = 1.2
-"""A run begins where so many times the largest run's memory is free."""
+FREE_MEMORY_FACTOR = 1.2
+"""A run starts if the free memory is at least this factor times the largest run's memory."""
 
 DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of Linux: what a process is told when its parent dies."""
+"""PR_SET_PDEATHSIG of Linux: the signal that a process gets when its parent dies."""
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunJob:
-    """One run of the comparison, of a recipe or a pipeline as resolved data; data has no hash, so a job is itself alone."""
+    """One run of a comparison; `data` is the resolved recipe or pipeline, `home` the comparison's
+    folder.
+
+    `data` has no hash, so jobs compare by identity.
+    """
 
     arm: str
     seed: int
@@ -55,27 +58,27 @@ class RunJob:
 
     @property
     def folder(self) -> Path:
-        """Its run folder."""
+        """The run folder."""
         return self.home / self.arm / f"seed-{self.seed}"
 
     @property
     def file(self) -> Path:
-        """Its recipe."""
+        """The recipe of the run."""
         return self.folder.with_suffix(".json")
 
     @property
     def log(self) -> Path:
-        """What it printed."""
+        """The output of the run."""
         return self.folder.with_suffix(".log")
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True if the run wrote its summary and its report, which comes last."""
         return (self.folder / "report.html").is_file() and (self.folder / "summary.json").is_file()
 
     @property
     def steps_done(self) -> int:
-        """Steps that are written down."""
+        """The number of steps in the journals, over all stages of a pipeline."""
         journals = [*self.folder.glob("metrics.jsonl"), *self.folder.glob("stages/*/metrics.jsonl")]
         return sum(path.read_bytes().count(b"\n") for path in journals)
 
@@ -83,82 +86,90 @@ class RunJob:
         return f"{self.arm}, seed {self.seed}"
 
 
-def plan_jobs(found: Design, home: Path, resume: bool) -> list[RunJob]:
-    """Every run, seed by seed so that an early look compares all arms; RecipeError where the folder does not fit."""
+def plan_jobs(design: Design, folder: Path, resume: bool) -> list[RunJob]:
+    """Return every run, seed by seed; RecipeError if the folder does not fit the design.
+
+    A folder fits if it is new, or with `resume` if it holds a comparison of the same recipes.
+    """
+    # Seed by seed, so that an early look at the folder compares all arms.
     jobs = [
-        RunJob(arm.name, seed, resolved(found.recipes[arm.name][seed]), home)
-        for seed in found.seeds
-        for arm in found.arms
+        RunJob(arm.name, seed, resolved(design.recipes[arm.name][seed]), folder)
+        for seed in design.seeds
+        for arm in design.arms
     ]
-    begun = sorted(home.glob("*/seed-*.json")) if home.is_dir() else []
-    if begun and not resume:
+    has_runs = any(folder.glob("*/seed-*.json"))
+    if has_runs and not resume:
         raise RecipeError(
-            f"{home} already holds a comparison; write --resume to go on with it, or --out another folder"
+            f"{folder} already holds a comparison; "
+            "write --resume to go on with it, or --out another folder"
         )
-    if resume and not begun:
+    if resume and not has_runs:
         raise RecipeError(
-            f"{home} holds no comparison to go on with; leave --resume out to start it"
+            f"{folder} holds no comparison to go on with; leave --resume out to start it"
         )
     for job in jobs:
-        if job.file.is_file():
-            differences = changed_fields(read_json(job.file, shapes.RESOLVED), job.data)
-            if differences:
-                raise RecipeError(
-                    [
-                        f"{near(job.file)}: arm {job.arm!r} changed; undo this, or name a new arm or --out:",
-                        *differences,
-                    ]
-                )
+        if not job.file.is_file():
+            continue
+        differences = changed_fields(read_json(job.file, shapes.RESOLVED), job.data)
+        if differences:
+            raise RecipeError(
+                [
+                    f"{near(job.file)}: arm {job.arm!r} changed; "
+                    "undo this, or name a new arm or --out:",
+                    *differences,
+                ]
+            )
     return jobs
 
 
 def run_all(
     jobs: Sequence[RunJob], at_once: int, console: Console, stop: Stop
 ) -> dict[RunJob, str]:
-    """Run what is not finished, at most `at_once` at a time; the reason, in one line, of each run that failed.
+    """Run what is not finished, at most `at_once` at a time; returns the failed runs with their
+    reasons.
 
-    Raises Interrupted after every process has saved its state.
+    Raises Interrupted after a signal, once every process has saved its state.
     """
     pool = _JobPool([job for job in jobs if not job.finished])
-    skipped = len(jobs) - len(pool.waiting)
-    if skipped:
-        console.event(f"{skipped} of {len(jobs)} runs are finished already")
-    console.begin(len(jobs), skipped + 1)
+    num_skipped = len(jobs) - len(pool.waiting)
+    if num_skipped:
+        console.event(f"{num_skipped} of {len(jobs)} runs are finished already")
+    console.begin(len(jobs), num_skipped + 1)
     try:
         while pool.waiting or pool.running:
             number = stop()
             if number is not None:
                 pool.stop()
-                left = sum(not job.finished for job in jobs)
-                name = signal.Signals(number).name
+                num_open = sum(not job.finished for job in jobs)
                 raise Interrupted(
                     number,
-                    f"stopped by {name} with {left} of {len(jobs)} runs to do; go on with --resume",
+                    f"stopped by {signal.Signals(number).name} with {num_open} of {len(jobs)} runs "
+                    "to do; go on with --resume",
                 )
-            pool.begin(at_once)
-            time.sleep(PAUSE)
-            for job, reason in pool.ended():
-                place = len(jobs) - len(pool.waiting) - len(pool.running)
-                console.event(f"{job}: {reason or _reached(job)}")
-                console.step(place, {}, None)
+            pool.start_waiting(at_once)
+            time.sleep(POLL_SECONDS)
+            for job, reason in pool.collect_ended():
+                console.event(f"{job}: {reason or _describe_result(job)}")
+                console.step(len(jobs) - len(pool.waiting) - len(pool.running), {}, None)
                 fault("compare.run_ended")
     finally:
+        # After an error no run may go on unseen; the newest checkpoints stay for --resume.
         pool.kill()
     return pool.failed
 
 
-def _reached(job: RunJob) -> str:
-    """The result of a finished run in a few words."""
+def _describe_result(job: RunJob) -> str:
+    """Return the steps and the accuracy of a finished run, in a few words."""
     summary = read_json(job.folder / "summary.json", shapes.ENDED)
     after = (summary["stages"][-1] if "stages" in summary else summary)["after"]
-    accuracy = None if after is None else after["accuracy"]
-    return f"{job.steps_done} steps" + (
-        "" if accuracy is None else f", accuracy {accuracy['mean']:.3f}"
-    )
+    text = f"{job.steps_done} steps"
+    if after is not None and after["accuracy"] is not None:
+        text += f", accuracy {after['accuracy']['mean']:.3f}"
+    return text
 
 
 class _JobPool:
-    """Runs that wait, runs that go on, and why runs failed."""
+    """Waiting runs, running processes, and the reasons of failed runs."""
 
     def __init__(self, waiting: list[RunJob]) -> None:
         self.waiting = waiting
@@ -167,129 +178,112 @@ class _JobPool:
         self._peak = 0
         self._measured = False
 
-    def begin(self, at_once: int) -> None:
-        """Begin what there is room for: the first alone, until a step has shown how much memory a run needs."""
+    def start_waiting(self, at_once: int) -> None:
+        """Start runs while memory allows, at most `at_once` at a time."""
         while self.waiting and len(self.running) < at_once and (not self.running or self._fits()):
             job = self.waiting.pop(0)
-            self.running[job] = start(job)
+            self.running[job] = start_run(job)
 
-    def ended(self) -> Iterator[tuple[RunJob, str | None]]:
-        """The runs that ended since the last look, with the reason of each that failed."""
+    def collect_ended(self) -> Iterator[tuple[RunJob, str | None]]:
+        """Yield the runs that ended since the last call, with the reason if a run failed."""
         for job, process in list(self.running.items()):
-            self._measure(process.pid)
+            self._peak = max(self._peak, _measure_memory(process.pid))
             code = process.poll()
+            # A process at its start is small: its memory says something from its first step on.
             self._measured = self._measured or code is not None or job.steps_done > 0
             if code is None:
                 continue
             del self.running[job]
-            reason = None if code == 0 and job.finished else _reason(job, code)
+            reason = None if code == 0 and job.finished else _find_reason(job, code)
             if reason is not None:
                 self.failed[job] = reason
             yield job, reason
 
     def stop(self) -> None:
-        """Ask every run to save and end, and wait until it has."""
+        """Ask every run to save and end, and wait for it."""
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
             process.wait()
 
     def kill(self) -> None:
-        """Let nothing go on behind our back; the newest checkpoints stay."""
+        """Kill every process that still runs."""
         for process in self.running.values():
             process.kill()
             process.wait()
         self.running = {}
 
     def _fits(self) -> bool:
-        """Whether another run fits, when those that go on have grown to the largest that was seen."""
-        sizes = [_resident(process.pid) for process in self.running.values()]
+        """Return True if another run fits in memory."""
+        # The first run goes alone until a step has shown how much memory a run takes. Later ones
+        # may still grow to the largest that was seen, so what they lack to it counts as taken.
+        sizes = [_measure_memory(process.pid) for process in self.running.values()]
         growth = sum(max(self._peak - size, 0) for size in sizes)
-        return self._measured and free_memory() - growth >= SPARE * self._peak
-
-    def _measure(self, pid: int) -> None:
-        self._peak = max(self._peak, _resident(pid))
+        return self._measured and measure_free_memory() - growth >= FREE_MEMORY_FACTOR * self._peak
 
 
-def free_memory() -> int:
-    """Bytes that can still be had: of the machine, or of the container where that has less."""
+def measure_free_memory() -> int:
+    """Return the free bytes of the machine, or of the container if it has less."""
     free = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):  # "max" where there is no limit, no file outside of Linux
+    with suppress(OSError, ValueError):  # no file outside of Linux, "max" without a limit
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return free
 
 
-def _resident(pid: int) -> int:
+def _measure_memory(pid: int) -> int:
+    """Return the resident bytes of a process; 0 if it ended."""
     try:
         return psutil.Process(pid).memory_info().rss
     except psutil.Error:
         return 0
 
 
-def start(job: RunJob) -> subprocess.Popen[bytes]:
-    """Begin a run or go on with it. A terminal's Ctrl-C does not reach it, and it stops when this process dies."""
+def start_run(job: RunJob) -> subprocess.Popen[bytes]:
+    """Start or resume a run in its own process, which ends when this process dies."""
     job.file.parent.mkdir(parents=True, exist_ok=True)
     write_json(job.file, dict(job.data))
-    resume = (
-        ["--resume"]
-        if any((job.folder / name).is_file() for name in ("recipe.json", "pipeline.json"))
-        else []
-    )
-    # -P: a file of the current folder must not stand in for a package.
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "practicum",
-        "run",
-        str(job.file),
-        "--out",
-        str(job.file.parent),
-        "--json",
-        *resume,
-    ]
+    words = [sys.executable, "-P", "-m", "practicum", "run", str(job.file)]
+    words += ["--out", str(job.file.parent), "--json"]
+    if any((job.folder / name).is_file() for name in ("recipe.json", "pipeline.json")):
+        words.append("--resume")
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    # -P: a file of the current folder must not stand in for a package. A session of its own: Ctrl-C
+    # of the terminal reaches this process alone, which then stops the runs in order.
     with job.log.open("wb") as log:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env={**os.environ, **threads},
             start_new_session=True,
-            preexec_fn=None if _LIBC is None else _die_with_parent,
+            preexec_fn=None if _LIBC is None else _end_with_parent,
         )
 
 
-def _die_with_parent() -> None:
+def _end_with_parent() -> None:
+    """Ask the kernel to terminate this process when its parent dies, even if that is killed."""
     assert _LIBC is not None
     _LIBC.prctl(DEATH_SIGNAL, signal.SIGTERM)
 
 
-def _environment() -> Mapping[str, str]:
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return {**os.environ, **threads}
-
-
-def _reason(job: RunJob, code: int) -> str:
-    """Why a run failed, in one line: its own error, or the signal that ended it."""
+def _find_reason(job: RunJob, code: int) -> str:
+    """Return why a run failed, in one line: its own error, or the signal that ended it."""
     if code < 0:
-        hint = (
-            "; there may have been no memory for it, so write --jobs 1"
-            if code == -signal.SIGKILL
-            else ""
-        )
-        return f"failed: killed by {signal.Signals(-code).name}{hint}"
+        text = f"failed: killed by {signal.Signals(-code).name}"
+        # The kernel's out-of-memory killer sends SIGKILL and leaves no message.
+        if code == -signal.SIGKILL:
+            text += "; there may have been no memory for it, so write --jobs 1"
+        return text
     lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [place for place, line in enumerate(lines) if line.startswith("error: ")]
+    errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
     if errors:
-        return (
-            f"failed: {make_printable(' '.join(line.strip() for line in lines[errors[-1] :]))[7:]}"
-        )
-    last = next(
-        (line for line in reversed(lines) if line.strip() and not _is_json(line)), "no reason given"
-    )
-    return f"failed: exit code {code}: {make_printable(last.strip())}"
+        error = " ".join(line.strip() for line in lines[errors[-1] :])
+        return f"failed: {make_printable(error).removeprefix('error: ')}"
+    texts = [line.strip() for line in lines if line.strip() and not _is_json(line)]
+    last = texts[-1] if texts else "no reason given"
+    return f"failed: exit code {code}: {make_printable(last)}"
 
 
 def _is_json(line: str) -> bool:

@@ -4,36 +4,36 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from practicum.studies.compare.outcomes import shown_p
+from practicum.studies.compare.outcomes import format_p
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Columns and rows."""
 
 
-def arm_table(content: Mapping[str, Any]) -> Table:
-    """One row an arm: how many runs, how good, how far from the teacher, and what it cost."""
+def build_arm_table(content: Mapping[str, Any]) -> Table:
+    """Return one row an arm, from compare.json: runs, metric, divergence, spending."""
     units = list(dict.fromkeys(unit for arm in content["arms"] for unit in arm["spent"]))
+    has_accuracy = content["metric"] == "accuracy"
+    limits = (0.0, 1.0) if has_accuracy else None
+    divergence = ["reverse KL"] if has_accuracy else []
     metric = content["metric"].replace("_", " ")
-    columns = [
-        "arm",
-        "runs",
-        metric,
-        "95 % over seeds",
-        *(["reverse KL"] if metric == "accuracy" else []),
-        *units,
-    ]
+    columns = ["arm", "runs", metric, "95 % over seeds", *divergence, *units]
     rows = []
     for arm in content["arms"]:
         runs = f"{arm['finished']} of {arm['finished'] + arm['failed']}"
-        divergence = [_number(arm["reverse_kl"])] if metric == "accuracy" else []
-        costs = [_amount(arm["spent"].get(unit)) for unit in units]
-        interval = bounds(arm["interval"], within=(0.0, 1.0) if metric == "accuracy" else None)
-        rows.append([arm["arm"], runs, _number(arm["mean"]), interval, *divergence, *costs])
+        row = [
+            arm["arm"],
+            runs,
+            _format_metric(arm["mean"]),
+            format_bounds(arm["interval"], limits),
+        ]
+        row += [_format_metric(arm["reverse_kl"])] if has_accuracy else []
+        rows.append([*row, *(_format_amount(arm["spent"].get(unit)) for unit in units)])
     return columns, rows
 
 
-def pair_table(content: Mapping[str, Any]) -> Table:
-    """One row a pair: the difference, its interval over seeds and over prompts, and whether it is resolved."""
+def build_pair_table(content: Mapping[str, Any]) -> Table:
+    """Return one row a pair: difference, intervals, p-value, and if it is resolved."""
     columns = [
         "pair",
         "difference",
@@ -47,44 +47,46 @@ def pair_table(content: Mapping[str, Any]) -> Table:
         [
             f"{pair['one']} - {pair['other']}",
             f"{pair['mean']:+.3f}",
-            bounds(pair["over_seeds"]),
-            bounds(pair["over_prompts"]),
-            shown_p(pair["p"]),
+            format_bounds(pair["over_seeds"]),
+            format_bounds(pair["over_prompts"]),
+            format_p(pair["p"]),
             "yes" if pair["resolved"] else "no",
-            _needs(pair),
+            _describe_needs(pair),
         ]
         for pair in content["pairs"]
     ]
     return columns, rows
 
 
-def bounds(interval: Mapping[str, float] | None, within: tuple[float, float] | None = None) -> str:
-    """The two ends of an interval, cut where the quantity itself ends; nothing for None."""
+def format_bounds(
+    interval: Mapping[str, float] | None, limits: tuple[float, float] | None = None
+) -> str:
+    """Format both ends of an interval, cut at the limits of the quantity; nothing for None."""
     if interval is None:
         return ""
-    low, high = within or (-math.inf, math.inf)
+    low, high = limits or (-math.inf, math.inf)
     return f"[{max(interval['low'], low):.3f}, {min(interval['high'], high):.3f}]"
 
 
-def _needs(pair: Mapping[str, Any]) -> str:
-    """Seeds and prompts that a difference like the one seen would need."""
+def _describe_needs(pair: Mapping[str, Any]) -> str:
+    """Name the seeds and prompts that a difference of this size would need.
+
+    Nothing if it is resolved.
+    """
     if pair["resolved"]:
         return ""
-    wanted = (
-        (pair["seeds_needed"], pair["seeds"], "seeds"),
-        (pair["prompts_needed"], pair["prompts"], "prompts"),
-    )
+    needs = [(pair[f"{unit}_needed"], pair[unit], unit) for unit in ("seeds", "prompts")]
     return ", ".join(
-        f"{needed} {what}"
-        for needed, there, what in wanted
-        if needed is not None and needed > there
+        f"{needed} {unit}"
+        for needed, present, unit in needs
+        if needed is not None and needed > present
     )
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _format_metric(number: float | None) -> str:
+    return "" if number is None else f"{number:.3f}"
 
 
-def _amount(value: float | None) -> str:
-    """A cost in three digits: `40`, `12300`, `1.23e+09`."""
-    return "" if value is None else f"{value:.0f}" if 10 <= value < 1e6 else f"{value:.3g}"
+def _format_amount(amount: float | None) -> str:
+    """Format a cost with three digits: `40`, `12300`, `1.23e+09`."""
+    return "" if amount is None else f"{amount:.0f}" if 10 <= amount < 1e6 else f"{amount:.3g}"

@@ -1,23 +1,7 @@
-"""Before a run: a few student rollouts, the checks on them, and a verdict with its numbers and what to change."""
+"""The doctor: checks on a few student rollouts before a run, and a verdict with fixes."""
 
-from practicum.studies.doctor.checks import CHECKS, Check
-from practicum.studies.doctor.diagnosis import Diagnosis, doctor, run_checks
-from practicum.studies.doctor.evidence import Evidence, collect_evidence
-from practicum.studies.doctor.findings import CheckOutcome, changed
-from practicum.studies.doctor.verdict import GO, RULES, CheckResult, Verdict
+from practicum.studies.doctor.checks import CHECKS
+from practicum.studies.doctor.diagnosis import Diagnosis, doctor
+from practicum.studies.doctor.verdict import GO, RULES, CheckResult
 
-__all__ = [
-    "CHECKS",
-    "GO",
-    "RULES",
-    "Check",
-    "CheckOutcome",
-    "CheckResult",
-    "Diagnosis",
-    "Evidence",
-    "Verdict",
-    "changed",
-    "collect_evidence",
-    "doctor",
-    "run_checks",
-]
+__all__ = ["CHECKS", "GO", "RULES", "CheckResult", "Diagnosis", "doctor"]

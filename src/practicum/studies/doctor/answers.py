@@ -1,4 +1,4 @@
-"""Has the teacher something to teach: better answers, a signal that prefers right ones, prompts of the right difficulty."""
+"""The checks of the task: teacher's gap, signal's preference, prompts' difficulty."""
 
 import math
 
@@ -11,152 +11,172 @@ from practicum.statistics import (
     wilson,
 )
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome, format_interval, override_terms, skipped
+from practicum.studies.doctor.findings import (
+    CheckOutcome,
+    Status,
+    format_interval,
+    override_terms,
+    skip_check,
+)
 
-SAME_ACCURACY, SAME_DISTRIBUTION = 0.03, 1e-3
-FEWEST_OF_EACH = 5
-BAND = 0.3
-MOST_ROLLOUTS = 100_000
+SAME_ACCURACY = 0.03
+"""An accuracy gap whose whole interval is within this distance of 0 counts as none."""
+
+SAME_DISTRIBUTION = 1e-3
+"""Student and teacher count as equal if their KL is surely below this many nats a token."""
+
+MIN_OF_EACH = 5
+MIN_SOLVED_SOMETIMES = 0.3
+MAX_ROLLOUTS = 100_000
 
 
-def gap(evidence: Evidence) -> CheckOutcome:
-    """P10: how much more often the teacher is right on the same prompts."""
-    distance = evidence.mean(lambda trace: trace.divergence)
-    if distance is not None and max(abs(distance.low), abs(distance.high)) < SAME_DISTRIBUTION:
-        text = f"the teacher says what the student says already: {format_interval(distance)} nats a token apart"
+def check_gap(evidence: Evidence) -> CheckOutcome:
+    """P10: Compare how often teacher and student are right on the same prompts."""
+    divergence = evidence.estimate_mean(lambda row: row.divergence)
+    if (
+        divergence is not None
+        and max(abs(divergence.low), abs(divergence.high)) < SAME_DISTRIBUTION
+    ):
+        text = (
+            "the teacher says what the student says already: "
+            f"{format_interval(divergence)} nats a token apart"
+        )
         return CheckOutcome("fail", text, Interval(0.0, 0.0, 0.0), "of answers")
-    mine = evidence.scores(evidence.rollouts)
-    if evidence.answers is None or not mine:
-        return skipped(_why_no_gap(evidence, bool(mine)))
-    theirs = evidence.scores(evidence.answers)
-    student = [sum(mine[prompt]) / len(mine[prompt]) for prompt in mine]
-    teacher = [sum(theirs[prompt]) / len(theirs[prompt]) for prompt in mine]
-    value = accuracy_gap(teacher, student, evidence.seed)
-    new = sum(
-        not any(r >= 1 for r in mine[p]) and any(r >= 1 for r in theirs[p]) for p in mine
-    ) / len(mine)
-    one, other = sum(teacher) / len(teacher), sum(student) / len(student)
+    student_rewards = evidence.group_rewards(evidence.rollouts)
+    if not student_rewards:
+        return skip_check("the task has no verifier, so nobody's answers can be counted")
+    if evidence.answers is None:
+        return skip_check(evidence.scoring_error or "the teacher writes no answers of its own")
+    teacher_rewards = evidence.group_rewards(evidence.answers)
+    pairs = [(teacher_rewards[prompt], student_rewards[prompt]) for prompt in student_rewards]
+    teacher = [sum(rewards) / len(rewards) for rewards, _ in pairs]
+    student = [sum(rewards) / len(rewards) for _, rewards in pairs]
+    gap = estimate_accuracy_gap(teacher, student, evidence.seed)
+    teacher_accuracy, student_accuracy = sum(teacher) / len(pairs), sum(student) / len(pairs)
+    only_teacher = sum(max(learner) < 1 <= max(expert) for expert, learner in pairs)
     details = {
-        "accuracy of the teacher": one,
-        "of the student": other,
-        "prompts that only the teacher solves": new,
+        "accuracy of the teacher": teacher_accuracy,
+        "of the student": student_accuracy,
+        "prompts that only the teacher solves": only_teacher / len(pairs),
     }
-    answers = f"the teacher is right in {one:.0%} of its answers, the student in {other:.0%}"
-    if value.low > 0:
-        return CheckOutcome("pass", answers, value, "of answers", details=details)
-    if value.high < 0:
-        return CheckOutcome(
-            "fail", f"{answers}: the student would unlearn", value, "of answers", details=details
-        )
-    if value.low >= -SAME_ACCURACY and value.high <= SAME_ACCURACY:
-        return CheckOutcome(
-            "fail", f"{answers}: no gap, so nothing to gain", value, "of answers", details=details
-        )
-    text = f"{answers}: {len(evidence.rollouts)} answers of each cannot tell them apart"
-    return CheckOutcome(
-        "inconclusive", text, value, "of answers", needs=_needed(one, other), details=details
+    text = (
+        f"the teacher is right in {teacher_accuracy:.0%} of its answers, "
+        f"the student in {student_accuracy:.0%}"
     )
+    status: Status = "fail"
+    needs = None
+    if gap.low > 0:
+        status = "pass"
+    elif gap.high < 0:
+        text += ": the student would unlearn"
+    elif gap.low >= -SAME_ACCURACY and gap.high <= SAME_ACCURACY:
+        text += ": no gap, so nothing to gain"
+    else:
+        status, needs = "inconclusive", _estimate_answers_needed(teacher_accuracy, student_accuracy)
+        text += f": {len(evidence.rollouts)} answers of each cannot tell them apart"
+    return CheckOutcome(status, text, gap, "of answers", needs=needs, details=details)
 
 
-def accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:
-    """The paired gap; where all prompts agree, as wide as the chance that another one would not (Wilson, none of n)."""
-    found = difference(teacher, student, seed)
-    if found.low < found.high:
-        return found
-    room = wilson(0.0, len(teacher)).high
-    return Interval(found.mean, max(found.mean - room, -1.0), min(found.mean + room, 1.0))
+def estimate_accuracy_gap(teacher: list[float], student: list[float], seed: int) -> Interval:
+    """Return the paired difference of accuracy, from the mean rewards of each prompt."""
+    gap = difference(teacher, student, seed)
+    if gap.low < gap.high:
+        return gap
+    # All prompts agree and the bootstrap has no width: take Wilson's bound for an event that was
+    # not seen on any prompt as the chance that the next prompt would differ.
+    margin = wilson(0.0, len(teacher)).high
+    return Interval(gap.mean, max(gap.mean - margin, -1.0), min(gap.mean + margin, 1.0))
 
 
-def informativeness(evidence: Evidence) -> CheckOutcome:
-    """P11: does the teacher's signal prefer the student's right answers to its wrong ones?"""
-    if evidence.silent:
-        return skipped(evidence.silent)
-    known = [
-        trace
-        for trace in evidence.traces
-        if trace.advantage is not None
-        and trace.rollout.reward is not None
-        and len(trace.rollout.tokens)
+def check_informativeness(evidence: Evidence) -> CheckOutcome:
+    """P11: Test if the teacher's signal prefers the student's right answers to its wrong ones."""
+    if evidence.no_signal_reason:
+        return skip_check(evidence.no_signal_reason)
+    rows = [
+        row
+        for row in evidence.measurements
+        if row.advantage is not None and row.rollout.reward is not None and len(row.rollout.tokens)
     ]
-    if not known:
-        return skipped("the task has no verifier, so no answer is known to be right")
-    signals = [trace.advantage.mean().item() for trace in known if trace.advantage is not None]
-    levels = [trace.judged.mean().item() for trace in known if trace.judged is not None]
-    right = [(trace.rollout.reward or 0.0) >= 1.0 for trace in known]
-    good, bad = sum(right), len(right) - sum(right)
-    if min(good, bad) < FEWEST_OF_EACH:
-        text = f"{good} right and {bad} wrong answers; {FEWEST_OF_EACH} of each are needed to compare what the teacher says of them"
-        return CheckOutcome("inconclusive", text, needs=_estimate_rollouts_needed(good, bad))
-    narrow = auroc(signals, right)
-    wide = clustered_auroc(
-        signals, right, [trace.rollout.prompt.id for trace in known], evidence.seed
+    if not rows:
+        return skip_check("the task has no verifier, so no answer is known to be right")
+    advantages = [row.advantage.mean().item() for row in rows if row.advantage is not None]
+    levels = [
+        row.teacher_event_logprobs.mean().item()
+        for row in rows
+        if row.teacher_event_logprobs is not None
+    ]
+    is_right = [(row.rollout.reward or 0.0) >= 1.0 for row in rows]
+    right, wrong = sum(is_right), len(is_right) - sum(is_right)
+    if min(right, wrong) < MIN_OF_EACH:
+        text = (
+            f"{right} right and {wrong} wrong answers; {MIN_OF_EACH} of each are needed "
+            "to compare what the teacher says of them"
+        )
+        return CheckOutcome("inconclusive", text, needs=_estimate_rollouts_needed(right, wrong))
+    # Hanley and McNeil's interval takes rollouts as independent, the bootstrap over prompts is
+    # unsure with few prompts: the wider bound of the two holds on either side.
+    hanley = auroc(advantages, is_right)
+    clustered = clustered_auroc(
+        advantages, is_right, [row.rollout.prompt.id for row in rows], evidence.seed
     )
-    assert narrow is not None and wide is not None, "both kinds are there"
-    value = Interval(narrow.mean, min(narrow.low, wide.low), max(narrow.high, wide.high))
-    mean = {
-        kind: sum(v for v, hit in zip(levels, right, strict=True) if hit is kind)
+    assert hanley is not None and clustered is not None, "both kinds are there"
+    area = Interval(hanley.mean, min(hanley.low, clustered.low), max(hanley.high, clustered.high))
+    sums = {
+        kind: sum(level for level, hit in zip(levels, is_right, strict=True) if hit is kind)
         for kind in (True, False)
     }
-    details = {"mean log T of right answers minus wrong": mean[True] / good - mean[False] / bad}
-    if value.high < 0.5:
-        text = "the teacher's signal prefers the student's wrong answers"
-        return CheckOutcome("fail", text, value, "AUROC", details=details)
-    if value.low > 0.5:
-        return CheckOutcome(
-            "pass", "the teacher's signal prefers right answers", value, "AUROC", details=details
-        )
-    spread = (value.high - value.low) / 2
-    needs = min(
-        math.ceil(len(known) * (spread / max(abs(value.mean - 0.5), 1e-9)) ** 2), MOST_ROLLOUTS
-    )
-    text = "whether the teacher's signal prefers right answers cannot be told from so few"
-    return CheckOutcome(
-        "inconclusive", text, value, "AUROC", needs=max(needs, len(known) + 1), details=details
-    )
+    details = {"mean log T of right answers minus wrong": sums[True] / right - sums[False] / wrong}
+    status: Status = "inconclusive"
+    needs = None
+    if area.high < 0.5:
+        status, text = "fail", "the teacher's signal prefers the student's wrong answers"
+    elif area.low > 0.5:
+        status, text = "pass", "the teacher's signal prefers right answers"
+    else:
+        text = "whether the teacher's signal prefers right answers cannot be told from so few"
+        # An interval's width falls with the square root of the number of answers.
+        ratio = (area.high - area.low) / 2 / max(abs(area.mean - 0.5), 1e-9)
+        needs = max(min(math.ceil(len(rows) * ratio**2), MAX_ROLLOUTS), len(rows) + 1)
+    return CheckOutcome(status, text, area, "AUROC", needs=needs, details=details)
 
 
-def pass_rates(evidence: Evidence) -> CheckOutcome:
-    """P12: prompts that the student sometimes solves, from which most is learned."""
-    rewards = list(evidence.scores(evidence.rollouts).values())
+def check_pass_rates(evidence: Evidence) -> CheckOutcome:
+    """P12: Count the prompts that the student solves sometimes; they teach most."""
+    rewards = list(evidence.group_rewards(evidence.rollouts).values())
     if not rewards:
-        return skipped("the task has no verifier")
+        return skip_check("the task has no verifier")
     if evidence.samples < 2:
-        return skipped("one answer a prompt tells no pass rate; use --samples 4")
-    within = sum(0.0 < sum(own) / len(own) < 1.0 for own in rewards)
-    solved = sum(min(own) >= 1.0 for own in rewards)
-    value = wilson(float(within), len(rewards))
-    never = len(rewards) - within - solved
-    text = f"of {len(rewards)} prompts the student solves {solved} always, {never} never, {within} sometimes"
-    if value.mean >= BAND:
-        return CheckOutcome("pass", text, value, "of prompts")
-    if not within:
-        return CheckOutcome("fail", f"{text}: choose other prompts", value, "of prompts")
-    several = () if evidence.recipe.rollout.n > 1 else ("rollout.n=4",)
-    return CheckOutcome(
-        "warn",
-        text,
-        value,
-        "of prompts",
-        (*override_terms(evidence.recipe, "samples=pass_rate"), *several),
+        return skip_check("one answer a prompt tells no pass rate; use --samples 4")
+    sometimes = sum(0.0 < sum(group) / len(group) < 1.0 for group in rewards)
+    always = sum(min(group) >= 1.0 for group in rewards)
+    share = wilson(float(sometimes), len(rewards))
+    text = (
+        f"of {len(rewards)} prompts the student solves {always} always, "
+        f"{len(rewards) - sometimes - always} never, {sometimes} sometimes"
     )
+    if share.mean >= MIN_SOLVED_SOMETIMES:
+        return CheckOutcome("pass", text, share, "of prompts")
+    if not sometimes:
+        return CheckOutcome("fail", f"{text}: choose other prompts", share, "of prompts")
+    fix = override_terms(evidence.recipe, "samples=pass_rate")
+    if evidence.recipe.rollout.n == 1:
+        fix += ("rollout.n=4",)
+    return CheckOutcome("warn", text, share, "of prompts", fix)
 
 
-def _why_no_gap(evidence: Evidence, has_rewards: bool) -> str:
-    if not has_rewards:
-        return "the task has no verifier, so nobody's answers can be counted"
-    return evidence.trouble or "the teacher writes no answers of its own"
+def _estimate_answers_needed(teacher: float, student: float) -> int:
+    """Return the answers of each model that would show this gap, or 0.03 without one."""
+    needed = rollouts_needed(teacher, student)
+    if needed is None:
+        accuracy = min(max(teacher, 0.05), 0.95)
+        needed = rollouts_needed(accuracy + SAME_ACCURACY, accuracy) or MAX_ROLLOUTS
+    return min(needed, MAX_ROLLOUTS)
 
 
-def _needed(one: float, other: float) -> int:
-    """Answers of each model that would show this gap, or, where there is none, one of three hundredths."""
-    found = rollouts_needed(one, other)
-    if found is None:
-        middle = min(max(one, 0.05), 0.95)
-        found = rollouts_needed(middle + SAME_ACCURACY, middle) or MOST_ROLLOUTS
-    return min(found, MOST_ROLLOUTS)
+def _estimate_rollouts_needed(right: int, wrong: int) -> int | None:
+    """Return the rollouts that would give enough right and wrong answers at this rate.
 
-
-def _estimate_rollouts_needed(good: int, bad: int) -> int | None:
-    """Rollouts that would hold enough right and wrong answers at this rate; None where one kind never came."""
-    least = min(good, bad)
-    return math.ceil((good + bad) * FEWEST_OF_EACH / least) if least else None
+    None if one kind is missing.
+    """
+    fewer = min(right, wrong)
+    return math.ceil((right + wrong) * MIN_OF_EACH / fewer) if fewer else None

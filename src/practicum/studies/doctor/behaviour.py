@@ -1,4 +1,4 @@
-"""What the student's answers look like before anything is learned: loops, length, variety, and how long they are."""
+"""The checks of the student's completions before training: loops, length, variety, and horizon."""
 
 import torch
 
@@ -17,140 +17,160 @@ from practicum.statistics import (
     window_means,
 )
 from practicum.studies.doctor.evidence import Evidence
-from practicum.studies.doctor.findings import CheckOutcome, Status, skipped
+from practicum.studies.doctor.findings import CheckOutcome, Status, skip_check
 from practicum.types import Rollout
 
-LOOPING = 0.05
-SHORTEST_LOOP = 16
-CUT_OFF, AT_ONCE = 0.9, 0.5
-LONG = 256.0
-WINDOW, WINDOWS, TRAP_SHARE = 64, 4, 0.7
+MAX_LOOPING = 0.05
+MIN_LOOP_TOKENS = 16
+MAX_CUT_OFF, MAX_ENDED_AT_ONCE = 0.9, 0.5
+LONG_TOKENS = 256.0
+WINDOW_TOKENS, WINDOWS, TRAP_SHARE = 64, 4, 0.7
+"""The tokens, number and quantile of the windows of a low-KL trap (arXiv 2606.09471)."""
 
 
-def loops(evidence: Evidence) -> CheckOutcome:
-    """P8: answers that end in a loop, by compression or by a repeated n-gram, and stretches of agreement too low to teach."""
-    share = evidence.share(looping)
+def check_loops(evidence: Evidence) -> CheckOutcome:
+    """P8: Count answers that end in a loop, by compression or a repeated n-gram, and low-KL
+    traps."""
+    share = evidence.estimate_share(is_looping)
     if share is None:
-        return skipped("there is no answer")
-    details = {"share of answers in a low-KL trap": _trapped_share(evidence)}
+        return skip_check("there is no answer")
+    details = {"share of answers in a low-KL trap": _measure_trapped_share(evidence)}
     if share.mean == 0.0:
         return CheckOutcome("pass", "no answer loops", share, "of answers", details=details)
-    status = "warn" if share.mean < LOOPING else "fail"
-    text = f"{share.mean:.0%} of the answers loop; the teacher finds a loop likely, so it would be learned"
+    status = "warn" if share.mean < MAX_LOOPING else "fail"
+    text = (
+        f"{share.mean:.0%} of the answers loop; "
+        "the teacher finds a loop likely, so it would be learned"
+    )
     return CheckOutcome(status, text, share, "of answers", ("rollout.top_p=0.9",), details=details)
 
 
-def length(evidence: Evidence) -> CheckOutcome:
-    """P9: how many answers are cut off by the limit, and how long they are."""
-    cut = evidence.share(lambda rollout: rollout.stop_reason == "length")
-    if cut is None:
-        return skipped("there is no answer")
+def check_length(evidence: Evidence) -> CheckOutcome:
+    """P9: Count answers that the token limit cuts off and answers that end at once."""
+    cut_off = evidence.estimate_share(lambda rollout: rollout.stop_reason == "length")
+    if cut_off is None:
+        return skip_check("there is no answer")
     lengths = torch.tensor([float(len(rollout.tokens)) for rollout in evidence.rollouts])
     median, late = quantiles(lengths, (0.5, 0.95))
     limit = evidence.plan.sampling.max_new_tokens
+    empty = sum(not rollout.text.strip() for rollout in evidence.rollouts)
     details = {
         "median length": median,
         "95 % quantile": late,
         "limit": float(limit),
-        "empty": sum(not rollout.text.strip() for rollout in evidence.rollouts)
-        / len(evidence.rollouts),
+        "empty": empty / len(lengths),
     }
+    status: Status = "pass"
     text = (
-        f"{cut.mean:.0%} of the answers are cut off at {limit} tokens (median length {median:.0f})"
+        f"{cut_off.mean:.0%} of the answers are cut off at {limit} tokens "
+        f"(median length {median:.0f})"
     )
-    at_once = sum(len(rollout.tokens) <= 1 for rollout in evidence.rollouts) / len(
-        evidence.rollouts
-    )
-    status: Status = "fail" if at_once >= AT_ONCE or cut.mean > CUT_OFF else "pass"
     fix: tuple[str, ...] = ()
-    if at_once >= AT_ONCE:
-        text = f"{at_once:.0%} of the answers end with their first token"
-    elif status == "fail":
+    at_once = int((lengths <= 1).sum()) / len(lengths)
+    if at_once >= MAX_ENDED_AT_ONCE:
+        status, text = "fail", f"{at_once:.0%} of the answers end with their first token"
+    elif cut_off.mean > MAX_CUT_OFF:
+        status, fix = "fail", (f"rollout.max_new_tokens={2 * limit}",)
         text += ": hardly any has an end"
-        fix = (f"rollout.max_new_tokens={2 * limit}",)
-    return CheckOutcome(status, text, cut, "cut off", fix, details=details)
+    return CheckOutcome(status, text, cut_off, "cut off", fix, details=details)
 
 
-def variety(evidence: Evidence) -> CheckOutcome:
-    """P15: the start of what later can only fall: entropy, different answers to one prompt, confidence that is earned."""
-    entropy = evidence.mean(lambda trace: trace.student_entropy)
+def check_variety(evidence: Evidence) -> CheckOutcome:
+    """P15: Record what training usually lowers: entropy, different answers to a prompt,
+    calibration, pass@k."""
+    entropy = evidence.estimate_mean(lambda row: row.student_entropy)
     if entropy is None:
-        return skipped("no answer has a token")
-    several = list(
+        return skip_check("no answer has a token")
+    groups = list(
         group_pairs((rollout.prompt.id, rollout) for rollout in evidence.rollouts).values()
     )
-    texts = [[rollout.text.strip() for rollout in group] for group in several]
+    texts = [[rollout.text.strip() for rollout in group] for group in groups]
+    tokens = [[rollout.tokens.tolist() for rollout in group] for group in groups]
     details: dict[str, float | None] = {
-        "distinct 2-grams": mean_of(
-            [distinct_ngrams([r.tokens.tolist() for r in group], 2) for group in several]
-        ),
+        "distinct 2-grams": mean_of([distinct_ngrams(group, 2) for group in tokens]),
         "different answers": mean_of([unique_share(group) for group in texts]),
-        **_calibration(evidence, several, texts),
+        **_measure_calibration(evidence, groups, texts),
     }
-    rewards = evidence.scores(evidence.rollouts)
+    rewards = evidence.group_rewards(evidence.rollouts).values()
+    counts = [(len(group), sum(reward >= 1.0 for reward in group)) for group in rewards]
     for k in (1, evidence.samples):
-        details[f"pass@{k}"] = mean_of(
-            [pass_at_k(len(own), sum(r >= 1.0 for r in own), k) for own in rewards.values()]
-        )
+        details[f"pass@{k}"] = mean_of([pass_at_k(n, right, k) for n, right in counts])
     text = "recorded as the baseline that a run is compared with"
     return CheckOutcome("pass", text, entropy, "nats of entropy a token", details=details)
 
 
-def horizon(evidence: Evidence) -> CheckOutcome:
-    """P16: are answers long enough for mistakes to pile up, which is what learning on one's own answers mends?"""
-    value = evidence.mean_of_rollouts(lambda trace: float(len(trace.rollout.tokens)))
-    if value is None:
-        return skipped("there is no answer")
-    details = {"weights of the teacher over the student's": capacity_ratio(evidence)}
-    if value.mean >= LONG:
+def check_horizon(evidence: Evidence) -> CheckOutcome:
+    """P16: Test if answers are long enough for errors to add up, which on-policy training
+    corrects."""
+    tokens = evidence.estimate_rollout_mean(lambda row: float(len(row.rollout.tokens)))
+    if tokens is None:
+        return skip_check("there is no answer")
+    details = {"weights of the teacher over the student's": compute_capacity_ratio(evidence)}
+    if tokens.mean >= LONG_TOKENS:
         text = "answers are long, where learning on one's own answers pays"
-        return CheckOutcome("pass", text, value, "tokens", details=details)
-    short = f"answers of {value.mean:.0f} tokens are short"
-    text = f"{short}, where supervised learning on given answers often does as well"
-    return CheckOutcome("warn", text, value, "tokens", details=details)
+        return CheckOutcome("pass", text, tokens, "tokens", details=details)
+    text = (
+        f"answers of {tokens.mean:.0f} tokens are short, "
+        "where supervised learning on given answers often does as well"
+    )
+    return CheckOutcome("warn", text, tokens, "tokens", details=details)
 
 
-def capacity_ratio(evidence: Evidence) -> float | None:
-    """Weights of the largest model behind the teacher over the student's; None where the student teaches itself."""
-    shapes = [scorer.shape.parameters for scorer in evidence.scorers if scorer.shape is not None]
-    student = evidence.built.learner.shape
-    return max(shapes) / student.parameters if shapes and student is not None else None
+def compute_capacity_ratio(evidence: Evidence) -> float | None:
+    """Return the weights of the largest model behind the teacher over the student's.
+
+    None for a self-teacher.
+    """
+    sizes = [scorer.shape.parameters for scorer in evidence.scorers if scorer.shape is not None]
+    student = evidence.components.learner.shape
+    return max(sizes) / student.parameters if sizes and student is not None else None
 
 
-def looping(rollout: Rollout) -> bool:
-    """Whether an answer is degenerate (arXiv 2604.08527), or half of it or more repeats one n-gram of up to 8 tokens."""
+def is_looping(rollout: Rollout) -> bool:
+    """Return True if a completion is degenerate (arXiv 2604.08527), or at least half of it repeats
+    one n-gram.
+
+    The n-gram has up to 8 tokens, and the repetition at least 16.
+    """
     tokens = rollout.tokens.tolist()
-    return is_degenerate(rollout.text) or longest_run(tokens) >= max(SHORTEST_LOOP, len(tokens) / 2)
+    return is_degenerate(rollout.text) or longest_run(tokens) >= max(
+        MIN_LOOP_TOKENS, len(tokens) / 2
+    )
 
 
-def _trapped_share(evidence: Evidence) -> float | None:
-    """KAT's low-KL traps (arXiv 2606.09471): its threshold is a quantile of the answers' own least windows."""
-    long = [
-        t.divergence
-        for t in evidence.traces
-        if t.divergence is not None and len(t.divergence) >= WINDOW * WINDOWS
+def _measure_trapped_share(evidence: Evidence) -> float | None:
+    """Return the share of long completions in a low-KL trap (KAT, arXiv 2606.09471).
+
+    None if none is long.
+    """
+    divergences = [
+        row.divergence
+        for row in evidence.measurements
+        if row.divergence is not None and len(row.divergence) >= WINDOW_TOKENS * WINDOWS
     ]
-    if not long:
+    if not divergences:
         return None
-    least = torch.stack([window_means(divergence, WINDOW).min() for divergence in long])
-    below = quantiles(least, (TRAP_SHARE,))[0]
-    return sum(
-        has_low_divergence_run(divergence, below, WINDOW, WINDOWS) for divergence in long
-    ) / len(long)
+    # KAT's threshold is relative: a quantile of the smallest window of each completion.
+    smallest = torch.stack([window_means(values, WINDOW_TOKENS).min() for values in divergences])
+    threshold = quantiles(smallest, (TRAP_SHARE,))[0]
+    trapped = [
+        has_low_divergence_run(values, threshold, WINDOW_TOKENS, WINDOWS) for values in divergences
+    ]
+    return sum(trapped) / len(trapped)
 
 
-def _calibration(
+def _measure_calibration(
     evidence: Evidence, groups: list[list[Rollout]], texts: list[list[str]]
 ) -> dict[str, float | None]:
-    """How far the share of the commonest answer is from how often it is right, and by how much it is more."""
+    """Return calibration error and over-confidence of the most frequent answers' shares."""
     if evidence.samples < 2 or any(rollout.reward is None for rollout in evidence.rollouts):
         return {}
     pairs = [
-        majority_agreement(said, [(rollout.reward or 0.0) >= 1.0 for rollout in group])
-        for said, group in zip(texts, groups, strict=True)
+        majority_agreement(answers, [(rollout.reward or 0.0) >= 1.0 for rollout in group])
+        for answers, group in zip(texts, groups, strict=True)
     ]
-    sure, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    confidences, correct = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return {
-        "calibration error": calibration_error(sure, right),
-        "over-confidence": (sum(sure) - sum(right)) / len(pairs),
+        "calibration error": calibration_error(confidences, correct),
+        "over-confidence": (sum(confidences) - sum(correct)) / len(pairs),
     }

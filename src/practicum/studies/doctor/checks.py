@@ -1,4 +1,7 @@
-"""The table of checks: a new one is a function from evidence to a finding, and one line here."""
+"""The table of checks.
+
+A new check is a function from the evidence to an outcome, and one entry here.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +12,11 @@ from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import CheckOutcome
 
 Role = Literal["setup", "teacher", "start", "change", "note"]
-"""What a check decides.
+"""The part of a check in the verdict.
 
-setup: its failure is BROKEN-SETUP. teacher: NO-GO, NO-GAP or INCONCLUSIVE. start: COLD-START-FIRST. change: with a fix,
-GO-WITH-CHANGES. note: nothing; it is there to be read. The first three ask for a change too where they only warn.
+setup: a failure is BROKEN-SETUP. teacher: NO-GO, NO-GAP or INCONCLUSIVE. start: a failure is
+COLD-START-FIRST. change: a warning or failure with a fix is GO-WITH-CHANGES. note: no influence,
+for information only. A warning of the first three with a fix is GO-WITH-CHANGES too.
 """
 
 PROPOSED = "proposed here"
@@ -20,9 +24,10 @@ PROPOSED = "proposed here"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: what it looks at, where it passes, warns and fails, and whose evidence that rests on.
+    """One check: its function, its limits for pass, warn and fail, and the evidence behind them.
 
-    `anchor` is a published figure with its arXiv number; `limits_from` says who drew the limits.
+    `anchor` is a published figure with its arXiv number; `limits_from` names the source of the
+    limits.
     """
 
     id: str
@@ -39,7 +44,7 @@ CHECKS = (
         "P1",
         "tokenizer",
         "setup",
-        setup.vocabulary,
+        setup.check_vocabulary,
         "the same tokens under the same ids / - / different",
         "losses on token probabilities need one vocabulary",
         "by definition",
@@ -48,25 +53,27 @@ CHECKS = (
         "P2",
         "stop event",
         "setup",
-        setup.stop_event,
-        "log-probability of any stop token at least -3 nats from the student's / other ids, but both stop / the student's stop "
-        "token, or all of them, below 1e-4",
-        "a base student under an instruct teacher: stop token at 1.4e-11, truncation to 1.0; as one event -1.2 nats, truncation "
-        "to 0.10 (public audit of Qwen3 pairs)",
+        setup.check_stop_event,
+        "log-probability of any stop token at least -3 nats from the student's / other ids, but "
+        "both stop / the student's stop token, or all of them, below 1e-4",
+        "a base student under an instruct teacher: stop token at 1.4e-11, truncation to 1.0; as "
+        "one event -1.2 nats, truncation to 0.10 (public audit of Qwen3 pairs)",
     ),
     Check(
         "P3",
         "template",
         "change",
-        setup.template,
-        "one template, excess of KL on special tokens below 5 % / another template, or 5 to 20 % / above 20 %",
-        "masking special tokens moved an average from 36.4 to 40.7 (2603.25562); a template moved all benchmarks (2604.13016)",
+        setup.check_template,
+        "one template, excess of KL on special tokens below 5 % / another template, or 5 to 20 % "
+        "/ above 20 %",
+        "masking special tokens moved an average from 36.4 to 40.7 (2603.25562); a template moved "
+        "all benchmarks (2604.13016)",
     ),
     Check(
         "P4",
         "engine parity",
         "setup",
-        setup.parity,
+        setup.check_parity,
         "factor up to 1.02 / 1.05 / more",
         "NeMo-RL suspects a bug above 1.05",
         "NeMo-RL's documentation for 1.05; 1.02 proposed here",
@@ -75,18 +82,20 @@ CHECKS = (
         "P5",
         "overlap",
         "start",
-        signal.overlap,
-        "share of the 16 likeliest at least 0.70, with mass 0.95 / 0.50, or less mass / less than 0.50",
-        "a run that worked went from 0.72 to 0.91, with mass 0.97 to 0.99 in weak runs too (2604.13016); in one replication the "
-        "overlap fell while the score rose",
+        signal.check_overlap,
+        "share of the 16 likeliest at least 0.70, with mass 0.95 / 0.50, or less mass / less than "
+        "0.50",
+        "a run that worked went from 0.72 to 0.91, with mass 0.97 to 0.99 in weak runs too "
+        "(2604.13016); in one replication the overlap fell while the score rose",
         "0.72 is the only published start; the limits are proposed here",
     ),
     Check(
         "P6",
         "distance",
         "start",
-        signal.distance,
-        "reverse KL up to 0.5 nats a token, at most 1 % of tokens with log T below -10 / up to 2 nats / more",
+        signal.check_distance,
+        "reverse KL up to 0.5 nats a token, at most 1 % of tokens with log T below -10 / up to 2 "
+        "nats / more",
         "a bound on a token's loss touched 0.3 % of tokens (public audit of Qwen3 pairs)",
         "proposed here, after a few toy runs (see the log)",
     ),
@@ -94,7 +103,7 @@ CHECKS = (
         "P7",
         "depth",
         "change",
-        signal.depth,
+        signal.check_depth,
         "agreement at the end at least 0.8 of that at the beginning / 0.5 / less",
         "the teacher's advantage fell from +0.37 at 1K tokens to +0.02 at 16K (2604.13016)",
     ),
@@ -102,15 +111,16 @@ CHECKS = (
         "P8",
         "loops",
         "change",
-        behaviour.loops,
+        behaviour.check_loops,
         "none / below 5 % / 5 % or more of the answers",
-        "0 in healthy runs, 0.3 to 0.6 after collapse (2604.08527); the trap rate, above 60 % in 2606.09471, is only recorded",
+        "0 in healthy runs, 0.3 to 0.6 after collapse (2604.08527); the trap rate, above 60 % in "
+        "2606.09471, is only recorded",
     ),
     Check(
         "P9",
         "length",
         "change",
-        behaviour.length,
+        behaviour.check_length,
         "up to 0.9 cut off, fewer than half end at once / - / else",
         "healthy runs cut off 0.23 to 0.5 of their answers, collapsed ones 0.9 to 1.0 (2604.08527)",
         "2604.08527 for the 0.9; the half is proposed here",
@@ -119,23 +129,26 @@ CHECKS = (
         "P10",
         "capability gap",
         "teacher",
-        answers.gap,
-        "the interval is above 0 / contains 0: inconclusive / is below 0, or within 0.03 of it, or KL below 0.001 nats",
-        "teachers that differ in size only gave back 5 to 16 % of the gap, those with more training 17 to 59 % (2604.13016)",
+        answers.check_gap,
+        "the interval is above 0 / contains 0: inconclusive / is below 0, or within 0.03 of it, "
+        "or KL below 0.001 nats",
+        "teachers that differ in size only gave back 5 to 16 % of the gap, those with more "
+        "training 17 to 59 % (2604.13016)",
     ),
     Check(
         "P11",
         "informativeness",
         "teacher",
-        answers.informativeness,
+        answers.check_informativeness,
         "the interval of the AUROC is above 0.5 / contains 0.5: inconclusive / is below 0.5",
-        "0.73 for a teacher that failed and 0.75 for one that did not (2604.13016), so a good one proves little",
+        "0.73 for a teacher that failed and 0.75 for one that did not (2604.13016), so a good one "
+        "proves little",
     ),
     Check(
         "P12",
         "pass rates",
         "change",
-        answers.pass_rates,
+        answers.check_pass_rates,
         "30 % of the prompts or more are solved sometimes / fewer / none",
         "weighting by p(1 - p) gave up to +8.2 (2603.11178)",
     ),
@@ -143,7 +156,7 @@ CHECKS = (
         "P13",
         "noise",
         "change",
-        signal.noise,
+        signal.check_noise,
         "sampled tokens a step times KL / 2 at least 100 / less / -",
         "for small gaps the signal to noise of one sampled token is KL / 2, by expansion",
     ),
@@ -151,15 +164,16 @@ CHECKS = (
         "P14",
         "coherence",
         "note",
-        signal.coherence,
+        signal.check_coherence,
         "at least half of a random teacher's / less / -",
-        "a failing teacher had larger advantages and smaller gradients; that they cancel is a hypothesis (2604.13016)",
+        "a failing teacher had larger advantages and smaller gradients; that they cancel is a "
+        "hypothesis (2604.13016)",
     ),
     Check(
         "P15",
         "variety",
         "note",
-        behaviour.variety,
+        behaviour.check_variety,
         "recorded",
         "distillation can raise pass@1 and lower pass@32 (2604.10688)",
         "no limit",
@@ -168,7 +182,7 @@ CHECKS = (
         "P16",
         "horizon",
         "note",
-        behaviour.horizon,
+        behaviour.check_horizon,
         "256 tokens or more / less / -",
         "short outputs barely benefit over supervised learning (2604.00626)",
     ),
@@ -176,7 +190,7 @@ CHECKS = (
         "P17",
         "memory",
         "change",
-        plan.memory,
+        plan.check_memory,
         "up to 70 % / 95 % / more of the machine",
         "counted on paper, phase by phase: see docs/plan.md",
     ),
@@ -184,7 +198,7 @@ CHECKS = (
         "P18",
         "data",
         "change",
-        data.hygiene,
+        data.check_data,
         "no row / up to 5 % / more",
         "held-out questions that are trained on measure nothing",
     ),
@@ -192,10 +206,11 @@ CHECKS = (
         "P19",
         "settings",
         "change",
-        plan.settings,
-        "temperature 0.7 to 1.3, and one step changes a layer's output by less than its size / else / -",
-        "the loss is at temperature 1; steps of Adam must shrink with a layer's width (2203.03466); the toy run at 0.005, "
-        "where this is above 1, got worse (see the log)",
+        plan.check_settings,
+        "temperature 0.7 to 1.3, and one step changes a layer's output by less than its size / "
+        "else / -",
+        "the loss is at temperature 1; steps of Adam must shrink with a layer's width "
+        "(2203.03466); the toy run at 0.005, where this is above 1, got worse (see the log)",
     ),
 )
-"""Every check, in the order in which they are shown."""
+"""Every check, in the order of the page and of doctor.json."""

@@ -1,4 +1,4 @@
-"""Are the prompts clean: none of them held out as well, none too long, no control tokens in what users wrote?"""
+"""The check of the prompts: held-out questions, length, control tokens in texts."""
 
 from collections.abc import Sequence
 
@@ -9,64 +9,67 @@ from practicum.text import make_printable
 from practicum.text.control import control_pattern
 from practicum.types import Prompt
 
-MANY = 0.05
-AROUND_WORDS = ".,;:!?\"'`"
-SHOWN = 3
+MAX_FAULTY = 0.05
+WORD_PUNCTUATION = ".,;:!?\"'`"
+NAMED_PROMPTS = 3
 
 
-def hygiene(evidence: Evidence) -> CheckOutcome:
-    """P18: training questions that are held out too, prompts over the limit, names of control tokens in texts."""
-    built = evidence.built
-    train, heldout = built.parts.task.train_prompts(), built.parts.task.heldout_prompts()
-    held = {_normal(prompt) for prompt in heldout}
-    twice = [prompt for prompt in train if _normal(prompt) in held]
-    control = _with_control_tokens(evidence, train)
-    found = {
-        "are also held out, but for case and punctuation": twice,
-        "are too long": built.too_long,
-        "have the name of a control token in their text, which is read as plain text": control,
+def check_data(evidence: Evidence) -> CheckOutcome:
+    """P18: Find training questions that are held out too, prompts over the limit, and control
+    tokens in texts."""
+    components = evidence.components
+    prompts = components.parts.task.train_prompts()
+    heldout = {_normalize_question(prompt) for prompt in components.parts.task.heldout_prompts()}
+    faults = {
+        "are also held out, but for case and punctuation": [
+            prompt for prompt in prompts if _normalize_question(prompt) in heldout
+        ],
+        "are too long": components.too_long,
+        "have the name of a control token in their text, which is read as plain text": (
+            _find_control_tokens(evidence, prompts)
+        ),
     }
-    rows = {id(prompt) for prompts in found.values() for prompt in prompts}
-    share = wilson(float(len(rows)), len(train))
-    details = {what: float(len(prompts)) for what, prompts in found.items()}
-    if not rows:
-        text = f"nothing wrong with {len(train)} training prompts"
+    # One prompt can have several faults, and prompts of different rows can be equal: count objects.
+    faulty = {id(prompt) for faulty_prompts in faults.values() for prompt in faulty_prompts}
+    share = wilson(float(len(faulty)), len(prompts))
+    details = {fault: float(len(faulty_prompts)) for fault, faulty_prompts in faults.items()}
+    if not faulty:
+        text = f"nothing wrong with {len(prompts)} training prompts"
         return CheckOutcome("pass", text, share, "of prompts", details=details)
-    wrong = [
-        f"{len(prompts)} {what} ({_named(prompts)})" for what, prompts in found.items() if prompts
+    texts = [
+        f"{len(faulty_prompts)} {fault} ({_list_ids(faulty_prompts)})"
+        for fault, faulty_prompts in faults.items()
+        if faulty_prompts
     ]
-    text = f"of {len(train)} training prompts {'; '.join(wrong)}"
-    fix = (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",) if built.too_long else ()
-    return CheckOutcome(
-        "fail" if share.mean > MANY else "warn", text, share, "of prompts", fix, details=details
-    )
+    text = f"of {len(prompts)} training prompts {'; '.join(texts)}"
+    fix = (f"prompt_tokens={2 * evidence.recipe.prompt_tokens}",) if components.too_long else ()
+    status = "fail" if share.mean > MAX_FAULTY else "warn"
+    return CheckOutcome(status, text, share, "of prompts", fix, details=details)
 
 
-def _normal(prompt: Prompt) -> str:
-    """A question without case, and without the spaces and punctuation around its words."""
-    words = [
-        word
-        for message in prompt.messages
-        if message.role != "system"
-        for word in message.content.split()
-    ]
-    return " ".join(word.casefold().strip(AROUND_WORDS) for word in words).strip()
+def _normalize_question(prompt: Prompt) -> str:
+    """Return a prompt's words without case, punctuation around them, and system turn."""
+    questions = [message.content for message in prompt.messages if message.role != "system"]
+    words = " ".join(questions).split()
+    return " ".join(word.casefold().strip(WORD_PUNCTUATION) for word in words).strip()
 
 
-def _with_control_tokens(evidence: Evidence, prompts: Sequence[Prompt]) -> list[Prompt]:
-    renderer = evidence.built.learner.renderer
-    control = control_pattern(
+def _find_control_tokens(evidence: Evidence, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts in whose text the name of a control token stands."""
+    renderer = evidence.renderer
+    pattern = control_pattern(
         renderer.tokenizer, str(renderer.template or renderer.tokenizer.chat_template or "")
     )
-    if control is None:
+    if pattern is None:
         return []
     return [
         prompt
         for prompt in prompts
-        if any(control.search(message.content) for message in prompt.messages)
+        if any(pattern.search(message.content) for message in prompt.messages)
     ]
 
 
-def _named(prompts: Sequence[Prompt]) -> str:
-    names = ", ".join(make_printable(prompt.id) for prompt in prompts[:SHOWN])
-    return f"{names}, ..." if len(prompts) > SHOWN else names
+def _list_ids(prompts: Sequence[Prompt]) -> str:
+    """Return the ids of the first few prompts."""
+    names = ", ".join(make_printable(prompt.id) for prompt in prompts[:NAMED_PROMPTS])
+    return f"{names}, ..." if len(prompts) > NAMED_PROMPTS else names

@@ -1,4 +1,4 @@
-"""The whole examination: load, draw, check, decide, write down."""
+"""The examination: assemble the recipe, collect evidence, run the checks, decide."""
 
 import json
 import tempfile
@@ -13,12 +13,12 @@ from practicum.errors import RecipeError, VocabularyError
 from practicum.recipe import Recipe, load_recipe
 from practicum.run_dir import json_number, write_text
 from practicum.runs.assembly import assemble_run
-from practicum.studies.doctor.behaviour import capacity_ratio
+from practicum.studies.doctor.behaviour import compute_capacity_ratio
 from practicum.studies.doctor.checks import CHECKS
 from practicum.studies.doctor.evidence import Evidence, collect_evidence
-from practicum.studies.doctor.findings import accepted, skipped
-from practicum.studies.doctor.page import page
-from practicum.studies.doctor.setup import refused_vocabulary
+from practicum.studies.doctor.findings import skip_check, validate_fix
+from practicum.studies.doctor.page import render_page
+from practicum.studies.doctor.setup import refuse_vocabulary
 from practicum.studies.doctor.verdict import CheckResult, Verdict, decide
 
 PROMPTS, SAMPLES = 16, 4
@@ -26,7 +26,7 @@ PROMPTS, SAMPLES = 16, 4
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the doctor found: the verdict, every check, and what assembling the recipe had to say."""
+    """The verdict about a recipe, the results of all checks, and the messages of loading it."""
 
     name: str
     seed: int
@@ -38,19 +38,17 @@ class Diagnosis:
 
     @property
     def changes(self) -> list[str]:
-        """The fixes of all checks that ask for one, as overrides of the recipe; of two for one key the first stays."""
-        wanted = [
-            change
-            for result in self.results
-            if result.asks_for_change
-            for change in result.finding.fix
-        ]
-        return list({change.partition("=")[0]: change for change in reversed(wanted)}.values())[
-            ::-1
-        ]
+        """The fixes of all checks that ask for a change, as overrides.
+
+        Of two for one key the first stays.
+        """
+        checks = [result for result in self.results if result.needs_change]
+        changes = [change for result in checks for change in result.finding.fix]
+        by_key = {change.partition("=")[0]: change for change in reversed(changes)}
+        return list(reversed(by_key.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """The content of doctor.json."""
+        """Return the content of doctor.json."""
         return {
             "name": self.name,
             "seed": self.seed,
@@ -59,16 +57,17 @@ class Diagnosis:
             "verdict": asdict(self.verdict),
             "changes": self.changes,
             "remarks": self.remarks,
-            "checks": [_row(result) for result in self.results],
+            "checks": [_convert_result(result) for result in self.results],
         }
 
     def write(self, path: Path) -> Path:
-        """Write the JSON file, and beside it the same as a page; returns the page's path."""
+        """Write the JSON file, and an HTML page beside it; returns the page's path."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n")
-        beside = path.with_suffix(".html")
-        write_text(beside, page(self.to_json()))
-        return beside
+        content = self.to_json()
+        write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        page_path = path.with_suffix(".html")
+        write_text(page_path, render_page(content))
+        return page_path
 
 
 def doctor(
@@ -79,9 +78,11 @@ def doctor(
     samples: int = SAMPLES,
     out: str | Path | None = None,
 ) -> Diagnosis:
-    """Examine a recipe on `prompts` times `samples` student rollouts before it is run; with `out`, write it down there.
+    """Examine a recipe on `prompts` times `samples` student rollouts before it runs; with `out`,
+    write the diagnosis.
 
-    Raises RecipeError and the other errors of loading; two vocabularies that do not fit are a finding, not an error.
+    Raises RecipeError and the other errors of loading. Two vocabularies that do not fit are a
+    finding, not an error.
     """
     if prompts < 1 or samples < 1:
         raise RecipeError(
@@ -92,66 +93,63 @@ def doctor(
     with tempfile.TemporaryDirectory(prefix="practicum-doctor-") as folder, ExitStack() as at_end:
         try:
             with copy_notes(remarks.append):
-                built = assemble_run(recipe, Path(folder), at_end=at_end)
+                components = assemble_run(recipe, Path(folder), at_end=at_end)
         except VocabularyError as error:
-            found = _refused(recipe, str(error), remarks)
+            diagnosis = _build_refusal(recipe, str(error), remarks)
         else:
-            found = run_checks(collect_evidence(recipe, built, prompts, samples), remarks)
+            evidence = collect_evidence(recipe, components, prompts, samples)
+            diagnosis = run_checks(evidence, remarks)
     if out is not None:
-        found.write(Path(out))
-    return found
+        diagnosis.write(Path(out))
+    return diagnosis
 
 
 def run_checks(evidence: Evidence, remarks: Sequence[str] = ()) -> Diagnosis:
-    """Every check on what was gathered, and the verdict."""
+    """Run every check on the evidence and decide; returns the diagnosis."""
+    recipe = evidence.recipe
     results = []
     for check in CHECKS:
         finding = check.run(evidence)
-        results.append(
-            CheckResult(check, replace(finding, fix=accepted(evidence.recipe, finding.fix)))
-        )
-    verdict = decide(results, capacity_ratio(evidence))
-    recipe = evidence.recipe
+        # Offer no fix that the recipe would refuse or that changes nothing.
+        fix = validate_fix(recipe, finding.fix)
+        results.append(CheckResult(check, replace(finding, fix=fix)))
     return Diagnosis(
         recipe.name,
         recipe.seed,
         len(evidence.prompts),
         evidence.samples,
-        verdict,
+        decide(results, compute_capacity_ratio(evidence)),
         results,
         list(remarks),
     )
 
 
-def _refused(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
-    """The diagnosis of a pair that cannot be put together."""
-    first = refused_vocabulary(reason)
-    findings = [replace(first, fix=accepted(recipe, first.fix))]
-    findings += [skipped("the two vocabularies differ, so nothing could be drawn")] * (
-        len(CHECKS) - 1
-    )
-    results = [CheckResult(check, finding) for check, finding in zip(CHECKS, findings, strict=True)]
+def _build_refusal(recipe: Recipe, reason: str, remarks: Sequence[str]) -> Diagnosis:
+    """Return the diagnosis of a pair whose vocabularies differ, so that only P1 has an outcome."""
+    refusal = refuse_vocabulary(reason)
+    refusal = replace(refusal, fix=validate_fix(recipe, refusal.fix))
+    skipped = skip_check("the two vocabularies differ, so nothing could be drawn")
+    first, *others = CHECKS
+    results = [CheckResult(first, refusal), *(CheckResult(check, skipped) for check in others)]
     return Diagnosis(recipe.name, recipe.seed, 0, 0, decide(results, None), results, list(remarks))
 
 
-def _row(result: CheckResult) -> dict[str, Any]:
+def _convert_result(result: CheckResult) -> dict[str, Any]:
+    """Return the row of a check in doctor.json."""
     check, finding = result.check, result.finding
-    value = (
-        None
-        if finding.value is None
-        else {name: json_number(x) for name, x in asdict(finding.value).items()}
-    )
+    interval = {} if finding.value is None else asdict(finding.value)
     return {
         "id": check.id,
         "name": check.name,
         "status": finding.status,
         "sentence": finding.sentence,
-        "value": value,
+        "value": {name: json_number(bound) for name, bound in interval.items()} or None,
         "unit": finding.unit,
         "fix": list(finding.fix),
         "needs": finding.needs,
         "details": {
-            name: None if x is None else json_number(x) for name, x in finding.details.items()
+            name: None if number is None else json_number(number)
+            for name, number in finding.details.items()
         },
         "limits": check.limits,
         "limits_from": check.limits_from,

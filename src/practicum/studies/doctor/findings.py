@@ -1,22 +1,26 @@
-"""What a check finds: a status, a number with its interval, one sentence, and what to write in the recipe instead."""
+"""The outcome of a check: status, number with interval, sentence, and fix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from practicum.errors import RecipeError
-from practicum.recipe import Recipe, override, parse_recipe, resolve_path, resolved
+from practicum.recipe import Recipe
 from practicum.statistics import Interval
+from practicum.studies.overrides import apply_overrides
 
-Status = Literal["pass", "warn", "fail", "inconclusive", "not applicable"]
+Status = Literal["fail", "warn", "inconclusive", "pass", "not applicable"]
+"""The statuses of a check, most severe first."""
+
+SEVERITY: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
     """The outcome of one check.
 
-    `fix` are overrides of the recipe (`key=value`) that belong together; `needs` is the number of rollouts that would
-    settle what these could not; `details` are further numbers by name.
+    `fix` holds overrides of the recipe (`key=value`) that belong together. `needs` is the number of
+    rollouts that would settle an inconclusive check. `details` are further numbers by name.
     """
 
     status: Status
@@ -28,66 +32,58 @@ class CheckOutcome:
     details: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def skipped(why: str) -> CheckOutcome:
-    """What a check says that cannot be computed here."""
-    return CheckOutcome("not applicable", why)
+def skip_check(reason: str) -> CheckOutcome:
+    """Return the outcome of a check that cannot be computed for this recipe."""
+    return CheckOutcome("not applicable", reason)
 
 
-def grade(value: Interval, good: float, bad: float) -> Status:
-    """Pass where the mean is on the good side of `good`, fail where the whole interval is past `bad`, else warn.
+def grade(interval: Interval, good: float, bad: float) -> Status:
+    """Pass if the mean is on the good side of `good`, fail if the whole interval is past `bad`,
+    else warn.
 
-    The smaller of the two limits says which side is which; so noise alone never fails a check.
+    `good <= bad` means that small values are good, otherwise large ones are.
     """
     sign = 1.0 if good <= bad else -1.0
-    if min(sign * value.low, sign * value.high) > sign * bad:
+    # Only a whole interval past the limit fails, so noise alone never fails a check.
+    if min(sign * interval.low, sign * interval.high) > sign * bad:
         return "fail"
-    return "pass" if sign * value.mean <= sign * good else "warn"
+    return "pass" if sign * interval.mean <= sign * good else "warn"
 
 
 def find_worst_status(*statuses: Status) -> Status:
-    """The gravest of several."""
-    order: tuple[Status, ...] = ("fail", "warn", "inconclusive", "pass", "not applicable")
-    return min(statuses, key=order.index)
+    """Return the most severe of several statuses."""
+    return min(statuses, key=SEVERITY.index)
 
 
-def changed(recipe: Recipe, changes: Sequence[str]) -> Recipe:
-    """The recipe with overrides applied; RecipeError where it takes none such."""
-    data = resolved(recipe)
-    for text in changes:
-        override(data, resolve_path(text, data))
-    return parse_recipe(data, recipe.name)
-
-
-def accepted(recipe: Recipe, changes: Sequence[str]) -> tuple[str, ...]:
-    """The changes where the recipe takes them and they change it, else none: no fix is offered that cannot be written."""
-    if not changes:
-        return ()
+def validate_fix(recipe: Recipe, fix: Sequence[str]) -> tuple[str, ...]:
+    """Return the fix if the recipe accepts it and it changes the recipe, otherwise ()."""
     try:
-        return tuple(changes) if changed(recipe, changes) != recipe else ()
+        return tuple(fix) if fix and apply_overrides(recipe, fix) != recipe else ()
     except RecipeError:
         return ()
 
 
 def override_terms(recipe: Recipe, change: str) -> tuple[str, ...]:
-    """A change of every term of the objective that asks the teacher, `weights=prefix(64)`, as overrides."""
+    """Return overrides for a change, `weights=prefix(64)`, of every term with a teacher."""
     terms = recipe.objective.losses
+    # The keys of a single term need no path, and a person would leave it out.
     if len(terms) == 1:
         return (change,)
     return tuple(
-        f"objective.losses.{place}.{change}" for place, term in enumerate(terms) if term.asks
+        f"objective.losses.{index}.{change}" for index, term in enumerate(terms) if term.asks
     )
 
 
-def digits(value: float) -> str:
-    """Three significant digits, without an exponent where it can be helped."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def format_number(number: float) -> str:
+    """Format a number with three significant digits, and without an exponent from 1000 on."""
+    return f"{number:.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
-def format_interval(value: Interval | None, unit: str = "") -> str:
-    """A number with its interval, as a person reads it."""
-    if value is None:
+def format_interval(interval: Interval | None, unit: str = "") -> str:
+    """Format a mean with its interval and unit, `0.12 [0.1, 0.15] nats`; nothing for None."""
+    if interval is None:
         return ""
-    numbers = digits(value.mean)
-    if value.low < value.high:
-        numbers += f" [{digits(value.low)}, {digits(value.high)}]"
+    numbers = format_number(interval.mean)
+    if interval.low < interval.high:
+        numbers += f" [{format_number(interval.low)}, {format_number(interval.high)}]"
     return f"{numbers} {unit}".rstrip()

@@ -1,70 +1,79 @@
-"""The diagnosis as one page that loads nothing."""
+"""The diagnosis as one HTML page that loads no other file."""
 
 from typing import Any
 
 from practicum.report import document, safe
 from practicum.statistics import Interval
-from practicum.studies.doctor.findings import digits, format_interval
+from practicum.studies.doctor.findings import format_interval, format_number
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #d5dae3; --paper: #ffffff;
-  --pass: #17803d; --warn: #9a6700; --fail: #b42318; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #98a2b3; --line: #344054; --paper: #11151c;
-  --pass: #4ade80; --warn: #f5c451; --fail: #f97066; } }
-body { margin: 0 auto; max-width: 64rem; padding: 1.5rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { margin: 0; } .soft { color: var(--soft); font-size: .9rem; } .verdict { font-size: 1.6rem; margin: 1rem 0 .2rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
-td, th { text-align: left; padding: .4rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-code { font-size: .9em; overflow-wrap: anywhere; } .pass { color: var(--pass); } .warn { color: var(--warn); }
-.fail { color: var(--fail); font-weight: 600; } .inconclusive { color: var(--warn); } .not { color: var(--soft); }
+:root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #d5dae3;
+  --paper: #ffffff; --pass: #17803d; --warn: #9a6700; --fail: #b42318; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #98a2b3; --line: #344054;
+  --paper: #11151c; --pass: #4ade80; --warn: #f5c451; --fail: #f97066; } }
+body { margin: 0 auto; max-width: 64rem; padding: 1.5rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+h1 { margin: 0; } .soft { color: var(--soft); font-size: .9rem; }
+.verdict { font-size: 1.6rem; margin: 1rem 0 .2rem; } .scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
+td, th { text-align: left; padding: .4rem .6rem; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+code { font-size: .9em; overflow-wrap: anywhere; } .pass { color: var(--pass); }
+.warn { color: var(--warn); } .fail { color: var(--fail); font-weight: 600; }
+.inconclusive { color: var(--warn); } .not { color: var(--soft); }
 """
 
 
-def page(found: dict[str, Any]) -> str:
-    """The page of a diagnosis, from the content of its doctor.json."""
-    verdict = found["verdict"]
-    title = f"{safe(found['name'])}: {verdict['word']}"
+def render_page(diagnosis: dict[str, Any]) -> str:
+    """Render the HTML page of a diagnosis from the content of its doctor.json."""
+    verdict, name = diagnosis["verdict"], safe(diagnosis["name"])
     because = "".join(f"<li>{safe(line)}</li>" for line in verdict["because"])
-    changes = "".join(f"<li><code>{safe(change)}</code></li>" for change in found["changes"])
-    remarks = "".join(f"<li>{safe(remark)}</li>" for remark in found["remarks"])
-    drawn = f"{found['prompts']} prompts, {found['samples']} answers each, seed {found['seed']}"
+    changes = "".join(f"<li><code>{safe(change)}</code></li>" for change in diagnosis["changes"])
+    remarks = "".join(f"<li>{safe(remark)}</li>" for remark in diagnosis["remarks"])
+    sampled = (
+        f"{diagnosis['prompts']} prompts, {diagnosis['samples']} answers each, "
+        f"seed {diagnosis['seed']}"
+    )
     body = (
-        f'<h1>{safe(found["name"])}</h1><p class="soft">before training: {drawn}</p>'
+        f'<h1>{name}</h1><p class="soft">before training: {sampled}</p>'
         f'<p class="verdict">{verdict["word"]}: {safe(verdict["meaning"])}</p><ul>{because}</ul>'
         f"<h2>SFT, OPD or RL?</h2><p>{safe(verdict['advice'])}</p>"
         f"{f'<h2>Changes</h2><ul>{changes}</ul>' if changes else ''}"
-        f"<h2>Checks</h2>{_checks(found['checks'])}"
+        f"<h2>Checks</h2>{_render_checks(diagnosis['checks'])}"
         f"{f'<h2>Said while loading</h2><ul>{remarks}</ul>' if remarks else ''}"
-        "<p class=soft>Intervals are 95 %, by bootstrap over prompts. Limits that are proposed here have no published support.</p>"
+        "<p class=soft>Intervals are 95 %, by bootstrap over prompts. "
+        "Limits that are proposed here have no published support.</p>"
     )
-    return document(title, STYLE, body)
+    return document(f"{name}: {verdict['word']}", STYLE, body)
 
 
-def _checks(checks: list[dict[str, Any]]) -> str:
+def _render_checks(checks: list[dict[str, Any]]) -> str:
     head = "<tr><th></th><th>check</th><th>status</th><th>number</th><th>what it says</th></tr>"
-    return f'<div class="scroll"><table>{head}{"".join(map(_row, checks))}</table></div>'
+    return f'<div class="scroll"><table>{head}{"".join(map(_render_row, checks))}</table></div>'
 
 
-def _row(check: dict[str, Any]) -> str:
+def _render_row(check: dict[str, Any]) -> str:
     fix = "".join(f"<br><code>{safe(change)}</code>" for change in check["fix"])
     needs = f"<br>needs about {check['needs']} answers" if check["needs"] else ""
     details = "; ".join(
-        f"{safe(name)} {digits(value)}"
-        for name, value in check["details"].items()
-        if value is not None
+        f"{safe(name)} {format_number(number)}"
+        for name, number in check["details"].items()
+        if number is not None
     )
     return (
         f"<tr><td>{check['id']}</td><td>{safe(check['name'])}</td>"
-        f'<td class="{check["status"].split()[0]}">{check["status"]}</td><td>{_number(check)}</td>'
+        f'<td class="{check["status"].split()[0]}">{check["status"]}</td>'
+        f"<td>{_format_value(check)}</td>"
         f"<td>{safe(check['sentence'])}{needs}{fix}"
-        f'<div class="soft">{f"{details}<br>" if details else ""}pass / warn / fail: {safe(check["limits"])} '
+        f'<div class="soft">{f"{details}<br>" if details else ""}'
+        f"pass / warn / fail: {safe(check['limits'])} "
         f"({safe(check['limits_from'])})<br>{safe(check['anchor'])}</div></td></tr>"
     )
 
 
-def _number(check: dict[str, Any]) -> str:
-    value = check["value"]
-    if value is None or any(number is None for number in value.values()):
+def _format_value(check: dict[str, Any]) -> str:
+    """Format a check's number; nothing if it or a bound of its interval is missing."""
+    interval = check["value"]
+    if interval is None or None in interval.values():
         return ""
-    return safe(format_interval(Interval(**value), check["unit"]))
+    return safe(format_interval(Interval(**interval), check["unit"]))

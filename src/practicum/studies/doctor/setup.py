@@ -1,7 +1,8 @@
-"""Do the two models speak the same language: tokens, ends of answers, templates, and the same numbers from every engine."""
+"""The checks of the setup: vocabulary, stop tokens, prompt templates, engine parity."""
 
 import json
 import math
+from statistics import median_high
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from practicum.ports import walk
 from practicum.recipe import Recipe
 from practicum.runs.assembly import ScorerInfo
 from practicum.statistics import Interval, cluster_bootstrap, group_pairs, probability_errors
-from practicum.studies.doctor.evidence import Evidence, RolloutMeasurement
+from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import (
     CheckOutcome,
     Status,
@@ -19,25 +20,29 @@ from practicum.studies.doctor.findings import (
     format_interval,
     grade,
     override_terms,
-    skipped,
+    skip_check,
 )
+from practicum.studies.doctor.measurements import RolloutMeasurement
 from practicum.text import make_printable
 
-STOP_GAP, IMPOSSIBLE_STOP = -3.0, 1e-4
+MIN_STOP_GAP = -3.0
+"""Nats by which the teacher's log-probability of stopping may lie below the student's."""
+
+MIN_STOP_PROBABILITY = 1e-4
 SPECIAL_SHARE = (0.05, 0.20)
-TEMPLATE_GAIN = 0.1
-FEWEST_ENDS = 4
+MIN_TEMPLATE_GAIN = 0.1
+MIN_ENDED = 4
 PARITY = (1.02, 1.05)
 SUPERVISED = (
     "teacher={type: none}",
     "objective={signal: text, divergence: ce}",
     "rollout.source=dataset",
 )
-"""Learning from given answers, which needs no teacher's tokens."""
+"""The overrides for training on given answers, which needs no shared vocabulary."""
 
 
-def refused_vocabulary(reason: str) -> CheckOutcome:
-    """P1 where the models could not even be put together."""
+def refuse_vocabulary(reason: str) -> CheckOutcome:
+    """Return the outcome of P1 for models whose vocabularies differ."""
     return CheckOutcome(
         "fail",
         f"{reason}. Or let the other model write its answers to a file and learn from those",
@@ -45,100 +50,112 @@ def refused_vocabulary(reason: str) -> CheckOutcome:
     )
 
 
-def vocabulary(evidence: Evidence) -> CheckOutcome:
-    """P1: the token strings of student and teacher are compared id by id when the models are loaded."""
-    tokens = evidence.built.learner.renderer.vocab_size
-    details = {"answers that their text gives back token by token": _round_trips(evidence)}
-    if not evidence.scorers:
-        return CheckOutcome(
-            "pass",
-            f"the teacher reads with the student's own tokenizer ({tokens} tokens)",
-            details=details,
+def check_vocabulary(evidence: Evidence) -> CheckOutcome:
+    """P1: Compare the token strings of student and teacher id by id, when the models are loaded."""
+    tokens = evidence.renderer.vocab_size
+    details = {"answers that their text gives back token by token": _measure_round_trips(evidence)}
+    # A pair with different vocabularies never gets here: loading it raises VocabularyError.
+    text = (
+        f"student and teacher have the same {tokens} tokens under the same ids"
+        if evidence.scorers
+        else f"the teacher reads with the student's own tokenizer ({tokens} tokens)"
+    )
+    return CheckOutcome("pass", text, details=details)
+
+
+def check_stop_event(evidence: Evidence) -> CheckOutcome:
+    """P2: Test if the teacher would stop where the student stops, and at a token that also ends the
+    student's answer."""
+    if evidence.no_signal_reason:
+        return skip_check(evidence.no_signal_reason)
+    student, teacher = evidence.renderer.stop_ids, evidence.teacher_stops
+    fix = _suggest_teacher_stops(evidence)
+    ended = [row for row in evidence.measurements if _has_scored_stop(row)]
+    tokens = (
+        f"the student stops at {_format_tokens(evidence, student)}, "
+        f"the teacher at {_format_tokens(evidence, teacher)}"
+    )
+    if not ended:
+        total = len(evidence.measurements)
+        text = (
+            f"none of the {total} answers ended, "
+            "so nothing is known of how the teacher likes its end"
         )
-    return CheckOutcome(
-        "pass",
-        f"student and teacher have the same {tokens} tokens under the same ids",
-        details=details,
-    )
-
-
-def stop_event(evidence: Evidence) -> CheckOutcome:
-    """P2: where the student stops, would the teacher stop too, and with a token at which the student stops?"""
-    if evidence.silent:
-        return skipped(evidence.silent)
-    student, teacher = evidence.built.learner.renderer.stop_ids, evidence.teacher_stops
-    merge = _stop_fix(evidence)
-    ends = [trace for trace in evidence.traces if _stopped(trace)]
-    tokens = f"the student stops at {_names(evidence, student)}, the teacher at {_names(evidence, teacher)}"
-    if not ends:
-        text = f"none of the {len(evidence.traces)} answers ended, so nothing is known of how the teacher likes its end"
         if student & teacher:
-            return CheckOutcome("inconclusive", text, needs=4 * len(evidence.traces))
-        return CheckOutcome("warn", f"{text}; {tokens}", fix=merge)
-    own = _median(
-        [trace.teacher_logprobs[-1].item() for trace in ends if trace.teacher_logprobs is not None]
-    )
-    if any(trace.teacher_stop is None for trace in ends):
-        status: Status = "pass" if own > math.log(IMPOSSIBLE_STOP) else "fail"
-        text = f"the teacher gives the student's stop token a median probability of {math.exp(own):.2g}"
+            return CheckOutcome("inconclusive", text, needs=4 * total)
+        return CheckOutcome("warn", f"{text}; {tokens}", fix=fix)
+    if any(row.teacher_stop is None for row in ended):
+        # Only the sampled token is scored, so the teacher's other stop tokens cannot be counted.
+        token = _compute_median([row.teacher_logprobs for row in ended])
+        status: Status = "pass" if token > math.log(MIN_STOP_PROBABILITY) else "fail"
+        text = (
+            "the teacher gives the student's stop token a median probability of "
+            f"{math.exp(token):.2g}"
+        )
         text += "" if status == "pass" else ": the student would learn never to stop"
-        return CheckOutcome(status, text, fix=merge)
-    event = _median(
-        [trace.teacher_stop[-1].item() for trace in ends if trace.teacher_stop is not None]
-    )
-    gap = evidence.mean(_stop_gap)
-    details = {
-        "median probability of the stop token": math.exp(own),
+        return CheckOutcome(status, text, fix=fix)
+    return _judge_stops(evidence, ended, tokens, fix)
+
+
+def _judge_stops(
+    evidence: Evidence, ended: list[RolloutMeasurement], tokens: str, fix: tuple[str, ...]
+) -> CheckOutcome:
+    """Judge P2 for a teacher that scores all stop tokens, on the rollouts that `ended`."""
+    token = _compute_median([row.teacher_logprobs for row in ended])
+    event = _compute_median([row.teacher_stop for row in ended])
+    gap = evidence.estimate_mean(_compute_stop_gap)
+    assert gap is not None, "some rollout ended"
+    limit = math.log(MIN_STOP_PROBABILITY)
+    details: dict[str, float | None] = {
+        "median probability of the stop token": math.exp(token),
         "of any stop token": math.exp(event),
     }
-    if own < math.log(IMPOSSIBLE_STOP) and not teacher <= student:
+    status: Status = "fail"
+    needs = None
+    if token < limit and not evidence.teacher_stops <= evidence.renderer.stop_ids:
         text = (
-            f"{tokens}; where the student stops, its token has a median probability of {math.exp(own):.2g} for the teacher, so "
-            "the student would learn never to stop"
+            f"{tokens}; where the student stops, its token has a median probability of "
+            f"{math.exp(token):.2g} for the teacher, so the student would learn never to stop"
         )
-        return CheckOutcome("fail", text, gap, "nats", merge, details=details)
-    if event < math.log(IMPOSSIBLE_STOP):
+        return CheckOutcome(status, text, gap, "nats", fix, details=details)
+    if event < limit:
         text = (
-            f"where the student stops, the teacher gives all stop tokens together a median probability of {math.exp(event):.2g}: "
-            "it would go on"
+            "where the student stops, the teacher gives all stop tokens together a median "
+            f"probability of {math.exp(event):.2g}: it would go on"
         )
-        return CheckOutcome("fail", text, gap, "nats", details=details)
-    if own < math.log(IMPOSSIBLE_STOP):
-        return CheckOutcome(
-            "warn",
-            f"{tokens}, at which the student stops too: as one event they agree",
-            gap,
-            "nats",
+    elif token < limit:
+        status, details = "warn", {}
+        text = f"{tokens}, at which the student stops too: as one event they agree"
+    elif len(ended) < MIN_ENDED:
+        total = len(evidence.measurements)
+        status, needs = "inconclusive", math.ceil(total * MIN_ENDED / len(ended))
+        text = (
+            f"only {len(ended)} of {total} answers ended, "
+            "too few to know how the teacher likes an end"
         )
-    assert gap is not None, "some rollout ended"
-    if len(ends) < FEWEST_ENDS:
-        text = f"only {len(ends)} of {len(evidence.traces)} answers ended, too few to know how the teacher likes an end"
-        needs = math.ceil(len(evidence.traces) * FEWEST_ENDS / len(ends))
-        return CheckOutcome("inconclusive", text, gap, "nats", needs=needs, details=details)
-    close = gap.mean >= STOP_GAP
-    text = (
-        "the teacher stops where the student does"
-        if close
-        else "the teacher would often go on where the student stops"
-    )
-    return CheckOutcome("pass" if close else "warn", text, gap, "nats", details=details)
+    elif gap.mean >= MIN_STOP_GAP:
+        status, text = "pass", "the teacher stops where the student does"
+    else:
+        status, text = "warn", "the teacher would often go on where the student stops"
+    return CheckOutcome(status, text, gap, "nats", needs=needs, details=details)
 
 
-def template(evidence: Evidence) -> CheckOutcome:
-    """P3: do both read prompts alike, and how much of the disagreement is about special tokens?"""
-    status, sentence, fix = _templates(evidence)
-    excess = _special_excess(evidence)
+def check_template(evidence: Evidence) -> CheckOutcome:
+    """P3: Compare the prompts that both models read, and how much of their KL lies on special
+    tokens."""
+    status, sentence, fix = _check_prompts(evidence)
+    excess = _estimate_special_excess(evidence)
     if excess is None:
-        if status == "pass" and evidence.silent:
-            return skipped(evidence.silent)
+        if status == "pass" and evidence.no_signal_reason:
+            return skip_check(evidence.no_signal_reason)
         return CheckOutcome(status, sentence, fix=fix)
-    of_tokens = grade(excess, *SPECIAL_SHARE)
-    if of_tokens != "pass":
+    token_status = grade(excess, *SPECIAL_SHARE)
+    if token_status != "pass":
         sentence += "; special tokens carry more of the disagreement than their number explains"
         if not fix and all(term.weights.name == "all" for term in evidence.recipe.objective.losses):
             fix = override_terms(evidence.recipe, "weights=not_special")
     return CheckOutcome(
-        find_worst_status(status, of_tokens),
+        find_worst_status(status, token_status),
         sentence,
         excess,
         "of the KL, beyond their share of tokens",
@@ -146,177 +163,193 @@ def template(evidence: Evidence) -> CheckOutcome:
     )
 
 
-def parity(evidence: Evidence) -> CheckOutcome:
-    """P4: are log-probabilities the same when a text is written and when it is scored, for the student and the teacher?"""
-    if evidence.trouble:
+def check_parity(evidence: Evidence) -> CheckOutcome:
+    """P4: Compare log-probabilities as sampled with those as scored, for the student and for the
+    teacher."""
+    if evidence.scoring_error:
         return CheckOutcome(
-            "fail", f"the teacher could not score the student's answers: {evidence.trouble}"
+            "fail", f"the teacher could not score the student's answers: {evidence.scoring_error}"
         )
-    student = evidence.mean(lambda trace: _errors(trace.logprobs, trace.rollout.policy_logprobs))
+    student = evidence.estimate_mean(
+        lambda row: _compute_errors(row.logprobs, row.rollout.policy_logprobs)
+    )
     if student is None:
-        return skipped("no answer has a token")
+        return skip_check("no answer has a token")
+    factors = {"the student's": student}
     by_prompt = group_pairs(
-        (canary.prompt, _errors(canary.scored, canary.written)) for canary in evidence.canaries
+        (sample.prompt_id, _compute_errors(sample.scored, sample.sampled))
+        for sample in evidence.parity_samples
     )
-    teacher = (
-        cluster_bootstrap([torch.cat(group) for group in by_prompt.values()], evidence.seed)
-        if by_prompt
-        else None
-    )
-    found = {"the student's": student, **({} if teacher is None else {"the teacher's": teacher})}
-    graded: dict[str, Status] = {whose: grade(value, *PARITY) for whose, value in found.items()}
-    status = find_worst_status(*graded.values())
-    whose = next(name for name, of_one in graded.items() if of_one == status)
-    details = {f"of {name} texts": value.mean for name, value in found.items()}
+    if by_prompt:
+        errors = [torch.cat(group) for group in by_prompt.values()]
+        factors["the teacher's"] = cluster_bootstrap(errors, evidence.seed)
+    statuses: dict[str, Status] = {
+        whose: grade(factor, *PARITY) for whose, factor in factors.items()
+    }
+    status = find_worst_status(*statuses.values())
+    details = {f"of {whose} texts": factor.mean for whose, factor in factors.items()}
     if status == "pass":
-        return CheckOutcome(
-            status, "writing and scoring give the same probabilities", student, "x", details=details
-        )
+        text = "writing and scoring give the same probabilities"
+        return CheckOutcome(status, text, student, "x", details=details)
+    whose = next(name for name in statuses if statuses[name] == status)
     text = (
-        f"{whose} log-probabilities differ between writing and scoring by a factor of {format_interval(found[whose])} a token: "
+        f"{whose} log-probabilities differ between writing and scoring by a factor of "
+        f"{format_interval(factors[whose])} a token: "
         "a temperature, a shift by one token, or other weights in one of the engines"
     )
     return CheckOutcome(
-        status, text, found[whose], "x", ("student.dtype=float32",), details=details
+        status, text, factors[whose], "x", ("student.dtype=float32",), details=details
     )
 
 
-def model_places(recipe: Recipe) -> list[str]:
-    """Where the recipe describes the models behind its teacher, as override keys, in the order in which they are loaded."""
+def list_model_keys(recipe: Recipe) -> list[str]:
+    """Return the override keys of the models behind the teacher, in loading order."""
     return [
         ".".join(("teacher", *keys))
-        for keys, inside in walk(recipe.teacher)
-        if isinstance(inside, ModelConfig)
+        for keys, config in walk(recipe.teacher)
+        if isinstance(config, ModelConfig)
     ]
 
 
-def _round_trips(evidence: Evidence) -> float | None:
-    """The share of answers whose text, read again, has the same tokens; the others must never travel as text."""
-    tokenizer = evidence.built.learner.renderer.tokenizer
+def _measure_round_trips(evidence: Evidence) -> float | None:
+    """Return the share of rollouts whose decoded text encodes to the same tokens.
+
+    Only these may travel as text.
+    """
+    tokenizer = evidence.renderer.tokenizer
     answers = [rollout.tokens.tolist() for rollout in evidence.rollouts if len(rollout.tokens)]
-    same = [
+    matches = [
         tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids for ids in answers
     ]
-    return sum(same) / len(same) if same else None
+    return sum(matches) / len(matches) if matches else None
 
 
-def _stopped(trace: RolloutMeasurement) -> bool:
-    return trace.rollout.stop_reason == "stop" and trace.teacher_logprobs is not None
+def _has_scored_stop(row: RolloutMeasurement) -> bool:
+    return row.rollout.stop_reason == "stop" and row.teacher_logprobs is not None
 
 
-def _stop_gap(trace: RolloutMeasurement) -> Tensor | None:
-    if not _stopped(trace) or trace.teacher_stop is None:
+def _compute_stop_gap(row: RolloutMeasurement) -> Tensor | None:
+    """Return the teacher's minus the student's log-probability of stopping at the end, [1]."""
+    if not _has_scored_stop(row) or row.teacher_stop is None:
         return None
-    return (trace.teacher_stop - trace.student_stop)[-1:]
+    return (row.teacher_stop - row.student_stop)[-1:]
 
 
-def _stop_fix(evidence: Evidence) -> tuple[str, ...]:
-    """Let the student stop at the teacher's tokens too."""
-    tokenizer = evidence.built.learner.renderer.tokenizer
-    more = sorted(evidence.teacher_stops - evidence.built.learner.renderer.stop_ids)
-    if not more:
+def _suggest_teacher_stops(evidence: Evidence) -> tuple[str, ...]:
+    """Return the override that makes the student stop at the teacher's tokens too.
+
+    None if it does already.
+    """
+    tokenizer = evidence.renderer.tokenizer
+    missing = sorted(evidence.teacher_stops - evidence.renderer.stop_ids)
+    if not missing:
         return ()
-    names = [*evidence.recipe.student.stop, *map(str, tokenizer.convert_ids_to_tokens(more))]
+    names = [*evidence.recipe.student.stop, *map(str, tokenizer.convert_ids_to_tokens(missing))]
     return (f"student.stop={json.dumps(names)}",)
 
 
-def _names(evidence: Evidence, ids: frozenset[int]) -> str:
-    tokens = evidence.built.learner.renderer.tokenizer.convert_ids_to_tokens(sorted(ids))
+def _format_tokens(evidence: Evidence, ids: frozenset[int]) -> str:
+    tokens = evidence.renderer.tokenizer.convert_ids_to_tokens(sorted(ids))
     return " or ".join(make_printable(str(token)) for token in tokens)
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def _compute_median(columns: list[Tensor | None]) -> float:
+    """Return the median of the last value of each column; None is skipped."""
+    return median_high(column[-1].item() for column in columns if column is not None)
 
 
-def _errors(scored: Tensor, written: Tensor) -> Tensor:
-    """exp |difference| of log-probabilities at each token, the terms of NeMo-RL's multiplicative probability error."""
-    known = ~written.isnan()
-    return probability_errors(scored[known], written[known])
+def _compute_errors(scored: Tensor, sampled: Tensor) -> Tensor:
+    """Return exp |scored - sampled| a token, [T], as in NeMo-RL's probability error."""
+    is_known = ~sampled.isnan()
+    return probability_errors(scored[is_known], sampled[is_known])
 
 
-def _special_excess(evidence: Evidence) -> Interval | None:
-    """The share of the whole divergence that lies on special tokens, minus their share of the tokens."""
-    special = torch.tensor(sorted(evidence.built.learner.renderer.special_ids), dtype=torch.long)
-    total = evidence.mean(lambda trace: trace.divergence)
+def _estimate_special_excess(evidence: Evidence) -> Interval | None:
+    """Return the special tokens' share of the divergence minus their share of the tokens."""
+    special = torch.tensor(sorted(evidence.renderer.special_ids), dtype=torch.long)
+    total = evidence.estimate_mean(lambda row: row.divergence)
     if total is None or total.mean <= 1e-9:
         return None
 
-    def excess(trace: RolloutMeasurement) -> Tensor | None:
-        if trace.divergence is None:
+    # The mean of (d / mean(d) - 1) over the special tokens is the difference of the two shares, and
+    # as a mean over tokens it has a bootstrap interval. Short answers have many special tokens; the
+    # difference does not grow with their number.
+    def compute_excess(row: RolloutMeasurement) -> Tensor | None:
+        if row.divergence is None:
             return None
-        return (trace.divergence / total.mean - 1.0) * torch.isin(trace.rollout.tokens, special)
+        return (row.divergence / total.mean - 1.0) * torch.isin(row.rollout.tokens, special)
 
-    return evidence.mean(excess)
+    return evidence.estimate_mean(compute_excess)
 
 
-def _templates(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
-    """How the prompts are written on both sides."""
-    recipe, renderer = evidence.recipe, evidence.built.learner.renderer
-    own = renderer.tokenizer.chat_template
-    if recipe.student.template is not None and own is not None and recipe.student.template != own:
+def _check_prompts(evidence: Evidence) -> tuple[Status, str, tuple[str, ...]]:
+    """Return status, sentence and fix of the first difference between both prompts."""
+    recipe, trained_template = evidence.recipe, evidence.renderer.tokenizer.chat_template
+    template = recipe.student.template
+    if template is not None and trained_template is not None and template != trained_template:
         return (
             "warn",
-            "the recipe writes the student's prompts with another template than the model's own, which it was trained with",
+            "the recipe writes the student's prompts with another template than the model's own, "
+            "which it was trained with",
             ("student.template=null",),
         )
-    for place, scorer in zip(model_places(recipe), evidence.scorers, strict=False):
-        found = _compared(evidence, place, scorer)
-        if found is not None:
-            return found
-    alike = "student and teacher write prompts with the same template"
-    return (
-        "pass",
-        alike if evidence.scorers else "the teacher writes prompts with the student's template",
-        (),
+    for key, scorer in zip(list_model_keys(recipe), evidence.scorers, strict=False):
+        difference = _compare_prompts(evidence, key, scorer)
+        if difference is not None:
+            return "warn", *difference
+    text = (
+        "student and teacher write prompts with the same template"
+        if evidence.scorers
+        else "the teacher writes prompts with the student's template"
     )
+    return "pass", text, ()
 
 
-def _compared(
-    evidence: Evidence, place: str, scorer: ScorerInfo
-) -> tuple[Status, str, tuple[str, ...]] | None:
-    """What is to be said where one model behind the teacher writes prompts another way."""
-    mine, theirs = evidence.built.learner.renderer, scorer.renderer
+def _compare_prompts(
+    evidence: Evidence, key: str, scorer: ScorerInfo
+) -> tuple[str, tuple[str, ...]] | None:
+    """Return sentence and fix if the teacher's model at `key` gets other prompts, else None."""
+    student, teacher = evidence.renderer, scorer.renderer
     messages = evidence.prompts[0].messages
     texts = [
-        renderer.tokenizer.decode(list(renderer.render(messages))) for renderer in (mine, theirs)
+        renderer.tokenizer.decode(list(renderer.render(messages)))
+        for renderer in (student, teacher)
     ]
-    if texts[0] == texts[1] and mine.thinking == theirs.thinking:
+    if texts[0] == texts[1] and student.thinking == teacher.thinking:
         return None
-    if mine.thinking != theirs.thinking or ("<think>" in texts[0]) != ("<think>" in texts[1]):
-        thinking = json.dumps(mine.thinking)
-        text = "one of the two models writes its thoughts and the other does not, by the template's thinking switch"
-        return "warn", text, (f"{place}.thinking={thinking}",)
+    # The order is from the narrowest cause to the widest, so that the fix changes as little as
+    # possible.
+    if student.thinking != teacher.thinking or ("<think>" in texts[0]) != ("<think>" in texts[1]):
+        text = (
+            "one of the two models writes its thoughts and the other does not, "
+            "by the template's thinking switch"
+        )
+        return text, (f"{key}.thinking={json.dumps(student.thinking)}",)
     text = "student and teacher write prompts with different templates, each with its own"
-    if theirs.template is not None:
-        return (
-            "warn",
-            f"{text}; the recipe gives the teacher another one than the model's",
-            (f"{place}.template=null",),
-        )
-    if mine.system != theirs.system:
-        return "warn", f"{text} system turn", (f"{place}.system={json.dumps(mine.system)}",)
-    gain = _gain_of_students_template(evidence)
-    if gain is None or gain.low <= TEMPLATE_GAIN:
-        return (
-            "warn",
-            f"{text}, and the teacher finds the answers no likelier after the student's",
-            (),
-        )
-    better = f"{text}; after the student's the teacher finds its answers likelier by {format_interval(gain)} nats a token"
-    chosen = mine.template or mine.tokenizer.chat_template
-    return "warn", better, (f"{place}.template={json.dumps(chosen)}",)
+    if teacher.template is not None:
+        text += "; the recipe gives the teacher another one than the model's"
+        return text, (f"{key}.template=null",)
+    if student.system != teacher.system:
+        return f"{text} system turn", (f"{key}.system={json.dumps(student.system)}",)
+    gain = _estimate_template_gain(evidence)
+    if gain is None or gain.low <= MIN_TEMPLATE_GAIN:
+        return f"{text}, and the teacher finds the answers no likelier after the student's", ()
+    text += (
+        "; after the student's the teacher finds its answers likelier by "
+        f"{format_interval(gain)} nats a token"
+    )
+    template = student.template or student.tokenizer.chat_template
+    return text, (f"{key}.template={json.dumps(template)}",)
 
 
-def _gain_of_students_template(evidence: Evidence) -> Interval | None:
-    if evidence.other_template is None:
+def _estimate_template_gain(evidence: Evidence) -> Interval | None:
+    """Return the teacher's gain from the student's template, in nats a token."""
+    if evidence.template_logprobs is None:
         return None
-    others = {
-        id(trace): other
-        for trace, other in zip(evidence.traces, evidence.other_template, strict=True)
+    by_row = {
+        id(row): logprobs
+        for row, logprobs in zip(evidence.measurements, evidence.template_logprobs, strict=True)
     }
-    return evidence.mean(
-        lambda trace: (
-            None if trace.teacher_logprobs is None else others[id(trace)] - trace.teacher_logprobs
-        )
+    return evidence.estimate_mean(
+        lambda row: None if row.teacher_logprobs is None else by_row[id(row)] - row.teacher_logprobs
     )

@@ -1,4 +1,4 @@
-"""Is the teacher's signal of use where the student goes: overlap, distance, depth, noise, and whether it adds up."""
+"""The checks of the signal: overlap, distance, depth, noise, coherence."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,92 +7,91 @@ import torch
 from torch import Tensor
 
 from practicum.statistics import Interval, concentration, quantiles
-from practicum.studies.doctor.evidence import (
-    CANDIDATES,
-    FEWEST_TOKENS,
-    Evidence,
-    RolloutMeasurement,
-)
+from practicum.studies.doctor.evidence import Evidence
 from practicum.studies.doctor.findings import (
     CheckOutcome,
-    Status,
-    digits,
     find_worst_status,
+    format_number,
     grade,
     override_terms,
-    skipped,
+    skip_check,
+)
+from practicum.studies.doctor.measurements import (
+    CANDIDATES,
+    MIN_OVERLAP_VOCABULARY,
+    RolloutMeasurement,
 )
 from practicum.studies.doctor.setup import SUPERVISED
 from practicum.types import Rollout
 
-OVERLAP, MASS = (0.70, 0.50), 0.95
+OVERLAP, MIN_MASS = (0.70, 0.50), 0.95
 DISTANCE = (0.5, 2.0)
-UNLIKELY, UNLIKELY_SHARE, CONCENTRATED = -10.0, 0.01, 0.01
-SHORTEST_BIN, FEWEST_PROMPTS = 16, 4
+UNLIKELY_LOGPROB, MAX_UNLIKELY, MIN_CONCENTRATION = -10.0, 0.01, 0.01
+FIRST_BIN_TOKENS, MIN_PROMPTS = 16, 4
 DRIFT = (0.8, 0.5)
-SIGNAL_TO_NOISE = 100.0
-COHERENCE = 0.5
+MIN_SIGNAL_TO_NOISE = 100.0
+MIN_COHERENCE = 0.5
 
 
-def overlap(evidence: Evidence) -> CheckOutcome:
-    """P5: how many of the student's 16 likeliest tokens are among the teacher's, and the mass that both put on them."""
-    ratio = evidence.mean(lambda trace: trace.overlap)
+def check_overlap(evidence: Evidence) -> CheckOutcome:
+    """P5: Measure how many of the student's 16 likeliest tokens the teacher shares, and the mass of
+    both on them."""
+    ratio = evidence.estimate_mean(lambda row: row.overlap)
     if ratio is None:
-        tokens = evidence.built.learner.renderer.vocab_size
-        small = (
+        tokens = evidence.renderer.vocab_size
+        reason = (
             f"a vocabulary of {tokens} tokens is too small to compare the {CANDIDATES} likeliest"
+            if tokens < MIN_OVERLAP_VOCABULARY
+            else "the teacher tells no candidates"
         )
-        return skipped(
-            evidence.silent
-            or (small if tokens < FEWEST_TOKENS else "the teacher tells no candidates")
-        )
+        return skip_check(evidence.no_signal_reason or reason)
     masses = (
-        evidence.mean(lambda trace: trace.student_mass),
-        evidence.mean(lambda trace: trace.teacher_mass),
+        evidence.estimate_mean(lambda row: row.student_mass),
+        evidence.estimate_mean(lambda row: row.teacher_mass),
     )
-    least = min(mass.mean for mass in masses if mass is not None)
-    status = find_worst_status(grade(ratio, *OVERLAP), "pass" if least >= MASS else "warn")
-    text = f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, with {least:.0%} of the mass"
+    smaller = min(mass.mean for mass in masses if mass is not None)
+    status = find_worst_status(grade(ratio, *OVERLAP), "pass" if smaller >= MIN_MASS else "warn")
+    text = (
+        f"of the {CANDIDATES} likeliest tokens student and teacher share {ratio.mean:.0%}, "
+        f"with {smaller:.0%} of the mass"
+    )
+    fix: tuple[str, ...] = ()
     if status == "fail":
-        text += (
-            ": they think differently, so let the student learn from the teacher's answers first"
-        )
-    fix = cold_start(evidence) if status == "fail" else ()
-    return CheckOutcome(status, text, ratio, "", fix, details={"mass on shared tokens": least})
+        text += ": too little overlap, so train the student on the teacher's answers first"
+        fix = suggest_cold_start(evidence)
+    return CheckOutcome(status, text, ratio, fix=fix, details={"mass on shared tokens": smaller})
 
 
-def distance(evidence: Evidence) -> CheckOutcome:
-    """P6: reverse KL to the teacher on the student's own answers, and its tails."""
-    mean = evidence.mean(lambda trace: trace.divergence)
+def check_distance(evidence: Evidence) -> CheckOutcome:
+    """P6: Measure the reverse KL to the teacher on the student's own answers, and its tails."""
+    mean = evidence.estimate_mean(lambda row: row.divergence)
     if mean is None:
-        return skipped(evidence.silent or "no answer has a token")
-    unlikely = evidence.mean(_unlikely)
-    whole = torch.cat(evidence.by_prompt(lambda trace: trace.divergence))
-    half = concentration(whole)
-    levels = quantiles(whole, (0.5, 0.95, 0.99, 0.999))
+        return skip_check(evidence.no_signal_reason or "no answer has a token")
+    unlikely = evidence.estimate_mean(_mark_unlikely)
+    divergences = torch.cat(evidence.group_by_prompt(lambda row: row.divergence))
+    half = concentration(divergences)
+    levels = quantiles(divergences, (0.5, 0.95, 0.99, 0.999))
     status = grade(mean, *DISTANCE)
-    tail = unlikely is not None and unlikely.low > UNLIKELY_SHARE
-    is_concentrated = half is not None and half < CONCENTRATED
-    text = f"student and teacher are {digits(mean.mean)} nats a token apart"
-    fix = (
-        cold_start(evidence)
-        if status == "fail"
-        else suggest_bounded_divergence(evidence)
-        if status == "warn" or tail or is_concentrated
-        else ()
-    )
+    has_tail = unlikely is not None and unlikely.low > MAX_UNLIKELY
+    is_concentrated = half is not None and half < MIN_CONCENTRATION
+    text = f"student and teacher are {format_number(mean.mean)} nats a token apart"
+    fix: tuple[str, ...] = ()
     if status == "fail":
         text += (
-            ", too far for a signal on the student's own answers: begin with the teacher's answers"
+            ", too far to learn from the student's own answers: start with the teacher's answers"
         )
-    elif tail:
-        text += "; the teacher finds more than 1 % of the tokens nearly impossible, so bound what one token can do"
-        status = "warn"
+        fix = suggest_cold_start(evidence)
+    elif has_tail:
+        text += (
+            "; the teacher finds more than 1 % of the tokens nearly impossible, "
+            "so bound what one token can do"
+        )
     elif is_concentrated:
         text += "; fewer than 1 % of the tokens hold half of it"
-        status = "warn"
     elif status == "warn":
         text += ": a bounded divergence is the gentler beginning"
+    if status != "fail" and (status == "warn" or has_tail or is_concentrated):
+        status, fix = "warn", suggest_bounded_divergence(evidence)
     details = {
         "share of tokens with half of it": half,
         "share with log T < -10": None if unlikely is None else unlikely.mean,
@@ -101,166 +100,173 @@ def distance(evidence: Evidence) -> CheckOutcome:
     return CheckOutcome(status, text, mean, "nats a token", fix, details=details)
 
 
-def depth(evidence: Evidence) -> CheckOutcome:
-    """P7: does the agreement hold from the first token to the last?"""
-    if evidence.silent:
-        return skipped(evidence.silent)
-    with_overlap = any(trace.overlap is not None for trace in evidence.traces)
-    bins = _bins(evidence)
+def check_depth(evidence: Evidence) -> CheckOutcome:
+    """P7: Compare the models' agreement at the first tokens with that at later ones."""
+    if evidence.no_signal_reason:
+        return skip_check(evidence.no_signal_reason)
+    has_overlap = any(row.overlap is not None for row in evidence.measurements)
+    bins = _choose_bins(evidence)
     if len(bins) < 2:
-        return skipped(
-            f"the answers are too short to have a profile: fewer than {2 * SHORTEST_BIN} tokens"
+        return skip_check(
+            f"the answers are too short to have a profile: fewer than {2 * FIRST_BIN_TOKENS} tokens"
         )
-    profile = [(start, _agreement(evidence, start, end, with_overlap)) for start, end in bins]
-    first = profile[0][1].mean
-    ratios = [(start, _scaled(value, first)) for start, value in profile]
+    profile = [
+        (start, _estimate_agreement(evidence, start, end, has_overlap)) for start, end in bins
+    ]
+    first = max(profile[0][1].mean, 1e-9)
+    ratios = [
+        (start, Interval(level.mean / first, level.low / first, level.high / first))
+        for start, level in profile
+    ]
     last = ratios[-1][1]
     status = grade(last, *DRIFT)
-    what = (
-        f"overlap of the {CANDIDATES} likeliest tokens" if with_overlap else "mean of min(1, T / S)"
+    measure = (
+        f"overlap of the {CANDIDATES} likeliest tokens" if has_overlap else "mean of min(1, T / S)"
     )
-    details = {f"{what} from token {start}": value.mean for start, value in profile}
+    details = {f"{measure} from token {start}": level.mean for start, level in profile}
     if status == "pass":
-        return CheckOutcome(
-            status,
-            "student and teacher agree as much at the end as at the beginning",
-            last,
-            details=details,
-        )
-    cap = _cap(ratios)
-    text = f"from token {cap} on they agree {last.mean:.0%} as much as at the beginning; learn from what is before it"
-    fix = override_terms(evidence.recipe, f"weights=prefix({cap})")
+        text = "student and teacher agree as much at the end as at the beginning"
+        return CheckOutcome(status, text, last, details=details)
+    position = _find_drift(ratios)
+    text = (
+        f"from token {position} on they agree {last.mean:.0%} as much as at the beginning; "
+        "learn from what is before it"
+    )
+    fix = override_terms(evidence.recipe, f"weights=prefix({position})")
     return CheckOutcome(status, text, last, "of the first bin", fix, details=details)
 
 
-def noise(evidence: Evidence) -> CheckOutcome:
-    """P13: does an update see enough tokens for a signal that is one token deep?"""
-    mean = evidence.mean(lambda trace: trace.divergence)
-    length = evidence.mean_of_rollouts(lambda trace: len(trace.rollout.tokens))
+def check_noise(evidence: Evidence) -> CheckOutcome:
+    """P13: Test if an update sees enough tokens for a signal that has one log-probability a
+    token."""
+    mean = evidence.estimate_mean(lambda row: row.divergence)
+    length = evidence.estimate_rollout_mean(lambda row: len(row.rollout.tokens))
     if mean is None or length is None:
-        return skipped(evidence.silent or "no answer has a token")
+        return skip_check(evidence.no_signal_reason or "no answer has a token")
     settings = evidence.recipe.train
     tokens = settings.prompts_per_step * evidence.plan.n * length.mean / settings.updates_per_step
-    value = Interval(*(tokens * max(kl, 0.0) / 2 for kl in (mean.mean, mean.low, mean.high)))
-    asked = evidence.recipe.objective.signal
-    if asked is None or not asked.sampled:
-        text = f"each update sees about {tokens:.0f} tokens with more of the teacher than the sampled token: no such noise"
-        return CheckOutcome(
-            "pass", text, value, "signal to noise, if sampled tokens alone were used"
+    # For a small gap the log-ratio of a sampled token has mean KL and variance 2 KL, so the squared
+    # mean over the variance is KL / 2 a token.
+    ratio = Interval(*(tokens * max(kl, 0.0) / 2 for kl in (mean.mean, mean.low, mean.high)))
+    signal = evidence.recipe.objective.signal
+    if signal is None or not signal.sampled:
+        text = (
+            f"each update sees about {tokens:.0f} tokens with more of the teacher "
+            "than the sampled token: no such noise"
         )
-    if value.mean >= SIGNAL_TO_NOISE:
-        return CheckOutcome(
-            "pass",
-            f"about {tokens:.0f} sampled tokens an update are enough",
-            value,
-            "signal to noise",
-        )
-    text = f"about {tokens:.0f} sampled tokens an update are mostly noise; ask the teacher for more a token, or more prompts"
-    return CheckOutcome("warn", text, value, "signal to noise", _deeper(evidence, value.mean))
-
-
-def coherence(evidence: Evidence) -> CheckOutcome:
-    """P14: do the tokens' gradients add up, or cancel each other more than those of a random teacher would?"""
-    if not any(trace.coherence is not None for trace in evidence.traces):
-        return skipped(evidence.silent or "needs the teacher's whole distribution and a plain head")
-    ratio = evidence.mean_of_rollouts(
-        lambda trace: (
-            None
-            if trace.coherence is None or not trace.control
-            else trace.coherence / trace.control
-        )
-    )
-    own = evidence.mean_of_rollouts(lambda trace: trace.coherence)
-    control = evidence.mean_of_rollouts(lambda trace: trace.control)
-    if ratio is None or own is None or control is None:
-        return skipped("the student is so sure of its tokens that nothing pulls at them")
-    fine = ratio.mean >= COHERENCE
+        unit = "signal to noise, if sampled tokens alone were used"
+        return CheckOutcome("pass", text, ratio, unit)
+    if ratio.mean >= MIN_SIGNAL_TO_NOISE:
+        text = f"about {tokens:.0f} sampled tokens an update are enough"
+        return CheckOutcome("pass", text, ratio, "signal to noise")
     text = (
-        "the tokens of an answer pull together"
-        if fine
-        else "the tokens of an answer pull against each other"
+        f"about {tokens:.0f} sampled tokens an update are mostly noise; "
+        "ask the teacher for more a token, or more prompts"
     )
-    text += f" ({own.mean:.0%} of their gradients add up; {control.mean:.0%} for a random teacher as far away)"
-    return CheckOutcome("pass" if fine else "warn", text, ratio, "of the control")
+    fix = _suggest_less_noise(evidence, ratio.mean)
+    return CheckOutcome("warn", text, ratio, "signal to noise", fix)
 
 
-def cold_start(evidence: Evidence) -> tuple[str, ...]:
-    """Learn from whole answers first: the teacher's own where it writes, else the task's."""
-    supervised = (
-        "objective={signal: text, divergence: ce}",
-        f"name={evidence.recipe.name[:69]}-cold-start",
+def check_coherence(evidence: Evidence) -> CheckOutcome:
+    """P14: Compare how far the tokens' gradients cancel each other with those of a random
+    teacher."""
+    if not any(row.coherence is not None for row in evidence.measurements):
+        return skip_check(
+            evidence.no_signal_reason or "needs the teacher's whole distribution and a plain head"
+        )
+    coherence = evidence.estimate_rollout_mean(lambda row: row.coherence)
+    control = evidence.estimate_rollout_mean(lambda row: row.control_coherence)
+    ratio = evidence.estimate_rollout_mean(
+        lambda row: (
+            None
+            if row.coherence is None or not row.control_coherence
+            else row.coherence / row.control_coherence
+        )
     )
+    if ratio is None or coherence is None or control is None:
+        return skip_check("the student is so sure of its tokens that nothing pulls at them")
+    is_coherent = ratio.mean >= MIN_COHERENCE
+    text = (
+        f"the tokens of an answer pull {'together' if is_coherent else 'against each other'} "
+        f"({coherence.mean:.0%} of their gradients add up; "
+        f"{control.mean:.0%} for a random teacher as far away)"
+    )
+    return CheckOutcome("pass" if is_coherent else "warn", text, ratio, "of the control")
+
+
+def suggest_cold_start(evidence: Evidence) -> tuple[str, ...]:
+    """Return overrides for SFT first: on the teacher's completions, else on the task's."""
+    name = f"name={evidence.recipe.name[:69]}-cold-start"
     if evidence.recipe.teacher.capabilities().writes:
-        return ("rollout.source=teacher", *supervised)
-    given = all(prompt.response or prompt.answer for prompt in evidence.prompts)
-    return (*SUPERVISED, supervised[1]) if given else ()
+        return ("rollout.source=teacher", "objective={signal: text, divergence: ce}", name)
+    has_answers = all(prompt.response or prompt.answer for prompt in evidence.prompts)
+    return (*SUPERVISED, name) if has_answers else ()
 
 
 def suggest_bounded_divergence(evidence: Evidence) -> tuple[str, ...]:
-    """A divergence that no token can make infinite (GKD, arXiv 2306.13649)."""
-    if all(
-        term.divergence.name == "reverse_kl"
-        for term in evidence.recipe.objective.losses
-        if term.asks
-    ):
+    """Return overrides for a divergence that no token can make infinite (GKD, arXiv 2306.13649)."""
+    terms = [term for term in evidence.recipe.objective.losses if term.asks]
+    if all(term.divergence.name == "reverse_kl" for term in terms):
         return override_terms(evidence.recipe, "divergence=jsd(0.5)")
     return ()
 
 
-def _deeper(evidence: Evidence, now: float) -> tuple[str, ...]:
-    if "full" in evidence.built.parts.teacher.capabilities.signals:
+def _suggest_less_noise(evidence: Evidence, ratio: float) -> tuple[str, ...]:
+    """Return overrides for the full signal if the teacher has it, else for more prompts."""
+    if "full" in evidence.teacher.capabilities.signals:
         return (
             *override_terms(evidence.recipe, "signal=full"),
             *override_terms(evidence.recipe, "estimator=auto"),
         )
-    times = min(max(SIGNAL_TO_NOISE / max(now, 1e-3), 2.0), 64.0)
-    return (f"train.prompts_per_step={round(evidence.recipe.train.prompts_per_step * times)}",)
+    factor = min(max(MIN_SIGNAL_TO_NOISE / max(ratio, 1e-3), 2.0), 64.0)
+    return (f"train.prompts_per_step={round(evidence.recipe.train.prompts_per_step * factor)}",)
 
 
-def _unlikely(trace: RolloutMeasurement) -> Tensor | None:
-    return None if trace.judged is None else (trace.judged < UNLIKELY).double()
+def _mark_unlikely(row: RolloutMeasurement) -> Tensor | None:
+    """Return 1.0 for tokens that the teacher finds nearly impossible, else 0.0, [T]."""
+    logprobs = row.teacher_event_logprobs
+    return None if logprobs is None else (logprobs < UNLIKELY_LOGPROB).double()
 
 
-def _bins(evidence: Evidence) -> list[tuple[int, int]]:
-    """Spans of positions, each twice as long as the one before, that enough prompts' answers reach."""
-    longest = max((len(trace.rollout.tokens) for trace in evidence.traces), default=0)
-    edges = [0, SHORTEST_BIN]
+def _choose_bins(evidence: Evidence) -> list[tuple[int, int]]:
+    """Return spans of positions of doubling length that enough prompts' rollouts reach."""
+    longest = max((len(row.rollout.tokens) for row in evidence.measurements), default=0)
+    edges = [0, FIRST_BIN_TOKENS]
     while edges[-1] < longest:
         edges.append(2 * edges[-1])
-    spans = list(pairwise(edges))
-    wanted = min(FEWEST_PROMPTS, len(evidence.prompts))
+    min_prompts = min(MIN_PROMPTS, len(evidence.prompts))
     return [
-        span for span in spans if _reaching(evidence.rollouts, (span[0] + span[1]) // 2) >= wanted
+        (start, end)
+        for start, end in pairwise(edges)
+        if _count_prompts(evidence.rollouts, (start + end) // 2) >= min_prompts
     ]
 
 
-def _reaching(rollouts: Sequence[Rollout], position: int) -> int:
+def _count_prompts(rollouts: Sequence[Rollout], position: int) -> int:
+    """Count the prompts with a rollout that is longer than `position`."""
     return len({rollout.prompt.id for rollout in rollouts if len(rollout.tokens) > position})
 
 
-def _agreement(evidence: Evidence, start: int, end: int, with_overlap: bool) -> Interval:
-    def agreement(trace: RolloutMeasurement) -> Tensor | None:
-        values = trace.overlap if with_overlap else trace.advantage
-        if values is None:
-            return None
-        return values[start:end] if with_overlap else values[start:end].clamp(max=0.0).exp()
+def _estimate_agreement(evidence: Evidence, start: int, end: int, has_overlap: bool) -> Interval:
+    """Return the mean top-k overlap of a span of positions, else the mean of min(1, T / S)."""
 
-    found = evidence.mean(agreement)
-    assert found is not None, "enough answers reach the span"
-    return found
+    def measure(row: RolloutMeasurement) -> Tensor | None:
+        if has_overlap:
+            return None if row.overlap is None else row.overlap[start:end]
+        return None if row.advantage is None else row.advantage[start:end].clamp(max=0.0).exp()
 
-
-def _scaled(value: Interval, by: float) -> Interval:
-    return Interval(*(number / max(by, 1e-9) for number in (value.mean, value.low, value.high)))
+    agreement = evidence.estimate_mean(measure)
+    assert agreement is not None, "enough answers reach the span"
+    return agreement
 
 
-def _cap(ratios: Sequence[tuple[int, Interval]]) -> int:
-    """Where the last run of bins without agreement begins."""
-    last: Status = grade(ratios[-1][1], *DRIFT)
-    limit = DRIFT[1] if last == "fail" else DRIFT[0]
-    cap = ratios[-1][0]
+def _find_drift(ratios: Sequence[tuple[int, Interval]]) -> int:
+    """Return the position where the last run of bins without agreement begins."""
+    good, bad = DRIFT
+    limit = bad if grade(ratios[-1][1], *DRIFT) == "fail" else good
+    position = ratios[-1][0]
     for start, ratio in reversed(ratios[1:]):
         if ratio.mean >= limit:
             break
-        cap = start
-    return cap
+        position = start
+    return position

@@ -1,6 +1,6 @@
-"""What a run will cost: one step gone through on paper, without weights, and what follows from it."""
+"""The plan: the cost of a run, from one dry run of its first step without weights."""
 
-from practicum.studies.plan.memory import Memory, memory_limit
-from practicum.studies.plan.planning import CostPlan, plan, plan_data, run_device
+from practicum.studies.plan.memory import Memory, read_memory_limit
+from practicum.studies.plan.planning import CostPlan, choose_device, plan, plan_data
 
-__all__ = ["CostPlan", "Memory", "memory_limit", "plan", "plan_data", "run_device"]
+__all__ = ["CostPlan", "Memory", "choose_device", "plan", "plan_data", "read_memory_limit"]

@@ -1,12 +1,13 @@
-"""Peak memory by phase: what is alive when, item by item, as the local backend holds it."""
+"""Peak memory by phase: the items that are alive at once, as the local backend holds them."""
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
 import torch
 
 from practicum.costs.segments import how_many_fit, packed_tokens
@@ -17,35 +18,52 @@ from practicum.ports.paper import PaperRecord
 from practicum.studies.plan.paper import DryRun
 from practicum.types import ScoreRequest
 
-FLOAT = 4
+FLOAT_BYTES = 4
 MIB = 2**20
 
-LIBRARIES = 96 * MIB
-"""Tokenizers, what libraries load when first used, and what the allocator keeps; measured: see `python -m benchmarks plan`."""
+LIBRARY_BYTES = 96 * MIB
+"""Tokenizers, what libraries load at first use, and what the allocator keeps; measured by
+`python -m benchmarks plan`."""
 
-ADAPTERS_GAPS = 2
-"""With adapters the allocator takes so many times what the graph holds: their small tensors keep the room between the large
-ones from being used again. Measured on SmolLM2-135M on a processor (`python -m benchmarks plan --cases adapters`)."""
+ADAPTER_FRAGMENTATION = 2
+"""The factor by which the allocator takes more than the graph holds, with adapters.
 
-DRAWING_TILES = 4
-"""Matrices of [rows, V] that drawing holds: logits, their exponentials, sums in float64."""
+Their small tensors keep the room between the large ones from being used again. Measured on
+SmolLM2-135M on a processor (`python -m benchmarks plan --cases adapters`).
+"""
 
-COMPARED, COMPARED_TILES = 256, 5
-"""Tokens whose distributions an evaluation compares at once, and how many matrices that takes."""
+SAMPLING_TILES = 4
+"""Matrices of [rows, V] that sampling holds: logits, their exponentials, sums in float64."""
+
+COMPARED_TOKENS, COMPARED_TILES = 256, 5
+"""Tokens whose distributions an evaluation compares at once, and its matrices of [tokens, V]."""
 
 FUSED_TILES, TOKEN_TILES, AUTOGRAD_TILES = 6, 4, 12
-"""Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, with its sampled tokens alone,
-and by autograd."""
+"""Matrices of [chunk_tokens, V] of the logit side: fused with a teacher's distribution, with its
+sampled tokens alone, and by autograd."""
+
+BYTE_UNITS = {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "b": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of each item in each phase; a phase takes the sum of its items, a run what its largest phase takes."""
+    """The bytes of each item in each phase.
+
+    A phase takes the sum of its items, a run as much as its largest phase.
+    """
 
     phases: Mapping[str, Mapping[str, int]]
 
     def of(self, phase: str) -> int:
-        """The bytes of a phase."""
+        """Return the bytes of a phase."""
         return sum(self.phases[phase].values())
 
     @property
@@ -60,69 +78,57 @@ class Memory:
 
 
 def estimate_memory(run: DryRun, process: int) -> Memory:
-    """What each phase of a step takes once the optimizer has its moments; `process` is what Python and its libraries take."""
+    """Estimate what each phase of a step takes once the optimizer has its moments.
+
+    `process` is what Python and its libraries take, in bytes.
+    """
     recipe, record = run.recipe, run.record
-    float_student = FLOAT if recipe.student.dtype == "float32" else 2
-    moving = FLOAT * run.record.learning.parameters
-    vocabulary = run.record.shape.vocabulary
+    # Trained weights are held in float32, whatever the student's dtype.
+    trained = FLOAT_BYTES * record.learning.parameters
+    frozen = record.shape.parameters - record.learning.parameters
+    vocabulary_row = FLOAT_BYTES * record.shape.vocabulary
+    resident, visiting = [0], [0]
+    for name in record.scorers:
+        (visiting if _is_on_disk(run, name) else resident).append(_count_weight_bytes(run, name))
     always = {
-        "Python and libraries": process + LIBRARIES,
-        "student": float_student * (run.record.shape.parameters - run.record.learning.parameters)
-        + moving,
-        "teachers": sum(
-            _bytes(run, name)
-            for name, scorer in run.record.scorers.items()
-            if not _on_disk(run, name)
-        ),
-        "self-teachers' copies": FLOAT * sum(scorer.held for scorer in run.record.scorers.values()),
-        "moments of AdamW": 2 * moving,
-        "logit side": tiles(recipe.objective) * record.chunk_tokens * vocabulary * FLOAT,
+        "Python and libraries": process + LIBRARY_BYTES,
+        "student": _get_item_bytes(recipe.student.dtype) * frozen + trained,
+        "teachers": sum(resident),
+        "self-teachers' copies": FLOAT_BYTES
+        * sum(scorer.held for scorer in record.scorers.values()),
+        "moments of AdamW": 2 * trained,
+        "logit side": count_tiles(recipe.objective) * record.chunk_tokens * vocabulary_row,
     }
-    asked = {"teacher": recipe.objective.signal, "reference": recipe.objective.reference_signal}
-    hidden = 0
-    for name, requests in record.scored.items():
-        signal = asked.get(name.partition("/")[0])
-        if name in run.record.scorers and signal is not None and signal.type != "sampled":
-            hidden += (
-                FLOAT
-                * run.record.scorers[name].shape.width
-                * sum(len(request.tokens) for request in requests)
-            )
-    visiting = max(
-        (_bytes(run, name) for name in run.record.scorers if _on_disk(run, name)), default=0
-    )
+    hidden = _count_hidden_bytes(run)
     lag = recipe.rollout.max_staleness
     if lag:
-        always["copies of what learns, for rollouts ahead"] = (lag + 1) * moving
+        always["copies of what learns, for rollouts ahead"] = (lag + 1) * trained
         always["hidden states of steps ahead"] = lag * hidden
-    phases = {
-        "sample": {
-            **always,
-            **_sampling(run, len(record.drawn.get("student", ())), recipe.rollout.max_new_tokens),
-        },
-        "score": {
-            **always,
-            "a visiting teacher": visiting,
-            "activations": _scoring(run),
-            "hidden states": hidden,
-        },
-        "update": {**always, "gradients": moving, "hidden states": hidden, **_updating(run)},
-        "save": {**always, "files being written": 2 * moving},
+    completions = len(record.drawn.get("student", ()))
+    sample = _estimate_sampling(run, completions, recipe.rollout.max_new_tokens)
+    # At most one teacher on disk is loaded at a time, so the largest one counts.
+    score = {
+        "a visiting teacher": max(visiting),
+        "activations": _estimate_scoring(run),
+        "hidden states": hidden,
     }
-    if lag:
-        phases["update"] = {
-            **phases["sample"],
-            **phases["score"],
-            **phases["update"],
-        }  # the three overlap
+    update = {"gradients": trained, "hidden states": hidden, **_estimate_update(run)}
+    phases = {
+        "sample": always | sample,
+        "score": always | score,
+        # With rollouts ahead, other threads sample and score during the update.
+        "update": always | sample | score | update if lag else always | update,
+        "save": always | {"files being written": 2 * trained},
+    }
     if recipe.evaluation.prompts:
+        completions = recipe.evaluation.prompts * recipe.evaluation.samples
         length = recipe.evaluation.max_new_tokens or recipe.rollout.max_new_tokens
-        drawing = _sampling(run, recipe.evaluation.prompts * recipe.evaluation.samples, length)
-        compared = {"compared distributions": COMPARED * vocabulary * FLOAT * COMPARED_TILES}
-        phases["evaluate"] = {
-            **always,
-            **max(drawing, compared, key=lambda items: sum(items.values())),
-        }
+        sampling = _estimate_sampling(run, completions, length)
+        compared = COMPARED_TOKENS * COMPARED_TILES * vocabulary_row
+        # An evaluation samples first and compares distributions after it, so the larger one counts.
+        if compared > sum(sampling.values()):
+            sampling = {"compared distributions": compared}
+        phases["evaluate"] = always | sampling
     return Memory(
         {
             phase: {name: size for name, size in items.items() if size}
@@ -131,22 +137,23 @@ def estimate_memory(run: DryRun, process: int) -> Memory:
     )
 
 
-def tiles(objective: Objective) -> int:
-    """How many matrices of [chunk_tokens, V] the logit side of an objective holds."""
+def count_tiles(objective: Objective) -> int:
+    """Count the matrices of [chunk_tokens, V] that the logit side of an objective holds."""
     if not can_fuse(objective):
         return AUTOGRAD_TILES
-    slopes = max(len(objective.losses) - 1, 0)
-    asks = objective.signal is not None and objective.signal.type == "full"
-    return (FUSED_TILES + slopes) if asks else TOKEN_TILES
+    if objective.signal is None or objective.signal.type != "full":
+        return TOKEN_TILES
+    # Each further term holds its slope over the vocabulary.
+    return FUSED_TILES + max(len(objective.losses) - 1, 0)
 
 
 def estimate_fragmentation(run: DryRun) -> int:
-    """How many times what its graph holds an update takes."""
-    return ADAPTERS_GAPS if run.record.learning.adapters else 1
+    """Return the factor by which an update takes more memory than its graph holds."""
+    return ADAPTER_FRAGMENTATION if run.record.learning.adapters else 1
 
 
-def update_tokens(run: DryRun) -> int:
-    """The most tokens that go through the student together in the update."""
+def count_update_tokens(run: DryRun) -> int:
+    """Count the tokens of the largest micro-batch of the update."""
     data = run.record.data
     passes = [rows[0] for rows in rows_of_passes(data, run.graph.tokens, run.record.packs_up_to)]
     return max(
@@ -154,45 +161,33 @@ def update_tokens(run: DryRun) -> int:
     )
 
 
-def memory_limit(device: str) -> int:
-    """What there is: free memory of the GPU, or the machine's memory, or less where the process's group may use less."""
+def read_memory_limit(device: str) -> int:
+    """Return the bytes of memory that a run may take.
+
+    Free memory of the GPU; else the machine's memory, or the limit of the process's cgroup if less.
+    """
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group = Path("/sys/fs/cgroup/memory.max")
-    text = group.read_text().strip() if group.is_file() else ""
-    return min(machine, int(text)) if text.isdigit() else machine
+    limit = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # no file outside of Linux, "max" without a limit
+        limit = min(limit, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return limit
 
 
+# Cached, so that a second plan in one process does not count the first plan's own memory.
 @cache
-def own_bytes() -> int:
-    """The resident memory of this process when it was first asked; 0 where the system does not say."""
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return 0
-    return next(
-        int(line.split()[1]) * 1024
-        for line in status.read_text().splitlines()
-        if line.startswith("VmRSS")
-    )
+def measure_process() -> int:
+    """Return the resident memory of this process, in bytes, at the first call."""
+    return psutil.Process().memory_info().rss
 
 
 def parse_bytes(text: str) -> int:
-    """`8GiB`, `512 MiB`, `16GB` or a number of bytes; ResourceError where it is none of them."""
-    units = {
-        "kib": 2**10,
-        "mib": 2**20,
-        "gib": 2**30,
-        "kb": 10**3,
-        "mb": 10**6,
-        "gb": 10**9,
-        "b": 1,
-        "": 1,
-    }
-    number = text.strip().lower().rstrip("kmgib ")
-    unit = text.strip().lower()[len(number) :].strip()
+    """Parse `8GiB`, `512 MiB`, `16GB` or a number of bytes; ResourceError for anything else."""
+    amount = text.strip().lower()
+    number = amount.rstrip("kmgib ")
+    unit = amount[len(number) :].strip()
     try:
-        size = int(float(number) * units[unit])
+        size = int(float(number) * BYTE_UNITS[unit or "b"])
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size <= 0:
@@ -202,47 +197,63 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def _bytes(run: DryRun, name: str) -> int:
-    """The weights of a scorer that has its own."""
+def _get_item_bytes(dtype: str) -> int:
+    return FLOAT_BYTES if dtype == "float32" else 2
+
+
+def _count_weight_bytes(run: DryRun, name: str) -> int:
+    """Return the bytes of a scorer's weights; 0 if it scores with the student's."""
     scorer = run.record.scorers[name]
     if scorer.config is None:
         return 0
-    return scorer.shape.parameters * (FLOAT if scorer.config.dtype == "float32" else 2)
+    return scorer.shape.parameters * _get_item_bytes(scorer.config.dtype)
 
 
-def _on_disk(run: DryRun, name: str) -> bool:
+def _is_on_disk(run: DryRun, name: str) -> bool:
     config = run.record.scorers[name].config
     return config is not None and config.residency == "disk"
 
 
-def _sampling(run: DryRun, texts: int, new_tokens: int) -> dict[str, int]:
-    """Decoding: weights laid out anew, a store of keys and values that is made once, and the logits of a step."""
-    rows = min(run.record.sampling_batch, texts)
-    longest = max(map(len, run.prompts), default=0) + new_tokens
-    plain = run.recipe.student.dtype == "float32" and platform.machine().lower() in (
-        "x86_64",
-        "amd64",
-    )
-    prepared = (
-        plain
-        and rows
-        and new_tokens >= run.record.prepares_weights_from
+def _count_hidden_bytes(run: DryRun) -> int:
+    """Return the bytes of the hidden states that teacher and reference answer with."""
+    objective, record = run.recipe.objective, run.record
+    signals = {"teacher": objective.signal, "reference": objective.reference_signal}
+    size = 0
+    for name, requests in record.scored.items():
+        signal = signals.get(name.partition("/")[0])
+        if name in record.scorers and signal is not None and signal.type != "sampled":
+            tokens = sum(len(request.tokens) for request in requests)
+            size += FLOAT_BYTES * record.scorers[name].shape.width * tokens
+    return size
+
+
+def _estimate_sampling(run: DryRun, completions: int, new_tokens: int) -> dict[str, int]:
+    """Return the bytes of decoding: prepacked weights, the KV cache, and the logits of a step."""
+    record, dims = run.record, run.record.shape
+    rows = min(record.sampling_batch, completions)
+    max_tokens = max(map(len, run.prompts), default=0) + new_tokens
+    # Weights are prepacked by oneDNN, in float32 on x86 only, if enough tokens repay the copy.
+    is_prepacked = (
+        run.recipe.student.dtype == "float32"
+        and platform.machine().lower() in ("x86_64", "amd64")
+        and rows > 0
+        and new_tokens >= record.prepares_weights_from
         and torch.backends.mkldnn.is_available()
     )
     return {
-        "weights laid out for decoding": FLOAT * (run.record.shape.body + run.record.shape.head)
-        if prepared
+        "weights laid out for decoding": FLOAT_BYTES * (dims.body + dims.head)
+        if is_prepacked
         else 0,
-        "keys and values": run.record.shape.kv_bytes(rows * longest, FLOAT),
-        "logits": rows * run.record.shape.vocabulary * FLOAT * DRAWING_TILES,
+        "keys and values": dims.kv_bytes(rows * max_tokens, FLOAT_BYTES),
+        "logits": rows * dims.vocabulary * FLOAT_BYTES * SAMPLING_TILES,
     }
 
 
-def _scoring(run: DryRun) -> int:
-    """The largest pass of any scorer."""
+def _estimate_scoring(run: DryRun) -> int:
+    """Return the bytes of the largest forward pass of any scorer."""
     return max(
         (
-            run.record.scorers[name].body.forward.at(_largest_pass(requests, run.record))
+            run.record.scorers[name].body.forward.at(_find_largest_pass(requests, run.record))
             for name, requests in run.record.scored.items()
             if name in run.record.scorers and requests
         ),
@@ -250,7 +261,8 @@ def _scoring(run: DryRun) -> int:
     )
 
 
-def _largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:
+def _find_largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:
+    """Return the tokens of the largest forward pass in which the requests are scored."""
     largest = 0
     while requests:
         count = how_many_fit(requests, record.scored_tokens, record.packs_up_to)
@@ -259,16 +271,14 @@ def _largest_pass(requests: Sequence[ScoreRequest], record: PaperRecord) -> int:
     return largest
 
 
-def _updating(run: DryRun) -> dict[str, int]:
-    """The graph of the largest pass, or the embedding's second gradient, whichever is more; the head laid out anew."""
-    tokens = update_tokens(run)
-    learned = sum(int(datum.rollout.loss_mask.sum()) for datum in run.record.data)
-    embedding = FLOAT * run.record.shape.head if run.record.learning.head else 0
+def _estimate_update(run: DryRun) -> dict[str, int]:
+    """Return the bytes of an update: the graph of its largest pass, and the prepacked head."""
+    record = run.record
+    graph = estimate_fragmentation(run) * run.body.update.at(count_update_tokens(run))
+    head = FLOAT_BYTES * record.shape.head
+    supervised = sum(int(datum.rollout.loss_mask.sum()) for datum in record.data)
     return {
-        "graph and its gradients": max(
-            estimate_fragmentation(run) * run.body.update.at(tokens), embedding
-        ),
-        "head laid out for products": FLOAT * run.record.shape.head
-        if learned >= run.record.prepares_head_from
-        else 0,
+        # The embedding's second gradient comes after the graph is freed, so the larger one counts.
+        "graph and its gradients": max(graph, head if record.learning.head else 0),
+        "head laid out for products": head if supervised >= record.prepares_head_from else 0,
     }

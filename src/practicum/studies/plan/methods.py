@@ -1,4 +1,4 @@
-"""The same prompts as supervised training, as reinforcement learning and as on-policy distillation, in operations a step."""
+"""The FLOPs of a step by supervised, reinforcement and on-policy training."""
 
 from practicum.costs import ModelDims, ReadTokens, TrainableDims, count_read_tokens
 
@@ -7,8 +7,11 @@ GRPO_GROUP = 8
 
 WIRE_TOP_K = 64
 
+Texts = list[tuple[tuple[int, ...], int]]
+"""Texts as prompt tokens and number of completion tokens."""
 
-def methods(
+
+def compare_methods(
     prompts: list[tuple[int, ...]],
     answer: int,
     n: int,
@@ -16,66 +19,64 @@ def methods(
     learning: TrainableDims,
     teacher: ModelDims | None,
 ) -> list[dict[str, float | str]]:
-    """One row a method: operations of generating, scoring and updating for the prompts of one step.
+    """Return one row a method: FLOPs of generating, scoring and updating for the prompts of a step.
 
-    The teacher reads the student's own prompts; a verifier is free; GRPO has no reference.
+    `answer` is the length of a completion in tokens, `n` the completions of a prompt. The teacher
+    reads the student's own prompts; a verifier is free; GRPO has no reference.
     """
-    one, group = (_texts(prompts, answer, count) for count in (1, GRPO_GROUP))
-    rows = [_row("SFT on given answers", 0, 0, _update(one, shape, learning))]
+    single, group = (_repeat_prompts(prompts, answer, count) for count in (1, GRPO_GROUP))
+    update = _count_update(single, shape, learning)
+    rows = [_build_row("SFT on given answers", 0, 0, update)]
     if teacher is not None:
-        rows.append(
-            _row(
-                "SFT on the teacher's answers",
-                _draw(one, teacher),
-                0,
-                _update(one, shape, learning),
-            )
-        )
-    rows.append(
-        _row(f"GRPO, {GRPO_GROUP} answers", _draw(group, shape), 0, _update(group, shape, learning))
-    )
+        generate = _count_generation(single, teacher)
+        rows.append(_build_row("SFT on the teacher's answers", generate, 0, update))
+    generate, update = _count_generation(group, shape), _count_update(group, shape, learning)
+    rows.append(_build_row(f"GRPO, {GRPO_GROUP} answers", generate, 0, update))
     if teacher is not None:
         for count in dict.fromkeys((1, n)):
-            texts, title = (
-                _texts(prompts, answer, count),
-                f"OPD, {count} answer{'s' if count > 1 else ''}",
+            texts = _repeat_prompts(prompts, answer, count)
+            rows.append(
+                _build_row(
+                    f"OPD, {count} answer{'s' if count > 1 else ''}",
+                    _count_generation(texts, shape),
+                    _count_forward(count_read_tokens(texts), texts, teacher),
+                    _count_update(texts, shape, learning),
+                )
             )
-            score = _forward(count_read_tokens(texts), texts, teacher)
-            rows.append(_row(title, _draw(texts, shape), score, _update(texts, shape, learning)))
     return rows
 
 
-def break_even(rows: list[dict[str, float | str]]) -> float | None:
-    """From how many answers a prompt GRPO takes more operations than distillation with one."""
+def find_break_even(rows: list[dict[str, float | str]]) -> float | None:
+    """Return the completions per prompt from which GRPO costs more than distillation with one.
+
+    None without a teacher.
+    """
     total = {str(row["method"]): float(row["flops"]) for row in rows}
     single, group = total.get("OPD, 1 answer"), total[f"GRPO, {GRPO_GROUP} answers"]
     return None if single is None else single / (group / GRPO_GROUP)
 
 
-def wire_bytes(tokens: int, prompt_tokens: int, teacher: ModelDims) -> dict[str, int]:
-    """Bytes of a step if the teacher were in another process, by what it answers with.
+def count_wire_bytes(tokens: int, prompt_tokens: int, teacher: ModelDims) -> dict[str, int]:
+    """Return the bytes of a step if the teacher were in another process, by the form of its signal.
 
-    Out: 4 bytes a token id. Back: a float32 for the sampled token; 64 candidates of 4 + 2 bytes; a hidden state or all logits in 16
-    bits.
+    Out: 4 bytes a token id. Back: a float32 for the sampled token; 64 candidates of 4 + 2 bytes; a
+    hidden state or all logits in 16 bits.
     """
-    out = 4 * (tokens + prompt_tokens)
-    each = {
+    token_bytes = {
         "sampled": 4,
         f"top-{WIRE_TOP_K}": 6 * WIRE_TOP_K,
         "hidden": 2 * teacher.width,
         "full": 2 * teacher.vocabulary,
     }
-    return {form: out + size * tokens for form, size in each.items()}
+    out = 4 * (tokens + prompt_tokens)
+    return {form: out + size * tokens for form, size in token_bytes.items()}
 
 
-Texts = list[tuple[tuple[int, ...], int]]
-
-
-def _texts(prompts: list[tuple[int, ...]], answer: int, n: int) -> Texts:
+def _repeat_prompts(prompts: list[tuple[int, ...]], answer: int, n: int) -> Texts:
     return [(prompt, answer) for prompt in prompts for _ in range(n)]
 
 
-def _row(method: str, generate: int, score: int, update: int) -> dict[str, float | str]:
+def _build_row(method: str, generate: int, score: int, update: int) -> dict[str, float | str]:
     return {
         "method": method,
         "generate": float(generate),
@@ -85,13 +86,14 @@ def _row(method: str, generate: int, score: int, update: int) -> dict[str, float
     }
 
 
-def _draw(texts: Texts, shape: ModelDims) -> int:
-    return _forward(count_read_tokens(texts, shortest=0), texts, shape)
+def _count_generation(texts: Texts, shape: ModelDims) -> int:
+    # In generation one prefill serves all completions of a prompt, however short the prompt is.
+    return _count_forward(count_read_tokens(texts, shortest=0), texts, shape)
 
 
-def _forward(read: ReadTokens, texts: Texts, shape: ModelDims) -> int:
+def _count_forward(read: ReadTokens, texts: Texts, shape: ModelDims) -> int:
     return shape.hidden(read.tokens, read.contexts) + shape.logits(sum(count for _, count in texts))
 
 
-def _update(texts: Texts, shape: ModelDims, learning: TrainableDims) -> int:
+def _count_update(texts: Texts, shape: ModelDims, learning: TrainableDims) -> int:
     return learning.update(shape, count_read_tokens(texts), sum(count for _, count in texts))

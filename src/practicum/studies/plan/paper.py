@@ -1,4 +1,4 @@
-"""One step on paper: the real loop over the recipe's own prompts, with models that have sizes and no weights."""
+"""A dry run: one step of the real loop over the recipe's own prompts, with weightless models."""
 
 import tempfile
 from contextlib import closing
@@ -15,9 +15,9 @@ from practicum.types import Metrics
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """A recipe without weights: what its first step asks of whom, what that costs, and how the update is cut into passes.
+    """The first step of a recipe without weights: its requests, its metrics, and its micro-batches.
 
-    `body` is what a pass through the student takes in that update.
+    `graph` is the cut of the update into micro-batches, `body` the memory of one of them.
     """
 
     recipe: Recipe
@@ -29,13 +29,18 @@ class DryRun:
     answer_tokens: int
 
 
-def dry_run(recipe: Recipe, answer_tokens: int | None) -> DryRun:
-    """Go through the first step of a recipe; answers have `answer_tokens`, or as many as they may."""
-    tokens = min(answer_tokens or recipe.rollout.max_new_tokens, recipe.rollout.max_new_tokens)
+def simulate_step(recipe: Recipe, answer_tokens: int | None) -> DryRun:
+    """Run the first step of a recipe without weights.
+
+    Every completion has `answer_tokens` tokens, at most `rollout.max_new_tokens`, which is also the
+    default.
+    """
+    limit = recipe.rollout.max_new_tokens
+    tokens = min(answer_tokens or limit, limit)
     with tempfile.TemporaryDirectory() as folder:
-        built, paper = assemble_on_paper(recipe, Path(folder), tokens)
-        with closing(built):
-            result = train_step(1, built.parts, built.settings)
+        components, paper = assemble_on_paper(recipe, Path(folder), tokens)
+        with closing(components):
+            result = train_step(1, components.parts, components.settings)
     record = paper.record
     graph = record.cut(record.data)
     prompts = list(dict.fromkeys(rollout.prompt_tokens for rollout in result.rollouts))

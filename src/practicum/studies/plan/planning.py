@@ -1,58 +1,60 @@
-"""The plan of a recipe: operations, bytes, memory and what fits; seconds only after a step was really done."""
+"""The plan of a recipe: FLOPs, bytes, memory and what fits; seconds only if a step was timed."""
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from practicum.core.notes import hide_notes
-from practicum.costs import PHASES, cost_summary
+from practicum.costs import PHASES, ModelDims, cost_summary
 from practicum.errors import PracticumError
-from practicum.recipe import Recipe, override, parse_recipe, resolved
+from practicum.recipe import Recipe
 from practicum.runs.assembly import assemble_run
+from practicum.studies.overrides import apply_overrides
 from practicum.studies.plan.memory import (
     Memory,
+    count_update_tokens,
     estimate_fragmentation,
     estimate_memory,
-    memory_limit,
-    own_bytes,
-    update_tokens,
+    measure_process,
+    read_memory_limit,
 )
-from practicum.studies.plan.methods import break_even, methods, wire_bytes
-from practicum.studies.plan.paper import DryRun, dry_run
+from practicum.studies.plan.methods import compare_methods, count_wire_bytes, find_break_even
+from practicum.studies.plan.paper import DryRun, simulate_step
 from practicum.training.loop import train_step
 
 log = logging.getLogger(__name__)
 
-PATCHES: tuple[tuple[str, ...], ...] = (
-    ("backend.micro_batch_tokens=FITS",),
-    ("backend.graph_mib=256",),
-    ("backend.graph_mib=64",),
-    ("backend.chunk_tokens=32",),
-    ("backend.sampling_batch=16",),
-    ("backend.sampling_batch=4",),
-    ("teacher.residency=disk",),
-    ("student.trainable_layers=HALF",),
-    ("student.lora={rank: 16, alpha: 32}",),
+SAVINGS = (
+    "backend.micro_batch_tokens=FITS",
+    "backend.graph_mib=256",
+    "backend.graph_mib=64",
+    "backend.chunk_tokens=32",
+    "backend.sampling_batch=16",
+    "backend.sampling_batch=4",
+    "teacher.residency=disk",
+    "student.trainable_layers=HALF",
+    "student.lora={rank: 16, alpha: 32}",
 )
-"""Changes that save memory, the cheapest first: those that change rounding and time alone, then where weights are, then what
-learns."""
+"""Overrides that save memory, the cheapest first.
+
+Those that change only rounding and time, then the place of weights, then what is trained.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Seconds of each phase of a step that was done, its operations, and how long its answers were."""
+    """The seconds and FLOPs of each phase of a timed step, and the mean length of its answers."""
 
     seconds: Mapping[str, float]
     flops: Mapping[str, float]
     answer_tokens: float
 
     def predict(self, flops: Mapping[str, float]) -> dict[str, float]:
-        """Seconds of other operations at the same pace."""
+        """Return the seconds of each phase for other FLOPs at the same pace."""
         return {
             phase: self.seconds[phase] * flops[phase] / self.flops[phase]
             if self.flops[phase]
@@ -63,7 +65,10 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class CostPlan:
-    """What a recipe will cost; see `plan_data` for the names."""
+    """The predicted cost of a recipe; `change` are overrides with which it would fit.
+
+    `largest_micro_batch` is in tokens, `limit` in bytes.
+    """
 
     run: DryRun
     memory: Memory
@@ -74,7 +79,7 @@ class CostPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the largest phase stays within the limit."""
+        """True if the largest phase stays within the limit."""
         return self.memory.peak <= self.limit
 
 
@@ -86,41 +91,45 @@ def plan(
     calibrate: bool = False,
     process: int | None = None,
 ) -> CostPlan:
-    """Plan a recipe; `limit` is in bytes (None: what there is), `calibrate` does two steps of it, the first to warm up.
+    """Plan a recipe; with `calibrate`, run two steps of it to estimate seconds.
 
-    `process` is what Python and its libraries take, in bytes (None: what this process takes now).
+    `limit` is the memory in bytes (None: this machine's). `process` is the memory of Python and its
+    libraries in bytes (None: this process's).
     """
-    process = own_bytes() if process is None else process
-    run = dry_run(recipe, answer_tokens)  # refuses what cannot be planned, before any step is done
+    process = measure_process() if process is None else process
+    # The dry run refuses what cannot be planned, so it comes before the steps of a calibration.
+    run = simulate_step(recipe, answer_tokens)
     calibration = time_step(recipe) if calibrate else None
     if calibration is not None and answer_tokens is None:
+        # Answers as long as they really were, not as long as they may be.
         answer_tokens = max(round(calibration.answer_tokens), 1)
         with hide_notes():
-            run = dry_run(recipe, answer_tokens)
+            run = simulate_step(recipe, answer_tokens)
     memory = estimate_memory(run, process)
-    limit = memory_limit(run_device(recipe)) if limit is None else limit
-    largest = _largest_micro_batch(run, memory, limit)
-    change = (
-        None if memory.peak <= limit else _change(recipe, limit, process, answer_tokens, largest)
-    )
+    limit = read_memory_limit(choose_device(recipe)) if limit is None else limit
+    largest = _find_largest_micro_batch(run, memory, limit)
+    change = None
+    if process <= limit < memory.peak:
+        change = _find_change(recipe, limit, process, answer_tokens, largest)
     return CostPlan(run, memory, limit, largest, change, calibration)
 
 
-def run_device(recipe: Recipe) -> str:
-    """Where the student's weights will be."""
+def choose_device(recipe: Recipe) -> str:
+    """Return the device of the student's weights, `cuda` or `cpu`."""
     import torch
 
     return "cuda" if torch.cuda.is_available() and recipe.student.device != "cpu" else "cpu"
 
 
 def time_step(recipe: Recipe) -> StepTiming:
-    """Do two steps of a recipe in a folder that is thrown away, and time the second."""
+    """Run two steps of a recipe in a temporary folder, and time the second."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(assemble_run(recipe, Path(folder), scores=Path(folder) / "scores")) as built,
+        closing(assemble_run(recipe, Path(folder), scores=Path(folder) / "scores")) as components,
     ):
         log.info("calibrating: two steps, the first to warm up")
-        metrics = [train_step(step, built.parts, built.settings).metrics for step in (1, 2)][-1]
+        train_step(1, components.parts, components.settings)
+        metrics = train_step(2, components.parts, components.settings).metrics
     return StepTiming(
         seconds={phase: metrics[f"seconds_{phase}"] for phase in PHASES},
         flops={phase: metrics[f"cost/flops_{phase}"] for phase in PHASES},
@@ -129,44 +138,35 @@ def time_step(recipe: Recipe) -> StepTiming:
 
 
 def plan_data(plan: CostPlan) -> dict[str, Any]:
-    """The plan as JSON data: a step, the whole run, memory by phase and item, methods beside each other, bytes on a wire.
+    """Return the plan as JSON data: a step, the run, memory, methods, and bytes on a wire.
 
     `seconds` and what depends on them are None without a calibration.
     """
     run, recipe, record, step = plan.run, plan.run.recipe, plan.run.record, plan.run.metrics
-    cost = cost_summary([step])
     steps = recipe.train.steps
-    flops = {phase: cost[phase]["flops"] for phase in PHASES}
-    seconds = None if plan.calibration is None else plan.calibration.predict(flops)
-    whole = cost_summary([step] * steps)
-    money = None
-    if recipe.prices is not None:
-        without_clock = (
-            recipe.prices.model_copy(update={"machine_hour": None})
-            if seconds is None
-            else recipe.prices
-        )
-        money = without_clock.money(
-            whole, 0.0 if seconds is None else steps * sum(seconds.values())
-        )
+    step_cost, run_cost = cost_summary([step]), cost_summary([step] * steps)
+    seconds = run_seconds = money = None
+    if plan.calibration is not None:
+        seconds = plan.calibration.predict({phase: step_cost[phase]["flops"] for phase in PHASES})
+        run_seconds = steps * sum(seconds.values())
+    prices = recipe.prices
+    if prices is not None:
+        if seconds is None:
+            prices = prices.model_copy(update={"machine_hour": None})
+        money = prices.money(run_cost, run_seconds or 0.0)
     teacher = next((scorer.shape for scorer in record.scorers.values()), None)
-    rows = methods(
+    rows = compare_methods(
         run.prompts, run.answer_tokens, recipe.rollout.n, record.shape, record.learning, teacher
     )
     return {
         "recipe": recipe.name,
         "answer_tokens": run.answer_tokens,
         "models": {
-            "student": _model(record.shape) | {"learns": record.learning.parameters},
-            **{name: _model(scorer.shape) for name, scorer in record.scorers.items()},
+            "student": _describe_dims(record.shape) | {"learns": record.learning.parameters},
+            **{name: _describe_dims(scorer.shape) for name, scorer in record.scorers.items()},
         },
-        "step": {"cost": cost, "seconds": seconds},
-        "run": {
-            "steps": steps,
-            "cost": whole,
-            "seconds": None if seconds is None else steps * sum(seconds.values()),
-            "money": money,
-        },
+        "step": {"cost": step_cost, "seconds": seconds},
+        "run": {"steps": steps, "cost": run_cost, "seconds": run_seconds, "money": money},
         "memory": {
             "limit": plan.limit,
             "peak": plan.memory.peak,
@@ -174,14 +174,14 @@ def plan_data(plan: CostPlan) -> dict[str, Any]:
             "fits": plan.fits,
             "phases": {phase: dict(items) for phase, items in plan.memory.phases.items()},
             "largest_micro_batch": plan.largest_micro_batch,
-            "micro_batch": update_tokens(run),
+            "micro_batch": count_update_tokens(run),
             "recompute": run.graph.recompute,
             "change": None if plan.change is None else list(plan.change),
         },
         "methods": rows,
-        "break_even": break_even(rows),
+        "break_even": find_break_even(rows),
         "wire_bytes": {
-            name: wire_bytes(
+            name: count_wire_bytes(
                 sum(len(request.tokens) for request in record.scored[name]),
                 sum(len(request.prompt_tokens) for request in record.scored[name]),
                 scorer.shape,
@@ -192,68 +192,55 @@ def plan_data(plan: CostPlan) -> dict[str, Any]:
     }
 
 
-def _model(shape: Any) -> dict[str, int]:
+def _describe_dims(dims: ModelDims) -> dict[str, int]:
     return {
-        "parameters": shape.parameters,
-        "body": shape.body,
-        "head": shape.head,
-        "layers": shape.layers,
-        "width": shape.width,
-        "vocabulary": shape.vocabulary,
+        "parameters": dims.parameters,
+        "body": dims.body,
+        "head": dims.head,
+        "layers": dims.layers,
+        "width": dims.width,
+        "vocabulary": dims.vocabulary,
     }
 
 
-def _largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
-    """How many tokens may go through the student together within the limit; 0 where the rest fills it already."""
+def _find_largest_micro_batch(run: DryRun, memory: Memory, limit: int) -> int:
+    """Return the most tokens that may go through the student at once.
+
+    0 if other items fill the limit.
+    """
     others = sum(
         size for name, size in memory.phases["update"].items() if name != "graph and its gradients"
     )
-    room = (limit - others) // estimate_fragmentation(run) - run.body.update.fixed
-    return max(room // max(run.body.update.each, 1), 0)
+    available = (limit - others) // estimate_fragmentation(run) - run.body.update.fixed
+    return max(available // max(run.body.update.each, 1), 0)
 
 
-def _change(
+def _find_change(
     recipe: Recipe, limit: int, process: int, answer_tokens: int | None, largest: int
 ) -> tuple[str, ...] | None:
-    """The first of the changes, alone and then with those before it, under which the recipe fits; None where none helps."""
-    if limit < process:
-        return None
-    patches = [
-        tuple(text.replace("FITS", str(largest)) for text in patch)
-        for patch in PATCHES[0 if largest else 1 :]
+    """Return the first saving with which the recipe fits, or else the shortest list of the first
+    savings.
+
+    None if not even all of them suffice.
+    """
+    layers = max((recipe.student.trainable_layers or 2) // 2, 1)
+    savings = [
+        text.replace("FITS", str(largest)).replace("HALF", str(layers))
+        for text in SAVINGS
+        if (largest or "FITS" not in text)
+        and (recipe.teacher.type == "model" or not text.startswith("teacher."))
     ]
-    together = [tuple(chain(*patches[: count + 1])) for count in range(1, len(patches))]
-    for patch in [*patches, *together]:
-        changed = _patched(recipe, patch)
-        if changed is None:
-            continue
-        texts, other = changed
+    # One change is easier to accept than several, so lists come after all single ones.
+    singles = [(text,) for text in savings]
+    together = [savings[:count] for count in range(2, len(savings) + 1)]
+    for texts in (*singles, *together):
+        # Of two values for one key the later, stronger one counts.
+        change = tuple({text.partition("=")[0]: text for text in texts}.values())
         try:
             with hide_notes():
-                run = dry_run(other, answer_tokens)
+                run = simulate_step(apply_overrides(recipe, change), answer_tokens)
         except PracticumError:
             continue  # a change that this recipe cannot have
         if estimate_memory(run, process).peak <= limit:
-            return texts
+            return change
     return None
-
-
-def _patched(recipe: Recipe, patch: Sequence[str]) -> tuple[tuple[str, ...], Recipe] | None:
-    """The recipe with a change, and the change as it is written; None where it has no such place."""
-    layers = str(max((recipe.student.trainable_layers or 2) // 2, 1))
-    texts = tuple(text.replace("HALF", layers) for text in patch)
-    texts = tuple({text.partition("=")[0]: text for text in texts}.values())
-    if (
-        any(text.startswith("teacher.residency") for text in texts)
-        and recipe.teacher.type != "model"
-    ):
-        texts = tuple(text for text in texts if not text.startswith("teacher.residency"))
-    if not texts:
-        return None
-    data = resolved(recipe)
-    for text in texts:
-        override(data, text)
-    try:
-        return texts, parse_recipe(data, recipe.name)
-    except PracticumError:
-        return None

@@ -1,0 +1,253 @@
+"""The measurements of student rollouts, token by token, from both models' signals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from practicum import functional as F
+from practicum.core.randomness import seed_of
+from practicum.functional.chunked import chunks
+from practicum.functional.comparison import compare
+from practicum.functional.distributions import overlap_of_top
+from practicum.functional.head import Head
+from practicum.functional.pools import reverse_kl_gradient
+from practicum.objective import read_tokens
+from practicum.objective.tokens import TeacherDistribution
+from practicum.types import Rollout, TeacherSignal
+
+STREAM = "doctor"
+"""The name of the doctor's random streams."""
+
+CANDIDATES = 16
+"""The k of the top-k overlap (arXiv 2604.13016)."""
+
+MIN_OVERLAP_VOCABULARY = 4 * CANDIDATES
+"""The smallest vocabulary, in tokens, for which the top-k overlap is computed: in a smaller one two
+random models share many of their k likeliest tokens."""
+
+SINGLE_MEASURES = ("student_logprobs", "teacher_logprobs", "student_entropy", "teacher_entropy")
+PAIR_MEASURES = ("overlap", "student_mass", "teacher_mass")
+
+ADAPTER_RANK = 16
+
+CHUNK_TOKENS = 128
+"""Tokens whose full distributions are compared at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutMeasurement:
+    """The measurements of one student rollout of T tokens; None without such a signal.
+
+    `logprobs` are the student's, scored and not as sampled. `advantage` is the teacher's
+    log-probability `teacher_event_logprobs` minus the student's; in both, a stop token stands for
+    all stop tokens of either model. `divergence` is KL(S || T): exact, a lower bound from the
+    teacher's candidates and one tail, or the log-ratio of the sampled token. `student_stop` and
+    `teacher_stop` are the log-probabilities of stopping with any stop token of either model.
+    `coherence` is the norm of the summed token gradients over the sum of their norms;
+    `control_coherence` is the same for a control teacher at the same distance.
+    """
+
+    rollout: Rollout
+    logprobs: Float[Tensor, " T"]
+    student_entropy: Float[Tensor, " T"]
+    student_stop: Float[Tensor, " T"]
+    teacher_logprobs: Float[Tensor, " T"] | None = None
+    teacher_event_logprobs: Float[Tensor, " T"] | None = None
+    advantage: Float[Tensor, " T"] | None = None
+    divergence: Float[Tensor, " T"] | None = None
+    teacher_entropy: Float[Tensor, " T"] | None = None
+    teacher_stop: Float[Tensor, " T"] | None = None
+    overlap: Float[Tensor, " T"] | None = None
+    student_mass: Float[Tensor, " T"] | None = None
+    teacher_mass: Float[Tensor, " T"] | None = None
+    coherence: float | None = None
+    control_coherence: float | None = None
+
+
+@torch.no_grad()
+def measure_rollouts(
+    rollouts: Sequence[Rollout],
+    student_signals: Sequence[TeacherSignal],
+    teacher_signals: Sequence[TeacherSignal],
+    stops: tuple[frozenset[int], frozenset[int]],
+    seed: int,
+) -> list[RolloutMeasurement]:
+    """Measure each rollout with the student's full signal about it and the teacher's signal.
+
+    `stops` are the stop token ids of student and teacher.
+    """
+    head = next((signal.head for signal in student_signals if signal.head is not None), None)
+    # A soft-capped head has no gradient of the form (probabilities) @ weight, so P14 is left out.
+    control = (
+        _RandomTeacher(head, seed) if isinstance(head, Head) and head.softcap is None else None
+    )
+    stop_ids = sorted(stops[0] | stops[1])
+    return [
+        _RolloutMeter(rollout, stop_ids, stops[0] != stops[1], control).measure(student, teacher)
+        for rollout, student, teacher in zip(
+            rollouts, student_signals, teacher_signals, strict=True
+        )
+    ]
+
+
+class _RandomTeacher:
+    """A control teacher: the student's head plus a random low-rank change, the same at every token.
+
+    It carries no information, so P14 compares the coherence of gradients with it.
+    """
+
+    def __init__(self, head: Head, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed_of(seed, STREAM, "adapter"))
+        width = head.weight.shape[1]
+        self.weight = head.weight[: head.vocab_size].float()
+        down = torch.randn(width, ADAPTER_RANK, generator=generator)
+        up = torch.randn(ADAPTER_RANK, head.vocab_size, generator=generator)
+        self._down = down.to(self.weight.device) / width**0.5
+        self._up = up.to(self.weight.device) / ADAPTER_RANK**0.5
+
+    def predict(
+        self, hidden: Float[Tensor, "T D"], student: Float[Tensor, "T V"], distance: float
+    ) -> Float[Tensor, "T V"]:
+        """Return log-probabilities with a mean KL of about `distance` nats to the student's."""
+        change = hidden.float() @ self._down @ self._up
+        mean = (student.exp() * change).sum(-1, keepdim=True)
+        variance = (student.exp() * (change - mean).square()).sum(-1).mean().item()
+        # For a small change of the logits, KL is half its variance under the student.
+        scale = (2 * distance / max(variance, 1e-12)) ** 0.5
+        return torch.log_softmax(student + change * scale, dim=-1)
+
+
+class _RolloutMeter:
+    """Measure one rollout chunk by chunk, so that few [tokens, V] matrices exist at once."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        stops: list[int],
+        needs_merged_stops: bool,
+        control: _RandomTeacher | None,
+    ) -> None:
+        self._rollout = rollout
+        self._stops = torch.tensor(stops)
+        self._needs_merged_stops = needs_merged_stops
+        self._control = control
+        self._columns: dict[str, list[Tensor]] = {}
+        self._gradient_sums: dict[str, Tensor] = {}
+        self._gradient_norms: dict[str, float] = {}
+
+    def measure(self, student: TeacherSignal, teacher: TeacherSignal) -> RolloutMeasurement:
+        """Return the measurements of the rollout."""
+        states, teacher = student.states, teacher.fetch()
+        for chunk in chunks(len(self._rollout.tokens), CHUNK_TOKENS):
+            assert states is not None and student.head is not None, (
+                "the student's own client gives its hidden states"
+            )
+            logprobs = student.head.logprobs(states[chunk])
+            ids = self._rollout.tokens[chunk].to(logprobs.device)
+            signal = read_tokens(teacher, chunk).to(logprobs.device)
+            singles = compare([(logprobs, signal.full, ids)], SINGLE_MEASURES).known()
+            self._add(
+                logprobs=singles.pop("student_logprobs"),
+                student_stop=self._sum_stops(logprobs),
+                **singles,
+            )
+            self._compare_chunk(logprobs, ids, signal, states[chunk])
+        columns = {name: torch.cat(values).cpu() for name, values in self._columns.items()}
+        if not columns:  # an empty completion
+            columns = dict.fromkeys(("logprobs", "student_entropy", "student_stop"), torch.zeros(0))
+        coherences = {
+            name: (total.norm() / self._gradient_norms[name]).item()
+            for name, total in self._gradient_sums.items()
+        }
+        measures = {**columns, **coherences}
+        return RolloutMeasurement(self._rollout, **measures)  # pyright: ignore[reportArgumentType]
+
+    def _add(self, **columns: Tensor) -> None:
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).append(values)
+
+    def _compare_chunk(
+        self, student: Tensor, ids: Tensor, signal: TeacherDistribution, hidden: Tensor
+    ) -> None:
+        """Add what the richest part of the teacher's signal tells about a chunk."""
+        if signal.full is not None:
+            self._compare_full(student, ids, signal.full, hidden)
+        elif signal.topk_ids is not None and signal.topk_logprobs is not None:
+            self._compare_candidates(student, ids, signal)
+        elif signal.logprobs is not None:
+            logprobs = F.gather_logprobs(student, ids)
+            self._add(teacher_logprobs=signal.logprobs, divergence=F.k1(logprobs, signal.logprobs))
+            self._add_advantage(logprobs, signal.logprobs)
+
+    def _compare_full(self, student: Tensor, ids: Tensor, teacher: Tensor, hidden: Tensor) -> None:
+        stops = self._stops.to(ids.device)
+        events = (
+            torch.where(torch.isin(ids, stops), stops[0], ids) if self._needs_merged_stops else ids
+        )
+        pair_measures = PAIR_MEASURES if student.shape[-1] >= MIN_OVERLAP_VOCABULARY else ()
+        merged = compare(
+            [(self._merge_stops(student), self._merge_stops(teacher), events)],
+            ("student_logprobs", "teacher_logprobs", "reverse_kl", *pair_measures),
+            CANDIDATES,
+        ).known()
+        self._add_advantage(merged.pop("student_logprobs"), merged.pop("teacher_logprobs"))
+        divergence = merged.pop("reverse_kl")
+        self._add(teacher_stop=self._sum_stops(teacher), divergence=divergence, **merged)
+        if self._control is not None:
+            weight = self._control.weight
+            self._add_gradients("coherence", student, teacher, weight)
+            distance = max(divergence.mean().item(), 1e-6)
+            control = self._control.predict(hidden, student, distance)
+            self._add_gradients("control_coherence", student, control, weight)
+
+    def _compare_candidates(
+        self, student: Tensor, ids: Tensor, signal: TeacherDistribution
+    ) -> None:
+        assert signal.topk_ids is not None and signal.topk_logprobs is not None
+        candidates, logprobs = signal.topk_ids.long(), signal.topk_logprobs
+        valid: Bool[Tensor, "T K"] = torch.ones_like(candidates, dtype=torch.bool)
+        # Both distributions become K candidates and one bucket with the rest of the mass. Merging
+        # outcomes can only lower a KL, so this divergence is a lower bound.
+        student_buckets = F.restrict(student, candidates, valid, "bucket")
+        teacher_buckets = F.restrict_candidates(logprobs, valid, "bucket", student.shape[-1])
+        self._add(divergence=F.reverse_kl(student_buckets, teacher_buckets))
+        teacher = signal.logprobs
+        if teacher is None:
+            # A token outside the candidates has at most the probability of the bucket.
+            is_sampled = candidates == ids[:, None]
+            matches = torch.where(is_sampled, logprobs, 0.0).sum(-1)
+            teacher = torch.where(is_sampled.any(-1), matches, teacher_buckets[:, -1])
+        self._add(teacher_logprobs=teacher)
+        self._add_advantage(F.gather_logprobs(student, ids), teacher)
+        if student.shape[-1] >= MIN_OVERLAP_VOCABULARY:
+            student_top = student.topk(candidates.shape[-1], dim=-1)
+            overlap, student_mass = overlap_of_top(*student_top, candidates)
+            teacher_mass = overlap_of_top(logprobs, candidates, student_top.indices)[1]
+            self._add(overlap=overlap, student_mass=student_mass, teacher_mass=teacher_mass)
+
+    def _add_advantage(self, student: Tensor, teacher: Tensor) -> None:
+        self._add(teacher_event_logprobs=teacher, advantage=teacher - student)
+
+    def _add_gradients(self, name: str, student: Tensor, teacher: Tensor, weight: Tensor) -> None:
+        """Add up the gradients of KL(S || T) in the hidden states, and their norms."""
+        gradients = reverse_kl_gradient(student, teacher) @ weight
+        total = self._gradient_sums.get(name, torch.zeros(()))
+        self._gradient_sums[name] = total + gradients.sum(0).cpu()
+        norms = self._gradient_norms.get(name, 1e-12)
+        self._gradient_norms[name] = norms + gradients.norm(dim=-1).sum().item()
+
+    def _sum_stops(self, logprobs: Tensor) -> Tensor:
+        """Return the log-probability of any stop token, [T]."""
+        return torch.logsumexp(logprobs[:, self._stops.to(logprobs.device)], dim=-1)
+
+    def _merge_stops(self, logprobs: Tensor) -> Tensor:
+        """Return the distributions with all stop tokens as one, if the models stop differently."""
+        if not self._needs_merged_stops:
+            return logprobs
+        stops = self._stops.to(logprobs.device)
+        merged = logprobs.index_fill(-1, stops, -torch.inf)
+        merged[:, stops[0]] = self._sum_stops(logprobs)
+        return merged

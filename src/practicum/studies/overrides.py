@@ -1,0 +1,16 @@
+"""Overrides of a recipe that was read already."""
+
+from collections.abc import Sequence
+
+from practicum.recipe import Recipe, override, parse_recipe, resolve_path, resolved
+
+
+def apply_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe with overrides (`key=value`) applied.
+
+    RecipeError if it does not accept them.
+    """
+    values = resolved(recipe)
+    for text in overrides:
+        override(values, resolve_path(text, values))
+    return parse_recipe(values, recipe.name)
